@@ -1,0 +1,1 @@
+"""Shared CUDA events for processes that share GPUs."""

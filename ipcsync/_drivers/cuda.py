@@ -1,0 +1,42 @@
+"""The driver of real GPUs: `cuda.bindings.driver`, and a bounded wait, which CUDA does not have."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from cuda.bindings import driver as _bindings
+from cuda.bindings.driver import *  # noqa: F403 - this module is that one, plus the bounded wait
+
+_SPIN_NS = 20_000
+_NOT_READY = _bindings.CUresult.CUDA_ERROR_NOT_READY
+_SUCCESS = _bindings.CUresult.CUDA_SUCCESS
+
+
+def probe() -> str | None:
+    """Initialise the CUDA driver; why it does not work here, or None when it does."""
+    try:
+        (code,) = _bindings.cuInit(0)
+    except Exception as error:  # noqa: BLE001 - the binding raises its own types, one a missing library
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None if code == _SUCCESS else f"cuInit: {code.name} ({int(code)})"
+
+
+def wait_event(event: Any, deadline_ns: int) -> bool:
+    """Query for about 20 µs, then with sleeps of up to 1 ms, until `event` is complete or `deadline_ns` has passed."""
+    from ipcsync._drivers import check
+
+    query = _bindings.cuEventQuery
+    start = time.monotonic_ns()
+    pause = 10e-6
+    while True:
+        result = query(event)
+        if result[0] is not _NOT_READY and result[0] != _NOT_READY:
+            check(result, "cuEventQuery")
+            return True
+        now = time.monotonic_ns()
+        if now >= deadline_ns:
+            return False
+        if now - start > _SPIN_NS:
+            time.sleep(min(pause, (deadline_ns - now) / 1e9))
+            pause = min(pause * 1.5, 1e-3)
