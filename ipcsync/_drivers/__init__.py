@@ -1,7 +1,7 @@
 """The CUDA driver API as Python functions, from one of two places.
 
-`cuda` is `cuda.bindings.driver`; `host` is our own for machines with no GPU. Both have the same function names, the same
-arguments and the same `(CUresult, value…)` tuples, so nothing above this package knows which one it has.
+`cuda` is `cuda.bindings.driver`; `host` is our own for machines with no GPU. Both have the same function names, the
+same arguments and the same `(CUresult, value…)` tuples, so nothing above this package knows which one it has.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _choose(wanted: str) -> ModuleType:
 
 
 def name() -> str:
-    """"cuda" or "host"."""
+    """ "cuda" or "host"."""
     return load().__name__.rpartition(".")[2]
 
 

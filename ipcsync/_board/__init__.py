@@ -1,0 +1,34 @@
+"""The shared page: one file on tmpfs with a line a session and a line a slot, where every word has one writer."""
+
+from ipcsync._board.board import Board
+from ipcsync._board.layout import (
+    BROKEN,
+    CLOSED,
+    EXPIRED,
+    FREE,
+    INT64_MAX,
+    LIVE,
+    OPEN,
+    RUNNING,
+    STOPPED,
+    SessionLine,
+    SlotLine,
+)
+from ipcsync._board.liveness import Peer, peer_of
+
+__all__ = [
+    "BROKEN",
+    "CLOSED",
+    "EXPIRED",
+    "FREE",
+    "INT64_MAX",
+    "LIVE",
+    "OPEN",
+    "RUNNING",
+    "STOPPED",
+    "Board",
+    "Peer",
+    "SessionLine",
+    "SlotLine",
+    "peer_of",
+]

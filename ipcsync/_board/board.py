@@ -1,0 +1,176 @@
+"""The board file itself: made by the coordinator, mapped by every client."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+import time
+
+from ipcsync._board import layout
+from ipcsync._board.layout import SessionLine, SlotLine
+from ipcsync._linux import locks
+from ipcsync._linux.process import pid_namespace, start_time
+from ipcsync.errors import CoordinatorLost, ProtocolError
+
+_HEADER = struct.Struct("=QQ16sQQQQQQQ")
+_LIFELINE = 0  # the coordinator's lock: on the header's first byte; a session's is on the first byte of its line
+
+
+class Board:
+    """A mapped board. `words` is the whole of it as 8-byte words, `address` where it lies in this process.
+
+    The file is allocated in full when it is made and never cut; a program that cuts it short makes every process that
+    has it mapped die of SIGBUS, and that is outside of what is promised.
+    """
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.path = path
+        self._fd = fd
+        length = os.fstat(fd).st_size
+        if length < layout.HEADER:
+            raise ProtocolError(f"{path} is no board: {length} bytes", code="board")
+        self._map = mmap.mmap(fd, length)
+        self.words = memoryview(self._map).cast("Q")
+        self._anchor = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._anchor)
+        magic, version, self.epoch, pid, started, namespace, _, _, self.sessions, self.slots = _HEADER.unpack_from(
+            self._map
+        )
+        if magic != layout.MAGIC or version != layout.VERSION or length != layout.size(self.sessions, self.slots):
+            raise ProtocolError(f"{path} is no board of version {layout.VERSION}", code="board")
+        self.coordinator = (pid, started, namespace)
+        self._epoch_words = (self.words[layout.H_EPOCH], self.words[layout.H_EPOCH_2])
+        self.page_of_slots = self.address + layout.slots_offset(self.sessions)
+
+    @classmethod
+    def create(cls, path: str, epoch: bytes, sessions: int, slots: int) -> Board:
+        """Make a new board file at `path` (which must not exist), hold its lifeline, and map it (coordinator)."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        locks.try_lock(fd, _LIFELINE)
+        os.posix_fallocate(fd, 0, layout.size(sessions, slots))  # a sparse file on a full tmpfs would be SIGBUS
+        started = start_time(os.getpid()) or 0
+        header = _HEADER.pack(
+            layout.MAGIC,
+            layout.VERSION,
+            epoch,
+            os.getpid(),
+            started,
+            pid_namespace(),
+            layout.RUNNING,
+            time.monotonic_ns(),
+            sessions,
+            slots,
+        )
+        os.pwrite(fd, header, 0)
+        return cls(fd, path)
+
+    @classmethod
+    def open(cls, path: str) -> Board:
+        """Map the board at `path` (client). Raises OSError, or ProtocolError if the file is none."""
+        return cls(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), path)
+
+    def check(self) -> None:
+        """Raise CoordinatorLost after a clean stop, ProtocolError if the header is not what it was."""
+        words = self.words
+        if (words[layout.H_EPOCH], words[layout.H_EPOCH_2]) != self._epoch_words or words[0] != layout.MAGIC:
+            raise ProtocolError(f"the header of {self.path} was overwritten by another program", code="board")
+        state = words[layout.H_STATE]
+        if state == layout.STOPPED:
+            raise CoordinatorLost("the coordinator has stopped")
+        if state != layout.RUNNING:
+            raise ProtocolError(f"the header of {self.path} was overwritten by another program", code="board")
+
+    def session(self, index: int) -> SessionLine:
+        """The session line number `index`."""
+        if not 0 <= index < self.sessions:
+            raise ProtocolError(f"no session line {index} on a board of {self.sessions}", code="board")
+        return SessionLine(self, index)
+
+    def slot(self, index: int) -> SlotLine:
+        """The slot line number `index`."""
+        if not 0 <= index < self.slots:
+            raise ProtocolError(f"no slot {index} on a board of {self.slots}", code="board")
+        return SlotLine(self, index)
+
+    @property
+    def heartbeat(self) -> int:
+        """CLOCK_MONOTONIC in ns at the coordinator's last beat."""
+        return self.words[layout.H_HEARTBEAT]
+
+    def beat(self, now_ns: int) -> None:
+        """Store the coordinator's heartbeat (coordinator)."""
+        self.words[layout.H_HEARTBEAT] = now_ns
+
+    @property
+    def probe(self) -> int:
+        """A word for trying whether a stream's write arrives (coordinator)."""
+        return self.words[layout.H_PROBE]
+
+    @property
+    def probe_offset(self) -> int:
+        """Where that word lies in the header's page."""
+        return layout.H_PROBE * 8
+
+    def stop(self) -> None:
+        """Tell everyone that the coordinator ends, and wake every waiter (coordinator)."""
+        self.words[layout.H_STATE] = layout.STOPPED
+        for index in range(self.slots):
+            line = self.slot(index)
+            if line.state != layout.FREE:
+                line.futex.wake()
+
+    def hold_lifeline(self, line: SessionLine) -> bool:
+        """Take the lock that tells others that this session's process lives; False if another has it (client)."""
+        return locks.try_lock(self._fd, line.offset)
+
+    def has_lifeline(self, line: SessionLine) -> bool:
+        """Whether another process holds the lifeline of `line`."""
+        return locks.is_locked(self._fd, line.offset)
+
+    @property
+    def coordinator_holds_lifeline(self) -> bool:
+        """Whether the coordinator's process lives, told by its lock on the header."""
+        return locks.is_locked(self._fd, _LIFELINE)
+
+    def drop_descriptor(self) -> None:
+        """Close the file in a forked child: its copy would keep the parent's lifeline."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> None:
+        """Give up the descriptor and with it the lifeline. The mapping stays while lines of it are in use."""
+        self.drop_descriptor()
+
+    def unlink(self) -> None:
+        """Remove the file's name (coordinator)."""
+        if os.path.exists(self.path):
+            os.unlink(self.path)
+
+
+def is_abandoned(path: str) -> bool:
+    """Whether the board file at `path` has no living coordinator."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False  # not ours to judge: gone, or somebody else's
+    try:
+        return not locks.is_locked(fd, _LIFELINE)
+    finally:
+        os.close(fd)
+
+
+def is_tmpfs(path: str) -> bool:
+    """Whether `path` lies on tmpfs, whose pages CUDA can register (pages of a disk file are refused)."""
+    return _filesystem(path) == 0x01021994
+
+
+def _filesystem(path: str) -> int:
+    buffer = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.statfs(os.fsencode(path), buffer) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)
+    return int(ctypes.c_long.from_buffer(buffer).value)

@@ -1,0 +1,207 @@
+"""Where each word of the board lies, and who writes it.
+
+The file is a header page, the session lines, and (from the next page on) the slot lines. A line is 128 bytes: what the
+coordinator writes in its first half, what a client or the GPU writes in its second, so that the two never share a cache
+line. All words are 8 bytes, aligned, native-endian.
+
+Counts never go back: a generation g of a slot's present use stands in `recorded` and `completed` as base + g, where base
+is what `recorded` held when that use began. So no word is ever reset, and a timeline word may only grow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from ipcsync._board.fence import fence
+from ipcsync._linux.futex import Futex
+
+if TYPE_CHECKING:
+    from ipcsync._board.board import Board
+
+MAGIC = 0x31_44_52_41_4F_42_49_50  # "PIBOARD1"
+VERSION = 1
+LINE = 128
+HEADER = 4096
+PAGE = 4096
+
+# A session's state.
+LIVE, EXPIRED = 1, 2
+# A slot's state. FREE also stands for a session line that nobody has.
+FREE, OPEN, BROKEN, CLOSED = 0, 1, 2, 3
+# The coordinator's.
+RUNNING, STOPPED = 1, 2
+
+INT64_MAX = (1 << 63) - 1  # releases every waiter of a timeline word: CUDA compares cyclically, as signed
+
+# Header words.
+H_MAGIC, H_VERSION, H_EPOCH, H_EPOCH_2, H_PID, H_START, H_NAMESPACE, H_STATE, H_HEARTBEAT, H_SESSIONS, H_SLOTS = range(11)
+H_PROBE = 16  # written by a stream of the coordinator's, to try whether that works
+# Session words: the coordinator's, then the client's.
+S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
+S_HEARTBEAT = 8
+# Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
+L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK = range(4)
+L_RECORDED, L_COMPLETED = 8, 9
+
+WORDS = LINE // 8
+
+
+def slots_offset(sessions: int) -> int:
+    """Byte offset of the first slot line, on a page of its own."""
+    return HEADER + -(-sessions * LINE // PAGE) * PAGE
+
+
+def size(sessions: int, slots: int) -> int:
+    """Bytes of a whole board file."""
+    return slots_offset(sessions) + -(-slots * LINE // PAGE) * PAGE
+
+
+class SessionLine:
+    """One session's words. `serial` is (count << 16) | line number, and never comes again."""
+
+    __slots__ = ("_first", "_words", "index", "offset")
+
+    def __init__(self, board: Board, index: int) -> None:
+        self.index = index
+        self.offset = HEADER + index * LINE
+        self._first = self.offset // 8
+        self._words = board.words
+
+    @property
+    def state(self) -> int:
+        """FREE, LIVE or EXPIRED; written by the coordinator."""
+        return self._words[self._first + S_STATE]
+
+    @property
+    def serial(self) -> int:
+        """Which session has the line; written by the coordinator."""
+        return self._words[self._first + S_SERIAL]
+
+    @property
+    def process(self) -> tuple[int, int, int]:
+        """(pid, start time, pid namespace) as the coordinator sees them; pid 0 if it cannot."""
+        first = self._first
+        return self._words[first + S_PID], self._words[first + S_START], self._words[first + S_NAMESPACE]
+
+    @property
+    def heartbeat(self) -> int:
+        """CLOCK_MONOTONIC in ns at the last beat; written by the client's thread."""
+        return self._words[self._first + S_HEARTBEAT]
+
+    @heartbeat.setter
+    def heartbeat(self, now_ns: int) -> None:
+        self._words[self._first + S_HEARTBEAT] = now_ns
+
+    def assign(self, serial: int, pid: int, started: int, namespace: int, now_ns: int) -> None:
+        """Give the line to a session (coordinator). The first heartbeat is the coordinator's word for it."""
+        words, first = self._words, self._first
+        words[first + S_HEARTBEAT] = now_ns
+        words[first + S_PID] = pid
+        words[first + S_START] = started
+        words[first + S_NAMESPACE] = namespace
+        words[first + S_SERIAL] = serial
+        fence()
+        words[first + S_STATE] = LIVE
+
+    def set_state(self, state: int) -> None:
+        """Store the session's state (coordinator)."""
+        self._words[self._first + S_STATE] = state
+
+
+class SlotLine:
+    """One slot's words, and the futex on the low half of `recorded`."""
+
+    __slots__ = ("_first", "_words", "address", "futex", "index")
+
+    def __init__(self, board: Board, index: int) -> None:
+        self.index = index
+        offset = slots_offset(board.sessions) + index * LINE
+        self._first = offset // 8
+        self._words = board.words
+        self.address = board.address + offset
+        self.futex = Futex(self.address + L_RECORDED * 8)
+
+    @property
+    def completed_address(self) -> int:
+        """Address of the `completed` word in this process, for a GPU to write."""
+        return self.address + L_COMPLETED * 8
+
+    @property
+    def incarnation(self) -> int:
+        """How many uses the slot has had; written by the coordinator."""
+        return self._words[self._first + L_INCARNATION]
+
+    @property
+    def state(self) -> int:
+        """FREE, OPEN, BROKEN or CLOSED; written by the coordinator."""
+        return self._words[self._first + L_STATE]
+
+    @property
+    def recorder(self) -> int:
+        """Serial of the session that records, 0 while none came; written by the coordinator."""
+        return self._words[self._first + L_RECORDER]
+
+    @property
+    def watermark(self) -> int:
+        """Once BROKEN: everything up to here was complete before the break, and nothing later ever counts."""
+        return self._words[self._first + L_WATERMARK]
+
+    @property
+    def recorded(self) -> int:
+        """Base + last generation published; written by the recorder."""
+        return self._words[self._first + L_RECORDED]
+
+    @property
+    def completed(self) -> int:
+        """Everything up to here is complete; written by the recorder (event) or the GPU (timeline)."""
+        return self._words[self._first + L_COMPLETED]
+
+    def publish(self, count: int) -> None:
+        """Tell that everything up to `count` is recorded (recorder, after the driver's call)."""
+        fence()
+        self._words[self._first + L_RECORDED] = count
+        fence()  # before the caller looks at `state`
+
+    def store_completed(self, count: int) -> None:
+        """Tell that everything up to `count` is complete (recorder; at a timeline's break, the coordinator)."""
+        fence()
+        self._words[self._first + L_COMPLETED] = count
+
+    def open(self, incarnation: int) -> None:
+        """Begin a new use (coordinator, once nobody of the last one is left)."""
+        words, first = self._words, self._first
+        words[first + L_RECORDER] = 0
+        words[first + L_WATERMARK] = 0
+        words[first + L_INCARNATION] = incarnation
+        fence()
+        words[first + L_STATE] = OPEN
+
+    def set_recorder(self, serial: int) -> None:
+        """Name the session that records (coordinator)."""
+        self._words[self._first + L_RECORDER] = serial
+
+    def set_watermark(self, watermark: int) -> None:
+        """Keep what is complete, before the word itself is used to release waiters (coordinator)."""
+        self._words[self._first + L_WATERMARK] = watermark
+
+    def break_at(self, watermark: int) -> None:
+        """End the use by the recorder's death: only what is up to `watermark` stays good (coordinator)."""
+        self._words[self._first + L_WATERMARK] = watermark
+        self.finish(BROKEN)
+
+    def finish(self, state: int) -> None:
+        """Store a final state, then wake every waiter (coordinator)."""
+        fence()
+        self._words[self._first + L_STATE] = state
+        fence()
+        self.futex.wake()
+
+    def wait_recorded(self, seen: int, timeout_ns: int) -> None:
+        """Sleep while `recorded` still is `seen`, for at most `timeout_ns`."""
+        self.futex.wait(seen & 0xFFFFFFFF, timeout_ns)
+
+
+def word_at(address: int) -> ctypes.c_uint64:
+    """The 8-byte word at `address`, for plain loads and stores."""
+    return ctypes.c_uint64.from_address(address)

@@ -1,0 +1,88 @@
+"""Stream capture as functions of the driver API; `capture` has the rules."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from cuda.bindings.driver import CUgraph, CUresult, CUstreamCaptureMode, cuuint64_t
+
+from ipcsync._drivers.host import capture as capturing
+from ipcsync._drivers.host.results import INVALID_VALUE, OK, SUCCESS, Refused, Result, entry, number
+from ipcsync._drivers.host.stream import find_stream
+
+_graphs: set[int] = set()
+_lock = threading.Lock()
+
+
+@entry()
+def cuStreamBeginCapture(hStream: Any, mode: Any) -> Result:
+    """Begin to capture a stream. Modes: CUstreamCaptureMode.
+
+    STREAM_CAPTURE_UNSUPPORTED on the legacy stream, ILLEGAL_STATE on one that captures.
+    """
+    stream, wanted = find_stream(hStream), int(CUstreamCaptureMode(mode))
+    if stream.is_legacy:
+        raise Refused(capturing.UNSUPPORTED)
+    with _lock:
+        if stream.capture is not None:
+            raise Refused(CUresult.CUDA_ERROR_ILLEGAL_STATE)
+        stream.capture = capturing.Capture(stream, wanted)
+        capturing.active.append(stream.capture)
+    return OK
+
+
+@entry(1)
+def cuStreamEndCapture(hStream: Any) -> Result:
+    """End a capture and return its graph; STREAM_CAPTURE_INVALIDATED if something spoiled it.
+
+    It has to be ended on the stream and, unless it is relaxed, by the thread where it began.
+    """
+    stream = find_stream(hStream)
+    with _lock:
+        capture = stream.capture
+        if capture is None:
+            raise Refused(CUresult.CUDA_ERROR_ILLEGAL_STATE)
+        if capture.origin is not stream:
+            raise Refused(CUresult.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)
+        if capture.mode != capturing.RELAXED and capture.thread != threading.get_ident():
+            raise Refused(CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+        capture.end()
+        if capture.invalid:
+            raise Refused(capturing.INVALIDATED)
+        _graphs.add(capture.graph)
+    return SUCCESS, CUgraph(capture.graph)
+
+
+@entry(1)
+def cuStreamIsCapturing(hStream: Any) -> Result:
+    """The CUstreamCaptureStatus of a stream."""
+    return SUCCESS, capturing.status_of(find_stream(hStream))
+
+
+@entry(6)
+def cuStreamGetCaptureInfo(hStream: Any) -> Result:
+    """Status, id and graph of a stream's capture; no dependencies, no edges."""
+    stream = find_stream(hStream)
+    status, capture = capturing.status_of(stream), stream.capture
+    if capture is None or capture.invalid:
+        return SUCCESS, status, cuuint64_t(0), CUgraph(0), [], [], 0
+    return SUCCESS, status, cuuint64_t(capture.number), CUgraph(capture.graph), [], [], 0
+
+
+@entry(1)
+def cuThreadExchangeStreamCaptureMode(mode: Any) -> Result:
+    """Set how this thread's potentially unsafe calls meet captures (CUstreamCaptureMode); the mode it had before."""
+    wanted = int(CUstreamCaptureMode(mode))
+    before, capturing.thread.value = capturing.thread.value, wanted
+    return SUCCESS, CUstreamCaptureMode(before)
+
+
+@entry()
+def cuGraphDestroy(hGraph: Any) -> Result:
+    """Forget a graph that a capture has left."""
+    graph = number(hGraph)
+    if graph not in _graphs:
+        raise Refused(INVALID_VALUE)
+    _graphs.discard(graph)
+    return OK

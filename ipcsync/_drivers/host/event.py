@@ -1,0 +1,247 @@
+"""Events of the host driver: a record captures a position of a stream, a wait captures the event's latest record.
+
+Of an interprocess event the latest record lies in the segment, where every process that has it stores and loads it; of
+any other it lies here.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from cuda.bindings.driver import CUevent, CUresult
+
+from ipcsync._drivers.host import capture as capturing
+from ipcsync._drivers.host import context as contexts
+from ipcsync._drivers.host import layout as at
+from ipcsync._drivers.host.context import Context
+from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host.results import (
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    NOT_READY,
+    OK,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    Refused,
+    Result,
+    entry,
+    number,
+)
+from ipcsync._drivers.host.stream import Stream, find_stream
+
+BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS = 1, 2, 4
+EXTERNAL = 1  # flag of record and wait, for captures only
+
+
+class Event:
+    """An event of this process, or its import of another's."""
+
+    __slots__ = ("_latest", "_owner", "_word", "captured", "context", "flags", "handle", "imported", "line", "stamp")
+
+    def __init__(self, context: Context, flags: int) -> None:
+        self.handle = next(this.numbers)
+        self.context = context
+        self.flags = flags
+        self.imported = False
+        self.line = 0  # first word of its line in the segment; 0: it has none
+        self._latest = 0
+        self._word = self._owner = 0
+        self.stamp: list[int] = []  # when the latest record was complete, ns
+        self.captured: capturing.Capture | None = None  # of the latest record through this handle
+
+    def share(self) -> None:
+        """Give a new event its line in the segment."""
+        line = this.segment.claim_event(self.context.physical)
+        if line is None:
+            raise Refused(OUT_OF_MEMORY)
+        self.line = line
+
+    def attach(self, line: int, word: int, owner: int) -> None:
+        """Make this the import of the event that lies in `line` as long as its first word is `word`."""
+        self.imported = True
+        self._word, self._owner = word, owner
+        self.line = line
+
+    def latest(self) -> int:
+        """The latest record, 0 if there is none; refused when the exporter destroyed it, ended or died."""
+        line = self.line
+        if not line:
+            return self._latest
+        if self.imported:
+            self._look_at_exporter()
+        latest: int = this.words[line + at.E_LATEST]
+        return latest
+
+    def _look_at_exporter(self) -> None:
+        words, line = this.words, self.line
+        if words[line] != self._word or not this.segment.is_member(words[line + at.E_PROCESS], self._owner):
+            raise Refused(INVALID_HANDLE)
+
+    def record(self, stream: Stream) -> None:
+        """Capture what the stream has now."""
+        if stream.context is not self.context:
+            raise Refused(INVALID_HANDLE)
+        if self.imported:
+            self._look_at_exporter()
+        if capturing.active and capturing.take(stream):
+            self.captured = stream.capture
+            return
+        self.captured = None
+        if self.flags & DISABLE_TIMING:
+            record = stream.submit()
+        else:
+            stamp: list[int] = []
+            record = stream.submit(partial(_put_time, stamp))
+            self.stamp = stamp
+        if self.line:
+            this.words[self.line + at.E_LATEST] = record
+        else:
+            self._latest = record
+
+    def destroy(self) -> None:
+        """Forget the event. Waits that were taken on go on: they hold records."""
+        if events.pop(self.handle, None) is None:
+            raise Refused(INVALID_HANDLE)
+        if self.line and not self.imported:
+            this.segment.free_event(self.line)
+
+
+def _put_time(stamp: list[int]) -> None:
+    stamp.append(time.monotonic_ns())
+
+
+def is_complete(record: int) -> bool:
+    """Whether a record is complete, or none at all."""
+    slot = record >> at.POSITION_BITS
+    return bool(this.words[at.STREAMS + (slot << at.STREAM_SHIFT)] >= record & at.POSITION_MASK)
+
+
+events: dict[int, Event] = {}
+
+
+def find_event(hEvent: Any) -> Event:
+    """The event of a handle; refused if there is none."""
+    event = events.get(number(hEvent))
+    if event is None:
+        raise Refused(INVALID_HANDLE)
+    return event
+
+
+@entry(1)
+def cuEventCreate(Flags: Any) -> Result:
+    """A new event of the current context. Flags: CUevent_flags; INTERPROCESS needs DISABLE_TIMING."""
+    flags = number(Flags)
+    with_timing = not flags & DISABLE_TIMING
+    if flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) or (with_timing and flags & INTERPROCESS):
+        raise Refused(INVALID_VALUE)
+    event = Event(contexts.current(), flags)
+    if flags & INTERPROCESS:
+        event.share()
+    events[event.handle] = event
+    return SUCCESS, CUevent(event.handle)
+
+
+@entry()
+def cuEventDestroy(hEvent: Any) -> Result:
+    """Destroy an event; never blocks."""
+    find_event(hEvent).destroy()
+    return OK
+
+
+@entry()
+def cuEventRecord(hEvent: Any, hStream: Any) -> Result:
+    """Record an event on a stream of its own context."""
+    find_event(hEvent).record(find_stream(hStream))
+    return OK
+
+
+@entry()
+def cuEventRecordWithFlags(hEvent: Any, hStream: Any, flags: Any) -> Result:
+    """Record an event; the flag EXTERNAL (1) is for capturing streams only."""
+    event, stream, wanted = find_event(hEvent), find_stream(hStream), number(flags)
+    if wanted & ~EXTERNAL or (wanted and stream.capture is None):
+        raise Refused(INVALID_VALUE)
+    if wanted:
+        capturing.take(stream)
+    else:
+        event.record(stream)
+    return OK
+
+
+@entry()
+def cuEventQuery(hEvent: Any) -> Result:
+    """SUCCESS if the latest record is complete, or there is none; NOT_READY otherwise."""
+    event = find_event(hEvent)
+    if capturing.active or event.captured is not None:
+        capturing.look_at_event(event)
+    return OK if is_complete(event.latest()) else NOT_READY
+
+
+@entry()
+def cuEventSynchronize(hEvent: Any) -> Result:
+    """Wait until the record that is the latest at the call is complete."""
+    event = find_event(hEvent)
+    if capturing.active or event.captured is not None:
+        capturing.look_at_event(event)
+    this.segment.wait_record(event.latest())
+    return OK
+
+
+def wait_event(event: Any, deadline_ns: int) -> bool:
+    """Block until the record that is the latest at the call is complete; False if CLOCK_MONOTONIC passed `deadline_ns`.
+
+    Raises DriverError for what cuEventSynchronize would refuse.
+    """
+    from ipcsync._drivers import check
+
+    done: list[bool] = []
+    check(_wait_event(event, deadline_ns, done), "cuEventQuery")
+    return done[0]
+
+
+@entry()
+def _wait_event(hEvent: Any, deadline_ns: int, done: list[bool]) -> Result:
+    event = find_event(hEvent)
+    if capturing.active or event.captured is not None:
+        capturing.look_at_event(event)
+    done.append(this.segment.wait_record(event.latest(), deadline_ns))
+    return OK
+
+
+@entry(1)
+def cuEventElapsedTime(hStart: Any, hEnd: Any) -> Result:
+    """Milliseconds between the completions of two records of events with timing, of one device."""
+    start, end = find_event(hStart), find_event(hEnd)
+    for event in (start, end):
+        if capturing.active or event.captured is not None:
+            capturing.look_at_event(event)
+        if event.flags & DISABLE_TIMING or not event.latest():
+            raise Refused(INVALID_HANDLE)
+    if start.context is not end.context:
+        raise Refused(INVALID_HANDLE)
+    first, last = start.stamp, end.stamp
+    if not (first and last and is_complete(start.latest()) and is_complete(end.latest())):
+        raise Refused(CUresult.CUDA_ERROR_NOT_READY)
+    return SUCCESS, (last[0] - first[0]) / 1e6
+
+
+@entry()
+def cuStreamWaitEvent(hStream: Any, hEvent: Any, Flags: Any) -> Result:
+    """Let a stream's later work wait for the record that is an event's latest at the call."""
+    stream, event, flags = find_stream(hStream), find_event(hEvent), number(Flags)
+    if flags & ~EXTERNAL:
+        raise Refused(INVALID_VALUE)
+    record = event.latest()
+    if capturing.active or event.captured is not None:
+        if flags and stream.capture is not None:
+            capturing.take(stream)
+            return OK
+        if capturing.take_wait(stream, event, is_recorded=bool(record)):
+            return OK
+    if flags:
+        raise Refused(INVALID_VALUE)
+    if not is_complete(record) and record >> at.POSITION_BITS != stream.slot:
+        stream.submit(partial(this.segment.wait_record, record), at_once=False)
+    return OK

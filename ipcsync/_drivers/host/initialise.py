@@ -1,0 +1,104 @@
+"""cuInit: joining the segment, and leaving it when the interpreter exits."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from typing import Any
+
+from cuda.bindings.driver import CUresult
+
+from ipcsync._drivers.host.context import contexts_in_use
+from ipcsync._drivers.host.device import devices
+from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host.results import INVALID_VALUE, OK, SUCCESS, Result, number
+from ipcsync._drivers.host.segment import open_segment
+from ipcsync._linux.fork import ForkMark
+
+VERSION = 13000
+
+log = logging.getLogger("ipcsync")
+_lock = threading.Lock()
+
+
+def cuInit(Flags: Any) -> Result:
+    """Join the segment IPCSYNC_HOST_SEGMENT. Once is enough; NOT_INITIALIZED in a child forked after that.
+
+    NO_DEVICE if none is visible, INVALID_VALUE for a setting that means nothing, OPERATING_SYSTEM if the shared memory
+    cannot be had; the log says why.
+    """
+    if number(Flags):
+        return (INVALID_VALUE,)
+    mark = this.mark
+    if mark is not None:
+        return (CUresult.CUDA_ERROR_NOT_INITIALIZED,) if mark.in_child else OK
+    with _lock:
+        if this.mark is not None:
+            return OK
+        if this.refusal is CUresult.CUDA_ERROR_DEINITIALIZED:
+            return (this.refusal,)
+        return _join()
+
+
+def _join() -> Result:
+    try:
+        devices.read_environment()
+        if not devices.visible:
+            return (CUresult.CUDA_ERROR_NO_DEVICE,)
+        this.segment = open_segment(os.environ.get("IPCSYNC_HOST_SEGMENT", "default"))
+    except ValueError as error:
+        log.error("host driver: %s", error)
+        return (INVALID_VALUE,)
+    except OSError as error:
+        log.error("host driver: %s", error)
+        return (CUresult.CUDA_ERROR_OPERATING_SYSTEM,)
+    this.words = this.segment.words
+    this.asynchronous = os.environ.get("IPCSYNC_HOST_ASYNC", "0") not in ("", "0")
+    this.mark = ForkMark()
+    atexit.register(_leave)
+    return OK
+
+
+def _leave() -> None:
+    """At exit: refuse everything from now on, and give back what the segment has of this process.
+
+    What is still queued stays unfinished for ever, as after a kill.
+    """
+    if this.mark is None or this.mark.in_child:
+        return
+    this.refusal = CUresult.CUDA_ERROR_DEINITIALIZED
+    this.mark = None
+    for context in contexts_in_use():
+        for stream in list(context.streams):
+            stream.close()
+    this.segment.leave()
+
+
+def cuDriverGetVersion() -> Result:
+    """The CUDA version that this driver speaks, 13.0; also before cuInit."""
+    if this.mark is not None and this.mark.in_child:
+        return CUresult.CUDA_ERROR_NOT_INITIALIZED, None
+    return SUCCESS, VERSION
+
+
+def _result_of(error: Any) -> Any:
+    try:
+        return CUresult(error)
+    except ValueError:
+        return None
+
+
+def cuGetErrorName(error: Any) -> Result:
+    """The name of an error code, as bytes; also before cuInit."""
+    result = _result_of(error)
+    return (INVALID_VALUE, None) if result is None else (SUCCESS, result.name.encode())
+
+
+def cuGetErrorString(error: Any) -> Result:
+    """A few words on an error code, as bytes; also before cuInit."""
+    result = _result_of(error)
+    if result is None:
+        return INVALID_VALUE, None
+    return SUCCESS, result.name.removeprefix("CUDA_").replace("_", " ").lower().encode()

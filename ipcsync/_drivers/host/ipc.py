@@ -1,0 +1,82 @@
+"""IPC handles of the host driver: 64 bytes that name an event's line, or a file of memory, of one segment."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import zlib
+from typing import Any
+
+from cuda.bindings.driver import CUevent, CUipcEventHandle
+
+from ipcsync._drivers.host import context as contexts
+from ipcsync._drivers.host import layout as at
+from ipcsync._drivers.host.event import DISABLE_TIMING, INTERPROCESS, Event, events, find_event
+from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host.results import (
+    INVALID_CONTEXT,
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    SUCCESS,
+    Refused,
+    Result,
+    entry,
+)
+
+_BODY = struct.Struct("<8s5Q8x")  # kind, the segment's nonce, the exporter's serial, three more by kind: 56 bytes
+_CHECK = struct.Struct("<Q")
+_EVENT = b"hostevnt"
+
+Fields = tuple[int, int, int]
+
+
+def pack_handle(kind: type[Any], tag: bytes, serial: int, fields: Fields) -> Any:
+    """A handle of the binding's class `kind`."""
+    body = _BODY.pack(tag, this.segment.nonce, serial, *fields)
+    handle = kind()
+    ctypes.memmove(handle.getPtr(), body + _CHECK.pack(zlib.crc32(body)), 64)
+    return handle
+
+
+def unpack_handle(handle: Any, tag: bytes) -> tuple[int, Fields]:
+    """The exporter's serial and the fields of a handle of this segment; refused as INVALID_VALUE if it is none."""
+    data = ctypes.string_at(handle.getPtr(), 64)
+    body = data[: _BODY.size]
+    found, nonce, serial, *fields = _BODY.unpack(body)
+    if found != tag or nonce != this.segment.nonce or data[_BODY.size :] != _CHECK.pack(zlib.crc32(body)):
+        raise Refused(INVALID_VALUE)
+    return serial, (fields[0], fields[1], fields[2])
+
+
+@entry(1)
+def cuIpcGetEventHandle(event: Any) -> Result:
+    """The handle of an event that this process created with INTERPROCESS; the same bytes each time."""
+    exported = find_event(event)
+    contexts.current()
+    if not exported.line or exported.imported:
+        raise Refused(INVALID_HANDLE)
+    word, device = (this.words[exported.line + offset] for offset in (at.E_WORD, at.E_DEVICE))
+    fields = (exported.line, word, device)
+    return SUCCESS, pack_handle(CUipcEventHandle, _EVENT, this.segment.serial, fields)
+
+
+@entry(1)
+def cuIpcOpenEventHandle(handle: Any) -> Result:
+    """This process's import of another's event, under a context of the event's own device.
+
+    INVALID_VALUE for noise and for an event that is gone, INVALID_CONTEXT in the process that created it,
+    INVALID_HANDLE under a context of another device.
+    """
+    context = contexts.current()
+    serial, (line, word, device) = unpack_handle(handle, _EVENT)
+    if serial == this.segment.serial:
+        raise Refused(INVALID_CONTEXT)
+    words = this.words
+    if words[line + at.E_WORD] != word or not this.segment.is_member(words[line + at.E_PROCESS], serial):
+        raise Refused(INVALID_VALUE)
+    if device != context.physical:
+        raise Refused(INVALID_HANDLE)
+    event = Event(context, DISABLE_TIMING | INTERPROCESS)
+    event.attach(line, word, serial)
+    events[event.handle] = event
+    return SUCCESS, CUevent(event.handle)

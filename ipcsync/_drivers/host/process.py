@@ -1,0 +1,31 @@
+"""What this process is to the host driver: nothing before cuInit, then one member of one segment."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings.driver import CUresult
+
+if TYPE_CHECKING:
+    from ipcsync._drivers.host.segment import Segment
+    from ipcsync._linux.fork import ForkMark
+
+
+class Process:
+    """The one object `this`: its attributes but the first two stand for something only after cuInit."""
+
+    __slots__ = ("asynchronous", "mark", "numbers", "refusal", "segment", "words")
+
+    segment: Segment
+    words: memoryview  # the segment, in words of 8 bytes
+
+    def __init__(self) -> None:
+        self.mark: ForkMark | None = None  # made by cuInit, so that it tells of forks after that
+        self.refusal: Any = CUresult.CUDA_ERROR_NOT_INITIALIZED  # what calls get while there is no mark
+        self.asynchronous = False  # IPCSYNC_HOST_ASYNC: nothing is finished within the call
+        # One sequence for handles of all kinds: no handle is ever another object's, and none is 0, 1 or 2.
+        self.numbers = itertools.count(0x1000, 0x10)
+
+
+this = Process()

@@ -1,0 +1,364 @@
+"""A segment of the host driver: the processes that can open each other's handles, and what of it outlives a process."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import platform
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from ipcsync._drivers.host import layout as at
+from ipcsync._linux import locks, process
+from ipcsync._linux.futex import Futex
+
+DIRECTORY = "/dev/shm"  # noqa: S108 - the one tmpfs that every Linux has; files in it are 0600 and checked for their owner
+_PREFIX = f"ipcsync-host-{at.LAYOUT}-{os.getuid()}-"
+_MEMORY = re.compile(r"-mem-(\d+)-\d+$")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,120}")
+
+# x86-64 shows stores in program order. Elsewhere `fence(SEQ_CST)` stands between work and the `done` that tells of it.
+fence = None if platform.machine() == "x86_64" else ctypes.CDLL("libatomic.so.1").atomic_thread_fence
+SEQ_CST = 5
+
+
+def open_segment(name: str) -> Segment:
+    """Join the segment `name`, made if nobody is in it; first clean up after the dead, in every segment of this user.
+
+    Raises ValueError for a bad name, OSError when the file cannot be had or all lines for processes are taken.
+    """
+    if not _NAME.fullmatch(name) or _MEMORY.search(name):
+        raise ValueError(f"IPCSYNC_HOST_SEGMENT must be 1 to 120 of A-Z a-z 0-9 _ . - but is {name!r}")
+    segment = Segment(os.path.join(DIRECTORY, _PREFIX + name))
+    _remove_dead_segments(segment.path)
+    return segment
+
+
+class Segment:
+    """This process's mapping of a control file, and its line in it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._thread_lock = threading.Lock()
+        self._futexes: dict[int, Futex] = {}
+        self._left = False
+        self._fd = _open_locked(path)
+        try:
+            if os.fstat(self._fd).st_size == 0:
+                os.posix_fallocate(self._fd, 0, at.SIZE)  # a hole would be SIGBUS on a full tmpfs
+            self._map = _map(path)
+            self.words = memoryview(self._map).cast("Q")
+            self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+            if not self.words[at.H_MAGIC]:
+                self.words[at.H_NONCE] = secrets.randbits(64)
+                self.words[at.H_MAGIC] = at.MAGIC
+            self.nonce = self.words[at.H_NONCE]
+            self.serial = self.line = 0
+            self._reap()
+            self._register()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        # The life lock belongs to the open file: a child that keeps the descriptor would keep this process alive.
+        os.register_at_fork(after_in_child=self._close_in_child)
+
+    def _close_in_child(self) -> None:
+        if self._fd >= 0:  # not again in a child's child
+            os.close(self._fd)
+            self._fd = -1
+
+    def _register(self) -> None:
+        words = self.words
+        for line in range(at.MAX_PROCESSES):
+            base = at.PROCESSES + line * at.PROCESS_WORDS
+            # A process on its way out frees its line a moment before the kernel frees its lock.
+            if words[base] or not locks.try_lock(self._fd, at.LIFE + line):
+                continue
+            words[at.H_SERIAL] = serial = words[at.H_SERIAL] + 1
+            for word in range(1, at.PROCESS_WORDS):
+                words[base + word] = 0
+            words[base + at.P_PID] = os.getpid()
+            words[base + at.P_START] = process.start_time(os.getpid()) or 0
+            words[base + at.P_NAMESPACE] = process.pid_namespace()
+            words[base + at.P_SERIAL] = serial
+            self.line, self.serial = line, serial
+            return
+        raise OSError(f"{self.path}: {at.MAX_PROCESSES} processes have it already")
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Alone among all threads of all processes of the segment."""
+        with self._thread_lock:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def wait_record(self, record: int, deadline_ns: int | None = None) -> bool:
+        """Sleep until `record` is complete; False if CLOCK_MONOTONIC passed `deadline_ns` (None: never) before."""
+        slot, position = record >> at.POSITION_BITS, record & at.POSITION_MASK
+        done_at = at.STREAMS + (slot << at.STREAM_SHIFT)
+        words = self.words
+        futex = self.futex(slot)
+        while (done := words[done_at]) < position:
+            if deadline_ns is None:
+                futex.wait(done)
+            elif not futex.wait(done, deadline_ns - time.monotonic_ns()):
+                return bool(words[done_at] >= position)
+        if fence:
+            fence(SEQ_CST)
+        return True
+
+    def futex(self, slot: int) -> Futex:
+        """The futex of a stream slot's `done`."""
+        futex = self._futexes.get(slot)
+        if futex is None:
+            address = self.address + (at.STREAMS + (slot << at.STREAM_SHIFT)) * 8
+            futex = self._futexes[slot] = Futex(address)
+        return futex
+
+    # -- slots --------------------------------------------------------------------------------------------------------
+
+    def claim_stream(self) -> int | None:
+        """A stream slot for this process, whose positions go on where they stand; None if all are taken."""
+        with self.exclusive():
+            slot = self._free_slot(at.STREAM_MAP, at.MAX_STREAMS, at.H_STREAM_CURSOR)
+            if slot is not None:
+                base = at.STREAMS + slot * at.STREAM_WORDS
+                self.words[base + at.S_DONE] = self.words[base + at.S_TAIL] = self._position(base)
+                self.words[base + at.S_OWNER] = self.serial
+                self._map[at.STREAM_MAP + slot] = at.USED
+        return slot
+
+    def _position(self, base: int) -> int:
+        # A process killed between its two stores of a position has left `done` ahead of `tail`.
+        return max(self.words[base + at.S_DONE], self.words[base + at.S_TAIL])
+
+    def free_stream(self, slot: int) -> None:
+        """Give a stream slot back; nothing once this process has left."""
+        with self.exclusive():
+            if not self._left:
+                self._free_stream(slot)
+
+    def claim_event(self, device: int) -> int | None:
+        """The first word of a line for an interprocess event of a physical device; None if all are taken."""
+        with self.exclusive():
+            slot = self._free_slot(at.EVENT_MAP, at.MAX_EVENTS, at.H_EVENT_CURSOR)
+            if slot is None:
+                return None
+            base, words = at.EVENTS + slot * at.EVENT_WORDS, self.words
+            words[base + at.E_LATEST] = 0
+            words[base + at.E_DEVICE] = device
+            words[base + at.E_PROCESS] = self.line
+            words[base + at.E_OWNER] = self.serial
+            words[base + at.E_WORD] = ((words[base + at.E_WORD] >> 1) + 1) << 1 | 1
+            self._map[at.EVENT_MAP + slot] = at.USED
+        return base
+
+    def free_event(self, base: int) -> None:
+        """Give the line of an event back: whoever imported it is refused from now on."""
+        with self.exclusive():
+            if not self._left:
+                self._free_event((base - at.EVENTS) // at.EVENT_WORDS)
+
+    def _free_slot(self, start: int, size: int, cursor: int) -> int | None:
+        slot = self._find(start, size, cursor)
+        if slot is None:
+            self._reap()
+            slot = self._find(start, size, cursor)
+        return slot
+
+    def _find(self, start: int, size: int, cursor: int) -> int | None:
+        here = start + self.words[cursor] % size
+        found = self._map.find(b"\0", here, start + size)
+        if found < 0:
+            found = self._map.find(b"\0", start, here)
+        if found < 0:
+            return None
+        self.words[cursor] = found - start + 1
+        return found - start
+
+    def _free_stream(self, slot: int) -> None:
+        base = at.STREAMS + slot * at.STREAM_WORDS
+        # What was left unfinished stays so for ever, and its slot with it.
+        lost = self.words[base + at.S_DONE] < self.words[base + at.S_TAIL]
+        self.words[base + at.S_OWNER] = 0
+        self._map[at.STREAM_MAP + slot] = at.RETIRED if lost else at.FREE
+
+    def _free_event(self, slot: int) -> None:
+        base = at.EVENTS + slot * at.EVENT_WORDS
+        self.words[base + at.E_WORD] &= ~1
+        self.words[base + at.E_OWNER] = 0
+        self._map[at.EVENT_MAP + slot] = at.FREE
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def take_memory(self, device: int, size: int, limit: int) -> bool:
+        """Count `size` more bytes of a physical device as this process's; False if all together would pass `limit`."""
+        with self.exclusive():
+            if self.used_memory(device) + size > limit:
+                return False
+            self.words[at.PROCESSES + self.line * at.PROCESS_WORDS + at.P_USED + device] += size
+        return True
+
+    def give_memory(self, device: int, size: int) -> None:
+        """Count `size` bytes of a physical device as free again."""
+        with self.exclusive():
+            if not self._left:
+                self.words[at.PROCESSES + self.line * at.PROCESS_WORDS + at.P_USED + device] -= size
+
+    def used_memory(self, device: int) -> int:
+        """Bytes of a physical device that the processes of the segment have."""
+        first = at.PROCESSES + at.P_USED + device
+        return sum(self.words[first : first + at.MAX_PROCESSES * at.PROCESS_WORDS : at.PROCESS_WORDS].tolist())
+
+    # -- life and death -----------------------------------------------------------------------------------------------
+
+    def is_member(self, line: int, serial: int) -> bool:
+        """Whether the process `serial` that registered in `line` is still in the segment, and alive."""
+        if self.words[at.PROCESSES + line * at.PROCESS_WORDS] != serial:
+            return False
+        return line == self.line or locks.is_locked(self._fd, at.LIFE + line)
+
+    def _reap(self) -> None:
+        """Free what the dead have left. A reaper that is killed leaves the rest to the next one."""
+        living = _living(self._fd, self.words)
+        if self.serial:
+            living[self.serial] = self.line
+        dead = {
+            line: serial
+            for line in range(at.MAX_PROCESSES)
+            if (serial := self.words[at.PROCESSES + line * at.PROCESS_WORDS]) and serial not in living
+        }
+        if dead:
+            self._sweep(living)
+            for line in dead:
+                self._clear_line(line)
+
+    def _clear_line(self, line: int) -> None:
+        base = at.PROCESSES + line * at.PROCESS_WORDS
+        for device in range(at.MAX_DEVICES):
+            self.words[base + at.P_USED + device] = 0
+        self.words[base + at.P_SERIAL] = 0
+
+    def _sweep(self, living: dict[int, int]) -> None:
+        """Free the streams, events and memory files of whoever is not among the `living`."""
+        for slot in self._used(at.STREAM_MAP, at.MAX_STREAMS):
+            if self.words[at.STREAMS + slot * at.STREAM_WORDS + at.S_OWNER] not in living:
+                self._free_stream(slot)
+        for slot in self._used(at.EVENT_MAP, at.MAX_EVENTS):
+            if self.words[at.EVENTS + slot * at.EVENT_WORDS + at.E_OWNER] not in living:
+                self._free_event(slot)
+        _remove_memory(self.path, living)
+
+    def _used(self, start: int, size: int) -> list[int]:
+        return [match.start() for match in re.finditer(b"\1", self._map[start : start + size])]
+
+    def leave(self) -> None:
+        """Free all that this process has; the last one out removes the file. The mapping stays: threads may look."""
+        with self.exclusive():
+            self._left = True
+            living = _living(self._fd, self.words)
+            self._sweep(living)
+            self._clear_line(self.line)
+            if not living:
+                os.unlink(self.path)
+
+
+def _open_locked(path: str) -> int:
+    """A descriptor of the control file, flocked: of one with living processes, or of an empty one."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(f"{path} belongs to uid {status.st_uid}")
+            if _is_linked(fd, path):
+                if status.st_size == 0 or _living_in(fd):
+                    return fd
+                _remove_memory(path, {})
+                os.unlink(path)
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _map(path: str) -> mmap.mmap:
+    # By a descriptor of its own: mmap keeps a duplicate, through which a forked child would keep the locks.
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return mmap.mmap(fd, at.SIZE)
+    finally:
+        os.close(fd)
+
+
+def _is_linked(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _living_in(fd: int) -> bool:
+    data = os.pread(fd, at.STREAMS * 8, 0)
+    if len(data) < at.STREAMS * 8:
+        return False
+    words = memoryview(data).cast("Q")
+    return words[at.H_MAGIC] == at.MAGIC and bool(_living(fd, words))
+
+
+def _living(fd: int, words: memoryview) -> dict[int, int]:
+    """The lines of the living processes by their serials, but for the process whose open file `fd` is."""
+    living = {}
+    namespace = process.pid_namespace()
+    for line in range(at.MAX_PROCESSES):
+        base = at.PROCESSES + line * at.PROCESS_WORDS
+        serial = words[base + at.P_SERIAL]
+        if not serial or not locks.is_locked(fd, at.LIFE + line):
+            continue
+        # A child forked by C code keeps its dead parent's lock; where the pid means anything, it has a say too.
+        in_sight = words[base + at.P_NAMESPACE] == namespace
+        if not in_sight or process.is_running(words[base + at.P_PID], words[base + at.P_START]):
+            living[serial] = line
+    return living
+
+
+def _remove_memory(path: str, living: dict[int, int]) -> None:
+    """Remove the memory files of a segment whose process is not among the `living`."""
+    directory, name = os.path.split(path)
+    for file in os.listdir(directory):
+        match = _MEMORY.search(file)
+        if match and file[: match.start()] == name and int(match[1]) not in living:
+            with suppress(FileNotFoundError):  # its owner freed it in this moment
+                os.unlink(os.path.join(directory, file))
+
+
+def _remove_dead_segments(own: str) -> None:
+    """Remove the files of every segment of this user that has no living process."""
+    for entry in os.scandir(DIRECTORY):
+        if not entry.name.startswith(_PREFIX) or _MEMORY.search(entry.name) or entry.path == own:
+            continue
+        if not entry.is_file(follow_symlinks=False):
+            continue
+        # Gone meanwhile; somebody is at work in it, so it lives; another user's, who uses our name.
+        with suppress(FileNotFoundError, BlockingIOError, PermissionError):
+            fd = os.open(entry.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_linked(fd, entry.path) and not _living_in(fd):
+                    _remove_memory(entry.path, {})
+                    os.unlink(entry.path)
+            finally:
+                os.close(fd)

@@ -1,0 +1,340 @@
+"""Streams of the host driver: operations in order, finished within the call or by the stream's thread."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from cuda.bindings.driver import CUcontext, CUdevice, CUstream
+
+from ipcsync._drivers.host import capture as capturing
+from ipcsync._drivers.host import context as contexts
+from ipcsync._drivers.host import layout as at
+from ipcsync._drivers.host.context import GREATEST_PRIORITY, LEAST_PRIORITY, Context
+from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host.results import (
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    NOT_READY,
+    OK,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    Refused,
+    Result,
+    entry,
+    number,
+)
+from ipcsync._drivers.host.segment import SEQ_CST, fence
+
+NON_BLOCKING = 1
+LEGACY, PER_THREAD = 1, 2  # handles; 0 is LEGACY
+_IDLE_S = 2.0  # after which a stream's thread ends
+
+Action = Callable[[], object]
+
+
+class Stream:
+    """A stream: a slot in the segment, and a queue and a thread while there is something to wait for.
+
+    Its `lock` orders what is taken on. It is held during short operations, never while anything is waited for.
+    """
+
+    __slots__ = (
+        "_gone",
+        "_queue",
+        "_thread",
+        "base",
+        "capture",
+        "context",
+        "done_at",
+        "handle",
+        "is_blocking",
+        "is_legacy",
+        "lock",
+        "number",
+        "priority",
+        "slot",
+        "tail",
+    )
+
+    def __init__(self, context: Context, *, blocking: bool, priority: int, legacy: bool = False) -> None:
+        slot = this.segment.claim_stream()
+        if slot is None:
+            raise Refused(OUT_OF_MEMORY)
+        self.slot = slot
+        self.base = slot << at.POSITION_BITS
+        self.done_at = at.STREAMS + slot * at.STREAM_WORDS
+        self.tail: int = this.words[self.done_at + at.S_TAIL]
+        self.context = context
+        self.is_blocking = blocking  # towards the legacy stream, which is not towards itself
+        self.is_legacy = legacy
+        self.priority = priority
+        self.handle = self.number = next(this.numbers)
+        self.capture: capturing.Capture | None = None
+        self.lock = threading.Lock()
+        self._gone = False
+        self._queue: SimpleQueue[tuple[int, Action | None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        with contexts.lock:
+            context.streams.add(self)
+
+    def latest(self) -> int:
+        """The record of everything taken on so far."""
+        return self.base | self.tail
+
+    def is_idle(self) -> bool:
+        """Whether everything taken on is finished."""
+        return bool(this.words[self.done_at] >= self.tail)
+
+    def has_nothing_before(self) -> bool:
+        """Whether an operation taken on now would have nothing to wait for in front of it."""
+        return self.is_idle() and not ((self.is_blocking or self.is_legacy) and self.implicit())
+
+    def submit(self, action: Action | None = None, *, at_once: bool = True) -> int:
+        """Take on an operation, None for one that does nothing, and return its record.
+
+        An idle stream finishes it within the call, unless `at_once` is False because it may have to wait.
+        """
+        with self.lock:
+            if self._gone:
+                raise Refused(INVALID_HANDLE)
+            words, done_at = this.words, self.done_at
+            position = self.tail + 1
+            before = self.implicit() if self.is_blocking or self.is_legacy else ()
+            if at_once and not before and words[done_at] >= self.tail and not this.asynchronous:
+                if action is not None:
+                    action()
+                if fence:
+                    fence(SEQ_CST)
+                # Nobody can be asleep for a position that was not told to anyone: no wake.
+                words[done_at] = words[done_at + 1] = position
+                self.tail = position
+                return self.base | position
+            if before:
+                action = partial(_after, before, action)
+            words[done_at + 1] = position
+            self.tail = position
+            self._queue.put((position, action))
+            self._ensure_thread()
+        return self.base | position
+
+    def implicit(self) -> list[int]:
+        """What an operation taken on now has to wait for by the rules of the legacy default stream."""
+        if self.is_legacy:
+            with contexts.lock:
+                others = [stream for stream in self.context.streams if stream.is_blocking]
+        else:
+            others = [self.context.legacy] if self.context.legacy is not None else []
+        return [stream.latest() for stream in others if not stream.is_idle()]
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=f"ipcsync-host-stream-{self.number:#x}", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _run(self) -> None:
+        queue, words, done_at, futex = self._queue, this.words, self.done_at, this.segment.futex(self.slot)
+        while True:
+            try:
+                item = queue.get(timeout=_IDLE_S)
+            except Empty:
+                with self.lock:
+                    if queue.empty():
+                        self._thread = None
+                        return
+                continue
+            if item is None:
+                self._release()
+                return
+            position, action = item
+            if action is not None:
+                action()
+            if fence:
+                fence(SEQ_CST)
+            words[done_at] = position
+            futex.wake()
+
+    def destroy(self) -> None:
+        """Take nothing on any more; the slot goes back when everything is done. Never blocks; twice does nothing."""
+        with self.lock:
+            if self._gone:
+                return
+            self._gone = True
+            busy = self._thread is not None
+            if busy:
+                self._queue.put(None)
+        streams.pop(self.handle, None)
+        capturing.drop(self)
+        if not busy:
+            self._release()
+
+    def close(self) -> None:
+        """The process leaves the segment: take nothing on any more."""
+        with self.lock:
+            self._gone = True
+
+    def _release(self) -> None:
+        with contexts.lock:
+            self.context.streams.discard(self)
+        this.segment.free_stream(self.slot)
+
+
+def _after(records: list[int], action: Action | None) -> None:
+    for record in records:
+        this.segment.wait_record(record)
+    if action is not None:
+        action()
+
+
+streams: dict[int, Stream] = {}
+
+
+def find_stream(hStream: Any) -> Stream:
+    """The stream of a handle: 0 and 1 are the current context's legacy stream, 2 its per-thread one."""
+    handle = number(hStream)
+    stream = streams.get(handle)
+    if stream is not None:
+        return stream
+    if handle > PER_THREAD or handle < 0:
+        raise Refused(INVALID_HANDLE)
+    context = contexts.current()
+    if handle == PER_THREAD:
+        return _per_thread_stream(context)
+    if context.legacy is None:
+        with contexts.lock:
+            if context.legacy is None:
+                context.legacy = Stream(context, blocking=False, priority=0, legacy=True)
+    return context.legacy
+
+
+def _per_thread_stream(context: Context) -> Stream:
+    me = threading.current_thread()
+    with contexts.lock:
+        for thread, stream in context.per_thread:
+            if thread is me:
+                return stream
+        for pair in [pair for pair in context.per_thread if not pair[0].is_alive()]:
+            context.per_thread.remove(pair)
+            pair[1].destroy()
+        stream = Stream(context, blocking=True, priority=0)
+        context.per_thread.append((me, stream))
+    return stream
+
+
+def _create(flags: Any, priority: Any) -> Result:
+    if number(flags) & ~NON_BLOCKING:
+        raise Refused(INVALID_VALUE)
+    stream = Stream(
+        contexts.current(),
+        blocking=not number(flags) & NON_BLOCKING,
+        priority=max(GREATEST_PRIORITY, min(LEAST_PRIORITY, number(priority))),
+    )
+    streams[stream.handle] = stream
+    return SUCCESS, CUstream(stream.handle)
+
+
+@entry(1)
+def cuStreamCreate(Flags: Any) -> Result:
+    """A new stream of the current context. Flags: CUstream_flags."""
+    return _create(Flags, 0)
+
+
+@entry(1)
+def cuStreamCreateWithPriority(flags: Any, priority: Any) -> Result:
+    """A new stream of the current context; the priority is clamped to the range."""
+    return _create(flags, priority)
+
+
+@entry()
+def cuStreamDestroy(hStream: Any) -> Result:
+    """Destroy a stream that was created; what is queued still runs."""
+    stream = streams.get(number(hStream))
+    if stream is None:
+        raise Refused(INVALID_HANDLE)
+    stream.destroy()
+    return OK
+
+
+@entry(1)
+def cuStreamGetPriority(hStream: Any) -> Result:
+    """The priority of a stream, as clamped."""
+    return SUCCESS, find_stream(hStream).priority
+
+
+@entry(1)
+def cuStreamGetFlags(hStream: Any) -> Result:
+    """The CUstream_flags of a stream."""
+    stream = find_stream(hStream)
+    return SUCCESS, 0 if stream.is_blocking or stream.is_legacy else NON_BLOCKING
+
+
+@entry(1)
+def cuStreamGetId(hStream: Any) -> Result:
+    """A number that no other stream of this process ever has."""
+    return SUCCESS, find_stream(hStream).number
+
+
+@entry(1)
+def cuStreamGetCtx(hStream: Any) -> Result:
+    """The context of a stream."""
+    return SUCCESS, CUcontext(find_stream(hStream).context.handle)
+
+
+@entry(1)
+def cuStreamGetDevice(hStream: Any) -> Result:
+    """The device of a stream."""
+    return SUCCESS, CUdevice(find_stream(hStream).context.ordinal)
+
+
+def _all_work(stream: Stream) -> list[int]:
+    """The records to wait for so that `stream` is idle; the legacy stream stands for all blocking ones too."""
+    return [stream.latest(), *stream.implicit()] if stream.is_legacy else [stream.latest()]
+
+
+@entry()
+def cuStreamQuery(hStream: Any) -> Result:
+    """SUCCESS if a stream has nothing left to do, NOT_READY otherwise."""
+    stream = find_stream(hStream)
+    if capturing.active:
+        capturing.look_at_stream(stream)
+    done = stream.is_idle() and not (stream.is_legacy and stream.implicit())
+    return OK if done else NOT_READY
+
+
+@entry()
+def cuStreamSynchronize(hStream: Any) -> Result:
+    """Wait until a stream has done what it has now."""
+    stream = find_stream(hStream)
+    if capturing.active:
+        capturing.look_at_stream(stream)
+    for record in _all_work(stream):
+        this.segment.wait_record(record)
+    return OK
+
+
+@entry()
+def cuLaunchHostFunc(hStream: Any, fn: Any, userData: Any) -> Result:
+    """Call the C function at address `fn` with `userData`, on the stream's thread, when all before it is done."""
+    stream, address, data = find_stream(hStream), number(fn), number(userData)
+    if not address:
+        raise Refused(INVALID_VALUE)
+    if not (capturing.active and capturing.take(stream)):
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        stream.submit(partial(function, data), at_once=False)
+    return OK
+
+
+@entry()
+def cuCtxSynchronize() -> Result:
+    """Wait for all work of the current context."""
+    ctx = contexts.current()
+    if capturing.active:
+        capturing.look_at_context(ctx)
+    for stream in list(ctx.streams):
+        this.segment.wait_record(stream.latest())
+    return OK

@@ -1,0 +1,422 @@
+"""What both engines share: the looks that every use takes, the wait for a record, and when a slot may be let go of.
+
+A generation counts as complete here only in these cases:
+- this process saw it complete before;
+- the board's `completed` reached it while the slot was not broken;
+- the driver called it complete, and the recorder was found alive *afterwards*;
+- the slot is broken, and the watermark that the coordinator took at the break covers it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
+from ipcsync._drivers import check
+from ipcsync._wire.messages import Attachment
+from ipcsync.errors import DeviceMismatch, EventClosed, NotRecorder, RecorderLost, WaitTimeout
+from ipcsync.native import capture, context
+from ipcsync.native.context import LEGACY, OnDevice
+from ipcsync.native.stream import stream_handle
+
+_SLICE_NS = 50_000_000
+_FOREVER = 1 << 62
+_DISABLE_TIMING = 2
+_NOT_READY = 600
+
+
+class Guard(Protocol):
+    """What an engine asks of the session that it works for."""
+
+    def check(self) -> None:
+        """Raise if the process was forked or the session cannot be used; cheap, taken at every use."""
+
+    def look(self) -> None:
+        """The same and whether the coordinator lives; taken in every slice of a wait."""
+
+    def count_full_ring(self) -> None:
+        """A record had to wait for its ring."""
+
+
+class Engine(ABC):
+    """One attachment's use of one slot. Thread-safe.
+
+    `seen` is the highest generation that this process knows complete, kept for itself.
+    """
+
+    kind: str
+    marks_records = False  # whether a queued record is told from a finished one only by a marker behind it
+
+    def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
+        self.name = attachment.name
+        self.slot = attachment.slot
+        self.incarnation = attachment.incarnation
+        self.depth = attachment.depth
+        self.device_uuid = attachment.device
+        self.ordinal = ordinal
+        self.base = attachment.base
+        self.is_recorder = attachment.recorder
+        self.board = board
+        self.line: SlotLine = board.slot(attachment.slot)
+        self.guard = guard
+        self.seen = 0
+        self.is_closed = False
+        self._lock = threading.Lock()  # short: around each use of an import
+        self._record_lock = threading.Lock()  # one record at a time, also while it waits for the ring
+        self._inside = 0  # threads in a bounded wait of the driver's, outside of the lock
+        self._recorded = 0  # generations recorded here
+        self._last_stream = 0
+        self._markers: dict[int, Any] = {}  # by stream id: an event behind the last wait queued there
+        self._peer: Peer | None = None
+
+    # --- looks --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise if this use is over: fork, session, coordinator, closed here, or the slot used anew."""
+        self.guard.check()
+        if self.is_closed:
+            raise EventClosed(f"the event {self.name!r} was closed in this process")
+        if self.line.incarnation != self.incarnation:
+            raise EventClosed(f"the event {self.name!r} is gone: its slot is used anew")
+
+    @property
+    def generation(self) -> int:
+        """The last generation recorded, by whichever session."""
+        return max(self.line.recorded - self.base, 0)
+
+    @property
+    def completed(self) -> int:
+        """Everything up to this generation is complete."""
+        return max(self.seen, min(self._board_completed(), self.generation))
+
+    @property
+    def state(self) -> str:
+        """open, broken or closed."""
+        if self.line.incarnation != self.incarnation:
+            return "closed"
+        return {OPEN: "open", BROKEN: "broken"}.get(self.line.state, "closed")
+
+    def _board_completed(self) -> int:
+        line = self.line
+        count = line.completed  # before the state: a word that was released is seen as such
+        state = line.state
+        if state == BROKEN or count == INT64_MAX:
+            count = line.watermark
+        return count - self.base
+
+    def is_complete(self, generation: int) -> bool:
+        """Whether the board, or this process's memory, says that `generation` is complete."""
+        if generation <= self.seen:
+            return True
+        done = self._board_completed()
+        if generation <= done:
+            self.seen = max(self.seen, min(done, self.generation))
+            return True
+        return False
+
+    def recorder_is_alive(self) -> bool:
+        """Whether the recorder's process lives; True while none has come."""
+        serial = self.line.recorder
+        if not serial:
+            return True
+        if self._peer is None or self._peer.serial != serial:
+            self._peer = peer_of(self.board, serial)
+        return self._peer.is_alive()
+
+    def _refuse_finished(self, generation: int) -> None:
+        """Raise RecorderLost if `generation`, not complete so far, never will count: broken, or closed before it came."""
+        state = self.line.state
+        if state == OPEN or self.line.incarnation != self.incarnation:
+            return
+        if self.is_complete(generation):
+            return
+        if state == BROKEN or generation > self.generation:
+            self._lost(generation)
+
+    def _lost(self, generation: int) -> NoReturn:
+        raise RecorderLost(
+            f"generation {generation} of {self.name!r} will never be complete: its recorder closed or died",
+            generation=generation,
+        )
+
+    def _timed_out(self, generation: int, timeout: float | None, what: str) -> NoReturn:
+        raise WaitTimeout(
+            f"generation {generation} of {self.name!r} was not {what} within {timeout} s",
+            event=self.name,
+            generation=generation,
+            timeout=timeout,
+        )
+
+    # --- waits on the host --------------------------------------------------------------------------------------------
+
+    def await_recorded(self, generation: int, deadline_ns: int, timeout: float | None) -> None:
+        """Block until `generation` is recorded. WaitTimeout, RecorderLost, or what `look` raises, otherwise."""
+        line, wanted = self.line, self.base + generation
+        while True:
+            recorded = line.recorded
+            if recorded >= wanted:
+                return
+            self._refuse_finished(generation)
+            now = time.monotonic_ns()
+            if now >= deadline_ns:
+                self._timed_out(generation, timeout, "recorded")
+            line.wait_recorded(recorded, min(_SLICE_NS, deadline_ns - now))
+            if line.recorded == recorded:
+                self._look(generation)
+
+    def _look(self, generation: int) -> None:
+        """In every slice of a wait: this session, the coordinator, and the recorder."""
+        self.guard.look()
+        self.check()
+        if not self.recorder_is_alive():
+            self._refuse_unless_good(generation)
+
+    def _refuse_unless_good(self, generation: int) -> None:
+        """The recorder is dead: only what the board already says is good."""
+        if not self.is_complete(generation):
+            self._lost(generation)
+
+    def synchronize(self, generation: int, timeout: float | None) -> None:
+        """Block until `generation` is complete."""
+        self.check()
+        if self.is_complete(generation):
+            return
+        deadline = deadline_of(timeout)
+        self.await_recorded(generation, deadline, timeout)
+        while not self.is_complete(generation):
+            self._refuse_finished(generation)
+            now = time.monotonic_ns()
+            if now >= deadline:
+                self._timed_out(generation, timeout, "complete")
+            with self._in_driver(generation):
+                done = self._driver_wait(generation, min(deadline, now + _SLICE_NS))
+            if done:
+                self._accept(generation)
+                return
+            self._look(generation)
+
+    def _accept(self, generation: int) -> None:
+        """The driver said complete: that counts only if the recorder lives now, after it said so."""
+        if self.recorder_is_alive():
+            self.seen = max(self.seen, generation)
+        else:
+            self._refuse_unless_good(generation)
+
+    def query(self, generation: int) -> bool:
+        """Whether `generation` is complete."""
+        self.check()
+        if self.is_complete(generation):
+            return True
+        if self.generation < generation:
+            self._refuse_finished(generation)
+            return False
+        with self._lock:
+            self.check()
+            done = self._driver_query(generation)
+        if done:
+            self._accept(generation)
+            return True
+        self._refuse_finished(generation)
+        return False
+
+    @contextmanager
+    def _in_driver(self, generation: int) -> Iterator[None]:
+        """A bounded wait in the driver, during which the import must not be destroyed."""
+        with self._lock:
+            self.check()
+            self._prepare(generation)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+
+    # --- stream work --------------------------------------------------------------------------------------------------
+
+    def record(self, stream: Any, timeout: float | None) -> int:
+        """Record the next generation on a stream; its number."""
+        if not self.is_recorder:
+            self.check()
+            raise NotRecorder(f"this session did not open {self.name!r} with recorder=True")
+        handle, ordinal = stream_handle(stream, self.ordinal if stream is None else None)
+        with self._record_lock:
+            self.check()
+            self._check_device(ordinal)
+            if int(handle) in LEGACY:
+                with OnDevice(ordinal):
+                    return self._record(handle, timeout)
+            return self._record(handle, timeout)
+
+    def _check_device(self, ordinal: int) -> None:
+        if ordinal != self.ordinal:
+            raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
+
+    def _record(self, handle: Any, timeout: float | None) -> int:
+        capture.refuse_capturing(handle, "record")
+        generation = self._recorded + 1
+        self._make_room(generation, timeout)
+        stream_id = int(check(_driver().cuStreamGetId(handle), "cuStreamGetId"))
+        with self._lock:
+            self.check()
+            self._look_before_record()
+            if self._recorded and stream_id != self._last_stream:
+                self._follow(handle, self._recorded)
+            self._driver_record(handle, generation)
+            if self.marks_records:
+                self._mark(handle, stream_id, self.ordinal)
+            self._recorded = generation
+            self._last_stream = stream_id
+            self.line.publish(self.base + generation)
+        self.line.futex.wake()
+        self._look_before_record()
+        return generation
+
+    def _look_before_record(self) -> None:
+        if self.line.state != OPEN:
+            self.guard.check()  # an expired session says so rather than that its event is closed
+            raise EventClosed(f"the event {self.name!r} is {self.state}")
+
+    def wait(self, generation: int, stream: Any, timeout: float | None, *, ahead: bool) -> None:
+        """Have the stream's later work wait for `generation`."""
+        self.check()
+        handle, ordinal = stream_handle(stream)
+        if int(handle) in LEGACY:
+            with OnDevice(ordinal):
+                self._wait(generation, handle, ordinal, timeout, ahead)
+        else:
+            self._wait(generation, handle, ordinal, timeout, ahead)
+
+    def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> None:
+        capture.refuse_capturing(handle, "wait")
+        if ahead:
+            self._refuse_ahead()
+        if self.is_complete(generation):
+            return
+        if ahead:
+            self._refuse_finished(generation)
+        else:
+            self.await_recorded(generation, deadline_of(timeout), timeout)
+            self._refuse_finished(generation)
+        stream_id = int(check(_driver().cuStreamGetId(handle), "cuStreamGetId"))
+        with self._lock:
+            self.check()
+            self._driver_stream_wait(handle, generation)
+            self._mark(handle, stream_id, ordinal)
+        self._refuse_finished(generation)
+
+    def _mark(self, handle: Any, stream_id: int, ordinal: int) -> None:
+        """Remember behind which place of the stream the work just queued is over."""
+        marker = self._markers.get(stream_id)
+        if marker is None:
+            with OnDevice(ordinal):
+                marker = check(_driver().cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+            self._markers[stream_id] = marker
+        check(_driver().cuEventRecord(marker, handle), "cuEventRecord")
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def harvest(self) -> None:
+        """Tell the board what is known complete (recorder), also from the heartbeat's thread."""
+        if self.is_recorder:
+            with self._lock:
+                self._harvest()
+
+    def close(self) -> None:
+        """End this use: later calls raise EventClosed, and those that wait now do within 50 ms."""
+        self.is_closed = True
+        self.line.futex.wake()
+
+    def try_let_go(self) -> bool:
+        """Let go of everything if no thread is inside a call, no queued wait is pending and no record unfinished."""
+        with self._lock:
+            if self._inside or not self._is_drained():
+                return False
+            for stream_id, marker in list(self._markers.items()):
+                if not _is_done(marker):
+                    return False
+                del self._markers[stream_id]
+                check(_driver().cuEventDestroy(marker), "cuEventDestroy")
+            self._release()
+        if self._peer is not None:
+            self._peer.close()
+        return True
+
+    def _is_drained(self) -> bool:
+        """Whether all that was recorded here is complete."""
+        if not self.is_recorder or self.line.state not in (OPEN, CLOSED):
+            return self._own_work_is_done()
+        self._harvest()
+        return self.line.completed >= self.base + self._recorded
+
+    # --- what an engine does ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _prepare(self, generation: int) -> None:
+        """Open what a wait for `generation` needs. Called with the lock held."""
+
+    @abstractmethod
+    def _make_room(self, generation: int, timeout: float | None) -> None:
+        """Before a record: wait until `generation` may be recorded."""
+
+    @abstractmethod
+    def _driver_record(self, handle: Any, generation: int) -> None:
+        """Record `generation` on the stream."""
+
+    @abstractmethod
+    def _follow(self, handle: Any, generation: int) -> None:
+        """Have a new stream wait for the last record, which another stream made."""
+
+    @abstractmethod
+    def _driver_stream_wait(self, handle: Any, generation: int) -> None:
+        """Queue a wait for `generation` on the stream."""
+
+    @abstractmethod
+    def _driver_query(self, generation: int) -> bool:
+        """Ask the driver whether `generation`, which was recorded, is complete."""
+
+    @abstractmethod
+    def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
+        """Wait in the driver for `generation`, which was recorded; False if `deadline_ns` passed before."""
+
+    @abstractmethod
+    def _harvest(self) -> None:
+        """Store in `completed` what is known complete. Called with the lock held."""
+
+    @abstractmethod
+    def _refuse_ahead(self) -> None:
+        """Raise EngineMismatch if this engine cannot wait ahead of a record."""
+
+    @abstractmethod
+    def _own_work_is_done(self) -> bool:
+        """Whether nothing that this process queued can still write to the slot."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Destroy the imports. Called with the lock held."""
+
+
+def _driver() -> Any:
+    return context.driver()
+
+
+def _is_done(event: Any) -> bool:
+    result = capture.relaxed_call(_driver().cuEventQuery, event)
+    if int(result[0]) == _NOT_READY:
+        return False
+    check(result, "cuEventQuery")
+    return True
+
+
+def deadline_of(timeout: float | None) -> int:
+    """CLOCK_MONOTONIC in ns at which `timeout` seconds from now are over. ValueError for a negative one or NaN."""
+    if timeout is None:
+        return _FOREVER
+    if not timeout >= 0:
+        raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
+    return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)

@@ -1,0 +1,118 @@
+"""The `event` engine: generation g is a record of the ring's event number (g - 1) mod depth.
+
+A record into a full ring first waits on the host for the oldest, so a point is always waited for on its own event: that
+event is recorded again only once the point is complete.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ipcsync import _drivers
+from ipcsync._board import BROKEN, Board
+from ipcsync._drivers import SUCCESS, check
+from ipcsync._engines import imports
+from ipcsync._engines.base import _SLICE_NS, Engine, Guard, _driver, deadline_of
+from ipcsync._wire.messages import Attachment
+from ipcsync.errors import EngineMismatch
+from ipcsync.native import capture
+
+_NOT_READY = 600
+
+
+class EventEngine(Engine):
+    """A ring of interprocess CUDA events, each opened at its first use."""
+
+    kind = "event"
+
+    def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
+        super().__init__(board, guard, attachment, ordinal)
+        self.handles = tuple(attachment.handles)
+        self._serials = attachment.serials
+        self._ring: list[Any] = [None] * attachment.depth
+        self._completed = 0  # generations of ours known complete
+
+    def open_first(self) -> None:
+        """Open the ring's first handle, to see that handles open here at all. Raises HandleError."""
+        with self._lock:
+            self._event(1)
+
+    def _event(self, generation: int) -> Any:
+        index = (generation - 1) % self.depth
+        event = self._ring[index]
+        if event is None:
+            event = imports.acquire(self.board.epoch, self._serials[index], self.handles[index], self.ordinal)
+            self._ring[index] = event
+        return event
+
+    def _prepare(self, generation: int) -> None:
+        self._event(generation)
+
+    def _make_room(self, generation: int, timeout: float | None) -> None:
+        oldest = generation - self.depth
+        with self._lock:
+            self.check()
+            self._harvest()
+        if oldest <= self._completed:
+            return
+        self.guard.count_full_ring()
+        deadline = deadline_of(timeout)
+        while oldest > self._completed:
+            now = time.monotonic_ns()
+            if now >= deadline:
+                self._timed_out(oldest, timeout, "complete, and the ring is full")
+            with self._in_driver(oldest):
+                self._driver_wait(oldest, min(deadline, now + _SLICE_NS))
+            self.guard.look()
+            with self._lock:
+                self.check()
+                self._look_before_record()
+                self._harvest()
+
+    def _driver_record(self, handle: Any, generation: int) -> None:
+        check(_driver().cuEventRecord(self._event(generation), handle), "cuEventRecord")
+
+    def _follow(self, handle: Any, generation: int) -> None:
+        check(_driver().cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
+
+    def _driver_stream_wait(self, handle: Any, generation: int) -> None:
+        check(_driver().cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
+
+    def _driver_query(self, generation: int) -> bool:
+        result = capture.relaxed_call(_driver().cuEventQuery, self._event(generation))
+        if result[0] is SUCCESS:
+            return True
+        if int(result[0]) == _NOT_READY:
+            return False
+        check(result, "cuEventQuery")
+        return True
+
+    def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
+        return bool(capture.relaxed_call(_drivers.wait_event, self._event(generation), deadline_ns))
+
+    def _harvest(self) -> None:
+        done = self._completed
+        while done < self._recorded and self._driver_query(done + 1):
+            done += 1
+        if done != self._completed and self.line.state != BROKEN:
+            self.line.store_completed(self.base + done)
+        self._completed = done
+        self.seen = max(self.seen, done)
+
+    def _refuse_ahead(self) -> None:
+        raise EngineMismatch(
+            f"the event {self.name!r} uses the engine 'event': CUDA lets nothing wait for a record that was not made yet; "
+            "open it with engine='timeline' to wait ahead"
+        )
+
+    def _own_work_is_done(self) -> bool:
+        while self._completed < self._recorded and self._driver_query(self._completed + 1):
+            self._completed += 1
+        return self._completed >= self._recorded
+
+    def _release(self) -> None:
+        for index, event in enumerate(self._ring):
+            if event is not None:
+                self._ring[index] = None
+                imports.release(self.board.epoch, self._serials[index])

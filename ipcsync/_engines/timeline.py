@@ -1,0 +1,97 @@
+"""The `timeline` engine: generation g is complete when a 64-bit word of the board is at least base + g.
+
+The recorder's stream writes the word (cuStreamWriteValue64), a waiter's stream waits for it (cuStreamWaitValue64, GEQ),
+and the CPU reads it with one load. It needs no handle, holds across GPUs and containers, and can be waited for before the
+record. Streams that share a hardware queue can deadlock on such waits, which NVIDIA's reference warns of: CUDA does not
+see the order that they make.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ipcsync._board import Board
+from ipcsync._board.registration import device_word
+from ipcsync._drivers import check
+from ipcsync._engines.base import Engine, Guard, _driver
+from ipcsync._linux.futex import Futex
+from ipcsync._wire.messages import Attachment
+from ipcsync.native.context import OnDevice
+
+_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ, cyclic: (int64)(*addr - value) >= 0
+_SPIN_NS = 20_000
+
+
+class TimelineEngine(Engine):
+    """One word, which only the recorder's streams write while the event is open."""
+
+    kind = "timeline"
+    marks_records = True
+    handles: tuple[bytes, ...] = ()
+
+    def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
+        super().__init__(board, guard, attachment, ordinal)
+        self._pointers: dict[int, int] = {}
+        self._word_futex = Futex(self.line.completed_address)
+
+    def open_first(self) -> None:
+        """Register the word's page on the event's device, to see that it can be. Raises DriverError."""
+        with self._lock, OnDevice(self.ordinal):
+            self._pointer()
+
+    def _pointer(self) -> int:
+        # The registration is portable: one address serves every context of this process.
+        pointer = self._pointers.get(0)
+        if pointer is None:
+            pointer = self._pointers[0] = device_word(self.line.completed_address)
+        return pointer
+
+    def _prepare(self, generation: int) -> None:
+        """A wait on the host only looks at the word."""
+
+    def _make_room(self, generation: int, timeout: float | None) -> None:
+        """A timeline has room for any number in flight."""
+
+    def _driver_record(self, handle: Any, generation: int) -> None:
+        value = self.base + generation
+        check(_driver().cuStreamWriteValue64(handle, self._pointer(), value, 0), "cuStreamWriteValue64")
+
+    def _follow(self, handle: Any, generation: int) -> None:
+        self._driver_stream_wait(handle, generation)
+
+    def _driver_stream_wait(self, handle: Any, generation: int) -> None:
+        value = self.base + generation
+        check(_driver().cuStreamWaitValue64(handle, self._pointer(), value, _GEQ), "cuStreamWaitValue64")
+
+    def _driver_query(self, generation: int) -> bool:
+        return self.is_complete(generation)
+
+    def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
+        """Look for about 20 µs, then with sleeps that grow to 1 ms; the host driver's writes wake the sleeper."""
+        start = time.monotonic_ns()
+        pause = 50_000
+        while not self.is_complete(generation):
+            now = time.monotonic_ns()
+            if now >= deadline_ns:
+                return False
+            if now - start > _SPIN_NS:
+                seen = self.line.completed
+                if seen - self.base >= generation:
+                    return False  # released or broken: the caller looks at the state
+                self._word_futex.wait(seen & 0xFFFFFFFF, min(pause, deadline_ns - now))
+                pause = min(pause * 2, 1_000_000)
+        return True
+
+    def _harvest(self) -> None:
+        """The GPU itself writes `completed`."""
+
+    def _refuse_ahead(self) -> None:
+        """A timeline can be waited for before the record."""
+
+    def _own_work_is_done(self) -> bool:
+        """Every write has its marker, which `try_let_go` asks. The word itself may have been released by then."""
+        return True
+
+    def _release(self) -> None:
+        """A page stays registered: other slots lie on it."""

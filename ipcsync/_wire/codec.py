@@ -1,0 +1,146 @@
+"""Frames: one MessagePack array each, with limits that hold before anything is built from it.
+
+A request is [version, id, op, token, deadline, body], a reply [version, id, op, body], an announcement [version, body].
+`id` counts a session's requests, so that a retry is known; `deadline` is CLOCK_MONOTONIC in ns, after which the client
+waits no more; `body` is a map.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import msgpack
+import msgspec
+
+from ipcsync import errors
+from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, REQUESTS, VERSION, Announcement, Failure, Message
+from ipcsync.errors import IpcSyncError, ProtocolError
+
+MAX_FRAME = 64 * 1024  # of a request; replies carry lists and may be larger
+MAX_REPLY = 64 * 1024 * 1024
+MAX_ITEMS = 4096
+NO_TOKEN = b""
+
+_M = TypeVar("_M", bound=Message)
+_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+
+
+class Request(NamedTuple):
+    """A request as it came."""
+
+    id: int
+    op: str
+    token: bytes
+    deadline_ns: int
+    body: Message
+
+
+def _unpack(frame: bytes | memoryview, limit: int, items: int) -> Any:
+    if len(frame) > limit:
+        raise ProtocolError(f"a frame of {len(frame)} bytes, more than {limit}", code="too_large")
+    try:
+        return msgpack.unpackb(
+            frame,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=limit,
+            max_bin_len=limit,
+            max_array_len=items,
+            max_map_len=items,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        # ValueError covers bad UTF-8, trailing bytes, a length over a limit, and a depth that msgpack refuses.
+        raise ProtocolError(f"not MessagePack as agreed: {type(error).__name__}: {error}", code="malformed") from None
+
+
+def _convert(body: Any, kind: type[_M]) -> _M:
+    try:
+        return msgspec.convert(body, kind, strict=True)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ProtocolError(f"{kind.__name__}: {error}", code="invalid") from None
+
+
+def _dump(body: Message) -> Any:
+    return msgspec.to_builtins(body, builtin_types=(bytes,))
+
+
+def encode_request(id: int, body: Message, token: bytes, deadline_ns: int) -> bytes:  # noqa: A002 - the field's name
+    """The frame of a request."""
+    return bytes(_pack([VERSION, id, OPS[type(body)], token, deadline_ns, _dump(body)]))
+
+
+def peek_id(frame: bytes | memoryview) -> int:
+    """The request id of a frame that may be wrong otherwise, 0 if it has none: so that even its refusal is a reply."""
+    try:
+        value = _unpack(frame, MAX_FRAME, MAX_ITEMS)
+    except ProtocolError:
+        return 0
+    if isinstance(value, list) and len(value) > 1 and type(value[1]) is int and 0 <= value[1] < 1 << 63:
+        return value[1]
+    return 0
+
+
+def decode_request(frame: bytes | memoryview) -> Request:
+    """The request in a frame; ProtocolError says which rule it breaks."""
+    value = _unpack(frame, MAX_FRAME, MAX_ITEMS)
+    if not isinstance(value, list) or not value or type(value[0]) is not int:
+        raise ProtocolError("a request is an array that begins with the version", code="malformed")
+    if value[0] != VERSION:
+        raise ProtocolError(f"protocol version {value[0]}, but this is {VERSION}", code="version")
+    if len(value) != 6:
+        raise ProtocolError(f"a request has 6 parts, not {len(value)}", code="malformed")
+    _, id_, op, token, deadline_ns, body = value
+    if type(id_) is not int or not 0 < id_ < 1 << 63 or type(deadline_ns) is not int or type(token) is not bytes:
+        raise ProtocolError("id and deadline are positive integers, the token is bytes", code="malformed")
+    kind = REQUESTS.get(op) if isinstance(op, str) else None
+    if kind is None:
+        raise ProtocolError(f"unknown operation {op!r:.80}", code="unknown_op")
+    return Request(id_, op, token, deadline_ns, _convert(body, kind))
+
+
+def encode_reply(id: int, body: Message) -> bytes:  # noqa: A002 - the field's name
+    """The frame of a reply."""
+    return bytes(_pack([VERSION, id, ANSWERS[type(body)], _dump(body)]))
+
+
+def decode_reply(frame: bytes | memoryview) -> tuple[int, Message]:
+    """(request id, body) of a reply; ProtocolError if it is none."""
+    value = _unpack(frame, MAX_REPLY, 1 << 20)
+    if not isinstance(value, list) or not value or value[0] != VERSION:
+        raise ProtocolError(f"not a reply of protocol version {VERSION}", code="version")
+    if len(value) != 4 or type(value[1]) is not int or value[2] not in REPLIES:
+        raise ProtocolError("a reply is [version, id, op, body]", code="malformed")
+    return value[1], _convert(value[3], REPLIES[value[2]])
+
+
+def encode_announcement(body: Announcement) -> bytes:
+    """The frame of an announcement."""
+    return bytes(_pack([VERSION, _dump(body)]))
+
+
+def decode_announcement(frame: bytes | memoryview) -> Announcement:
+    """The announcement in a frame; ProtocolError if it is none."""
+    value = _unpack(frame, MAX_REPLY, 1 << 20)
+    if not isinstance(value, list) or len(value) != 2 or value[0] != VERSION:
+        raise ProtocolError(f"not an announcement of protocol version {VERSION}", code="version")
+    return _convert(value[1], Announcement)
+
+
+def failure_of(error: IpcSyncError) -> Failure:
+    """How an error travels."""
+    attributes = {key: value for key, value in vars(error).items() if isinstance(value, str | int | float)}
+    return Failure(kind=type(error).__name__, message=str(error), attributes=attributes)
+
+
+def error_of(failure: Failure) -> IpcSyncError:
+    """The error that travelled; an unknown kind becomes a plain IpcSyncError."""
+    kind = getattr(errors, failure.kind, None) if failure.kind in errors.__all__ else None
+    if kind is None:
+        return IpcSyncError(f"{failure.kind}: {failure.message}")
+    error = kind(failure.message)
+    for key, value in failure.attributes.items():
+        if key in vars(error):
+            setattr(error, key, value)
+    assert isinstance(error, IpcSyncError)
+    return error

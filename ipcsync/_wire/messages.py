@@ -1,0 +1,274 @@
+"""Message types. A request is answered by exactly one reply; an announcement is numbered and answered by nobody.
+
+Every type is frozen, refuses unknown fields, and checks its values when it is made from bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+VERSION = 1
+
+Name = Annotated[str, Meta(max_length=255)]
+Token = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Text = Annotated[str, Meta(max_length=1024)]
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The base of all bodies."""
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """Open a session. `nonce` makes a retry give the same session; `lease_ttl` in seconds, None for the default."""
+
+    nonce: Token
+    driver: Text
+    name: Annotated[str, Meta(max_length=255)] = ""
+    namespace: Count = 0  # inode of the pid namespace
+    shm: Text = ""  # which /dev/shm the process sees, as device:inode
+    pid: Count = 0  # as the process sees itself; compared with the coordinator's own, never an identity
+    lease_ttl: float | None = None
+
+
+class Ready(Message, frozen=True):
+    """The board is mapped and the lifeline held; also the second word that makes a pidfd count."""
+
+
+class Renew(Message, frozen=True):
+    """Say that the session lives (heartbeats on the board do the same without a message)."""
+
+
+class Open(Message, frozen=True):
+    """Attach to the shared event `name`, and make it if nobody has it. An empty name makes an unnamed one."""
+
+    name: Name
+    recorder: bool = False
+    device: Text = ""  # UUID; empty: the event's own
+    default_device: Text = ""  # UUID for an event that does not exist yet
+    engine: Text = "auto"
+    depth: Annotated[int, Meta(ge=1, le=1024)] = 4
+
+
+class Attach(Message, frozen=True):
+    """Attach to the slot and incarnation that a point names."""
+
+    slot: Count
+    incarnation: Count
+
+
+class Close(Message, frozen=True):
+    """Finish one's use of a slot. `let_go`: nothing of this process can touch it any more."""
+
+    slot: Count
+    incarnation: Count
+    let_go: bool = True
+
+
+class StreamSpec(Message, frozen=True):
+    """Name a stream specification: the first to name it decides device and priority."""
+
+    name: Name
+    device: Text = ""
+    default_device: Text = ""
+    priority: Annotated[int, Meta(ge=-1024, le=1024)] = 0
+
+
+class Events(Message, frozen=True):
+    """List the events whose names begin with `prefix`."""
+
+    prefix: Name = ""
+
+
+class Sessions(Message, frozen=True):
+    """List the sessions."""
+
+
+class Stats(Message, frozen=True):
+    """Count everything."""
+
+
+class Snapshot(Message, frozen=True):
+    """All that is open, with the feed number up to which that holds."""
+
+    prefix: Name = ""
+
+
+class Probe(Message, frozen=True):
+    """Ask for the means to try the engines between this process and the coordinator on `device` (UUID)."""
+
+    device: Text = ""
+
+
+class Bye(Message, frozen=True):
+    """Close the session and all it has. `let_go`: nothing of this process can touch any slot any more."""
+
+    let_go: bool = True
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """The session that Hello opened. Times in seconds."""
+
+    token: Token
+    session: str  # its public id
+    serial: Count
+    line: Count
+    epoch: Token
+    lease_ttl: float
+    heartbeat: float
+    board: str
+    feed: str
+    driver: str
+    coordinator_pid: Count
+    devices: list[str]
+
+
+class Done(Message, frozen=True):
+    """It was done, and there is nothing more to say."""
+
+
+class Attachment(Message, frozen=True):
+    """What a session needs to use a shared event. `serials` number the CUDA events behind `handles`, for good."""
+
+    name: str
+    slot: Count
+    incarnation: Count
+    base: Count
+    device: str
+    engine: str
+    depth: int
+    recorder: bool
+    handles: list[bytes]
+    serials: list[int]
+
+
+class Stream(Message, frozen=True):
+    """A named stream's specification."""
+
+    name: str
+    device: str
+    priority: int
+
+
+class EventRow(Message, frozen=True):
+    """One event in a list."""
+
+    name: str
+    device: str
+    engine: str
+    state: str
+    generation: Count
+    completed: Count
+    attached: int
+    recorder: str
+    slot: Count = 0
+    incarnation: Count = 0
+
+
+class SessionRow(Message, frozen=True):
+    """One session in a list. Times in seconds."""
+
+    id: str
+    name: str
+    pid: int
+    events: int
+    connected_s: float
+    last_seen_s: float
+
+
+class EventList(Message, frozen=True):
+    """The events asked for."""
+
+    events: list[EventRow]
+
+
+class SessionList(Message, frozen=True):
+    """The sessions."""
+
+    sessions: list[SessionRow]
+
+
+class Counters(Message, frozen=True):
+    """`Client.stats()`, as it is handed to the user."""
+
+    stats: dict[str, object]
+
+
+class State(Message, frozen=True):
+    """A snapshot, and the number of the last announcement that it holds."""
+
+    number: Count
+    events: list[EventRow]
+    sessions: list[SessionRow]
+
+
+class Means(Message, frozen=True):
+    """What Probe asked for: handle bytes of an event made for it, and why an engine cannot work, if so."""
+
+    handle: bytes
+    why_not_event: str
+    why_not_timeline: str
+
+
+class Failure(Message, frozen=True):
+    """The request was refused. `kind` is a class name of `ipcsync.errors`, `attributes` its attributes."""
+
+    kind: str
+    message: str
+    attributes: dict[str, object] = {}
+
+
+# --- the feed ---------------------------------------------------------------------------------------------------------
+
+
+class Announcement(Message, frozen=True):
+    """One change. kind: opened, closed, broken, session_opened, session_closed, or tick (the number again)."""
+
+    number: Count
+    kind: str
+    name: str = ""
+    slot: Count = 0
+    incarnation: Count = 0
+    device: str = ""
+    engine: str = ""
+    handles: list[bytes] = []
+    session: str = ""
+
+
+REQUESTS: dict[str, type[Message]] = {
+    "hello": Hello,
+    "ready": Ready,
+    "renew": Renew,
+    "open": Open,
+    "attach": Attach,
+    "close": Close,
+    "stream": StreamSpec,
+    "events": Events,
+    "sessions": Sessions,
+    "stats": Stats,
+    "snapshot": Snapshot,
+    "probe": Probe,
+    "bye": Bye,
+}
+REPLIES: dict[str, type[Message]] = {
+    "welcome": Welcome,
+    "done": Done,
+    "attachment": Attachment,
+    "stream": Stream,
+    "events": EventList,
+    "sessions": SessionList,
+    "stats": Counters,
+    "state": State,
+    "means": Means,
+    "failure": Failure,
+}
+OPS: dict[type[Message], str] = {kind: op for op, kind in REQUESTS.items()}
+ANSWERS: dict[type[Message], str] = {kind: op for op, kind in REPLIES.items()}

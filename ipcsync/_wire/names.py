@@ -1,0 +1,24 @@
+"""What a name may be."""
+
+from __future__ import annotations
+
+MAX_BYTES = 255
+
+
+def why_not(name: str, limit: int = MAX_BYTES) -> str | None:
+    """Why `name` cannot name an event or stream, None if it can.
+
+    A name is 1 to 255 bytes of UTF-8, without control characters, and without an empty, `.` or `..` segment between
+    slashes.
+    """
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        return "is not UTF-8"
+    if not 1 <= length <= limit:
+        return f"has {length} bytes, but 1 to {limit} are allowed"
+    if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in name):
+        return "has a control character"
+    if any(segment in ("", ".", "..") for segment in name.split("/")):
+        return "has an empty, '.' or '..' segment"
+    return None

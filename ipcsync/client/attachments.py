@@ -1,0 +1,242 @@
+"""What this client is attached to, and when it lets go.
+
+An attachment ends with the last `close` of the objects over it; one that points alone made ends once its event is finished
+and no point of it is left here. Letting go is told to the coordinator only when it is true: no thread inside a call, no
+queued wait pending, imports destroyed. Until then it lingers, and the heartbeat's thread tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ipcsync._board import Board
+from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine
+from ipcsync._wire.messages import Attachment, Close
+from ipcsync.errors import (
+    ConnectError,
+    DeviceMismatch,
+    DriverError,
+    EngineMismatch,
+    InvalidDevice,
+    IpcSyncError,
+    WaitTimeout,
+)
+from ipcsync.native import context
+from ipcsync.native.device import Device
+
+if TYPE_CHECKING:
+    from ipcsync.client.client import Client
+
+log = logging.getLogger("ipcsync")
+
+_TELL_S = 0.5
+_ENGINES: dict[str, type[EventEngine] | type[TimelineEngine]] = {"event": EventEngine, "timeline": TimelineEngine}
+
+
+class Attached:
+    """One attachment, as events and points of this process hold it."""
+
+    __slots__ = ("__weakref__", "client", "device", "engine")
+
+    def __init__(self, client: Client, engine: EventEngine | TimelineEngine) -> None:
+        self.client = client
+        self.engine = engine
+        self.device = Device(engine.ordinal)
+
+
+class Attachments:
+    """All attachments of one client, by (slot, incarnation)."""
+
+    def __init__(self, client: Client, board: Board, guard: Guard, send: Callable[[Close, float], object]) -> None:
+        self._client = client
+        self._board = board
+        self._guard = guard
+        self._send = send
+        self.changing = threading.RLock()
+        """Held across each request that attaches or lets go, and what follows from it here: of a close that was put off
+        and a new attachment to the same slot, the coordinator must see the one that is true."""
+        self._lock = threading.RLock()
+        self._untold: list[tuple[Close, bool]] = []  # closes to tell, and whether they end a recorder's use
+        self._opened: dict[tuple[int, int], int] = {}  # how many event objects are open over it
+        self._engines: dict[tuple[int, int], EventEngine | TimelineEngine] = {}
+        self._held: dict[tuple[int, int], weakref.ref[Attached]] = {}
+        self._lingering: list[Engine] = []
+        self._works_on: set[tuple[str, int]] = set()
+
+    def find(self, key: tuple[int, int]) -> Attached | None:
+        """The attachment to a slot's use, if there is one."""
+        with self._lock:
+            engine = self._engines.get(key)
+            return None if engine is None else self._hold(key, engine)
+
+    def _hold(self, key: tuple[int, int], engine: EventEngine | TimelineEngine) -> Attached:
+        reference = self._held.get(key)
+        held = reference() if reference is not None else None
+        if held is None:
+            held = Attached(self._client, engine)
+            self._held[key] = weakref.ref(held)
+        return held
+
+    def add(self, reply: Attachment, *, opened: bool) -> Attached:
+        """Take in what the coordinator answered; `opened` for an event object, else for a point.
+
+        Raises DeviceMismatch if this process does not see the event's device, EngineMismatch if its engine does not work
+        here; the attachment is given back then.
+        """
+        key = (reply.slot, reply.incarnation)
+        with self._lock:
+            engine = self._engines.get(key)
+            if engine is None:
+                try:
+                    engine = self._make(reply)
+                except Exception:
+                    self._tell_close(Close(reply.slot, reply.incarnation), is_recorder=reply.recorder)
+                    raise
+                self._engines[key] = engine
+            engine.is_recorder = engine.is_recorder or reply.recorder
+            if opened:
+                self._opened[key] = self._opened.get(key, 0) + 1
+            return self._hold(key, engine)
+
+    def _make(self, reply: Attachment) -> EventEngine | TimelineEngine:
+        try:
+            ordinal = context.ordinal_of(reply.device)
+        except InvalidDevice as error:
+            raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
+        engine = _ENGINES[reply.engine](self._board, self._guard, reply, ordinal)
+        if (reply.engine, ordinal) not in self._works_on:
+            try:
+                engine.open_first()
+            except DriverError as error:
+                raise EngineMismatch(
+                    f"the event {reply.name!r} uses the engine {reply.engine!r}, which does not work in this process: "
+                    f"{error}"
+                ) from error
+            self._works_on.add((reply.engine, ordinal))
+        return engine
+
+    def close_one(self, key: tuple[int, int]) -> None:
+        """One event object over it was closed; the last one ends the attachment."""
+        with self._lock:
+            left = self._opened.get(key, 0) - 1
+            if left > 0:
+                self._opened[key] = left
+                return
+            self._opened.pop(key, None)
+            engine = self._engines.pop(key, None)
+            self._held.pop(key, None)
+        if engine is not None:
+            self._end(engine)
+
+    def _end(self, engine: Engine) -> None:
+        engine.close()
+        let_go = engine.try_let_go()
+        if not let_go:
+            with self._lock:
+                self._lingering.append(engine)
+        self._tell_close(Close(engine.slot, engine.incarnation, let_go=let_go), is_recorder=engine.is_recorder)
+
+    def give_back(self, late: Attachment) -> None:
+        """Let go of what was attached after its request was given up."""
+        self._untold.append((Close(late.slot, late.incarnation), late.recorder))
+
+    def _tell_close(self, body: Close, *, is_recorder: bool) -> None:
+        self._untold.append((body, is_recorder))
+        self.tell(_TELL_S, wait=True)
+
+    def tell(self, timeout: float, *, wait: bool) -> None:
+        """Tell the coordinator of closes; what it does not take within `timeout` seconds each is told by a later beat."""
+        if not self._untold or not self.changing.acquire(blocking=wait):
+            return
+        try:
+            while self._untold:
+                body, is_recorder = self._untold[0]
+                if not self._tell_one(body, is_recorder, timeout):
+                    return
+                self._untold.pop(0)
+        finally:
+            self.changing.release()
+
+    def _tell_one(self, body: Close, is_recorder: bool, timeout: float) -> bool:
+        if not is_recorder and (body.slot, body.incarnation) in self._engines:
+            return True  # attached anew since: the two uses are one to the coordinator
+        try:
+            self._send(body, timeout)
+        except (WaitTimeout, ConnectError):
+            return False  # under a new id then: closing twice is nothing
+        except IpcSyncError as error:
+            log.debug("closing slot %d: %s", body.slot, error)  # its session or use is over already
+        return True
+
+    def beat(self) -> None:
+        """From the heartbeat's thread: harvest, let go of what lingers, and of points' attachments that are over."""
+        with self._lock:
+            engines = list(self._engines.items())
+        for key, engine in engines:
+            engine.harvest()
+            if key not in self._opened and engine.state != "open":
+                self._drop_if_unused(key)
+        self.let_go_of_lingering()
+
+    def _drop_if_unused(self, key: tuple[int, int]) -> None:
+        with self._lock:
+            reference = self._held.get(key)
+            if key in self._opened or (reference is not None and reference() is not None):
+                return
+            self._held.pop(key, None)
+            engine = self._engines.pop(key, None)
+        if engine is not None:
+            self._end(engine)
+
+    def let_go_of_lingering(self) -> int:
+        """Try again to let go; how many did."""
+        with self._lock:
+            waiting = list(self._lingering)
+        done = [engine for engine in waiting if engine.try_let_go()]
+        for engine in done:
+            with self._lock:
+                self._lingering.remove(engine)
+            self._untold.append((Close(engine.slot, engine.incarnation), engine.is_recorder))
+        return len(done)
+
+    def collect(self) -> int:
+        """For `ipc_collect`: end what nothing uses; how many imports were closed."""
+        from ipcsync._engines import imports
+
+        before = imports.count()
+        self.beat()
+        return max(before - imports.count(), 0)
+
+    def close_all(self, seconds: float) -> bool:
+        """End every attachment without a word to the coordinator, and wait up to `seconds` for work still in flight.
+
+        Whether all was let go of; what was not goes on lingering.
+        """
+        with self._lock:
+            engines: list[Engine] = [*self._engines.values(), *self._lingering]
+            self._engines.clear()
+            self._held.clear()
+            self._opened.clear()
+        for engine in engines:
+            engine.close()
+        deadline = time.monotonic() + seconds
+        pause = 0.0005
+        while True:
+            engines = [engine for engine in engines if not engine.try_let_go()]
+            if not engines or time.monotonic() >= deadline:
+                break
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+        with self._lock:
+            self._lingering = engines
+        return not engines
+
+    @property
+    def lingers(self) -> bool:
+        """Whether anything closed is still to be let go of, or to be told."""
+        return bool(self._lingering or self._untold)

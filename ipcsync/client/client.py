@@ -1,0 +1,413 @@
+"""The client: one session with a coordinator."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ipcsync import _drivers
+from ipcsync._board import Board
+from ipcsync._linux.process import pid_namespace
+from ipcsync._wire import endpoints, messages, names
+from ipcsync._wire import point as wire
+from ipcsync._wire.messages import Message
+from ipcsync._wire.point import PointKey
+from ipcsync.client import feed
+from ipcsync.client.attachments import Attached, Attachments
+from ipcsync.client.callbacks import Callbacks
+from ipcsync.client.connection import Connection, context
+from ipcsync.client.event import SharedEvent
+from ipcsync.client.lease import Lease
+from ipcsync.client.point import Point
+from ipcsync.client.rows import EventInfo, Notice, SessionInfo
+from ipcsync.errors import (
+    ClientClosed,
+    ConnectError,
+    CoordinatorLost,
+    IpcSyncError,
+    ProtocolError,
+    WaitTimeout,
+)
+from ipcsync.native import device as devices
+from ipcsync.native import fork
+from ipcsync.native.context import current_ordinal, ordinal_of, stream_call, uuid_of
+from ipcsync.native.stream import Stream, stream_handle
+
+log = logging.getLogger("ipcsync")
+
+_M = TypeVar("_M", bound=Message)
+
+_CLOSE_S = 1.0
+_DEFAULT_S = 5.0
+
+_clients: dict[bytes, list[weakref.ref[Client]]] = {}
+
+
+def connect(
+    endpoint: str | None = None, *, name: str | None = None, timeout: float = 5.0, lease_ttl: float | None = None
+) -> Client:
+    """Open a session with a coordinator.
+
+    `endpoint` is $IPCSYNC_ENDPOINT by default, else the coordinator's socket in the runtime directory; `name` is what
+    others see of this session; `timeout` in seconds, for a daemon that is just starting too; `lease_ttl` in seconds asks
+    for another TTL than the coordinator's, which clamps it (`client.lease_ttl` is what it granted).
+
+    Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver.
+    """
+    fork.arm()
+    return Client(endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl)
+
+
+def client_of(epoch: bytes) -> Client:
+    """This process's client of an epoch, the first if there are several. ConnectError without one."""
+    fork.check()
+    for reference in _clients.get(epoch, []):
+        client = reference()
+        if client is not None and client.is_connected:
+            return client
+    raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
+
+
+class Client:
+    """One session with a coordinator, with a lease that lives as long as this process does. Thread-safe.
+
+    A context manager that closes it. In a forked child every call but `close` raises ForkedProcessError.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        name: str | None = None,
+        timeout: float = 5.0,
+        lease_ttl: float | None = None,
+    ) -> None:
+        self.endpoint = endpoint if endpoint is not None else endpoints.default_endpoint()
+        self.name = name or ""
+        self._is_closed = False
+        self._unnamed: dict[tuple[int, str], SharedEvent] = {}
+        self._unnamed_lock = threading.Lock()
+        self._callbacks = Callbacks()
+        self._connection = Connection(self.endpoint)
+        try:
+            welcome = self._hello(timeout, lease_ttl)
+            self._open_session(welcome, timeout)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._forget_child = fork.at_child(self._lease.drop_in_child)
+        devices.collectors.append(self._attachments.collect)
+        _clients.setdefault(self.epoch, []).append(weakref.ref(self))
+
+    def _hello(self, timeout: float, lease_ttl: float | None) -> messages.Welcome:
+        hello = messages.Hello(
+            nonce=os.urandom(16),
+            driver=_drivers.name(),
+            name=self.name,
+            namespace=pid_namespace(),
+            shm=_shm_identity(),
+            pid=os.getpid(),
+            lease_ttl=lease_ttl,
+        )
+        try:
+            reply = self._connection.request(hello, b"", timeout)
+        except WaitTimeout:
+            raise ConnectError(
+                f"no coordinator answered at {self.endpoint} within {timeout} s; start one with: ipcsync coordinator",
+                endpoint=self.endpoint,
+            ) from None
+        except ConnectError as error:
+            error.endpoint = self.endpoint
+            raise
+        return _expect(reply, messages.Welcome)
+
+    def _open_session(self, welcome: messages.Welcome, timeout: float) -> None:
+        try:
+            board = Board.open(welcome.board)
+        except OSError as error:
+            raise ConnectError(
+                f"the coordinator's board {welcome.board} cannot be opened here: {error.strerror}", endpoint=self.endpoint
+            ) from error
+        if board.epoch != welcome.epoch:
+            raise ConnectError(f"the board {welcome.board} is of another coordinator", endpoint=self.endpoint)
+        self.epoch = welcome.epoch
+        self.lease_ttl = welcome.lease_ttl
+        self.session_id = welcome.session
+        self._token = welcome.token
+        self._feed_endpoint = welcome.feed
+        board.hold_lifeline(board.session(welcome.line))
+        self._lease = Lease(board, welcome, self.endpoint, self._at_beat)
+        self._attachments = Attachments(self, board, self._lease, self._send_close)
+        self._connection.request(messages.Ready(), self._token, timeout)
+        self._lease.start()
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        fork.check()
+        if self._is_closed:
+            raise ClientClosed("this client was closed")
+        self._lease.check()
+
+    def _request(self, body: Message, kind: type[_M], timeout: float = _DEFAULT_S, **options: Any) -> _M:
+        self._check()
+        return _expect(self._connection.request(body, self._token, timeout, self._lease.look, **options), kind)
+
+    def _at_beat(self) -> None:
+        """From the heartbeat's thread."""
+        self._connection.drain_late()
+        self._attachments.beat()
+        self._attachments.tell(0.05, wait=False)
+        if self._is_closed and not self._attachments.lingers:
+            self._end_thread()
+
+    def _send_close(self, body: messages.Close, timeout: float) -> None:
+        self._connection.request(body, self._token, timeout)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the session lives, as far as is known; asks nobody."""
+        return not self._is_closed and not fork.is_in_bad_fork() and self._lease.is_good
+
+    @property
+    def messages_sent(self) -> int:
+        """How many requests this client has sent to the coordinator."""
+        return self._connection.sent
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def event(
+        self,
+        name: str,
+        *,
+        recorder: bool = False,
+        device: Any = None,
+        engine: str = "auto",
+        depth: int = 4,
+        timeout: float = 5.0,
+    ) -> SharedEvent:
+        """Open the shared event `name`, or create it if nobody has it; whoever records may come first or last.
+
+        `recorder=True` makes this session the one that records. `device` is the event's own if it exists, else the
+        current one. `engine` is "event", "timeline" or "auto". `depth`, 1 to 1024, is how many records may be in flight,
+        and is the creator's. `timeout` in seconds, for the coordinator's answer.
+
+        Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, and ProtocolError for a bad name.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"an event's name is a str, but got {type(name).__name__}")
+        _check_name(name)
+        return self._open(name, recorder, device, engine, depth, timeout)
+
+    def _open(
+        self, name: str, recorder: bool, device: Any, engine: str, depth: int, timeout: float = _DEFAULT_S
+    ) -> SharedEvent:
+        self._check()
+        if isinstance(depth, bool) or not isinstance(depth, int):
+            raise TypeError(f"depth is an int, but got {type(depth).__name__}")
+        if not 1 <= depth <= 1024:
+            raise ValueError(f"depth is from 1 to 1024, but got {depth}")
+        if engine not in ("auto", "event", "timeline"):
+            raise ValueError(f"engine is 'auto', 'event' or 'timeline', but got {engine!r}")
+        body = messages.Open(
+            name=name,
+            recorder=bool(recorder),
+            device="" if device is None else uuid_of(devices.parse(device)),
+            default_device=uuid_of(current_ordinal()),
+            engine=engine,
+            depth=depth,
+        )
+        with self._attachments.changing:
+            reply = self._request(body, messages.Attachment, timeout, on_late=self._give_back)
+            return SharedEvent(self._attachments.add(reply, opened=True), self.epoch)
+
+    def _give_back(self, late: Message) -> None:
+        """An attachment whose request was given up is let go of, not leaked."""
+        if isinstance(late, messages.Attachment):
+            self._attachments.give_back(late)
+
+    def record(self, stream: Any = None, *, engine: str = "auto") -> Point:
+        """Record on this client's unnamed event for `stream`, leased once: the everyday way to hand work on.
+
+        Raises what `SharedEvent.record` does; the first record on a stream asks the coordinator, later ones do not.
+        """
+        self._check()
+        handle, ordinal = stream_handle(stream)
+        key = (_stream_id(handle, ordinal), engine)
+        event = self._unnamed.get(key)
+        if event is None:
+            with self._unnamed_lock:
+                event = self._unnamed.get(key)
+                if event is None:
+                    event = self._unnamed[key] = self._open("", True, ordinal, engine, 16)
+        return event.record(Stream(stream_id=int(handle), device_index=ordinal) if stream is None else stream)
+
+    def point(self, data: bytes | bytearray | memoryview) -> Point:
+        """The point in 48 bytes from any process. Asks the coordinator only at the first sight of an event.
+
+        Raises ProtocolError for bytes that are no point, CoordinatorLost for one of another coordinator or epoch,
+        EventClosed for one whose event is gone.
+        """
+        self._check()
+        key = wire.unpack(data)
+        return Point(key, self._attach_point(key))
+
+    def _attach_point(self, key: PointKey) -> Attached:
+        self._check()
+        if key.epoch != self.epoch:
+            raise CoordinatorLost("this point is of another coordinator, or of one that has restarted since")
+        where = (key.slot, key.incarnation)
+        found = self._attachments.find(where)
+        if found is not None:
+            return found
+        with self._attachments.changing:
+            found = self._attachments.find(where)
+            if found is not None:
+                return found
+            body = messages.Attach(key.slot, key.incarnation)
+            reply = self._request(body, messages.Attachment, on_late=self._give_back)
+            return self._attachments.add(reply, opened=False)
+
+    def stream(self, name: str, *, device: Any = None, priority: int = 0) -> Stream:
+        """A stream of this process, made as the specification `name` says: every worker's is equal.
+
+        The first to name it decides device (the current one by default) and priority. DeviceMismatch for another device.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a stream's name is a str, but got {type(name).__name__}")
+        _check_name(name)
+        body = messages.StreamSpec(
+            name=name,
+            device="" if device is None else uuid_of(devices.parse(device)),
+            default_device=uuid_of(current_ordinal()),
+            priority=priority,
+        )
+        spec = self._request(body, messages.Stream)
+        return Stream(ordinal_of(spec.device), spec.priority)
+
+    # --- lists --------------------------------------------------------------------------------------------------------
+
+    def list_events(self, prefix: str = "") -> list[EventInfo]:
+        """The shared events whose names begin with `prefix`, those in quarantine included."""
+        return [_event_info(row) for row in self._request(messages.Events(prefix), messages.EventList).events]
+
+    def list_sessions(self) -> list[SessionInfo]:
+        """The sessions that live."""
+        rows = self._request(messages.Sessions(), messages.SessionList).sessions
+        return [SessionInfo(row.id, row.name, row.pid, row.events, row.connected_s, row.last_seen_s) for row in rows]
+
+    def stats(self) -> dict[str, Any]:
+        """What the coordinator counts, and under `client` what this client does."""
+        stats: dict[str, Any] = dict(self._request(messages.Stats(), messages.Counters).stats)
+        stats["client"] = {"messages_sent": self.messages_sent, "full_ring_waits": self._lease.full_rings}
+        return stats
+
+    def check(self, device: Any = None) -> dict[str, dict[str, Any]]:
+        """Which engines work between this process and the coordinator on a device, tried for real.
+
+        {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works.
+        """
+        from ipcsync.client import trial
+
+        ordinal = devices.parse(device)
+        means = self._request(messages.Probe(uuid_of(ordinal)), messages.Means)
+        return trial.of_engines(means, ordinal, self._lease.board)
+
+    def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
+        """A snapshot as notices, then every change in order; ends when nothing came for `timeout` seconds.
+
+        Sessions are told of whatever the `prefix`, which is of events' names.
+        """
+        self._check()
+        return feed.watch(
+            context(),
+            self._feed_endpoint,
+            prefix,
+            timeout,
+            lambda: self._request(messages.Snapshot(prefix), messages.State),
+            self._look,
+        )
+
+    def _look(self) -> None:
+        self._check()
+        self._lease.look()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the session and all it has; twice does nothing, and so does a call in a forked child.
+
+        It waits up to a second for work that is still in flight, so that what was recorded stays good for those who wait.
+        What is not complete by then raises RecorderLost there.
+        """
+        if self._is_closed or fork.is_in_bad_fork():
+            return
+        self._is_closed = True
+        let_go = self._attachments.close_all(_CLOSE_S)
+        self._callbacks.join(1.0)
+        if self._lease.coordinator_is_alive():
+            try:
+                self._connection.request(messages.Bye(let_go=let_go), self._token, 1.0)
+            except IpcSyncError as error:
+                # The session ends all the same: by its TTL, or with this process.
+                log.info("the coordinator did not take the goodbye: %s", error)
+        devices.collectors.remove(self._attachments.collect)
+        _clients[self.epoch] = [ref for ref in _clients.get(self.epoch, []) if ref() not in (None, self)]
+        if let_go:
+            self._lease.stop()
+            self._end()
+        # Else the heartbeat's thread goes on until what lingers is let go of, and ends the rest then.
+
+    def _end_thread(self) -> None:
+        self._lease.stop()
+        self._end()
+
+    def _end(self) -> None:
+        self._connection.close()
+        self._forget_child()
+        self._lease.board.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "connected" if self.is_connected else "closed"
+        return f"<ipcsync.Client {self.name!r} {state} {self.endpoint}>"
+
+
+def _expect(reply: Message, kind: type[_M]) -> _M:
+    if not isinstance(reply, kind):
+        raise ProtocolError(f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply")
+    return reply
+
+
+def _check_name(name: str) -> None:
+    reason = names.why_not(name)
+    if reason:
+        raise ProtocolError(f"the name {name!r:.80} {reason}", code="name")
+
+
+def _stream_id(handle: Any, ordinal: int) -> int:
+    result = stream_call(handle, ordinal, _drivers.load().cuStreamGetId, handle)
+    return int(_drivers.check(result, "cuStreamGetId"))
+
+
+def _shm_identity() -> str:
+    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def _event_info(row: messages.EventRow) -> EventInfo:
+    return EventInfo(
+        row.name, row.device, row.engine, row.state, row.generation, row.completed, row.attached, row.recorder
+    )

@@ -1,0 +1,171 @@
+"""The request socket: one request at a time, each retried under its own id until its reply or its deadline.
+
+At any moment one thread is inside the socket, the one that holds the lock; a control request is rare, and handing it to
+a thread of its own would cost twice its round trip.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from ipcsync._wire import codec, endpoints
+from ipcsync._wire.messages import Failure, Message
+from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
+
+_RETRY_NS = 1_000_000_000
+_SLICE_NS = 50_000_000
+
+_context_lock = threading.Lock()
+_context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+
+def context() -> zmq.Context[zmq.Socket[bytes]]:
+    """The ZeroMQ context of this process's clients."""
+    global _context  # noqa: PLW0603 - one I/O thread for all clients
+    with _context_lock:
+        if _context is None:
+            _context = zmq.Context()
+        return _context
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise ConnectError if the socket belongs to somebody else."""
+    path = endpoints.socket_path(endpoint)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return  # not there yet: connecting waits for it
+    if status.st_uid != os.geteuid():
+        raise ConnectError(
+            f"the socket {path} belongs to uid {status.st_uid}, and this is uid {os.geteuid()}: "
+            "a coordinator serves its own uid only",
+            endpoint=endpoint,
+        )
+
+
+class Connection:
+    """A DEALER socket to one coordinator. Thread-safe."""
+
+    def __init__(self, endpoint: str) -> None:
+        check_endpoint(endpoint)
+        self.endpoint = endpoint
+        self.sent = 0
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._late: dict[int, Callable[[Message], None]] = {}
+        self._socket: zmq.Socket[bytes] | None = context().socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue a request for a daemon that is not there yet
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_REPLY)
+        self._socket.connect(endpoint)
+
+    def request(
+        self,
+        body: Message,
+        token: bytes,
+        timeout: float,
+        look: Callable[[], None] | None = None,
+        on_late: Callable[[Message], None] | None = None,
+    ) -> Message:
+        """Send a request and return its reply's body; the error that it carries is raised.
+
+        `look` is called in every slice of the wait and may raise. WaitTimeout after `timeout` seconds; a reply that comes
+        later is handed to `on_late`.
+        """
+        deadline = time.monotonic_ns() + int(timeout * 1e9)
+        if not self._lock.acquire(timeout=max(timeout, 0)):
+            raise WaitTimeout(f"another request kept the connection for {timeout} s", timeout=timeout)
+        try:
+            reply = self._exchange(body, token, deadline, look, on_late)
+        finally:
+            self._lock.release()
+        if reply is None:
+            raise WaitTimeout(f"the coordinator did not answer within {timeout} s", timeout=timeout)
+        if isinstance(reply, Failure):
+            raise codec.error_of(reply)
+        return reply
+
+    def _exchange(
+        self,
+        body: Message,
+        token: bytes,
+        deadline: int,
+        look: Callable[[], None] | None,
+        on_late: Callable[[Message], None] | None,
+    ) -> Message | None:
+        socket = self._open_socket()
+        request_id = next(self._ids)
+        frame = codec.encode_request(request_id, body, token, deadline)
+        resend_at = 0
+        was_sent = False
+        while (now := time.monotonic_ns()) < deadline:
+            if now >= resend_at and self._try_send(socket, frame):
+                # The same id: if only the reply was lost, the coordinator gives it again and does nothing twice.
+                resend_at = now + _RETRY_NS
+                was_sent = True
+            wanted = zmq.POLLIN if was_sent else zmq.POLLIN | zmq.POLLOUT
+            slice_ms = max(1, min(_SLICE_NS, deadline - now) // 1_000_000)
+            socket.poll(slice_ms, wanted)
+            found = self._receive(socket, request_id)
+            if found is not None:
+                return found
+            if look is not None:
+                look()
+        if was_sent and on_late is not None:
+            self._late[request_id] = on_late
+        return None
+
+    def _open_socket(self) -> zmq.Socket[bytes]:
+        if self._socket is None:
+            raise ConnectError("the connection was closed", endpoint=self.endpoint)
+        return self._socket
+
+    def _try_send(self, socket: zmq.Socket[bytes], frame: bytes) -> bool:
+        try:
+            socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False  # nobody is connected right now
+        self.sent += 1
+        return True
+
+    def _receive(self, socket: zmq.Socket[bytes], wanted: int) -> Message | None:
+        """The reply to request `wanted`, if it is there; late ones on the way go where they belong."""
+        while True:
+            try:
+                parts: list[Any] = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if len(parts) != 1:
+                raise ProtocolError(f"a reply of {len(parts)} frames", code="malformed")
+            request_id, body = codec.decode_reply(parts[0])
+            if request_id == wanted:
+                return body
+            on_late = self._late.pop(request_id, None)
+            if on_late is not None:
+                on_late(body)
+
+    def drain_late(self) -> None:
+        """Take in replies that came after their request was given up; nothing if a request is under way."""
+        if not self._late or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._socket is not None:
+                self._receive(self._socket, 0)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Close the socket; twice does nothing."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None

@@ -1,0 +1,131 @@
+"""Shared events, as their users see them."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from ipcsync._wire.point import PointKey
+from ipcsync.client.attachments import Attached
+from ipcsync.client.point import Point
+from ipcsync.native.device import Device
+
+
+class SharedEvent:
+    """A named channel of GPU work: one session records on it, any number wait.
+
+    Made by `Client.event`. Each record makes the next generation, and gives the point that stands for it. A context
+    manager that closes it.
+    """
+
+    def __init__(self, attached: Attached, epoch: bytes) -> None:
+        self._attached = attached
+        self._engine = attached.engine
+        self._epoch = epoch
+        self._is_open = True
+
+    @property
+    def name(self) -> str:
+        """The event's name."""
+        return self._engine.name
+
+    @property
+    def device(self) -> Device:
+        """The event's device, as this process numbers it."""
+        return self._attached.device
+
+    @property
+    def engine(self) -> str:
+        """"event" or "timeline"; the same for every session."""
+        return self._engine.kind
+
+    @property
+    def depth(self) -> int:
+        """How many records may be in flight on the `event` engine."""
+        return self._engine.depth
+
+    @property
+    def handles(self) -> tuple[bytes, ...]:
+        """The IPC handles of the ring, 64 bytes each; empty on the `timeline` engine."""
+        return self._engine.handles
+
+    @property
+    def handle(self) -> bytes | None:
+        """The first of `handles`: with depth=1, all that torch or cuda.core need to wait."""
+        return self._engine.handles[0] if self._engine.handles else None
+
+    @property
+    def generation(self) -> int:
+        """The last generation recorded, 0 for none."""
+        return self._engine.generation
+
+    @property
+    def completed(self) -> int:
+        """Every generation up to this one is known complete; never more than `generation`."""
+        return self._engine.completed
+
+    @property
+    def state(self) -> str:
+        """"open", "broken" (the recorder died) or "closed"."""
+        return self._engine.state if self._is_open else "closed"
+
+    def record(self, stream: Any = None, *, timeout: float | None = None) -> Point:
+        """Record the next generation after all work submitted to `stream` so far; the point that stands for it.
+
+        If `depth` records are in flight, it first blocks until the oldest is complete, at most `timeout` seconds
+        (WaitTimeout names the oldest). Raises NotRecorder without the role, DeviceMismatch for a stream of another device,
+        StreamCapturing, EventClosed, and what every use may raise.
+        """
+        self._check()
+        return self._point(self._engine.record(stream, timeout))
+
+    def at(self, generation: int) -> Point:
+        """The point of a generation, recorded already or not; ValueError below 1."""
+        self._check()
+        if isinstance(generation, bool) or not isinstance(generation, int):
+            raise TypeError(f"a generation is an int, but got {type(generation).__name__}")
+        if not 1 <= generation < 1 << 62:
+            raise ValueError(f"generations are counted from 1, but got {generation}")
+        return self._point(generation)
+
+    @property
+    def latest(self) -> Point | None:
+        """The point of the last record, None if there is none yet."""
+        self._check()
+        generation = self._engine.generation
+        return self._point(generation) if generation else None
+
+    def _check(self) -> None:
+        self._engine.check()
+        if not self._is_open:
+            from ipcsync.errors import EventClosed
+
+            raise EventClosed(f"this object of the event {self.name!r} was closed")
+
+    def _point(self, generation: int) -> Point:
+        engine = self._engine
+        return Point(PointKey(self._epoch, engine.slot, engine.incarnation, generation), self._attached)
+
+    def close(self) -> None:
+        """End this object's use; the last one over the attachment ends that, and wakes this process's waits on it.
+
+        A recorder's close finishes the event: its name is free, and what was not recorded raises RecorderLost. Twice is
+        nothing, and so is a call in a forked child.
+        """
+        from ipcsync.native import fork
+
+        if self._is_open and not fork.is_in_bad_fork():
+            self._is_open = False
+            self._attached.client._attachments.close_one((self._engine.slot, self._engine.incarnation))
+
+    def __enter__(self) -> SharedEvent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        engine = self._engine
+        return f"<ipcsync.SharedEvent {self.name!r} {engine.kind} {self.state} generation={engine.generation}>"

@@ -1,0 +1,187 @@
+"""A session's lease: the heartbeat's thread, and the looks that tell whether the session and its coordinator live."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+
+from ipcsync._board import EXPIRED, LIVE, Board
+from ipcsync._linux.process import PidFd, Process, pid_namespace
+from ipcsync._wire.messages import Welcome
+from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionExpired
+from ipcsync.native import fork
+
+log = logging.getLogger("ipcsync")
+
+_LIFELINE_S = 0.25
+
+
+class Lease:
+    """One session, from Welcome to goodbye. It is what the engines ask whether they may go on.
+
+    The client judges its lease by its own monotonic clock: when its heartbeat did not run for a TTL, the session counts as
+    expired here too, whatever the board says, and is never revived.
+    """
+
+    def __init__(self, board: Board, welcome: Welcome, endpoint: str, at_beat: Callable[[], None]) -> None:
+        self.board = board
+        self.welcome = welcome
+        self.endpoint = endpoint
+        self.full_rings = 0
+        self._line = board.session(welcome.line)
+        self._at_beat = at_beat
+        self._ttl_ns = int(welcome.lease_ttl * 1e9)
+        self._beat_s = welcome.heartbeat
+        self._problem: tuple[type[IpcSyncError], str] | None = None
+        self._closed = False
+        self._coordinator, self._pidfd = self._watch_coordinator()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._last_ns = time.monotonic_ns()
+        self._line.heartbeat = self._last_ns
+        self._thread = threading.Thread(target=self._run, name="ipcsync-heartbeat", daemon=True)
+
+    def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:
+        """By its process where its pid means the same here, else (None, None): by its lifeline."""
+        pid, started, namespace = self.board.coordinator
+        if namespace != pid_namespace():
+            return None, None
+        try:
+            return Process(pid, started), PidFd(pid)
+        except ProcessLookupError:
+            return Process(pid, started), None  # it is gone, which the first look says
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is known to be wrong."""
+        return self._problem is None and not self._closed
+
+    # --- looks --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise if the process was forked, or the coordinator or the lease is lost. Costs under a microsecond."""
+        fork.check()
+        if self._problem is not None:
+            self._raise()
+        line = self._line
+        if line.state != LIVE or line.serial != self.welcome.serial or time.monotonic_ns() - self._last_ns > self._ttl_ns:
+            self._judge()
+        self.board.check()
+
+    def look(self) -> None:
+        """`check`, and ask whether the coordinator's process lives."""
+        self.check()
+        if not self.coordinator_is_alive():
+            self._lose(CoordinatorLost, "the coordinator died")
+            self._raise()
+
+    def coordinator_is_alive(self) -> bool:
+        """Whether the coordinator's process lives, by the kernel's word."""
+        if self._coordinator is None:
+            return self.board.coordinator_holds_lifeline
+        return self._coordinator.is_alive()
+
+    def count_full_ring(self) -> None:
+        """A record had to wait for its ring."""
+        self.full_rings += 1
+
+    def _lose(self, kind: type[IpcSyncError], why: str) -> None:
+        if self._problem is None:
+            self._problem = (kind, why)
+
+    def _raise(self) -> None:
+        assert self._problem is not None
+        kind, why = self._problem
+        raise kind(why)
+
+    def _judge(self) -> None:
+        """Something about the lease is wrong: say what, for good."""
+        if self._closed:
+            return
+        try:
+            self.board.check()
+        except (CoordinatorLost, ProtocolError) as error:
+            self._lose(type(error), str(error))
+            raise
+        if not self.coordinator_is_alive():
+            self._lose(CoordinatorLost, "the coordinator died")
+        else:
+            self._lose(
+                SessionExpired,
+                f"this process was silent for longer than its lease's {self._ttl_ns / 1e9:g} s; connect anew",
+            )
+        self._raise()
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        if self._pidfd is not None:
+            poll.register(self._pidfd.fileno(), select.POLLIN)
+        period_ms = int(1000 * (self._beat_s if self._pidfd is not None else min(self._beat_s, _LIFELINE_S)))
+        while not self._closed:
+            events = poll.poll(period_ms)
+            if self._closed or fork.is_in_bad_fork():
+                return
+            if self._pidfd is not None and any(fd == self._pidfd.fileno() for fd, _ in events):
+                poll.unregister(self._pidfd.fileno())
+                self._lose(CoordinatorLost, "the coordinator died")
+            self._drain_wake()
+            try:
+                self._beat()
+            except IpcSyncError as error:
+                self._lose(type(error), str(error))
+            except Exception:
+                log.exception("the heartbeat of %s failed", self.endpoint)
+
+    def _drain_wake(self) -> None:
+        try:
+            os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            return
+
+    def _beat(self) -> None:
+        now = time.monotonic_ns()
+        if self._problem is None:
+            if now - self._last_ns > self._ttl_ns or self._line.state == EXPIRED:
+                self._judge()
+            if self._pidfd is None and not self.coordinator_is_alive():
+                self._lose(CoordinatorLost, "the coordinator died")
+                return
+            self.board.check()
+            self._last_ns = now
+            self._line.heartbeat = now
+        self._at_beat()
+
+    def wake(self) -> None:
+        """Have the thread run a beat now."""
+        try:
+            os.write(self._wake_write, b"x")
+        except BlockingIOError:
+            return  # it has enough reasons to wake already
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self.wake()
+        if threading.current_thread() is not self._thread and self._thread.ident is not None:
+            self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        if self._pidfd is not None:
+            self._pidfd.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
+
+    def drop_in_child(self) -> None:
+        """In a forked child: give up the lifeline's descriptor, and nothing else."""
+        self.board.drop_descriptor()
+

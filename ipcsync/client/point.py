@@ -1,0 +1,126 @@
+"""A point: one generation of one shared event, the one thing that is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ipcsync._wire import point as wire
+from ipcsync._wire.point import PointKey
+from ipcsync.errors import IpcSyncError
+
+if TYPE_CHECKING:
+    from ipcsync.client.attachments import Attached
+    from ipcsync.native.device import Device
+
+
+class Point:
+    """A record of a shared event, or one that is still to come. Immutable and hashable; equal points are the same record.
+
+    `bytes(point)` is 48 bytes for one's own message; `client.point(data)` makes it a point again, in any process that
+    has a client of the same coordinator. It pickles too: an unpickled point belongs to the process's client of that
+    epoch, and its use raises ConnectError if there is none.
+
+    Each use raises EventClosed if the event was closed in this process or its slot is used anew, CoordinatorLost or
+    SessionExpired if the client's session is over, and ForkedProcessError in a forked child.
+    """
+
+    __slots__ = ("__weakref__", "_attached", "_key")
+
+    def __init__(self, key: PointKey, attached: Attached | None) -> None:
+        self._key = key
+        self._attached = attached
+
+    def _bound(self) -> Attached:
+        if self._attached is None:
+            from ipcsync.client.client import client_of
+
+            self._attached = client_of(self._key.epoch)._attach_point(self._key)
+        return self._attached
+
+    @property
+    def generation(self) -> int:
+        """Which record of the event it is, from 1 up."""
+        return self._key.generation
+
+    @property
+    def event_name(self) -> str:
+        """The event's name; empty for a client's unnamed ones."""
+        return self._bound().engine.name
+
+    @property
+    def device(self) -> Device:
+        """The event's device, as this process numbers it."""
+        return self._bound().device
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the record was made. That it is complete, `query` tells."""
+        engine = self._bound().engine
+        engine.check()
+        return engine.generation >= self._key.generation
+
+    def wait(self, stream: Any = None, *, timeout: float | None = None, ahead: bool = False) -> None:
+        """Have all work submitted to `stream` from now on wait for this point, without waiting for it on the host.
+
+        The host blocks only until the record is made, at most `timeout` seconds (None: as long as recorder and
+        coordinator live). `ahead=True` does not block even for that, on the `timeline` engine only; it is dangerous: a
+        queued wait that is never signalled holds its stream, and whatever shares a hardware queue with it, until the
+        recorder records, closes or dies.
+
+        Raises RecorderLost if the record will never come or never counts, WaitTimeout, StreamCapturing for a stream that
+        is being captured, EngineMismatch for `ahead` on the `event` engine, TypeError for what is no stream.
+        """
+        attached = self._bound()
+        attached.engine.wait(self._key.generation, stream, timeout, ahead=ahead)
+
+    def query(self) -> bool:
+        """Whether it is complete; False also while it is not recorded. Raises RecorderLost if it never will be."""
+        return self._bound().engine.query(self._key.generation)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block until it is complete, with the GIL released, at most `timeout` seconds (None: as long as it can be).
+
+        Raises RecorderLost if it never will be, and WaitTimeout.
+        """
+        self._bound().engine.synchronize(self._key.generation, timeout)
+
+    def add_done_callback(self, fn: Callable[[Point], object]) -> None:
+        """Have `fn(point)` called once on a thread of the client, when the point is complete or can never be.
+
+        In the second case `exception()` says why. What `fn` raises is logged.
+        """
+        if not callable(fn):
+            raise TypeError(f"a callback is callable, but got {type(fn).__name__}")
+        attached = self._bound()
+        attached.engine.check()
+        attached.client._callbacks.add(self, fn)
+
+    def exception(self) -> IpcSyncError | None:
+        """Why the point can never be complete; None if it is, or still can be."""
+        try:
+            self.query()
+        except IpcSyncError as error:
+            return error
+        return None
+
+    def __bytes__(self) -> bytes:
+        return wire.pack(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key == other._key if isinstance(other, Point) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        key = self._key
+        name = self._attached.engine.name if self._attached is not None else ""
+        return f"<ipcsync.Point {name or f'slot {key.slot}'} generation={key.generation}>"
+
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]:
+        return _unpickle, (wire.pack(self._key),)
+
+
+def _unpickle(data: bytes) -> Point:
+    return Point(wire.unpack(data), None)

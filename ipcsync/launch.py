@@ -1,0 +1,151 @@
+"""A coordinator of one's own, for as long as a `with` block."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from types import TracebackType
+from typing import Any
+
+from ipcsync._linux.process import start_time
+from ipcsync.errors import ConnectError
+
+_START_S = 30.0
+_STOP_S = 5.0
+
+
+class Coordinator:
+    """A running coordinator daemon. `endpoint` is what clients connect to, `pid` its process.
+
+    A context manager that stops it. It ends by itself when this process does, however that ends.
+    """
+
+    def __init__(self, command: list[str], environment: dict[str, str], runtime_dir: str, temporary: bool) -> None:
+        self.runtime_dir = runtime_dir
+        self._temporary = temporary
+        read, write = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--ready-fd", str(write)],
+                env=environment,
+                pass_fds=(write,),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is its parent's business, which then stops it in order
+            )
+        finally:
+            os.close(write)
+        self._owner = os.getpid()
+        self.pid = self._process.pid
+        try:
+            self.endpoint = self._await_ready(read)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            os.close(read)
+
+    def _await_ready(self, fd: int) -> str:
+        deadline = time.monotonic() + _START_S
+        data = b""
+        while not data.endswith(b"\n"):
+            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            chunk = os.read(fd, 4096) if ready else b""
+            if not chunk:
+                status = self._process.poll() if not ready else self._process.wait(_STOP_S)
+                raise ConnectError(
+                    f"the coordinator did not start in {_START_S:g} s"
+                    if status is None
+                    else f"the coordinator ended at its start with status {status}; its log says why",
+                    endpoint=self.runtime_dir,
+                )
+            data += chunk
+        return data.decode().strip()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the daemon runs."""
+        return self._process.poll() is None
+
+    def stop(self, timeout: float = _STOP_S) -> int:
+        """Stop the daemon and return its exit status; twice gives the same. It is killed after `timeout` seconds.
+
+        In a forked child nothing happens.
+        """
+        if os.getpid() != self._owner:
+            return 0
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        status = self._process.wait()
+        if self._temporary:
+            shutil.rmtree(self.runtime_dir, ignore_errors=True)
+        return status
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<ipcsync.Coordinator pid={self.pid} {self.endpoint}>"
+
+
+def launch(*, driver: str | None = None, runtime_dir: str | None = None, **settings: Any) -> Coordinator:
+    """Start a coordinator daemon and wait until it serves.
+
+    `driver` is "auto", "cuda" or "host" ($IPCSYNC_DRIVER by default), `runtime_dir` a directory of its own by default;
+    `settings` are named like the flags of `ipcsync coordinator`: lease_ttl=5.0, pool=100. The daemon is a process of its
+    own, started by exec, and ends with this one.
+
+    Raises ConnectError if it does not start, whose reason is on stderr; TypeError for a setting that is of no flag's type.
+    """
+    command = [sys.executable, "-m", "ipcsync_coordinator"]
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            command.append(flag)
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            command += [flag, str(value)]
+        elif value not in (None, False):
+            raise TypeError(f"the setting {name} is text or a number, but got {type(value).__name__}")
+    if driver is not None:
+        command += ["--driver", driver]
+    temporary = runtime_dir is None
+    if runtime_dir is None:
+        _remove_abandoned()
+        runtime_dir = tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-{start_time(os.getpid())}-")
+    command += ["--runtime-dir", runtime_dir, "--exit-with", f"{os.getpid()}:{start_time(os.getpid())}"]
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    return Coordinator(command, environment, runtime_dir, temporary)
+
+
+def _prefix() -> str:
+    return f"ipcsync-{os.getuid()}-"
+
+
+def _remove_abandoned() -> None:
+    """Remove the directories of processes that were killed together with their coordinators."""
+    from ipcsync._linux.process import is_running
+
+    root = tempfile.gettempdir()
+    for entry in os.listdir(root):
+        if not entry.startswith(_prefix()):
+            continue
+        pid, _, rest = entry.removeprefix(_prefix()).partition("-")
+        started = rest.partition("-")[0]
+        if pid.isdigit() and started.isdigit() and not is_running(int(pid), int(started)):
+            shutil.rmtree(os.path.join(root, entry), ignore_errors=True)

@@ -1,0 +1,34 @@
+"""The CUDA objects of this process: the fork guard, devices, streams, events.
+
+What the layers above need stands in its module: `fork.check` and `fork.at_child`, `device.parse`, `device.uuid_of`,
+`device.ordinal_of` and `device.collectors`, `stream.resolve`, `stream.stream_handle` and `stream.stream_call`,
+`capture.relaxed_call` and `capture.refuse_capturing`, `context.ensure_context` and `context.OnDevice`. The context
+managers `device` and `stream` are not named here, since they would hide the modules of those names.
+"""
+
+from ipcsync.native.capture import Relaxed, refuse_capturing, relaxed_call
+from ipcsync.native.context import OnDevice, driver, ensure_context
+from ipcsync.native.device import Device, DeviceProperties, ordinal_of, parse, uuid_of
+from ipcsync.native.event import Event
+from ipcsync.native.stream import ExternalStream, Stream, current_stream, resolve, stream_call, stream_handle
+
+__all__ = [
+    "Device",
+    "DeviceProperties",
+    "Event",
+    "ExternalStream",
+    "OnDevice",
+    "Relaxed",
+    "Stream",
+    "current_stream",
+    "driver",
+    "ensure_context",
+    "ordinal_of",
+    "parse",
+    "refuse_capturing",
+    "relaxed_call",
+    "resolve",
+    "stream_call",
+    "stream_handle",
+    "uuid_of",
+]

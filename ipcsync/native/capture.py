@@ -1,0 +1,84 @@
+"""Stream capture: our own driver queries must not break somebody's, and some work must not be captured.
+
+While any thread captures a stream in global mode, a potentially unsafe call (a query of an event is one) from another
+thread fails and spoils that capture; in relaxed thread mode it passes (CUDA driver API,
+cuThreadExchangeStreamCaptureMode). The mode is the thread's own and costs 0.2 µs to change, so we always change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
+
+from ipcsync import _drivers
+from ipcsync._drivers import check
+from ipcsync.errors import StreamCapturing
+from ipcsync.native import context
+
+__all__ = ["Relaxed", "is_capturing", "refuse_capturing", "relaxed_call"]
+
+_RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+_NONE = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+_IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+
+
+def relaxed_call(function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)`, a driver function, in relaxed thread capture mode; the thread's own mode is restored."""
+    exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
+    previous = check(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")
+    try:
+        return function(*args)
+    finally:
+        exchange(previous)
+
+
+class Relaxed:
+    """A `with` block in relaxed thread capture mode, for more driver calls than one."""
+
+    __slots__ = ("_previous",)
+
+    def __enter__(self) -> None:
+        exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
+        self._previous = check(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _drivers.load().cuThreadExchangeStreamCaptureMode(self._previous)
+
+
+def _status(handle: Any) -> tuple[Any, ...]:
+    ask = _drivers.load().cuStreamIsCapturing
+    result: tuple[Any, ...] = ask(handle)
+    if context.bad_context(result):  # the thread's first use of CUDA
+        context.ensure_context(0)
+        result = ask(handle)
+    return result
+
+
+def is_capturing(handle: Any) -> bool:
+    """Whether the stream is being captured, also if that capture is already spoiled.
+
+    The legacy stream cannot be; asking it while another stream captures gives an error of its own, which says the same.
+    """
+    result = _status(handle)
+    if result[0] == _IMPLICIT:
+        return False
+    status = check(result, "cuStreamIsCapturing")
+    return status is not _NONE and bool(status != _NONE)
+
+
+def refuse_capturing(handle: Any, what: str) -> None:
+    """Raise StreamCapturing if `what` ("record", "wait") on this stream would go into a graph, or spoil a capture.
+
+    The second concerns the legacy stream, which nothing may use while a blocking stream of its context captures.
+    """
+    result = _status(handle)
+    if result[0] == _IMPLICIT:
+        raise StreamCapturing(f"cannot {what} on the legacy stream while a stream that waits for it is being captured")
+    status = check(result, "cuStreamIsCapturing")
+    if status is not _NONE and status != _NONE:
+        raise StreamCapturing(f"cannot {what} on a stream that is being captured into a CUDA graph")

@@ -1,0 +1,206 @@
+"""The driver of this process, its devices, and the CUDA context that is current on a thread.
+
+Work goes into whatever context is current: torch and most others use the primary one, and where none is current, so do
+we. A primary context is retained once for each device of this process and never released.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import Any
+
+from ipcsync import _drivers
+from ipcsync._drivers import SUCCESS, check
+from ipcsync.errors import InvalidDevice
+from ipcsync.native import fork, release
+
+__all__ = [
+    "LEGACY",
+    "OnDevice",
+    "bad_context",
+    "count",
+    "current_ordinal",
+    "devices",
+    "driver",
+    "ensure_context",
+    "has_current",
+    "ordinal_of",
+    "ordinal_of_context",
+    "primary",
+    "stream_call",
+    "uuid_of",
+]
+
+INVALID_CONTEXT = 201
+
+LEGACY = (0, 1, 2)
+"""The default streams' handles: legacy (or per-thread, by build mode), legacy, per-thread. They belong to a context."""
+
+_primary: dict[int, Any] = {}
+_handles: list[Any] = []  # CUdevice by ordinal
+_ordinals: dict[int, int] = {}  # and back
+_uuids: list[str] = []
+
+
+def driver() -> ModuleType:
+    """The driver's functions, loaded and initialised at the first call, which also arms the fork guard.
+
+    Raises ForkedProcessError in a child forked after that, NoDriver where none works.
+    """
+    fork.arm()
+    if release.postponed:
+        release.destroy_postponed()
+    return _drivers.load()
+
+
+def devices() -> list[Any]:
+    """The driver's device handles, by ordinal."""
+    fork.check()
+    if not _handles:
+        api = driver()
+        found = [
+            check(api.cuDeviceGet(i), "cuDeviceGet")
+            for i in range(int(check(api.cuDeviceGetCount(), "cuDeviceGetCount")))
+        ]
+        _ordinals.update({int(handle): i for i, handle in enumerate(found)})
+        _handles[:] = found
+    return _handles
+
+
+def count() -> int:
+    """How many devices this process sees."""
+    return len(devices())
+
+
+def _ordinal(handle: Any) -> int:
+    devices()
+    return _ordinals[int(handle)]
+
+
+def current_ordinal() -> int:
+    """The device of the context that is current on this thread, or 0 where none is. Creates nothing."""
+    result = driver().cuCtxGetDevice()
+    if bad_context(result):
+        return 0
+    return _ordinal(check(result, "cuCtxGetDevice"))
+
+
+def has_current() -> bool:
+    """Whether a context is current on this thread."""
+    return not bad_context(driver().cuCtxGetDevice())
+
+
+def bad_context(result: tuple[Any, ...]) -> bool:
+    """Whether a driver call failed for want of a current context on the calling thread."""
+    return result[0] is not SUCCESS and int(result[0]) == INVALID_CONTEXT
+
+
+def primary(ordinal: int) -> Any:
+    """The primary context of a device, retained at the first call."""
+    context = _primary.get(ordinal)
+    if context is None:
+        # Two threads that come first together retain it twice, which is as good as once: it is never released.
+        context = check(driver().cuDevicePrimaryCtxRetain(devices()[ordinal]), "cuDevicePrimaryCtxRetain")
+        _primary[ordinal] = context
+    return context
+
+
+def ensure_context(ordinal: int) -> None:
+    """Make sure that a context of this device is current on the calling thread: the one that is, else the primary one.
+
+    It stays current, so this is for a thread's first use of a device and for `set_device`. To come back, use OnDevice.
+    """
+    api = driver()
+    result = api.cuCtxGetDevice()
+    if result[0] is SUCCESS and _ordinal(result[1]) == ordinal:
+        return
+    check(api.cuCtxSetCurrent(primary(ordinal)), "cuCtxSetCurrent")
+
+
+class OnDevice:
+    """A `with` block in which a context of the device `ordinal` is current on this thread.
+
+    A thread that had a context of another device has it again afterwards. A thread that had none keeps this one, as
+    after any first call of the CUDA runtime.
+    """
+
+    __slots__ = ("_context", "_ordinal", "_pushed")
+
+    def __init__(self, ordinal: int, context: Any = None) -> None:
+        self._ordinal = ordinal
+        self._context = context  # this very one rather than any of the device
+        self._pushed = False
+
+    def __enter__(self) -> None:
+        api = driver()
+        if self._context is None:
+            result = api.cuCtxGetDevice()
+            if bad_context(result):
+                check(api.cuCtxSetCurrent(primary(self._ordinal)), "cuCtxSetCurrent")
+                return
+            if _ordinal(check(result, "cuCtxGetDevice")) == self._ordinal:
+                return
+        context = primary(self._ordinal) if self._context is None else self._context
+        check(api.cuCtxPushCurrent(context), "cuCtxPushCurrent")
+        self._pushed = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._pushed:
+            self._pushed = False
+            check(driver().cuCtxPopCurrent(), "cuCtxPopCurrent")
+
+
+def stream_call(handle: Any, ordinal: int, function: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
+    """The raw result of the driver's `function(*args)`, for the stream `handle` of the device `ordinal`.
+
+    A context of that device is current during the call if the stream is a default one, which means something only then,
+    or if the thread has none yet.
+    """
+    if int(handle) not in LEGACY:
+        result = function(*args)
+        if not bad_context(result):
+            return result
+    with OnDevice(ordinal):
+        return function(*args)
+
+
+def ordinal_of_context(context: Any) -> int:
+    """The device of a context, be it current anywhere or not."""
+    for ordinal, known in tuple(_primary.items()):  # retained, so no other context can have its address
+        if known == context:
+            return ordinal
+    api = driver()
+    check(api.cuCtxPushCurrent(context), "cuCtxPushCurrent")
+    try:
+        return _ordinal(check(api.cuCtxGetDevice(), "cuCtxGetDevice"))
+    finally:
+        check(api.cuCtxPopCurrent(), "cuCtxPopCurrent")
+
+
+def _all_uuids() -> list[str]:
+    fork.check()
+    if not _uuids:
+        api = driver()
+        raw = [check(api.cuDeviceGetUuid(handle), "cuDeviceGetUuid").bytes for handle in devices()]
+        _uuids[:] = [str(uuid.UUID(bytes=bytes(value))) for value in raw]
+    return _uuids
+
+
+def uuid_of(ordinal: int) -> str:
+    """The UUID of a device as 8-4-4-4-12 hexadecimal digits: what names it in every process of this machine."""
+    return _all_uuids()[ordinal]
+
+
+def ordinal_of(device_uuid: str) -> int:
+    """This process's ordinal of the device with a UUID ("GPU-…" or bare); InvalidDevice if it does not see it."""
+    bare = device_uuid[4:] if device_uuid[:4].upper() == "GPU-" else device_uuid
+    try:
+        return _all_uuids().index(str(uuid.UUID(bare)))
+    except ValueError:
+        raise InvalidDevice(
+            f"no device of this process has the UUID {device_uuid!r}: it sees {', '.join(_all_uuids()) or 'none'}"
+        ) from None

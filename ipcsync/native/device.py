@@ -1,0 +1,329 @@
+"""Devices as torch.cuda has them: which there are, which is current, what they can do."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ipcsync import _drivers
+from ipcsync._drivers import check
+from ipcsync.errors import DriverError, ForkedProcessError, InvalidDevice, NoDriver
+from ipcsync.native import context, fork
+from ipcsync.native.capture import relaxed_call
+from ipcsync.native.context import OnDevice, current_ordinal, ordinal_of, uuid_of
+
+__all__ = [
+    "Device",
+    "DeviceProperties",
+    "can_device_access_peer",
+    "collectors",
+    "current_device",
+    "device",
+    "device_count",
+    "driver_name",
+    "driver_version",
+    "exchange_device",
+    "get_device_properties",
+    "has_primary_context",
+    "ipc_collect",
+    "is_available",
+    "is_in_bad_fork",
+    "kind_of",
+    "maybe_exchange_device",
+    "ordinal_of",
+    "parse",
+    "set_device",
+    "synchronize",
+    "uuid_of",
+]
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_NO_DEVICE = 100
+_CUDA_INDEX = re.compile(r"cuda:(0|[1-9][0-9]{0,8})")
+_KIND = re.compile(r"([a-z]+)(:[0-9]+)?")
+_UUID = re.compile(r"(GPU-)?[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
+_MISSING: Any = object()
+
+collectors: list[Callable[[], int]] = []
+"""What `ipc_collect` calls: each closes the imported handles that nothing uses, and says how many."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A CUDA device of this process, by its ordinal `index`."""
+
+    index: int
+
+    @property
+    def type(self) -> str:
+        """Always "cuda", on the host driver too."""
+        return "cuda"
+
+    def __str__(self) -> str:
+        return f"cuda:{self.index}"
+
+    def __repr__(self) -> str:
+        return f"Device(type='cuda', index={self.index})"
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What a device is. `uuid` is 8-4-4-4-12 hexadecimal digits, `total_memory` is in bytes."""
+
+    name: str
+    major: int
+    minor: int
+    uuid: str
+    total_memory: int
+    multi_processor_count: int
+    max_threads_per_multi_processor: int
+    regs_per_multiprocessor: int
+    is_integrated: bool
+    is_multi_gpu_board: bool
+    ordinal: int
+
+
+def kind_of(device: Any) -> str:
+    """The kind of device that an argument speaks of: "cuda" unless it names another ("cpu", torch.device("cpu"))."""
+    if isinstance(device, str):
+        match = _KIND.fullmatch(device)
+        return match[1] if match and not _UUID.fullmatch(device) else "cuda"
+    kind = getattr(device, "type", "cuda")
+    return kind if isinstance(kind, str) else "cuda"
+
+
+def parse(device: Any) -> int:
+    """The ordinal of a device given in any of the ways of the public API; None and "cuda" are the current one.
+
+    Raises InvalidDevice if it names none of this process, TypeError for what is no device at all.
+    """
+    if device is None:
+        return _known(current_ordinal(), "the current device")
+    if isinstance(device, Device):
+        return _known(device.index, device)
+    if isinstance(device, str):
+        return _parse_text(device)
+    if kind_of(device) != "cuda":
+        raise InvalidDevice(f"{device!r} is no CUDA device")
+    index = _index(device)
+    return _known(current_ordinal(), device) if index is None else _known(index, device)
+
+
+def _index(device: Any) -> int | None:
+    """The number in an int or in a device object; None in an object that names the current one."""
+    if isinstance(device, bool):
+        raise TypeError(f"a device is an int, a string or a device object, but got {device!r}")
+    for candidate in (device, getattr(device, "index", _MISSING), getattr(device, "device_id", _MISSING)):
+        if candidate is None and candidate is not device:
+            return None
+        if isinstance(candidate, bool):
+            continue
+        try:
+            return operator.index(candidate)
+        except TypeError:
+            continue
+    raise TypeError(f"a device is an int, a string or a device object, but got {type(device).__name__}")
+
+
+def _parse_text(device: str) -> int:
+    if device == "cuda":
+        return _known(current_ordinal(), device)
+    match = _CUDA_INDEX.fullmatch(device)
+    if match:
+        return _known(int(match[1]), device)
+    if _UUID.fullmatch(device):
+        return ordinal_of(device)
+    raise InvalidDevice(f"{device!r} is no CUDA device: expected 'cuda', 'cuda:<ordinal>' or a UUID ('GPU-…')")
+
+
+def _known(index: int, device: Any) -> int:
+    here = context.count()
+    if 0 <= index < here:
+        return index
+    raise InvalidDevice(f"{device!r} is no device of this process, which sees {here}, from 0 on")
+
+
+def driver_name() -> str:
+    """The driver in use, "cuda" or "host", as IPCSYNC_DRIVER (auto, cuda or host) and this machine have it.
+
+    In a forked child it is what the parent chose, and no driver is touched. Raises NoDriver where neither works,
+    ValueError for another value of IPCSYNC_DRIVER.
+    """
+    if not fork.is_in_bad_fork():
+        context.driver()
+    return _drivers.name()
+
+
+def driver_version() -> int:
+    """The CUDA version that the driver speaks: 13000 for 13.0."""
+    return int(check(context.driver().cuDriverGetVersion(), "cuDriverGetVersion"))
+
+
+def is_available() -> bool:
+    """Whether there is a driver that works and at least one device. False in a child forked after first use."""
+    try:
+        return device_count() > 0
+    except (ForkedProcessError, DriverError):
+        return False
+
+
+def device_count() -> int:
+    """How many devices this process sees; 0 without a driver that works. Arms the fork guard, as torch does."""
+    try:
+        return context.count()
+    except NoDriver:
+        return 0
+    except DriverError as error:
+        if error.code == _NO_DEVICE:
+            return 0
+        raise
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process was forked after ipcsync was used, so that nothing of it works here. Touches no driver."""
+    return fork.is_in_bad_fork()
+
+
+def current_device() -> int:
+    """The device of the context that is current on this thread; 0 where none is."""
+    return _known(current_ordinal(), "the current device")
+
+
+def set_device(device: Any) -> None:
+    """Make a device current on this thread, with its primary context; a negative number does nothing."""
+    if not _is_negative(device):
+        context.ensure_context(parse(device))
+    else:
+        fork.arm()
+
+
+def exchange_device(device: Any) -> int:
+    """`set_device`, returning the ordinal that was current before; a negative number does nothing and gives -1."""
+    if _is_negative(device):
+        fork.arm()
+        return -1
+    wanted = parse(device)
+    before = current_ordinal()
+    context.ensure_context(wanted)
+    return before
+
+
+def maybe_exchange_device(device: Any) -> int:
+    """`exchange_device`, but a device without a primary context is left alone, so that none is made for it."""
+    if _is_negative(device):
+        fork.arm()
+        return -1
+    wanted = parse(device)
+    before = current_ordinal()
+    if has_primary_context(wanted):
+        context.ensure_context(wanted)
+    return before
+
+
+def _is_negative(device: Any) -> bool:
+    return isinstance(device, int) and not isinstance(device, bool) and device < 0
+
+
+class device:  # noqa: N801 - torch.cuda's name for it
+    """A `with` block in which a device is current on this thread; the context that was current comes back after it.
+
+    A negative number changes nothing. One object can be used by several threads, and nested.
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        self.idx = -1 if _is_negative(device) else parse(device)
+        self._blocks: dict[int, list[Any]] = {}  # by thread: the contexts to come back to
+
+    def __enter__(self) -> Self:
+        api = context.driver()
+        before = check(api.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        if self.idx >= 0:
+            context.ensure_context(self.idx)
+        self._blocks.setdefault(threading.get_ident(), []).append(before)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        thread = threading.get_ident()
+        stack = self._blocks[thread]
+        before = stack.pop()
+        if not stack:
+            del self._blocks[thread]
+        api = context.driver()
+        if self.idx >= 0:
+            check(api.cuCtxSetCurrent(before), "cuCtxSetCurrent")
+
+
+@functools.cache
+def _properties(ordinal: int) -> DeviceProperties:
+    from cuda.bindings.driver import CUdevice_attribute as Attribute
+
+    api = context.driver()
+    handle = context.devices()[ordinal]
+
+    def ask(attribute: Any) -> int:
+        return int(check(api.cuDeviceGetAttribute(attribute, handle), "cuDeviceGetAttribute"))
+
+    name = check(api.cuDeviceGetName(256, handle), "cuDeviceGetName")
+    return DeviceProperties(
+        name=bytes(name).partition(b"\0")[0].decode(errors="replace"),
+        major=ask(Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+        minor=ask(Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        uuid=uuid_of(ordinal),
+        total_memory=int(check(api.cuDeviceTotalMem(handle), "cuDeviceTotalMem")),
+        multi_processor_count=ask(Attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        max_threads_per_multi_processor=ask(Attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR),
+        regs_per_multiprocessor=ask(Attribute.CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR),
+        is_integrated=bool(ask(Attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED)),
+        is_multi_gpu_board=bool(ask(Attribute.CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD)),
+        ordinal=ordinal,
+    )
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    """What the device is; asked of the driver once."""
+    return _properties(parse(device))
+
+
+def can_device_access_peer(device: Any, peer: Any) -> bool:
+    """Whether `device` can read the memory of `peer` directly; False of a device and itself."""
+    ordinal, other = parse(device), parse(peer)
+    handles = context.devices()
+    result = context.driver().cuDeviceCanAccessPeer(handles[ordinal], handles[other])
+    return bool(check(result, "cuDeviceCanAccessPeer"))
+
+
+def has_primary_context(device: Any) -> bool:
+    """Whether anything of this process has retained the device's primary context. Asking creates nothing."""
+    handle = context.devices()[parse(device)]
+    _flags, active = check(context.driver().cuDevicePrimaryCtxGetState(handle), "cuDevicePrimaryCtxGetState")
+    return bool(active)
+
+
+def synchronize(device: Any = None) -> None:
+    """Block until all work queued on the device is done, with the GIL released.
+
+    Nothing is queued on a device that this process has made no context for, and none is made here.
+    """
+    ordinal = parse(device)
+    api = context.driver()
+    current = api.cuCtxGetDevice()
+    if (context.bad_context(current) or current_ordinal() != ordinal) and not has_primary_context(ordinal):
+        return
+    with OnDevice(ordinal):
+        check(relaxed_call(api.cuCtxSynchronize), "cuCtxSynchronize")
+
+
+def ipc_collect() -> int:
+    """Close the imported handles that nothing uses any more; returns how many."""
+    fork.arm()
+    return sum(collect() for collect in tuple(collectors))

@@ -1,0 +1,268 @@
+"""Events as torch.cuda has them, which also cross processes as 64-byte IPC handles."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+from cuda.bindings.driver import CUipcEventHandle
+
+from ipcsync import _drivers
+from ipcsync._drivers import HANDLE_SIZE, SUCCESS, check
+from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, IpcSyncError
+from ipcsync.native import context, fork, release
+from ipcsync.native.capture import is_capturing, relaxed_call
+from ipcsync.native.context import OnDevice, stream_call
+from ipcsync.native.device import Device, kind_of, parse
+from ipcsync.native.stream import stream_handle
+
+__all__ = ["Event"]
+
+_BLOCKING_SYNC, _DISABLE_TIMING, _INTERPROCESS = 1, 2, 4  # CUevent_flags
+_NOT_READY = 600
+
+# What an open of a handle returns when the handle is at fault, and what that means. CUDA's own descriptions are of
+# other things.
+_HANDLE_FAULTS = {
+    1: "no such handle, or its exporter has destroyed the event or is gone",
+    101: "the handle is of a device that this process does not see",
+    201: "the handle was exported by this very process, which must use the event itself",
+    205: "no such handle",
+    304: "no such handle, or its exporter is not on this machine or shares no /dev/shm with this process",
+    400: "no such handle, or its exporter has destroyed the event or is gone",
+}
+
+# Held while an event is created, so that two threads that record it first make one. Reentrant, because the garbage
+# collector may run a finalizer that records.
+_creating = threading.RLock()
+
+
+class Event:
+    """A CUDA event, created at its first record or export, on that stream's (or the current) device.
+
+    `enable_timing` makes `elapsed_time` work; `blocking` makes `synchronize` sleep rather than spin; `interprocess`
+    lets `ipc_handle` export it, and excludes timing (ValueError). An exported event must outlive its imports: using one
+    after its export is gone is undefined in CUDA. Destruction never raises.
+    """
+
+    __slots__ = ("__weakref__", "_export", "_flags", "_handle", "_imported", "_index", "_recorded")
+
+    _export: bytes | None
+    _flags: int
+    _handle: Any
+    _imported: bool
+    _index: int
+    _recorded: bool
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._handle = None
+        fork.arm()
+        if interprocess and enable_timing:
+            raise ValueError(
+                "an event made with interprocess=True cannot have enable_timing=True: CUDA has no such event"
+            )
+        self._flags = (
+            (_BLOCKING_SYNC if blocking else 0)
+            | (0 if enable_timing else _DISABLE_TIMING)
+            | (_INTERPROCESS if interprocess else 0)
+        )
+        self._export = None
+        self._imported = False
+        self._index = -1
+        self._recorded = False
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: bytes | bytearray | memoryview) -> Event:
+        """The event that another process exported on `device` as `handle`, 64 bytes; opened at once.
+
+        Raises HandleError for another length, an unknown handle, one that this process exported itself, and one whose
+        exporter is gone; InvalidDevice for a device that this process does not see; TypeError for no bytes.
+        """
+        fork.arm()
+        kind = kind_of(device)
+        if kind != "cuda":
+            raise InvalidDevice(f"Event can only be created on CUDA devices, but got device type {kind}")
+        index = parse(device)
+        data = _exact(handle)
+        event = cls(interprocess=True)
+        event._imported = True
+        event._index = index
+        event._export = data
+        with OnDevice(index):
+            result = context.driver().cuIpcOpenEventHandle(_drivers.handle_from_bytes(CUipcEventHandle, data))
+        if result[0] != SUCCESS:
+            raise _cannot_open(result[0])
+        event._handle = result[1]
+        return event
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None:
+            release.destroy("cuEventDestroy", handle)
+
+    def record(self, stream: Any = None) -> None:
+        """Have the event stand for the work submitted to a stream so far; None is the current stream.
+
+        A wait enqueued before keeps what the event stood for then. Raises DeviceMismatch on a stream of another device
+        than the event's.
+        """
+        handle, index = stream_handle(stream)
+        if self._handle is None:
+            self._create(handle, index)
+        if index != self._index:
+            raise DeviceMismatch(f"Event device {self._index} does not match recording stream's device {index}.")
+        record = _drivers.load().cuEventRecord
+        check(stream_call(handle, index, record, self._handle, handle), "cuEventRecord")
+        self._recorded = True
+
+    def wait(self, stream: Any = None) -> None:
+        """Have all work submitted to a stream from now on wait for the latest record; None is the current stream.
+
+        The stream may be of any device. Does nothing while nothing was recorded: CUDA takes that for complete.
+        """
+        handle, index = stream_handle(stream)
+        if self._handle is not None:
+            wait = _drivers.load().cuStreamWaitEvent
+            check(stream_call(handle, index, wait, handle, self._handle, 0), "cuStreamWaitEvent")
+
+    def query(self) -> bool:
+        """Whether the work of the latest record is done; True while nothing was recorded."""
+        fork.check()
+        if self._handle is None:
+            return True
+        result = relaxed_call(_drivers.load().cuEventQuery, self._handle)
+        if result[0] is SUCCESS:
+            return True
+        if result[0] == _NOT_READY:
+            return False
+        check(result, "cuEventQuery")
+        return True
+
+    def synchronize(self) -> None:
+        """Block until the work of the latest record is done, with the GIL released; at once if nothing was recorded."""
+        fork.check()
+        if self._handle is not None:
+            check(relaxed_call(_drivers.load().cuEventSynchronize, self._handle), "cuEventSynchronize")
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event's record to that of `end`, on the same device.
+
+        Raises ValueError unless both have timing and were recorded, RuntimeError while one is not complete.
+        """
+        fork.check()
+        if not isinstance(end, Event):
+            raise TypeError(f"elapsed_time takes an ipcsync.Event, but got {type(end).__name__}")
+        if (self._flags | end._flags) & _DISABLE_TIMING:
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self._recorded and end._recorded):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        result = None
+        if self.query() and end.query():
+            result = relaxed_call(_drivers.load().cuEventElapsedTime, self._handle, end._handle)
+        if result is None or result[0] == _NOT_READY:
+            raise IpcSyncError("Both events must be completed before calculating elapsed time.")
+        return float(check(result, "cuEventElapsedTime"))
+
+    def ipc_handle(self) -> bytes:
+        """The 64 bytes by which another process opens the event: the same each time; an import's own.
+
+        Creates the event on the current device if need be. Raises DriverError (400) if made without `interprocess`.
+        """
+        fork.check()
+        if self._handle is None:
+            self._create(None, parse(None))
+        if self._export is None:
+            with OnDevice(self._index):
+                self._export = _drivers.handle_bytes(
+                    check(context.driver().cuIpcGetEventHandle(self._handle), "cuIpcGetEventHandle")
+                )
+        return self._export
+
+    @property
+    def device(self) -> Device | None:
+        """Where the event lives; None until it is created."""
+        return Device(self._index) if self._index >= 0 else None
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether another process exported it."""
+        return self._imported
+
+    @property
+    def cuda_event(self) -> int:
+        """The CUevent's address; 0 until it is created."""
+        fork.check()
+        return 0 if self._handle is None else int(self._handle)
+
+    @property
+    def event_id(self) -> int:
+        """The same as `cuda_event`; a new record does not change it."""
+        return self.cuda_event
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_event)
+
+    def _create(self, stream: Any, index: int) -> None:
+        """Create the event in the stream's own context, or in the current one of the device for None."""
+        with _creating:
+            if self._handle is not None:
+                return
+            api = context.driver()
+            with OnDevice(index, _context_for(stream)):
+                handle = check(api.cuEventCreate(self._flags), "cuEventCreate")
+                if self._flags & _INTERPROCESS:
+                    # Now, because it wants a current context. If it fails, so it will in `ipc_handle`, which says so:
+                    # within one process the event is as good as any.
+                    exported = api.cuIpcGetEventHandle(handle)
+                    if exported[0] == SUCCESS:
+                        self._export = _drivers.handle_bytes(exported[1])
+            self._index = index
+            self._handle = handle
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self._flags & _INTERPROCESS:
+            raise TypeError("only an event made with interprocess=True can be pickled: it travels as its IPC handle")
+        handle = self.ipc_handle()
+        return (_unpickle, (context.uuid_of(self._index), handle))
+
+    def __repr__(self) -> str:
+        if self._handle is None:
+            return "<ipcsync.Event uninitialized>"
+        return f"<ipcsync.Event {int(self._handle):#x}>"
+
+
+def _unpickle(device_uuid: str, handle: bytes) -> Event:
+    return Event.from_ipc_handle(device_uuid, handle)
+
+
+def _context_for(stream: Any) -> Any:
+    """The context of a stream, for what must be created in it; None for a default stream, or one that is captured."""
+    if stream is None or int(stream) in context.LEGACY or is_capturing(stream):
+        return None
+    return check(context.driver().cuStreamGetCtx(stream), "cuStreamGetCtx")
+
+
+def _exact(handle: Any) -> bytes:
+    try:
+        data = bytes(memoryview(handle))
+    except TypeError:
+        raise TypeError(f"an IPC handle is {HANDLE_SIZE} bytes, but got {type(handle).__name__}") from None
+    if len(data) != HANDLE_SIZE:
+        raise HandleError(
+            f"cudaIpcEventHandle_t expects byte-like object of size {HANDLE_SIZE}, but got {len(data)}",
+            code=1,
+            name="CUDA_ERROR_INVALID_VALUE",
+            call="cuIpcOpenEventHandle",
+        )
+    return data
+
+
+def _cannot_open(code: Any) -> DriverError:
+    call = "cuIpcOpenEventHandle"
+    why = _HANDLE_FAULTS.get(int(code))
+    if why is None:
+        return _drivers.describe(code, call)
+    error = _drivers.describe(code, call, HandleError)
+    return HandleError(f"{error}: {why}", code=error.code, name=error.name, call=call)

@@ -1,0 +1,105 @@
+"""Streams and events of other libraries: torch, cuda.core, cupy, numba, or a bare pointer."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Any
+
+from cuda.bindings.driver import CUevent, CUstream
+
+from ipcsync._drivers import check
+from ipcsync.native import context
+from ipcsync.native.capture import is_capturing
+
+__all__ = ["event_handle", "ordinal_of_stream", "pointer", "stream_pointer", "torch_stream"]
+
+_POINTERS = 1 << 64
+
+
+def pointer(value: Any, noun: str) -> int | None:
+    """The address in an int or in a handle object of cuda-python; None if `value` is neither.
+
+    Raises ValueError for an int that is no address.
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        address = operator.index(value)
+    except TypeError:
+        if not hasattr(value, "getPtr"):  # handles of older cuda-bindings have __int__ only
+            return None
+        address = int(value)
+    if not 0 <= address < _POINTERS:
+        raise ValueError(f"a {noun} pointer is an int from 0 to 2**64 - 1, but got {address}")
+    return address
+
+
+def stream_pointer(stream: Any) -> int:
+    """The CUstream address of another library's stream object, or of an int.
+
+    Raises TypeError for what is no stream; ValueError for an int that is no address.
+    """
+    address = pointer(stream, "stream")
+    if address is not None:
+        return address
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None and not isinstance(stream, type):
+        answer = protocol() if callable(protocol) else protocol
+        if not isinstance(answer, tuple) or len(answer) != 2 or answer[0] != 0:
+            raise TypeError(f"__cuda_stream__ of {type(stream).__name__} must give (0, pointer), but gave {answer!r}")
+        address = pointer(answer[1], "stream")
+    for name in ("cuda_stream", "ptr"):
+        if address is None and not isinstance(stream, type):
+            address = pointer(getattr(stream, name, None), "stream")
+    if address is None:
+        raise TypeError(
+            "a stream is an ipcsync.Stream, an int pointer, or an object with __cuda_stream__, cuda_stream or ptr, "
+            f"but got {type(stream).__name__}"
+        )
+    return address
+
+
+def ordinal_of_stream(address: int, hint: Any = None) -> int:
+    """The device of the stream at `address`.
+
+    `hint` is the stream object's own `device_index`, if it has one. Default streams belong to the current device. A
+    stream in a capture is not asked, since that may spoil the capture: it is taken to be the current device's.
+    """
+    if isinstance(hint, int) and 0 <= hint < context.count():
+        return hint
+    if address in context.LEGACY:
+        return context.current_ordinal()
+    handle = CUstream(address)
+    if is_capturing(handle):
+        return context.current_ordinal()
+    return context.ordinal_of_context(check(context.driver().cuStreamGetCtx(handle), "cuStreamGetCtx"))
+
+
+def torch_stream(device: int | None) -> Any:
+    """torch's current stream (of a device) once torch is imported and has initialised CUDA, else None."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)  # None too while torch is being imported
+    if cuda is None or not cuda.is_initialized():
+        return None
+    return cuda.current_stream() if device is None else cuda.current_stream(device)
+
+
+def event_handle(event: Any) -> Any:
+    """The CUevent of another library's event object, or of an int; None for torch's while it was never recorded.
+
+    Raises TypeError for what is no event.
+    """
+    address = pointer(event, "event")
+    if address is None and not isinstance(event, type):
+        address = pointer(getattr(event, "cuda_event", None), "event")
+        if address == 0:
+            return None
+        if address is None:
+            address = pointer(getattr(event, "handle", None), "event")
+    if address is not None:
+        return CUevent(address)
+    raise TypeError(
+        "an event is an ipcsync.Event, an int pointer, or an object with cuda_event, handle or wait(stream), but got "
+        f"{type(event).__name__}"
+    )

@@ -1,0 +1,385 @@
+"""Streams as torch.cuda has them, and the way from whatever a caller means by a stream to the driver's handle."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cuda.bindings.driver import CUstream
+
+from ipcsync._drivers import check
+from ipcsync.errors import InvalidDevice
+from ipcsync.native import capture, context, foreign, fork, release
+from ipcsync.native.capture import Relaxed
+from ipcsync.native.context import OnDevice, stream_call
+from ipcsync.native.device import Device, parse
+from ipcsync.native.device import device as device_block
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ipcsync.native.event import Event
+
+__all__ = [
+    "ExternalStream",
+    "Stream",
+    "current_stream",
+    "default_stream",
+    "is_current_stream_capturing",
+    "resolve",
+    "set_stream",
+    "stream",
+    "stream_call",
+    "stream_handle",
+]
+
+_KIND_CUDA = 1  # torch's DeviceType of CUDA
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_NOT_READY = 600
+
+
+class Stream:
+    """A CUDA stream of this process, non-blocking towards the legacy stream; or one that exists, from its triple.
+
+    `device` is any way to name a device. A lower `priority` goes first; it is clamped to `priority_range()`. A stream
+    made here is destroyed with its last reference, which does not wait: CUDA finishes what is queued. One rebuilt from
+    `stream_id`, `device_index` and `device_type` is never destroyed here, and must not outlive its owner.
+    """
+
+    __slots__ = ("__weakref__", "_handle", "_index", "_owned", "_pointer")
+
+    _handle: Any
+    _index: int
+    _owned: bool
+    _pointer: int
+
+    def __init__(
+        self,
+        device: Any = None,
+        priority: int = 0,
+        *,
+        stream_id: int | None = None,
+        device_index: int | None = None,
+        device_type: int | None = None,
+    ) -> None:
+        fork.arm()
+        if stream_id is None and device_index is None and device_type is None:
+            index = parse(device)
+            with OnDevice(index):
+                self._bind(_create(priority), index, owned=True)
+            return
+        if stream_id is None or device_index is None:
+            raise TypeError("a stream's triple is stream_id, device_index and device_type")
+        if device is not None:
+            raise TypeError("a stream is made on a device or from its triple, not both")
+        if device_type not in (None, _KIND_CUDA):
+            raise InvalidDevice(f"device_type must be {_KIND_CUDA} (CUDA), but got {device_type!r}")
+        self._bind(_handle_of(stream_id), parse(device_index), owned=False)
+
+    def _bind(self, handle: Any, index: int, *, owned: bool) -> None:
+        self._handle = handle
+        self._index = index
+        self._owned = owned
+        self._pointer = int(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_owned", False):
+            release.destroy("cuStreamDestroy", self._handle)
+
+    @property
+    def device(self) -> Device:
+        """The device on which the stream's work is done."""
+        return Device(self._index)
+
+    @property
+    def device_index(self) -> int:
+        """The device's ordinal."""
+        return self._index
+
+    @property
+    def device_type(self) -> int:
+        """Always 1, torch's number for CUDA."""
+        return _KIND_CUDA
+
+    @property
+    def stream_id(self) -> int:
+        """What names the stream, with `device_index` and `device_type`, within this process: its address."""
+        return self._pointer
+
+    @property
+    def cuda_stream(self) -> int:
+        """The CUstream's address; 0 for the default stream."""
+        fork.check()
+        return self._pointer
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_stream)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol of cuda.core and numba: (version 0, address)."""
+        return (0, self.cuda_stream)
+
+    @property
+    def priority(self) -> int:
+        """The stream's priority: lower goes first, 0 is the least."""
+        fork.check()
+        if self._pointer in context.LEGACY:
+            return 0
+        ask = context.driver().cuStreamGetPriority
+        return int(check(stream_call(self._handle, self._index, ask, self._handle), "cuStreamGetPriority"))
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The (least, greatest) priority on the current device; the greatest is the lower number."""
+        fork.arm()
+        with OnDevice(parse(None)):
+            least, greatest = check(context.driver().cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
+        return int(least), int(greatest)
+
+    def is_capturing(self) -> bool:
+        """Whether the stream is being captured into a CUDA graph."""
+        fork.check()
+        context.driver()
+        if self._pointer not in context.LEGACY:
+            return capture.is_capturing(self._handle)
+        with OnDevice(self._index):
+            return capture.is_capturing(self._handle)
+
+    def query(self) -> bool:
+        """Whether all work submitted so far is done. Raises StreamCapturing rather than spoil a capture."""
+        fork.check()
+        with OnDevice(self._index), Relaxed():
+            capture.refuse_capturing(self._handle, "query")
+            result = context.driver().cuStreamQuery(self._handle)
+        if result[0] == _NOT_READY:
+            return False
+        check(result, "cuStreamQuery")
+        return True
+
+    def synchronize(self) -> None:
+        """Block until all work submitted so far is done, with the GIL released. Raises StreamCapturing as `query`."""
+        fork.check()
+        with OnDevice(self._index), Relaxed():
+            capture.refuse_capturing(self._handle, "synchronize")
+            check(context.driver().cuStreamSynchronize(self._handle), "cuStreamSynchronize")
+
+    def wait_event(self, event: Any) -> None:
+        """Have all work submitted to this stream from now on wait for an event.
+
+        `event` is an Event, a point or whatever else has `wait(stream)`, an int pointer, or another library's event
+        with `cuda_event` (torch) or `handle` (cuda.core). Raises TypeError for anything else.
+        """
+        from ipcsync.native.event import Event
+
+        fork.check()
+        if isinstance(event, Stream) or hasattr(event, "__cuda_stream__"):
+            # cuda.core's streams have a `wait` of their own, which would do the opposite.
+            raise TypeError("wait_event takes an event: for a stream there is wait_stream")
+        waiter = getattr(event, "wait", None)
+        if isinstance(event, Event) or (callable(waiter) and not hasattr(event, "cuda_event")):
+            event.wait(self)
+            return
+        handle = foreign.event_handle(event)
+        if handle is not None:
+            wait = context.driver().cuStreamWaitEvent
+            check(stream_call(self._handle, self._index, wait, self._handle, handle, 0), "cuStreamWaitEvent")
+
+    def wait_stream(self, other: Any) -> None:
+        """Have all work submitted to this stream from now on wait for what was submitted to `other`, any stream."""
+        fork.check()
+        self.wait_event(resolve(other).record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event (a new one for None) after the work submitted so far; returns it."""
+        from ipcsync.native.event import Event
+
+        fork.check()
+        if event is None:
+            event = Event()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Self:
+        block = stream(self)
+        block.__enter__()
+        _thread.entered.append(block)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _thread.entered.pop().__exit__(kind, error, traceback)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Stream):
+            return NotImplemented
+        return self._index == other._index and self._pointer == other._pointer
+
+    def __hash__(self) -> int:
+        return hash((self._index, self._pointer))
+
+    def __repr__(self) -> str:
+        return f"<ipcsync.Stream device=cuda:{self._index} cuda_stream={self._pointer:#x}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream does not leave its process: share its name by Client.stream, or its work by an event")
+
+
+class ExternalStream(Stream):
+    """A stream that somebody else made, from its address; never destroyed here, and not to be used after its owner did.
+
+    `device` is its device; None asks the driver. Raises DriverError if the driver does not know the stream.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, stream_ptr: int, device: Any = None) -> None:
+        fork.arm()
+        handle = _handle_of(stream_ptr)
+        index = foreign.ordinal_of_stream(int(handle)) if device is None else parse(device)
+        self._bind(handle, index, owned=False)
+
+
+def _create(priority: int) -> Any:
+    if isinstance(priority, bool):
+        raise TypeError("a stream's priority is an int, but got a bool")
+    api = context.driver()
+    least, greatest = check(api.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
+    clamped = max(int(greatest), min(int(least), operator.index(priority)))
+    return check(api.cuStreamCreateWithPriority(_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
+
+
+def _handle_of(address: Any) -> Any:
+    value = foreign.pointer(address, "stream")
+    if value is None:
+        raise TypeError(f"a stream's address is an int, but got {type(address).__name__}")
+    return CUstream(value)
+
+
+def _wrap(handle: Any, index: int) -> Stream:
+    """A stream object for a handle whose device is known, with no driver call."""
+    made = Stream.__new__(ExternalStream)
+    made._bind(handle, index, owned=False)
+    return made
+
+
+class _Thread(threading.local):
+    """A thread's own: its current streams by ordinal (none: nobody set one), and its `with stream:` blocks."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+        self.entered: list[stream] = []
+
+
+_thread = _Thread()
+_defaults: dict[int, Stream] = {}
+
+
+def _default(index: int) -> Stream:
+    found = _defaults.get(index)
+    if found is None:
+        found = _defaults[index] = _wrap(CUstream(0), index)
+    return found
+
+
+def default_stream(device: Any = None) -> Stream:
+    """The device's default stream, whose address is 0."""
+    fork.arm()
+    return _default(parse(device))
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The stream that `set_stream` or `stream` made current on this thread for the device, else its default stream."""
+    fork.arm()
+    index = parse(device)
+    return _thread.streams.get(index) or _default(index)
+
+
+def set_stream(stream: Any) -> None:
+    """Make a stream current on this thread for its device, and that device current; None does nothing."""
+    fork.arm()
+    if stream is None:
+        return
+    chosen = resolve(stream)
+    context.ensure_context(chosen._index)
+    _thread.streams[chosen._index] = chosen
+
+
+class stream:  # noqa: N801 - torch.cuda's name for it
+    """A `with` block in which a stream, and its device, are current on this thread. None does nothing."""
+
+    def __init__(self, stream: Any) -> None:
+        fork.arm()
+        self.stream = None if stream is None else resolve(stream)
+        self._blocks: dict[int, list[tuple[device_block, Stream | None]]] = {}  # by thread: what to come back to
+
+    def __enter__(self) -> Stream | None:
+        fork.check()
+        if self.stream is not None:
+            index = self.stream._index
+            block = device_block(index)
+            block.__enter__()
+            self._blocks.setdefault(threading.get_ident(), []).append((block, _thread.streams.get(index)))
+            _thread.streams[index] = self.stream
+        return self.stream
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.stream is None:
+            return
+        thread = threading.get_ident()
+        stack = self._blocks[thread]
+        block, before = stack.pop()
+        if not stack:
+            del self._blocks[thread]
+        if before is None:
+            _thread.streams.pop(self.stream._index, None)
+        else:
+            _thread.streams[self.stream._index] = before
+        block.__exit__(kind, error, traceback)
+
+
+def is_current_stream_capturing() -> bool:
+    """Whether the stream that work goes to by default on this thread is being captured into a CUDA graph."""
+    chosen = resolve(None)
+    if chosen._pointer in context.LEGACY and not context.has_current():
+        return False
+    return chosen.is_capturing()
+
+
+def resolve(stream: Any, device: int | None = None) -> Stream:
+    """The stream that an argument means, whatever library it comes from.
+
+    None is torch's current stream once torch is imported and has initialised CUDA (unless `set_stream` was called on
+    this thread), else `current_stream()`; `device` is then the ordinal asked for, else the current one. Raises
+    TypeError for what is no stream, DriverError for an address that the driver does not know.
+    """
+    if isinstance(stream, Stream):
+        fork.check()
+        return stream
+    if stream is None and (_thread.streams or foreign.torch_stream(device) is None):
+        return current_stream(device)
+    return _wrap(*stream_handle(stream, device))
+
+
+def stream_handle(stream: Any, device: int | None = None) -> tuple[Any, int]:
+    """The same as (CUstream, device ordinal), for hot paths: no driver call is made for a Stream of ours.
+
+    The default streams' handles mean something only while a context of their device is current: see `stream_call`.
+    """
+    fork.arm()
+    if isinstance(stream, Stream):
+        return stream._handle, stream._index
+    if stream is None:
+        found = None if _thread.streams else foreign.torch_stream(device)
+        if found is None:
+            chosen = current_stream(device)
+            return chosen._handle, chosen._index
+        stream = found
+    address = foreign.stream_pointer(stream)
+    return CUstream(address), foreign.ordinal_of_stream(address, getattr(stream, "device_index", None))

@@ -1,0 +1,56 @@
+"""Who may connect: processes of this uid, by the kernel's word (SO_PEERCRED).
+
+A ZAP handler (ZeroMQ RFC 27) of our own, because over ipc the address is `localhost:uid:gid:pid`, which handlers for
+lists of whole addresses cannot match.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import zmq
+
+DOMAIN = b"ipcsync"
+
+
+class Doorkeeper:
+    """Answers ZAP requests on this context. `refused` counts the uids turned away, through `on_refusal`."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], on_refusal: Callable[[str], None]) -> None:
+        self._on_refusal = on_refusal
+        self._uid = str(os.geteuid())
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.socket.bind("inproc://zeromq.zap.01")
+
+    def serve_one(self) -> bool:
+        """Answer one request if there is any; whether there was."""
+        try:
+            parts = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        split = parts.index(b"") + 1
+        version, request_id, _domain, address = parts[split : split + 4]
+        allowed = uid_of(address.decode(errors="replace")) == self._uid
+        if not allowed:
+            self._on_refusal("uid")
+        answer = [version, request_id, b"200" if allowed else b"400", b"" if allowed else b"another uid", b"", b""]
+        self.socket.send_multipart(parts[:split] + answer)
+        return True
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+
+def uid_of(address: str) -> str:
+    """The uid in an ipc peer's address, empty if there is none."""
+    parts = address.split(":")
+    return parts[1] if len(parts) == 4 else ""
+
+
+def pid_of(address: str) -> int:
+    """The pid in an ipc peer's address, 0 if there is none (a process of a pid namespace we cannot see)."""
+    parts = address.split(":")
+    return int(parts[3]) if len(parts) == 4 and parts[3].isdigit() else 0

@@ -1,0 +1,151 @@
+"""The coordinator's settings: a flag, else IPCSYNC_*, else the TOML file, else the default here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from ipcsync._wire import codec, endpoints
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MIN_TTL, MAX_TTL = 0.2, 3600.0
+
+
+class ConfigError(Exception):
+    """A setting that cannot be; the message names it."""
+
+
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting. Durations are in seconds, sizes in bytes."""
+
+    runtime_dir: str = _setting("", "directory for the sockets, mode 0700; the user's runtime directory by default")
+    driver: str = _setting("auto", "auto, cuda or host")
+    devices: str = _setting("", "ordinals to serve, separated by commas; all by default")
+    pool: int = _setting(2048, "the most shared events there may be, those in quarantine included")
+    max_cuda_events: int = _setting(10_000, "the most CUDA events behind them; drivers fail beyond some 20,000")
+    lease_ttl: float = _setting(5.0, "seconds of silence after which a session expires")
+    max_sessions: int = _setting(1024, "the most sessions")
+    max_attachments: int = _setting(4096, "the most events one session may be attached to")
+    max_streams: int = _setting(1024, "the most named streams")
+    max_name: int = _setting(255, "the longest name, in bytes of UTF-8")
+    max_frame: int = _setting(codec.MAX_FRAME, "the largest frame that a client may send")
+    max_frames: int = _setting(2, "the most frames of one message, the routing id not counted")
+    reply_queue: int = _setting(512, "replies queued for a client that does not read; beyond it they are dropped")
+    feed_queue: int = _setting(10_000, "announcements queued for a subscriber that does not read")
+    remembered_requests: int = _setting(128, "replies kept for each session, so that a retry is not done twice")
+    handshake_s: float = _setting(5.0, "a connection that says nothing is closed after this long")
+    exit_when_idle: float = _setting(0.0, "end after this long without a session; 0: never")
+    log_level: str = _setting("info", "debug, info, warning or error")
+    log_json: bool = _setting(False, "log JSON instead of key=value")
+
+    def __post_init__(self) -> None:
+        if self.driver not in ("auto", "cuda", "host"):
+            raise ConfigError(f"driver must be auto, cuda or host, not {self.driver!r}")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise ConfigError(f"log_level must be debug, info, warning or error, not {self.log_level!r}")
+        if not (math.isfinite(self.lease_ttl) and MIN_TTL <= self.lease_ttl <= MAX_TTL):
+            raise ConfigError(f"lease_ttl must be from {MIN_TTL} to {MAX_TTL} seconds, not {self.lease_ttl}")
+        for name, least, most in _BOUNDS:
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"{name} must be from {least} to {most}, not {value}")
+        self.device_list()
+
+    def device_list(self) -> list[int] | None:
+        """The ordinals to serve, None for all."""
+        if not self.devices.strip():
+            return None
+        try:
+            return [int(part) for part in self.devices.split(",")]
+        except ValueError:
+            raise ConfigError(f"devices must be ordinals such as 0,1, not {self.devices!r}") from None
+
+
+_BOUNDS: list[tuple[str, float, float]] = [
+    ("pool", 1, 65_536),
+    ("max_cuda_events", 1, 1_000_000),
+    ("max_sessions", 1, 65_535),
+    ("max_attachments", 1, 1_000_000),
+    ("max_streams", 0, 1_000_000),
+    ("max_name", 1, 255),
+    ("max_frame", 1024, 16 << 20),
+    ("max_frames", 1, 16),
+    ("reply_queue", 1, 1_000_000),
+    ("feed_queue", 1, 10_000_000),
+    ("remembered_requests", 1, 100_000),
+    ("handshake_s", 0.05, 600.0),
+    ("exit_when_idle", 0.0, 1e9),
+]
+FIELDS = {setting.name: setting for setting in dataclasses.fields(Settings)}
+
+
+def load(flags: dict[str, Any], config_file: str | None) -> Settings:
+    """The settings in force; ConfigError says which one is wrong and where it came from."""
+    values: dict[str, Any] = {}
+    if config_file:
+        values.update(_from_file(config_file))
+    for name in FIELDS:
+        text = os.environ.get(f"IPCSYNC_{name.upper()}")
+        if text is not None and text != "":
+            values[name] = _parse(name, text, f"IPCSYNC_{name.upper()}")
+    values.update({name: value for name, value in flags.items() if value is not None})
+    if not values.get("runtime_dir"):
+        values["runtime_dir"] = endpoints.runtime_dir()
+    return Settings(**values)
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in FIELDS:
+            raise ConfigError(f"{path}: unknown setting {key!r}")
+        values[name] = _parse(name, value, path)
+    return values
+
+
+def _parse(name: str, value: Any, where: str) -> Any:
+    kind = type(FIELDS[name].default)
+    try:
+        if kind is bool:
+            return _parse_bool(value)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError
+        if kind is int and isinstance(value, float):
+            raise ValueError
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"{where}: {name} must be {_KINDS[kind]}, not {value!r}") from None
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _parse_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("1", "true", "yes", "on"):
+        return True
+    if isinstance(value, str) and value.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError

@@ -1,0 +1,38 @@
+"""The numbered announcements. Each change has the next number; the number is repeated every second."""
+
+from __future__ import annotations
+
+import zmq
+
+from ipcsync._wire import codec
+from ipcsync._wire.messages import Announcement
+
+WELCOME = b"ipcsync-feed"
+
+
+class Feed:
+    """The XPUB socket. A subscriber that stops reading loses announcements, sees the gap, and asks for a snapshot."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+        self.number = 0
+
+    def announce(self, kind: str, **fields: object) -> None:
+        """Send the next change."""
+        self.number += 1
+        self._send(Announcement(number=self.number, kind=kind, **fields))  # type: ignore[arg-type] # checked by msgspec
+
+    def tick(self) -> None:
+        """Repeat the current number, so that a subscriber that lost the last change learns of it."""
+        self._send(Announcement(number=self.number, kind="tick"))
+
+    def _send(self, announcement: Announcement) -> None:
+        self.socket.send(codec.encode_announcement(announcement), zmq.NOBLOCK)  # XPUB drops, it never blocks
+
+    def drain(self) -> None:
+        """Read subscriptions: unless they are read, no welcome message is sent."""
+        while True:
+            try:
+                self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return

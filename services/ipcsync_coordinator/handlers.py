@@ -1,0 +1,409 @@
+"""What each request does: one request, one typed reply. No socket in here."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ipcsync._board import Board
+from ipcsync._linux.process import pid_namespace
+from ipcsync._wire import codec, messages
+from ipcsync._wire.codec import Request
+from ipcsync.errors import ConnectError, EngineMismatch, IpcSyncError, ProtocolError, SessionExpired
+from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
+from ipcsync_coordinator.effects import Effects
+from ipcsync_coordinator.liveness import Watch
+from ipcsync_coordinator.registry import Registry, Session, Slot
+
+log = logging.getLogger("ipcsync.coordinator")
+
+_CHANGING = ("open", "attach", "close", "stream", "bye")
+
+
+@dataclass(eq=False)
+class Lease:
+    """A session as the coordinator holds it: token, TTL, its process, and the replies that a retry gets again."""
+
+    session: Session
+    token: bytes
+    nonce: bytes
+    ttl_ns: int
+    opened_ns: int
+    watch: Watch
+    hello: messages.Hello
+    why_not_event: str = ""
+    is_ready: bool = False
+    replies: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
+    forgotten: int = 0  # the highest request id whose reply is no longer kept
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Who sent a frame, by the kernel's word. `routing` names one connection, and is no identity."""
+
+    routing: bytes
+    pid: int
+
+
+class Handlers:
+    """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        board: Board,
+        effects: Effects,
+        driver: str,
+        feed_endpoint: str,
+        on_confirm: Callable[[Lease, Sender], None],
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._board = board
+        self._effects = effects
+        self._driver = driver
+        self._feed_endpoint = feed_endpoint
+        self._on_confirm = on_confirm
+        self._namespace = pid_namespace()
+        self._shm = shm_identity()
+        self._started = time.monotonic()
+        self.leases: dict[bytes, Lease] = {}
+        self.by_serial: dict[int, Lease] = {}
+        self._nonces: dict[bytes, Lease] = {}
+        self.requests: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.deaths: Counter[str] = Counter({"pidfd": 0, "ttl": 0})
+        self._table: dict[str, Callable[[Lease, Any], messages.Message]] = {
+            "ready": self._ready,
+            "renew": self._renew,
+            "open": self._open,
+            "attach": self._attach,
+            "close": self._close,
+            "stream": self._stream,
+            "events": self._events,
+            "sessions": self._sessions,
+            "stats": self._stats,
+            "snapshot": self._snapshot,
+            "probe": self._probe,
+            "bye": self._bye,
+        }
+
+    # --- the way through ----------------------------------------------------------------------------------------------
+
+    def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
+        """The reply to a frame, None if there is to be none (its client waits no more)."""
+        if len(frame) > self._settings.max_frame:
+            self.refusals["too_large"] += 1
+            return None
+        try:
+            request = codec.decode_request(frame)
+        except ProtocolError as error:
+            self.refusals[error.code] += 1
+            return codec.encode_reply(codec.peek_id(frame), codec.failure_of(error))
+        if 0 < request.deadline_ns < now_ns:
+            self.refusals["late"] += 1
+            return None
+        try:
+            return self._answer(request, sender, now_ns)
+        except IpcSyncError as error:
+            self.refusals[type(error).__name__] += 1
+            return codec.encode_reply(request.id, codec.failure_of(error))
+        except Exception:
+            self.refusals["internal"] += 1
+            log.exception("request failed op=%s", request.op)
+            return codec.encode_reply(
+                request.id, messages.Failure("IpcSyncError", "the coordinator failed inside; its log says how")
+            )
+        finally:
+            self._effects.carry_out(self._registry.take_changes())
+
+    def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes:
+        if request.op == "hello":
+            assert isinstance(request.body, messages.Hello)
+            self.requests["hello"] += 1
+            return codec.encode_reply(request.id, self._hello(request.body, sender, now_ns))
+        lease = self.leases.get(request.token)
+        if lease is None:
+            raise SessionExpired("no such session here: it expired, was closed, or is of an earlier coordinator")
+        kept = lease.replies.get(request.id)
+        if kept is not None:
+            return kept
+        if request.id <= lease.forgotten:
+            raise ProtocolError(f"request {request.id} was answered long ago", code="forgotten")
+        if lease.session.state != "live" and request.op not in ("close", "bye"):
+            raise SessionExpired(f"the session {lease.session.label!r} expired; connect anew")
+        self._on_confirm(lease, sender)
+        self.requests[request.op] += 1
+        try:
+            body = self._table[request.op](lease, request.body)
+        except IpcSyncError as error:
+            self.refusals[type(error).__name__] += 1
+            body = codec.failure_of(error)
+        self._effects.carry_out(self._registry.take_changes())
+        if isinstance(body, messages.Attachment):
+            body = self._with_base(body)
+        reply = codec.encode_reply(request.id, body)
+        if request.op in _CHANGING:
+            self._keep(lease, request.id, reply)
+        return reply
+
+    def _keep(self, lease: Lease, request_id: int, reply: bytes) -> None:
+        lease.replies[request_id] = reply
+        if len(lease.replies) > self._settings.remembered_requests:
+            oldest, _ = lease.replies.popitem(last=False)
+            lease.forgotten = max(lease.forgotten, oldest)
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def _hello(self, hello: messages.Hello, sender: Sender, now_ns: int) -> messages.Welcome:
+        known = self._nonces.get(hello.nonce)
+        if known is not None:
+            return self._welcome(known)
+        if hello.driver != self._driver:
+            raise ConnectError(f"this coordinator uses the driver {self._driver!r}, the client {hello.driver!r}")
+        ttl = self._granted_ttl(hello.lease_ttl)
+        session = self._registry.open_session(os.urandom(4).hex(), hello.name)
+        watch = Watch(sender.pid, sender.routing, self._board, session.line)
+        lease = Lease(session, os.urandom(16), hello.nonce, int(ttl * 1e9), now_ns, watch, hello)
+        lease.why_not_event = self._why_not_event(hello)
+        self._board.session(session.line).assign(session.serial, watch.pid, watch.started, self._namespace, now_ns)
+        self.leases[lease.token] = lease
+        self.by_serial[session.serial] = lease
+        self._nonces[hello.nonce] = lease
+        log.info("session opened id=%s name=%s pid=%d ttl_s=%g", session.id, session.name, watch.pid, ttl)
+        return self._welcome(lease)
+
+    def _granted_ttl(self, wanted: float | None) -> float:
+        if wanted is None:
+            return self._settings.lease_ttl
+        if math.isnan(wanted) or wanted <= 0:
+            raise ProtocolError(f"a lease's TTL is a positive number of seconds, not {wanted}", code="ttl")
+        return min(max(wanted, MIN_TTL), MAX_TTL)
+
+    def _why_not_event(self, hello: messages.Hello) -> str:
+        if hello.shm and self._shm and hello.shm != self._shm:
+            return "the process and the coordinator do not share /dev/shm, which CUDA's event handles need"
+        if hello.namespace != self._namespace and hello.pid == os.getpid():
+            return (
+                f"the process and the coordinator have the same pid value {hello.pid} in two pid namespaces, "
+                "and CUDA takes one's handles for the other's own"
+            )
+        return ""
+
+    def _welcome(self, lease: Lease) -> messages.Welcome:
+        ttl = lease.ttl_ns / 1e9
+        return messages.Welcome(
+            token=lease.token,
+            session=lease.session.id,
+            serial=lease.session.serial,
+            line=lease.session.line,
+            epoch=self._board.epoch,
+            lease_ttl=ttl,
+            heartbeat=ttl / 3,
+            board=self._board.path,
+            feed=self._feed_endpoint,
+            driver=self._driver,
+            coordinator_pid=os.getpid(),
+            devices=self._effects.pool.devices,
+        )
+
+    def _ready(self, lease: Lease, _: messages.Ready) -> messages.Message:
+        lease.is_ready = True
+        lease.watch.has_lifeline = self._board.has_lifeline(self._board.session(lease.session.line))
+        return messages.Done()
+
+    def _renew(self, _lease: Lease, _: messages.Renew) -> messages.Message:
+        return _DONE
+
+    def _bye(self, lease: Lease, body: messages.Bye) -> messages.Message:
+        self._registry.end_session(lease.session, let_go=body.let_go)
+        log.info("session closed id=%s name=%s", lease.session.id, lease.session.name)
+        return _DONE
+
+    def forget(self, session: Session) -> None:
+        """The session's line is free: drop all that is kept of it."""
+        lease = self.by_serial.pop(session.serial, None)
+        if lease is not None:
+            self.leases.pop(lease.token, None)
+            self._nonces.pop(lease.nonce, None)
+            lease.watch.close()
+
+    def lose(self, lease: Lease, how: str) -> None:
+        """The session's process is dead ("pidfd"), or silent for longer than its TTL ("ttl")."""
+        session = lease.session
+        if session.state == "live":
+            self.deaths[how] += 1
+            log.warning("session lost id=%s name=%s pid=%d how=%s", session.id, session.name, lease.watch.pid, how)
+        if how == "pidfd":
+            self._registry.bury(session)
+        else:
+            self._registry.expire(session)
+        self._effects.carry_out(self._registry.take_changes())
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _open(self, lease: Lease, body: messages.Open) -> messages.Message:
+        slot = self._registry.find(body.name)
+        if slot is not None:
+            if slot.engine == "event" and lease.why_not_event:
+                raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {lease.why_not_event}")
+            self._registry.join(
+                lease.session, slot, recorder=body.recorder, device=body.device, engine=body.engine
+            )
+        else:
+            self._registry.check_room(lease.session)
+            device = body.device or body.default_device or self._effects.pool.devices[0]
+            engine = self._choose_engine(lease, body.engine, device)
+            ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
+            try:
+                slot = self._registry.create(
+                    lease.session, body.name, recorder=body.recorder, device=device, engine=engine,
+                    depth=body.depth, ring=ring,
+                )
+            except IpcSyncError:
+                self._effects.pool.give_back(device, ring)
+                raise
+        return self._attachment(lease, slot)
+
+    def _choose_engine(self, lease: Lease, wanted: str, device: str) -> str:
+        """Which engine a new event on `device` uses. EngineMismatch says why the one that is wanted cannot."""
+        if wanted not in ("auto", "event", "timeline"):
+            raise ProtocolError(f"an engine is 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
+        reasons = {
+            "event": lease.why_not_event or self._effects.why_not_event(device),
+            "timeline": "" if wanted == "event" else self._effects.why_not_timeline(device),
+        }
+        for engine in ("event", "timeline"):
+            if wanted in ("auto", engine) and not reasons[engine]:
+                return engine
+        why = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items() if reason and wanted in ("auto", engine))
+        raise EngineMismatch(f"the engine {wanted!r} cannot work between this process and the coordinator: {why}")
+
+    def _attach(self, lease: Lease, body: messages.Attach) -> messages.Message:
+        return self._attachment(lease, self._registry.attach(lease.session, body.slot, body.incarnation))
+
+    def _attachment(self, lease: Lease, slot: Slot) -> messages.Attachment:
+        return messages.Attachment(
+            name=slot.name,
+            slot=slot.index,
+            incarnation=slot.incarnation,
+            base=slot.base,
+            device=slot.device,
+            engine=slot.engine,
+            depth=slot.depth,
+            recorder=slot.recorder is lease.session,
+            handles=[shared.handle for shared in slot.ring],
+            serials=[shared.serial for shared in slot.ring],
+        )
+
+    def _with_base(self, body: messages.Attachment) -> messages.Attachment:
+        """A new slot's base is known only once it was opened on the board."""
+        return msgspec.structs.replace(body, base=self._registry.slots[body.slot].base)
+
+    def _close(self, lease: Lease, body: messages.Close) -> messages.Message:
+        self._registry.close(lease.session, body.slot, body.incarnation, let_go=body.let_go)
+        return _DONE
+
+    def _stream(self, lease: Lease, body: messages.StreamSpec) -> messages.Message:
+        default = body.default_device or self._effects.pool.devices[0]
+        device, priority = self._registry.stream(lease.session, body.name, body.device, default, body.priority)
+        return messages.Stream(body.name, device, priority)
+
+    def _probe(self, lease: Lease, body: messages.Probe) -> messages.Message:
+        device = body.device or self._effects.pool.devices[0]
+        why_not = lease.why_not_event or self._effects.why_not_event(device)
+        handle = b"" if why_not else self._effects.pool.probe_handle(device)
+        return messages.Means(handle, why_not, self._effects.why_not_timeline(device))
+
+    # --- lists --------------------------------------------------------------------------------------------------------
+
+    def _rows(self, prefix: str) -> list[messages.EventRow]:
+        return [
+            self._row(slot)
+            for slot in self._registry.slots.values()
+            if slot.state != "free" and slot.name.startswith(prefix)
+        ]
+
+    def _row(self, slot: Slot) -> messages.EventRow:
+        line = self._board.slot(slot.index)
+        generation = max(line.recorded - slot.base, 0)
+        completed = line.completed if slot.state == "open" else min(line.completed, line.watermark or line.completed)
+        return messages.EventRow(
+            name=slot.name,
+            device=slot.device,
+            engine=slot.engine,
+            state=slot.state,
+            generation=generation,
+            completed=min(max(completed - slot.base, 0), generation),
+            attached=len(slot.active) + len(slot.lingering),
+            recorder=slot.recorder.label if slot.recorder else "",
+            slot=slot.index,
+            incarnation=slot.incarnation,
+        )
+
+    def _session_rows(self) -> list[messages.SessionRow]:
+        now_ns = time.monotonic_ns()
+        rows = []
+        for lease in self.leases.values():
+            session = lease.session
+            if session.state == "live":
+                seen = max(self._board.session(session.line).heartbeat, lease.opened_ns)
+                rows.append(
+                    messages.SessionRow(
+                        id=session.id,
+                        name=session.name,
+                        pid=lease.watch.pid,
+                        events=len(session.attached),
+                        connected_s=(now_ns - lease.opened_ns) / 1e9,
+                        last_seen_s=max(now_ns - seen, 0) / 1e9,
+                    )
+                )
+        return rows
+
+    def _events(self, _: Lease, body: messages.Events) -> messages.Message:
+        return messages.EventList(self._rows(body.prefix))
+
+    def _sessions(self, _: Lease, _body: messages.Sessions) -> messages.Message:
+        return messages.SessionList(self._session_rows())
+
+    def _snapshot(self, _: Lease, body: messages.Snapshot) -> messages.Message:
+        return messages.State(self._effects.feed.number, self._rows(body.prefix), self._session_rows())
+
+    def _stats(self, _: Lease, _body: messages.Stats) -> messages.Message:
+        return messages.Counters(self.stats())
+
+    def stats(self) -> dict[str, object]:
+        """`Client.stats()`: everything that is counted."""
+        slots = [slot for slot in self._registry.slots.values() if slot.state != "free"]
+        return {
+            "sessions": sum(lease.session.state == "live" for lease in self.leases.values()),
+            "events": sum(slot.state == "open" for slot in slots),
+            "pool_size": self._registry.limits.slots,
+            "pool_in_use": self._registry.in_use,
+            "pool_high_water": self._registry.high_water,
+            "cuda_events": self._effects.pool.made,
+            "quarantined": sum(slot.is_quarantined for slot in slots),
+            "requests": dict(self.requests),
+            "refusals": dict(self.refusals),
+            "deaths": dict(self.deaths),
+            "feed_number": self._effects.feed.number,
+            "uptime_s": time.monotonic() - self._started,
+        }
+
+
+_DONE = messages.Done()
+
+
+def shm_identity() -> str:
+    """Which /dev/shm this process sees: equal where it is the same mount."""
+    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
+    return f"{status.st_dev}:{status.st_ino}"

@@ -1,0 +1,314 @@
+"""Who has what: sessions, names, slots, and when a slot may be used again. A pure state machine.
+
+It touches no socket, clock, board or driver. Each method is one transition; what must follow from it outside is left in
+`changes`, which the caller takes and carries out in order.
+
+What it promises, and the tests check against a model:
+- a name belongs to at most one slot in use, and a slot has at most one recorder in its whole use;
+- a session that ended holds no name and no role;
+- a slot is handed out again only when every session that attached has let go or is dead;
+- the announcements, replayed, give the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ipcsync._wire import names
+from ipcsync.errors import (
+    DeviceMismatch,
+    EngineMismatch,
+    EventClosed,
+    ProtocolError,
+    QuotaExceeded,
+    RecorderTaken,
+)
+
+SlotState = Literal["free", "open", "broken", "closed"]
+SessionState = Literal["live", "expired", "closed"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much there may be. Each refusal names its limit."""
+
+    slots: int = 2048
+    sessions: int = 1024
+    attachments: int = 4096
+    streams: int = 1024
+    name_bytes: int = names.MAX_BYTES
+
+
+@dataclass(eq=False)
+class Session:
+    """One connected process. `attached` are the slots that it may still touch."""
+
+    id: str
+    serial: int
+    line: int
+    name: str
+    state: SessionState = "live"
+    attached: set[int] = field(default_factory=set)
+    streams: set[str] = field(default_factory=set)
+
+    @property
+    def label(self) -> str:
+        """What to call it before a user."""
+        return self.name or self.id
+
+
+@dataclass(eq=False)
+class Slot:
+    """One place for a shared event. `active` have it open; `lingering` closed it but may still touch it."""
+
+    index: int
+    state: SlotState = "free"
+    incarnation: int = 0
+    name: str = ""
+    device: str = ""
+    engine: str = ""
+    depth: int = 0
+    base: int = 0
+    ring: Any = None
+    recorder: Session | None = None
+    active: set[int] = field(default_factory=set)
+    lingering: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether it is finished, and only waits for proof that nobody touches it."""
+        return self.state in ("broken", "closed")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that followed from a transition, to be carried out on the board, the pool and the feed.
+
+    kind: opened, recorder, closed, broken, drained (the recorder let go of a closed slot), freed (slot); session_opened,
+    session_closed, line_freed (session).
+    """
+
+    kind: str
+    slot: Slot | None = None
+    session: Session | None = None
+
+
+class Registry:
+    """All sessions, names and slots of one epoch."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.sessions: dict[int, Session] = {}
+        self.names: dict[str, Slot] = {}
+        self.slots: dict[int, Slot] = {}
+        self.streams: dict[str, tuple[str, int]] = {}
+        self.changes: list[Change] = []
+        self.high_water = 0
+        self.in_use = 0
+        self._free: list[int] = []
+        self._free_lines = list(range(limits.sessions - 1, -1, -1))
+        self._count = 0
+
+    def take_changes(self) -> list[Change]:
+        """The changes since the last call, in order."""
+        changes, self.changes = self.changes, []
+        return changes
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def open_session(self, session_id: str, name: str) -> Session:
+        """A new live session; QuotaExceeded if there are too many."""
+        if name:
+            self._check_name(name, "a session's name")
+        if not self._free_lines:
+            raise QuotaExceeded(
+                f"there are {self.limits.sessions} sessions already (--max-sessions)", limit=self.limits.sessions
+            )
+        self._count += 1
+        line = self._free_lines.pop()
+        session = Session(session_id, (self._count << 16) | line, line, name)
+        self.sessions[session.serial] = session
+        self.changes.append(Change("session_opened", session=session))
+        return session
+
+    def end_session(self, session: Session, *, let_go: bool) -> None:
+        """The client said goodbye. Without `let_go` its slots wait until it is dead."""
+        self._end(session, "closed", breaks=False, let_go=let_go)
+
+    def expire(self, session: Session) -> None:
+        """The lease ran out. Names and roles are free; slots stay until the process lets go or is dead."""
+        self._end(session, "expired", breaks=True, let_go=False)
+
+    def bury(self, session: Session) -> None:
+        """The process is proven dead: nothing of it can touch anything."""
+        self._end(session, "closed", breaks=True, let_go=True)
+
+    def _end(self, session: Session, state: SessionState, *, breaks: bool, let_go: bool) -> None:
+        if self.sessions.get(session.serial) is not session:
+            return
+        was_live = session.state == "live"
+        if was_live:
+            session.state = state
+            self.changes.append(Change("session_closed", session=session))
+        for index in sorted(session.attached):
+            self._leave(self.slots[index], session, breaks=breaks, let_go=let_go)
+        for name in session.streams:
+            if not any(name in other.streams for other in self.sessions.values() if other is not session):
+                self.streams.pop(name, None)
+        session.streams.clear()
+        if not session.attached:
+            del self.sessions[session.serial]
+            self._free_lines.append(session.line)
+            self.changes.append(Change("line_freed", session=session))
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Slot | None:
+        """The slot that has the name now."""
+        return self.names.get(name) if name else None
+
+    def join(self, session: Session, slot: Slot, *, recorder: bool, device: str, engine: str) -> None:
+        """Attach to an event that exists.
+
+        Raises DeviceMismatch or EngineMismatch if another one was asked for, RecorderTaken if the role is.
+        """
+        if device and device != slot.device:
+            raise DeviceMismatch(f"the event {slot.name!r} is on device {slot.device}, not {device}")
+        if engine not in ("auto", slot.engine):
+            raise EngineMismatch(f"the event {slot.name!r} uses the engine {slot.engine!r}, not {engine!r}")
+        if recorder and slot.recorder not in (None, session):
+            assert slot.recorder is not None
+            raise RecorderTaken(
+                f"the session {slot.recorder.label!r} records on {slot.name!r}", recorder=slot.recorder.label
+            )
+        self._attach(session, slot)
+        if recorder and slot.recorder is None:
+            slot.recorder = session
+            self.changes.append(Change("recorder", slot=slot))
+
+    def create(
+        self, session: Session, name: str, *, recorder: bool, device: str, engine: str, depth: int, ring: Any
+    ) -> Slot:
+        """A new event, attached to by `session`; an empty name makes an unnamed one.
+
+        Raises QuotaExceeded if every slot is in use (also in quarantine) or the session has too many.
+        """
+        if name:
+            self._check_name(name, "an event's name")
+        self.check_room(session)
+        assert not (name and name in self.names)
+        index = self._free.pop() if self._free else len(self.slots)
+        slot = self.slots.setdefault(index, Slot(index))
+        slot.incarnation += 1
+        slot.state, slot.name, slot.device, slot.engine, slot.depth, slot.ring = "open", name, device, engine, depth, ring
+        slot.recorder = None
+        slot.left.clear()
+        self.in_use += 1
+        self.high_water = max(self.high_water, self.in_use)
+        if name:
+            self.names[name] = slot
+        self.changes.append(Change("opened", slot=slot))
+        self.join(session, slot, recorder=recorder, device="", engine="auto")
+        return slot
+
+    def check_room(self, session: Session) -> None:
+        """Raise QuotaExceeded if `session` can have no further event."""
+        if self.in_use >= self.limits.slots:
+            raise QuotaExceeded(
+                f"all {self.limits.slots} shared events are in use (--pool)", limit=self.limits.slots
+            )
+        self._check_attachments(session)
+
+    def attach(self, session: Session, index: int, incarnation: int) -> Slot:
+        """Attach to the very use of a slot that a point names; EventClosed if it is over."""
+        slot = self.slots.get(index)
+        if slot is None or slot.incarnation != incarnation or slot.state == "free":
+            raise EventClosed(f"the event of this point (slot {index}, incarnation {incarnation}) is gone")
+        self._attach(session, slot)
+        return slot
+
+    def close(self, session: Session, index: int, incarnation: int, *, let_go: bool) -> None:
+        """End a session's use of a slot. Twice is nothing; of a slot that it never had: EventClosed."""
+        slot = self.slots.get(index)
+        if slot is None or incarnation > slot.incarnation:
+            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        if incarnation < slot.incarnation or session.serial in slot.left:
+            return
+        if index not in session.attached:
+            raise EventClosed(f"this session is not attached to slot {index}: it cannot close it for others")
+        self._leave(slot, session, breaks=False, let_go=let_go)
+        if session.state != "live" and not session.attached:
+            self._end(session, session.state, breaks=False, let_go=True)
+
+    def stream(self, session: Session, name: str, device: str, default_device: str, priority: int) -> tuple[str, int]:
+        """The (device, priority) of a named stream; the first to name it decides. DeviceMismatch for another device."""
+        self._check_name(name, "a stream's name")
+        known = self.streams.get(name)
+        if known is None:
+            if len(self.streams) >= self.limits.streams:
+                raise QuotaExceeded(f"there are {self.limits.streams} named streams", limit=self.limits.streams)
+            known = self.streams[name] = (device or default_device, priority)
+        elif device and device != known[0]:
+            raise DeviceMismatch(f"the stream {name!r} is on device {known[0]}, not {device}")
+        session.streams.add(name)
+        return known
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _check_name(self, name: str, what: str) -> None:
+        reason = names.why_not(name, self.limits.name_bytes)
+        if reason:
+            raise ProtocolError(f"{what} {reason}", code="name")
+
+    def _check_attachments(self, session: Session) -> None:
+        if len(session.attached) >= self.limits.attachments:
+            raise QuotaExceeded(
+                f"this session is attached to {self.limits.attachments} events already", limit=self.limits.attachments
+            )
+
+    def _attach(self, session: Session, slot: Slot) -> None:
+        if slot.index not in session.attached:
+            self._check_attachments(session)
+        session.attached.add(slot.index)
+        slot.lingering.discard(session.serial)
+        slot.left.discard(session.serial)
+        slot.active.add(session.serial)
+
+    def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool) -> None:
+        """`breaks`: whether a recorder that leaves breaks the event, or merely finishes it."""
+        was_pending = session.serial in slot.lingering
+        slot.active.discard(session.serial)
+        if let_go:
+            slot.lingering.discard(session.serial)
+            slot.left.add(session.serial)
+            session.attached.discard(slot.index)
+        else:
+            slot.lingering.add(session.serial)
+        if slot.recorder is session:
+            # A recorder that closed, and dies before its last work was seen complete, breaks what it left.
+            if breaks and (slot.state == "open" or (slot.state == "closed" and was_pending)):
+                self._finish(slot, "broken")
+            elif slot.state == "open":
+                self._finish(slot, "closed")
+            if let_go and slot.state == "closed":
+                self.changes.append(Change("drained", slot=slot))
+        elif slot.state == "open" and not slot.active:
+            self._finish(slot, "closed")
+        if not slot.active and not slot.lingering:
+            self._release(slot)
+
+    def _finish(self, slot: Slot, state: SlotState) -> None:
+        first = slot.state == "open"
+        slot.state = state
+        if self.names.get(slot.name) is slot:
+            del self.names[slot.name]
+        if first or state == "broken":
+            self.changes.append(Change(state, slot=slot))
+
+    def _release(self, slot: Slot) -> None:
+        slot.state = "free"
+        self.in_use -= 1
+        self._free.append(slot.index)
+        self.changes.append(Change("freed", slot=slot))

@@ -1,0 +1,239 @@
+"""The daemon: one thread, one asyncio loop, plain ZeroMQ sockets drained from `add_reader`.
+
+ZeroMQ's descriptor is edge-triggered: after each drain, and after each send, `zmq.EVENTS` is looked at again, and a drain
+ends after a budget so that no peer keeps the loop to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import zmq
+
+from ipcsync import _drivers
+from ipcsync._board import Board
+from ipcsync._linux.process import PidFd
+from ipcsync_coordinator import auth
+from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.effects import Effects
+from ipcsync_coordinator.feed import WELCOME, Feed
+from ipcsync_coordinator.handlers import Handlers, Lease, Sender
+from ipcsync_coordinator.liveness import PauseCredit
+from ipcsync_coordinator.pool import Pool, served_devices
+from ipcsync_coordinator.registry import Limits, Registry, Session
+from ipcsync_coordinator.runtime_dir import RuntimeDir
+
+log = logging.getLogger("ipcsync.coordinator")
+
+_BUDGET = 256
+_RELEASE_S = 0.05
+
+
+class Server:
+    """One coordinator, from bound sockets to their removal."""
+
+    def __init__(self, settings: Settings, directory: RuntimeDir) -> None:
+        self._settings = settings
+        self.directory = directory
+        self._loop = asyncio.get_running_loop()
+        self._done = asyncio.Event()
+        self.status = 0
+        self.epoch = os.urandom(16)
+        devices = served_devices(settings.device_list())
+        if not devices:
+            raise RuntimeError("the driver shows no device")
+        self.board = Board.create(
+            directory.board_path(self.epoch), self.epoch, settings.max_sessions, settings.pool
+        )
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 65_535)
+        self._doorkeeper = auth.Doorkeeper(self._context, self._refuse)
+        self._router = self._bind_router()
+        self.feed = Feed(self._bind_feed())
+        self.registry = Registry(
+            Limits(
+                slots=settings.pool,
+                sessions=settings.max_sessions,
+                attachments=settings.max_attachments,
+                streams=settings.max_streams,
+                name_bytes=settings.max_name,
+            )
+        )
+        pool = Pool(devices, settings.max_cuda_events)
+        self.effects = Effects(self.board, pool, self.feed, self._forget)
+        self.handlers = Handlers(
+            settings, self.registry, self.board, self.effects, _drivers.name(), directory.feed, self._confirm
+        )
+        self._tick_s = min(0.25, settings.lease_ttl / 8)
+        self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
+        self._idle_since = time.monotonic()
+        self._next_feed_tick = 0.0
+        self._unwatch: list[Callable[[], None]] = []
+
+    # --- sockets ------------------------------------------------------------------------------------------------------
+
+    def _guard(self, socket: zmq.Socket[bytes]) -> None:
+        socket.linger = 0
+        socket.setsockopt(zmq.ZAP_DOMAIN, auth.DOMAIN)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._settings.handshake_s * 1000))
+        socket.setsockopt(zmq.MAXMSGSIZE, self._settings.max_frame)
+        socket.setsockopt(zmq.BACKLOG, 1024)
+
+    def _bind_router(self) -> zmq.Socket[bytes]:
+        router = self._context.socket(zmq.ROUTER)
+        self._guard(router)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.sndhwm = self._settings.reply_queue
+        router.bind(self.directory.endpoint)
+        return router
+
+    def _bind_feed(self) -> zmq.Socket[bytes]:
+        feed = self._context.socket(zmq.XPUB)
+        self._guard(feed)
+        feed.setsockopt(zmq.XPUB_WELCOME_MSG, WELCOME)
+        feed.sndhwm = self._settings.feed_queue
+        feed.bind(self.directory.feed)
+        return feed
+
+    def _refuse(self, reason: str) -> None:
+        self.handlers.refusals[reason] += 1
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or the end of the process that this one ends with."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.stop)
+        readers: list[tuple[zmq.Socket[bytes], Callable[[], None]]] = [
+            (self._doorkeeper.socket, self._drain_doorkeeper),
+            (self._router, self._drain_router),
+            (self.feed.socket, self.feed.drain),
+        ]
+        for socket, drain in readers:
+            self._loop.add_reader(socket.fd, drain)
+            self._loop.call_soon(drain)  # what came before the reader was there gives no edge any more
+        self._loop.call_soon(self._tick)
+        await self._done.wait()
+        for socket, _ in readers:
+            self._loop.remove_reader(socket.fd)
+
+    def stop(self) -> None:
+        """Begin to end."""
+        self._done.set()
+
+    def end_with(self, pid: int, started: int) -> None:
+        """End when the process `pid` that started at `started` does."""
+        from ipcsync._linux.process import is_running
+
+        try:
+            parent = PidFd(pid)
+        except ProcessLookupError:
+            self.stop()
+            return
+        self._loop.add_reader(parent, self.stop)
+        self._unwatch.append(lambda: (self._loop.remove_reader(parent), parent.close())[0])
+        if not is_running(pid, started):
+            self.stop()
+
+    def _drain_doorkeeper(self) -> None:
+        while self._doorkeeper.serve_one():
+            continue
+
+    def _drain_router(self) -> None:
+        router = self._router
+        for _ in range(_BUDGET):
+            try:
+                routing = router.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._receive(router, routing)
+        if router.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator] # an int for this option
+            self._loop.call_soon(self._drain_router)
+
+    def _receive(self, router: zmq.Socket[bytes], routing: bytes) -> None:
+        if not router.rcvmore:
+            self._refuse("no_frame")
+            return
+        frame = router.recv(zmq.NOBLOCK, copy=False)
+        count = 1
+        while router.rcvmore:
+            router.recv(zmq.NOBLOCK)
+            count += 1
+        if count >= self._settings.max_frames:
+            self._refuse("too_many_frames")
+            return
+        sender = Sender(routing, auth.pid_of(frame.get("Peer-Address")))  # type: ignore[arg-type] # a str for this one
+        reply = self.handlers.handle(frame.bytes, sender, time.monotonic_ns())
+        if reply is not None:
+            self._send(routing, reply)
+
+    def _send(self, routing: bytes, reply: bytes) -> None:
+        try:
+            self._router.send_multipart([routing, reply], zmq.NOBLOCK)
+        except zmq.Again:
+            self._refuse("slow_client")  # it does not read its replies: dropped, never waited for
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._refuse("gone_client")
+
+    # --- life and death -----------------------------------------------------------------------------------------------
+
+    def _confirm(self, lease: Lease, sender: Sender) -> None:
+        lease.watch.confirm(sender.routing, self._loop, lambda: self.handlers.lose(lease, "pidfd"))
+
+    def _forget(self, session: Session) -> None:
+        self.handlers.forget(session)
+        self._idle_since = time.monotonic()
+
+    def _tick(self) -> None:
+        now_ns = time.monotonic_ns()
+        self._credit.tick(now_ns)
+        self.board.beat(now_ns)
+        for lease in list(self.handlers.leases.values()):
+            self._check(lease, now_ns)
+        now = now_ns / 1e9
+        if now >= self._next_feed_tick:
+            self._next_feed_tick = now + 1.0
+            self.feed.tick()
+        self.effects.releaser.again()
+        for device in self.effects.pool.devices:
+            self.effects.pool.refill(device)
+        limit = self._settings.exit_when_idle
+        if limit and not self.handlers.leases and now - self._idle_since > limit:
+            log.info("stopping reason=idle idle_s=%g", limit)
+            self.stop()
+        # A drain by hand each tick: an edge that was missed then costs a tick, never a client.
+        self._drain_doorkeeper()
+        self._drain_router()
+        self.feed.drain()
+        busy = self.effects.releaser.holds_any()
+        self._loop.call_later(min(_RELEASE_S, self._tick_s) if busy else self._tick_s, self._tick)
+
+    def _check(self, lease: Lease, now_ns: int) -> None:
+        if lease.watch.lifeline_is_cut():
+            self.handlers.lose(lease, "pidfd")
+        elif lease.session.state == "live":
+            beat = self.board.session(lease.session.line).heartbeat
+            if now_ns - max(beat, lease.opened_ns, self._credit.since_ns) > lease.ttl_ns:
+                self.handlers.lose(lease, "ttl")
+
+    def close(self) -> None:
+        """Tell everyone, then remove board and sockets."""
+        self.board.stop()
+        for undo in self._unwatch:
+            undo()
+        for socket in (self._router, self.feed.socket):
+            socket.close()
+        self._doorkeeper.close()
+        self._context.term()
+        for lease in list(self.handlers.leases.values()):
+            lease.watch.close()
+        self.effects.pool.close()
+        self.board.unlink()
+        self.directory.close()

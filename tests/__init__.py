@@ -1,0 +1,1 @@
+"""The tests of ipcsync: unit, contract, multiprocess, faults, gpu, benchmarks."""

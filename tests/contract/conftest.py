@@ -1,0 +1,167 @@
+"""The driver under test, its context and streams, and the processes beside this one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+# Streams that share a hardware queue wait for each other: with the default of 8, a stream held back by one test could
+# hold back an unrelated one.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+from ipcsync._drivers import load
+from tests.contract import actions, rig
+from tests.contract.peer import Peer
+from tests.contract.rig import ok
+
+_segments = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def drv() -> ModuleType:
+    """The driver that the environment selects."""
+    return load()
+
+
+@pytest.fixture(scope="session")
+def kind(drv: ModuleType) -> str:
+    """Which kind of driver it is: host, software or gpu."""
+    return rig.driver_kind()
+
+
+@pytest.fixture(scope="session")
+def _primary(drv: ModuleType) -> Any:
+    return rig.use_device(0)
+
+
+@pytest.fixture
+def ctx(drv: ModuleType, _primary: Any) -> Iterator[Any]:
+    """The current context: device 0's primary one. Afterwards every latch is open."""
+    ok(drv.cuCtxSetCurrent(_primary))
+    yield _primary
+    rig.open_all_latches()
+    ok(drv.cuThreadExchangeStreamCaptureMode(drv.CUstreamCaptureMode(rig.GLOBAL)))
+    ok(drv.cuCtxSetCurrent(_primary))
+
+
+@pytest.fixture
+def new_stream(drv: ModuleType, ctx: Any) -> Iterator[Callable[..., Any]]:
+    """Creates streams (non-blocking, unless given flags) that end with the test, after every latch was opened."""
+    made = []
+
+    def create(flags: int = rig.NON_BLOCKING) -> Any:
+        made.append(ok(drv.cuStreamCreate(flags)))
+        return made[-1]
+
+    yield create
+    rig.open_all_latches()
+    for stream in made:
+        ok(drv.cuStreamDestroy(stream))
+
+
+@pytest.fixture
+def stream(new_stream: Callable[..., Any]) -> Any:
+    """A stream of the current context."""
+    return new_stream()
+
+
+@pytest.fixture
+def new_event(drv: ModuleType, ctx: Any) -> Iterator[Callable[..., Any]]:
+    """Creates events (shareable ones, unless given flags) that end with the test."""
+    made = []
+
+    def create(flags: int = rig.SHAREABLE) -> Any:
+        made.append(ok(drv.cuEventCreate(flags)))
+        return made[-1]
+
+    yield create
+    rig.open_all_latches()
+    for event in made:
+        ok(drv.cuEventDestroy(event))
+
+
+@pytest.fixture
+def event(new_event: Callable[..., Any]) -> Any:
+    """A shareable event of the current context."""
+    return new_event()
+
+
+@pytest.fixture
+def new_peer() -> Iterator[Callable[..., Peer]]:
+    """Spawns processes, with settings added to the environment if given; none of them outlives the test."""
+    made: list[Peer] = []
+
+    def spawn(env: dict[str, str] | None = None) -> Peer:
+        made.append(Peer(env))
+        return made[-1]
+
+    yield spawn
+    rig.open_all_latches()  # else a peer's streams could wait for ours while it ends
+    for peer in made:
+        peer.close()
+
+
+@pytest.fixture
+def peer(new_peer: Callable[..., Peer]) -> Peer:
+    """A second process, which has device 0's primary context current."""
+    second = new_peer()
+    second.call(actions.start)
+    return second
+
+
+@pytest.fixture
+def third(new_peer: Callable[..., Peer]) -> Peer:
+    """A third process like `peer`."""
+    another = new_peer()
+    another.call(actions.start)
+    return another
+
+
+@pytest.fixture
+def two_devices(kind: str, new_peer: Callable[..., Peer]) -> Callable[..., Peer]:
+    """Spawns processes that see two devices, in a segment of their own; on a GPU machine with one device it skips."""
+    segment = f"contract-{os.getpid()}-{next(_segments)}"
+    settings = {
+        "IPCSYNC_HOST_DEVICES": "2",
+        "IPCSYNC_HOST_SEGMENT": segment,
+        "SIMCUDA_DEVICES": "2",
+        "SIMCUDA_SEGMENT": segment,
+    }
+
+    def spawn(visible: str | None = None) -> Peer:
+        chosen = {} if kind == "gpu" else {**settings, "CUDA_VISIBLE_DEVICES": "0,1"}
+        if visible is not None:
+            chosen["CUDA_VISIBLE_DEVICES"] = visible
+        another = new_peer(chosen)
+        if visible is None and another.call(actions.device_count) < 2:
+            pytest.skip("this machine has one GPU: the test needs two")
+        return another
+
+    return spawn
+
+
+@pytest.fixture
+def page_path() -> Iterator[str]:
+    """The path of a page of zeros on tmpfs."""
+    fd, path = tempfile.mkstemp(prefix="ipcsync-contract-", dir="/dev/shm")
+    try:
+        os.posix_fallocate(fd, 0, os.sysconf("SC_PAGESIZE"))
+        yield path
+    finally:
+        os.close(fd)
+        Path(path).unlink()
+
+
+@pytest.fixture
+def page(page_path: str) -> Iterator[rig.Page]:
+    """That page, mapped in this process."""
+    mapped = rig.Page(page_path)
+    yield mapped
+    mapped.close()

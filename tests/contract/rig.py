@@ -1,0 +1,184 @@
+"""What the tests and their peer processes share: result codes, contexts, streams held back, waits with a deadline."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ipcsync._drivers import check, load, name
+
+DEADLINE_S = 30.0
+
+# Result codes (CUresult), by the names in the driver API reference.
+SUCCESS = 0
+INVALID_VALUE = 1
+NOT_INITIALIZED = 3
+INVALID_CONTEXT = 201
+MAP_FAILED = 205
+INVALID_HANDLE = 400
+ILLEGAL_STATE = 401
+NOT_READY = 600
+ALREADY_REGISTERED = 712
+NOT_REGISTERED = 713
+CAPTURE_UNSUPPORTED = 900
+CAPTURE_INVALIDATED = 901
+CAPTURED_EVENT = 907
+
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+LEGACY, PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
+BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS = 1, 2, 4  # CU_EVENT_…
+SHAREABLE = DISABLE_TIMING | INTERPROCESS
+GEQ, EQ, AND, NOR = 0, 1, 2, 3  # CU_STREAM_WAIT_VALUE_…
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2  # CU_STREAM_CAPTURE_MODE_…
+NONE, ACTIVE, INVALIDATED = 0, 1, 2  # CU_STREAM_CAPTURE_STATUS_…
+
+T = TypeVar("T")
+
+
+def ok(result: tuple[Any, ...]) -> Any:
+    """The value of a driver call that must succeed."""
+    return check(result, "the driver call")
+
+
+def code(result: tuple[Any, ...]) -> int:
+    """The CUresult of a driver call."""
+    return int(result[0])
+
+
+def use_device(ordinal: int = 0) -> Any:
+    """Make the primary context of device `ordinal` current on this thread; returns it."""
+    drv = load()
+    context = ok(drv.cuDevicePrimaryCtxRetain(ok(drv.cuDeviceGet(ordinal))))
+    ok(drv.cuCtxSetCurrent(context))
+    return context
+
+
+def device_name(ordinal: int = 0) -> str:
+    """The name that the driver gives the device."""
+    raw: bytes = ok(load().cuDeviceGetName(256, ok(load().cuDeviceGet(ordinal))))
+    return raw.split(b"\0", 1)[0].decode().strip()
+
+
+def device_uuid(ordinal: int) -> bytes:
+    """The 16 bytes of the device's UUID."""
+    return bytes(ok(load().cuDeviceGetUuid(ok(load().cuDeviceGet(ordinal)))).bytes)
+
+
+def driver_kind() -> str:
+    """One of host, software (a libcuda without a GPU), and gpu (NVIDIA's driver: its device names begin so)."""
+    if name() == "host":
+        return "host"
+    return "gpu" if device_name().startswith("NVIDIA") else "software"
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Poll `condition` until it holds; AssertionError naming `what` after DEADLINE_S seconds."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {DEADLINE_S:g} s"
+        time.sleep(0.0005)
+
+
+def is_ready(result: tuple[Any, ...]) -> bool:
+    """True for SUCCESS, False for NOT_READY; raises for everything else."""
+    if code(result) == NOT_READY:
+        return False
+    ok(result)
+    return True
+
+
+def finish(stream: Any) -> None:
+    """Wait until all work of the stream is done. By queries: a synchronize call would have no deadline."""
+    until(lambda: is_ready(load().cuStreamQuery(stream)), "the stream finishes")
+
+
+def complete(event: Any) -> None:
+    """Wait until the event's latest record is complete."""
+    until(lambda: is_ready(load().cuEventQuery(event)), "the event completes")
+
+
+def in_thread(fn: Callable[[], T], context: Any = None) -> T:
+    """What `fn` returns on a thread of its own, on which `context` is current (None: no context is)."""
+    results: list[T] = []
+
+    def run() -> None:
+        if context is not None:
+            ok(load().cuCtxSetCurrent(context))
+        results.append(fn())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive(), f"the thread did not end within {DEADLINE_S:g} s"
+    assert results, "the thread raised"
+    return results[0]
+
+
+_WORDS_A_PAGE = mmap.PAGESIZE // 4
+_free_words: dict[int, list[int]] = {}  # context: addresses; never given back, since a stream may still look at one
+_latches: list[Latch] = []
+
+
+def _word() -> int:
+    """The address of an unused 32-bit word of pinned memory; allocated ahead, since allocating may wait for streams."""
+    drv = load()
+    words = _free_words.setdefault(int(ok(drv.cuCtxGetCurrent())), [])
+    if not words:
+        page = int(ok(drv.cuMemAllocHost(_WORDS_A_PAGE * 4)))
+        ctypes.memset(page, 0, _WORDS_A_PAGE * 4)
+        words.extend(page + 4 * i for i in range(_WORDS_A_PAGE))
+    return words.pop()
+
+
+class Latch:
+    """Holds back what is put on `stream` from now on, until `open`: without kernels, and without host functions."""
+
+    def __init__(self, stream: Any) -> None:
+        address = _word()
+        self._value = ctypes.c_uint32.from_address(address)
+        _latches.append(self)
+        ok(load().cuStreamWaitValue32(stream, load().CUdeviceptr(address), 1, GEQ))
+
+    def open(self) -> None:
+        """Let the stream go on; twice does nothing."""
+        self._value.value = 1
+
+
+def open_all_latches() -> None:
+    """Let every stream of this process go on."""
+    while _latches:
+        _latches.pop().open()
+
+
+class Page:
+    """One page of a file on tmpfs, mapped shared: 512 words of 8 bytes that processes and streams both reach."""
+
+    def __init__(self, path: str | Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(fd, mmap.PAGESIZE)
+        finally:
+            os.close(fd)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.words = memoryview(self._map).cast("Q")
+
+    def register(self) -> int:
+        """Register the page with the driver; the device address of its first word."""
+        drv = load()
+        ok(drv.cuMemHostRegister(self.address, mmap.PAGESIZE, 1 | 2))  # PORTABLE | DEVICEMAP
+        return int(ok(drv.cuMemHostGetDevicePointer(self.address, 0)))
+
+    def unregister(self) -> int:
+        """The result code of taking the registration back."""
+        return code(load().cuMemHostUnregister(self.address))
+
+    def close(self) -> None:
+        """Unmap it."""
+        self.words.release()
+        self._map.close()

@@ -1,0 +1,227 @@
+"""Stream capture: what a capturing stream answers, and that queries in relaxed mode leave every capture unharmed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.contract import rig
+from tests.contract.rig import Latch, code, complete, finish, in_thread, ok
+
+New = Callable[..., Any]
+MODES = [rig.GLOBAL, rig.THREAD_LOCAL, rig.RELAXED]
+
+
+@pytest.fixture
+def begin(drv: ModuleType, new_stream: New) -> Iterator[Callable[..., Any]]:
+    """Begins captures; those still running at the end of the test are ended."""
+    capturing = []
+
+    def start(mode: int = rig.GLOBAL) -> Any:
+        stream = new_stream()
+        ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(mode)))
+        capturing.append(stream)
+        return stream
+
+    yield start
+    for stream in capturing:
+        if status(drv, stream) != rig.NONE:
+            drv.cuStreamEndCapture(stream)  # a capture that was invalidated ends with an error
+
+
+def status(drv: ModuleType, stream: Any) -> int:
+    return int(ok(drv.cuStreamIsCapturing(stream)))
+
+
+def end(drv: ModuleType, stream: Any) -> int:
+    """The code of ending the capture; its graph is destroyed."""
+    result = drv.cuStreamEndCapture(stream)
+    if code(result) == rig.SUCCESS:
+        ok(drv.cuGraphDestroy(result[1]))
+    return code(result)
+
+
+def exchange(drv: ModuleType, mode: int) -> int:
+    return int(ok(drv.cuThreadExchangeStreamCaptureMode(drv.CUstreamCaptureMode(mode))))
+
+
+def unsafe_calls(drv: ModuleType, event: Any, stream: Any) -> dict[str, Callable[[], int]]:
+    """What ipcsync asks of events and streams that do not capture, which a global capture elsewhere may forbid."""
+    return {
+        "query an event": lambda: code(drv.cuEventQuery(event)),
+        "synchronize with an event": lambda: code(drv.cuEventSynchronize(event)),
+        "query a stream": lambda: code(drv.cuStreamQuery(stream)),
+        "synchronize a stream": lambda: code(drv.cuStreamSynchronize(stream)),
+    }
+
+
+UNSAFE = ["query an event", "synchronize with an event", "query a stream", "synchronize a stream"]
+
+
+def test_a_stream_tells_whether_it_captures_and_asking_does_no_harm(drv: ModuleType, stream: Any) -> None:
+    assert status(drv, stream) == rig.NONE
+    ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(rig.GLOBAL)))
+    for _ in range(3):
+        assert status(drv, stream) == rig.ACTIVE
+    assert end(drv, stream) == rig.SUCCESS
+    assert status(drv, stream) == rig.NONE
+
+
+def test_each_capture_has_an_id_of_its_own(drv: ModuleType, begin: New) -> None:
+    ids = set()
+    for _ in range(3):
+        stream = begin()
+        state, identity = drv.cuStreamGetCaptureInfo(stream)[1:3]
+        assert int(state) == rig.ACTIVE
+        ids.add(int(identity))
+        assert end(drv, stream) == rig.SUCCESS
+        assert int(drv.cuStreamGetCaptureInfo(stream)[1]) == rig.NONE
+    assert len(ids) == 3
+
+
+def test_captured_operations_are_not_executed(drv: ModuleType, begin: New, new_event: New) -> None:
+    memory, target = ok(drv.cuMemAlloc(8)), bytearray(8)
+    ok(drv.cuMemsetD8(memory, 1, 8))
+    ok(drv.cuCtxSynchronize())
+    stream = begin()
+    ok(drv.cuMemsetD8Async(memory, 2, 8, stream))
+    assert end(drv, stream) == rig.SUCCESS
+    finish(stream)
+    ok(drv.cuMemcpyDtoH(target, memory, 8))
+    assert target == b"\1" * 8
+    ok(drv.cuMemFree(memory))
+
+
+def test_a_captured_event_cannot_be_queried_until_it_is_recorded_outside_of_a_capture(
+    drv: ModuleType, begin: New, new_event: New
+) -> None:
+    event = new_event(rig.DISABLE_TIMING)
+    stream = begin()
+    ok(drv.cuEventRecord(event, stream))
+    assert end(drv, stream) == rig.SUCCESS
+    assert code(drv.cuEventQuery(event)) == rig.CAPTURED_EVENT
+    ok(drv.cuEventRecord(event, stream))
+    complete(event)
+
+
+@pytest.mark.parametrize("call", ["cuStreamQuery", "cuStreamSynchronize"])
+@pytest.mark.parametrize("mode", MODES)
+def test_querying_or_synchronizing_a_capturing_stream_is_refused_and_invalidates_its_capture(
+    drv: ModuleType, begin: New, call: str, mode: int
+) -> None:
+    stream = begin(mode)
+    assert code(getattr(drv, call)(stream)) == rig.CAPTURE_UNSUPPORTED
+    assert status(drv, stream) == rig.INVALIDATED
+    assert end(drv, stream) == rig.CAPTURE_INVALIDATED
+    assert status(drv, stream) == rig.NONE
+    finish(stream)
+
+
+def test_beginning_on_a_capturing_stream_and_ending_on_another_are_illegal_states(
+    drv: ModuleType, stream: Any, begin: New
+) -> None:
+    capturing = begin()
+    again = drv.cuStreamBeginCapture(capturing, drv.CUstreamCaptureMode(rig.GLOBAL))
+    assert code(again) == rig.ILLEGAL_STATE
+    assert end(drv, stream) == rig.ILLEGAL_STATE
+    assert status(drv, capturing) == rig.ACTIVE
+    assert end(drv, capturing) == rig.SUCCESS
+
+
+def test_a_stream_that_waits_for_a_captured_record_joins_the_capture(
+    drv: ModuleType, stream: Any, new_event: New, begin: New
+) -> None:
+    first = begin()
+    fork, join = new_event(rig.DISABLE_TIMING), new_event(rig.DISABLE_TIMING)
+    ok(drv.cuEventRecord(fork, first))
+    ok(drv.cuStreamWaitEvent(stream, fork, 0))
+    assert status(drv, stream) == rig.ACTIVE
+    ok(drv.cuEventRecord(join, stream))
+    ok(drv.cuStreamWaitEvent(first, join, 0))
+    assert end(drv, first) == rig.SUCCESS
+    assert status(drv, stream) == rig.NONE
+
+
+@pytest.mark.parametrize("unsafe", UNSAFE)
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_in_relaxed_mode_leave_a_capture_of_another_thread_unharmed(
+    drv: ModuleType, ctx: Any, stream: Any, event: Any, begin: New, mode: int, unsafe: str
+) -> None:
+    ok(drv.cuEventRecord(event, stream))
+    complete(event)
+    finish(stream)
+    capturing = begin(mode)
+
+    def call_relaxed() -> int:
+        assert exchange(drv, rig.RELAXED) == rig.GLOBAL  # what a thread begins with
+        try:
+            return unsafe_calls(drv, event, stream)[unsafe]()
+        finally:
+            assert exchange(drv, rig.GLOBAL) == rig.RELAXED
+
+    assert in_thread(call_relaxed, ctx) == rig.SUCCESS
+    assert status(drv, capturing) == rig.ACTIVE
+    assert end(drv, capturing) == rig.SUCCESS
+
+
+@pytest.mark.parametrize("unsafe", UNSAFE)
+def test_calls_in_relaxed_mode_leave_a_capture_of_the_same_thread_unharmed(
+    drv: ModuleType, stream: Any, event: Any, begin: New, unsafe: str
+) -> None:
+    ok(drv.cuEventRecord(event, stream))
+    complete(event)
+    finish(stream)
+    capturing = begin(rig.GLOBAL)
+    assert exchange(drv, rig.RELAXED) == rig.GLOBAL
+    assert unsafe_calls(drv, event, stream)[unsafe]() == rig.SUCCESS
+    assert exchange(drv, rig.GLOBAL) == rig.RELAXED
+    assert status(drv, capturing) == rig.ACTIVE
+    assert end(drv, capturing) == rig.SUCCESS
+
+
+def test_a_query_of_a_pending_event_in_relaxed_mode_says_not_ready_beside_a_capture(
+    drv: ModuleType, stream: Any, event: Any, begin: New
+) -> None:
+    latch = Latch(stream)
+    ok(drv.cuEventRecord(event, stream))
+    capturing = begin(rig.GLOBAL)
+    exchange(drv, rig.RELAXED)
+    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
+    latch.open()
+    complete(event)
+    exchange(drv, rig.GLOBAL)
+    assert end(drv, capturing) == rig.SUCCESS
+
+
+def test_a_query_in_global_mode_spoils_a_global_capture_of_another_thread(
+    drv: ModuleType, ctx: Any, stream: Any, event: Any, begin: New
+) -> None:
+    ok(drv.cuEventRecord(event, stream))
+    complete(event)
+    capturing = begin(rig.GLOBAL)
+    assert in_thread(lambda: code(drv.cuEventQuery(event)), ctx) == rig.CAPTURE_UNSUPPORTED
+    assert status(drv, capturing) == rig.INVALIDATED
+    assert end(drv, capturing) == rig.CAPTURE_INVALIDATED
+
+
+def test_recording_and_waiting_outside_of_a_capture_leave_it_unharmed(
+    drv: ModuleType, ctx: Any, stream: Any, event: Any, begin: New
+) -> None:
+    capturing = begin(rig.GLOBAL)
+
+    def use() -> list[int]:
+        return [code(drv.cuEventRecord(event, stream)), code(drv.cuStreamWaitEvent(stream, event, 0))]
+
+    assert use() == [rig.SUCCESS] * 2
+    assert in_thread(use, ctx) == [rig.SUCCESS] * 2
+    assert status(drv, capturing) == rig.ACTIVE
+    assert end(drv, capturing) == rig.SUCCESS
+
+
+def test_the_capture_mode_is_each_threads_own(drv: ModuleType, ctx: Any) -> None:
+    assert exchange(drv, rig.RELAXED) == rig.GLOBAL
+    assert in_thread(lambda: exchange(drv, rig.THREAD_LOCAL), ctx) == rig.GLOBAL
+    assert exchange(drv, rig.GLOBAL) == rig.RELAXED

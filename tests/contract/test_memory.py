@@ -1,0 +1,122 @@
+"""Memory: copies and sets in stream order, and device memory shared between processes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ipcsync._drivers import handle_bytes, handle_from_bytes
+from tests.contract import actions, rig
+from tests.contract.peer import Peer
+from tests.contract.rig import Latch, code, finish, ok
+
+New = Callable[..., Any]
+SIZE = 10_000
+
+
+def test_copies_bring_bytes_to_the_device_and_back(drv: ModuleType, ctx: Any) -> None:
+    source, target = bytes(i % 251 for i in range(SIZE)), bytearray(SIZE)
+    first, second = ok(drv.cuMemAlloc(SIZE)), ok(drv.cuMemAlloc(SIZE))
+    ok(drv.cuMemcpyHtoD(first, source, SIZE))
+    ok(drv.cuMemcpyDtoD(second, first, SIZE))
+    ok(drv.cuMemcpyDtoH(target, second, SIZE))
+    assert target == source
+    for memory in (first, second):
+        ok(drv.cuMemFree(memory))
+
+
+def test_sets_fill_bytes_and_words(drv: ModuleType, stream: Any) -> None:
+    memory, target = ok(drv.cuMemAlloc(64)), bytearray(64)
+    ok(drv.cuMemsetD8(memory, 7, 64))
+    ok(drv.cuMemsetD32(drv.CUdeviceptr(int(memory) + 32), 0x01020304, 4))
+    ok(drv.cuCtxSynchronize())
+    ok(drv.cuMemcpyDtoH(target, memory, 64))
+    assert target == b"\7" * 32 + b"\4\3\2\1" * 4 + b"\7" * 16
+    ok(drv.cuMemFree(memory))
+
+
+def test_copies_and_sets_happen_in_the_order_of_their_stream(drv: ModuleType, stream: Any) -> None:
+    memory, host = ok(drv.cuMemAlloc(64)), int(ok(drv.cuMemAllocHost(128)))
+    ctypes.memset(host, ord("a"), 128)
+    latch = Latch(stream)
+    ok(drv.cuMemcpyHtoDAsync(memory, host, 64, stream))
+    ok(drv.cuMemsetD8Async(drv.CUdeviceptr(int(memory) + 32), ord("b"), 32, stream))
+    ok(drv.cuMemcpyDtoHAsync(host + 64, memory, 64, stream))
+    assert ctypes.string_at(host + 64, 64) == b"a" * 64
+    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    latch.open()
+    finish(stream)
+    assert ctypes.string_at(host + 64, 64) == b"a" * 32 + b"b" * 32
+    ok(drv.cuMemFree(memory))
+    ok(drv.cuMemFreeHost(host))
+
+
+def test_what_was_copied_before_a_record_is_there_after_the_wait(drv: ModuleType, new_stream: New, event: Any) -> None:
+    producer, consumer = new_stream(), new_stream()
+    memory, host = ok(drv.cuMemAlloc(SIZE)), int(ok(drv.cuMemAllocHost(SIZE)))
+    ctypes.memset(host, 0, SIZE)
+    latch = Latch(producer)
+    ok(drv.cuMemsetD8Async(memory, 5, SIZE, producer))
+    ok(drv.cuEventRecord(event, producer))
+    ok(drv.cuStreamWaitEvent(consumer, event, 0))
+    ok(drv.cuMemcpyDtoHAsync(host, memory, SIZE, consumer))
+    latch.open()
+    finish(consumer)
+    assert ctypes.string_at(host, SIZE) == b"\5" * SIZE
+    ok(drv.cuMemFree(memory))
+    ok(drv.cuMemFreeHost(host))
+
+
+def test_allocating_nothing_is_an_invalid_value(drv: ModuleType, ctx: Any) -> None:
+    assert code(drv.cuMemAlloc(0)) == rig.INVALID_VALUE
+
+
+def test_a_memory_handle_is_64_bytes_and_is_not_opened_by_the_process_that_exports_it(
+    drv: ModuleType, ctx: Any
+) -> None:
+    memory = ok(drv.cuMemAlloc(SIZE))
+    handle = handle_bytes(ok(drv.cuIpcGetMemHandle(memory)))
+    assert len(handle) == 64
+    opened = drv.cuIpcOpenMemHandle(handle_from_bytes(drv.CUipcMemHandle, handle), 1)
+    assert code(opened) == rig.INVALID_CONTEXT
+    ok(drv.cuMemFree(memory))
+
+
+def test_memory_of_one_process_is_read_and_written_by_another(drv: ModuleType, ctx: Any, peer: Peer) -> None:
+    memory, target = ok(drv.cuMemAlloc(SIZE)), bytearray(SIZE)
+    ok(drv.cuMemsetD8(memory, 1, SIZE))
+    ok(drv.cuCtxSynchronize())
+    handle = handle_bytes(ok(drv.cuIpcGetMemHandle(memory)))
+    assert peer.call(actions.open_memory, "m", handle) == rig.SUCCESS
+    assert peer.call(actions.read_memory, "m", SIZE) == b"\1" * SIZE
+    peer.call(actions.create_stream, "s")
+    assert peer.call(actions.fill, "m", 2, SIZE // 2, "s") == rig.SUCCESS
+    peer.call(actions.finish, "s")
+    ok(drv.cuMemcpyDtoH(target, memory, SIZE))
+    assert target == b"\2" * (SIZE // 2) + b"\1" * (SIZE // 2)
+    assert peer.call(actions.close_memory, "m") == rig.SUCCESS
+    ok(drv.cuMemFree(memory))
+
+
+def test_an_event_orders_writes_of_one_process_before_reads_of_another(
+    drv: ModuleType, stream: Any, event: Any, peer: Peer
+) -> None:
+    memory_handle = peer.call(actions.share_memory, "m", SIZE)
+    host = int(ok(drv.cuMemAllocHost(SIZE)))
+    ctypes.memset(host, 0, SIZE)
+    opened = ok(drv.cuIpcOpenMemHandle(handle_from_bytes(drv.CUipcMemHandle, memory_handle), 1))
+    assert peer.call(actions.open_event, "e", handle_bytes(ok(drv.cuIpcGetEventHandle(event)))) == rig.SUCCESS
+    peer.call(actions.create_stream, "s")
+    for value in range(1, 11):
+        peer.call(actions.hold, "s")
+        assert peer.call(actions.fill, "m", value, SIZE, "s") == rig.SUCCESS
+        assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+        ok(drv.cuStreamWaitEvent(stream, event, 0))
+        ok(drv.cuMemcpyDtoHAsync(host, opened, SIZE, stream))
+        peer.call(actions.release, "s")
+        finish(stream)
+        assert ctypes.string_at(host, SIZE) == bytes([value]) * SIZE
+    ok(drv.cuIpcCloseMemHandle(opened))
+    ok(drv.cuMemFreeHost(host))

@@ -1,0 +1,50 @@
+"""Skips this folder's tests, with the reason, wherever there is no real GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ipcsync._drivers import load
+from ipcsync.errors import NoDriver
+from tests.contract import rig
+from tests.contract.peer import Peer
+
+
+@pytest.fixture(scope="session")
+def real_gpu() -> str:
+    """The name of device 0, which is a GPU behind NVIDIA's driver; skips without one."""
+    if os.environ.get("IPCSYNC_DRIVER", "auto") == "host":
+        pytest.skip("IPCSYNC_DRIVER=host chooses the host driver: set it to cuda on a machine with a GPU")
+    try:
+        load()
+    except NoDriver as error:
+        pytest.skip(str(error))
+    if rig.driver_kind() != "gpu":
+        pytest.skip(f"no real GPU here: the device is {rig.device_name()!r}")
+    return rig.device_name()
+
+
+@pytest.fixture
+def context(real_gpu: str) -> Iterator[None]:
+    """Device 0's primary context is current; afterwards every latch is open."""
+    rig.use_device(0)
+    yield
+    rig.open_all_latches()
+
+
+@pytest.fixture
+def new_peer(context: None) -> Iterator[Callable[[], Peer]]:
+    """Spawns processes, in which warnings are no errors: torch's import may warn. None of them outlives the test."""
+    made: list[Peer] = []
+
+    def spawn() -> Peer:
+        made.append(Peer({"PYTHONWARNINGS": "default"}))
+        return made[-1]
+
+    yield spawn
+    rig.open_all_latches()
+    for peer in made:
+        peer.close()

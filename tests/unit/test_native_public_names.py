@@ -1,0 +1,148 @@
+"""The package's face: what it names, and that naming costs nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import ipcsync
+import ipcsync.errors
+
+NATIVE = [
+    "Device",
+    "DeviceProperties",
+    "Event",
+    "ExternalStream",
+    "Stream",
+    "can_device_access_peer",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "driver_name",
+    "driver_version",
+    "exchange_device",
+    "get_device_properties",
+    "has_primary_context",
+    "ipc_collect",
+    "is_available",
+    "is_current_stream_capturing",
+    "is_in_bad_fork",
+    "maybe_exchange_device",
+    "set_device",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+SERVICE = [
+    "AsyncClient",
+    "AsyncPoint",
+    "AsyncSharedEvent",
+    "Client",
+    "Coordinator",
+    "EventInfo",
+    "Notice",
+    "Point",
+    "SessionInfo",
+    "SharedEvent",
+    "aconnect",
+    "connect",
+    "launch",
+]
+
+
+def run(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_names_are_these() -> None:
+    assert sorted(ipcsync.__all__) == sorted([*NATIVE, *SERVICE, *ipcsync.errors.__all__])
+    assert set(ipcsync.__all__) <= set(dir(ipcsync))
+
+
+def test_every_error_is_there_without_loading_anything() -> None:
+    for name in ipcsync.errors.__all__:
+        assert vars(ipcsync)[name] is getattr(ipcsync.errors, name)
+
+
+@pytest.mark.parametrize("name", NATIVE + SERVICE)
+def test_every_name_leads_to_something(name: str) -> None:
+    assert callable(getattr(ipcsync, name))
+
+
+def test_what_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        ipcsync.nonsense  # noqa: B018 - looking is the test
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    run(
+        """
+        import sys
+        before = set(sys.modules)
+        import ipcsync, ipcsync.errors
+        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        heavy = new & {"zmq", "cuda", "asyncio", "msgspec", "msgpack", "numpy", "click", "rich", "logging", "socket"}
+        assert not heavy, heavy
+        mine = sorted(name for name in sys.modules if name.startswith("ipcsync"))
+        assert mine == ["ipcsync", "ipcsync.errors"], mine
+        """
+    )
+
+
+def test_native_objects_load_no_message_layer() -> None:
+    run(
+        """
+        import sys, ipcsync
+        ipcsync.Stream().record_event().synchronize()
+        heavy = {name.partition(".")[0] for name in sys.modules} & {"zmq", "asyncio", "msgspec", "msgpack"}
+        assert not heavy, heavy
+        """
+    )
+
+
+def test_launch_stays_the_function_whoever_imports_the_submodule() -> None:
+    run(
+        """
+        import types, sys
+        import ipcsync
+        assert isinstance(ipcsync.launch, types.FunctionType)
+        import ipcsync.launch
+        from ipcsync.launch import Coordinator, launch
+        from ipcsync import launch as again
+        assert ipcsync.launch is launch is again is sys.modules["ipcsync.launch"].launch
+        assert ipcsync.Coordinator is Coordinator
+        """
+    )
+    run(
+        """
+        import types
+        import ipcsync.launch
+        assert isinstance(ipcsync.launch, types.FunctionType)
+        """
+    )
+
+
+def test_a_star_import_brings_every_name() -> None:
+    run(
+        """
+        import ipcsync
+        names = {}
+        exec("from ipcsync import *", names)
+        missing = set(ipcsync.__all__) - set(names)
+        assert not missing, missing
+        """
+    )
