@@ -31,7 +31,13 @@ class Board:
         length = os.fstat(fd).st_size
         if length < layout.HEADER:
             raise ProtocolError(f"{path} is no board: {length} bytes", code="board")
-        self._map = mmap.mmap(fd, length)
+        # mmap keeps a duplicate of its descriptor, which forked children inherit: mapped by way of the lifeline's own, a
+        # child would hold the lifeline for as long as it lives.
+        mapped = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(mapped, length)
+        finally:
+            os.close(mapped)
         self.words = memoryview(self._map).cast("Q")
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)

@@ -1,0 +1,1 @@
+"""Fixtures for the xdist suites of those who use ipcsync."""

@@ -1,0 +1,1 @@
+"""What must be survived: one test a fault, with real processes and real signals."""

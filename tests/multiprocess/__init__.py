@@ -1,0 +1,1 @@
+"""The service across real processes."""
