@@ -74,6 +74,11 @@ class SessionLine:
         return self._words[self._first + S_STATE]
 
     @property
+    def indices(self) -> tuple[int, int]:
+        """Where state and serial lie in the board's words, for hot paths that look themselves."""
+        return self._first + S_STATE, self._first + S_SERIAL
+
+    @property
     def serial(self) -> int:
         """Which session has the line; written by the coordinator."""
         return self._words[self._first + S_SERIAL]
@@ -126,6 +131,11 @@ class SlotLine:
     def completed_address(self) -> int:
         """Address of the `completed` word in this process, for a GPU to write."""
         return self.address + L_COMPLETED * 8
+
+    @property
+    def indices(self) -> tuple[int, int]:
+        """Where incarnation and state lie in the board's words, for hot paths that look themselves."""
+        return self._first + L_INCARNATION, self._first + L_STATE
 
     @property
     def incarnation(self) -> int:

@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
+from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureStatus
+
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
-from ipcsync._drivers import check
+from ipcsync._drivers import SUCCESS, check
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DeviceMismatch, EventClosed, NotRecorder, RecorderLost, WaitTimeout
 from ipcsync.native import capture, context
@@ -27,7 +29,9 @@ from ipcsync.native.stream import stream_handle
 _SLICE_NS = 50_000_000
 _FOREVER = 1 << 62
 _DISABLE_TIMING = 2
-_NOT_READY = 600
+_NOT_READY = CUresult.CUDA_ERROR_NOT_READY
+_NOT_CAPTURING = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+_RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class Guard(Protocol):
@@ -65,6 +69,10 @@ class Engine(ABC):
         self.line: SlotLine = board.slot(attachment.slot)
         self.guard = guard
         self.seen = 0
+        self._guard_check = guard.check
+        self._words = board.words
+        self._incarnation_index, self._state_index = self.line.indices
+        self._driver = context.driver()
         self.is_closed = False
         self._lock = threading.Lock()  # short: around each use of an import
         self._record_lock = threading.Lock()  # one record at a time, also while it waits for the ring
@@ -78,10 +86,10 @@ class Engine(ABC):
 
     def check(self) -> None:
         """Raise if this use is over: fork, session, coordinator, closed here, or the slot used anew."""
-        self.guard.check()
+        self._guard_check()
         if self.is_closed:
             raise EventClosed(f"the event {self.name!r} was closed in this process")
-        if self.line.incarnation != self.incarnation:
+        if self._words[self._incarnation_index] != self.incarnation:
             raise EventClosed(f"the event {self.name!r} is gone: its slot is used anew")
 
     @property
@@ -92,6 +100,7 @@ class Engine(ABC):
     @property
     def completed(self) -> int:
         """Everything up to this generation is complete."""
+        self.harvest()
         return max(self.seen, min(self._board_completed(), self.generation))
 
     @property
@@ -241,32 +250,37 @@ class Engine(ABC):
 
     def record(self, stream: Any, timeout: float | None) -> int:
         """Record the next generation on a stream; its number."""
+        if stream is None:
+            handle, ordinal = stream_handle(None, self.ordinal)
+        else:
+            handle, ordinal = stream_handle(stream)
+        return self.record_on(handle, ordinal, timeout)
+
+    def record_on(self, handle: Any, ordinal: int, timeout: float | None) -> int:
+        """The same for a stream whose handle and device are known."""
         if not self.is_recorder:
             self.check()
             raise NotRecorder(f"this session did not open {self.name!r} with recorder=True")
-        handle, ordinal = stream_handle(stream, self.ordinal if stream is None else None)
         with self._record_lock:
             self.check()
-            self._check_device(ordinal)
+            if ordinal != self.ordinal:
+                raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
             if int(handle) in LEGACY:
                 with OnDevice(ordinal):
                     return self._record(handle, timeout)
             return self._record(handle, timeout)
 
-    def _check_device(self, ordinal: int) -> None:
-        if ordinal != self.ordinal:
-            raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
-
     def _record(self, handle: Any, timeout: float | None) -> int:
-        capture.refuse_capturing(handle, "record")
+        self._refuse_capturing(handle, "record")
         generation = self._recorded + 1
         self._make_room(generation, timeout)
-        stream_id = int(check(_driver().cuStreamGetId(handle), "cuStreamGetId"))
+        result = self._driver.cuStreamGetId(handle)
+        stream_id = result[1] if result[0] is SUCCESS else check(result, "cuStreamGetId")
         with self._lock:
-            self.check()
-            self._look_before_record()
-            if self._recorded and stream_id != self._last_stream:
-                self._follow(handle, self._recorded)
+            if self.is_closed or self._words[self._state_index] != OPEN:
+                self._refuse_record()
+            if stream_id != self._last_stream and generation > 1:
+                self._follow(handle, generation - 1)
             self._driver_record(handle, generation)
             if self.marks_records:
                 self._mark(handle, stream_id, self.ordinal)
@@ -274,13 +288,18 @@ class Engine(ABC):
             self._last_stream = stream_id
             self.line.publish(self.base + generation)
         self.line.futex.wake()
-        self._look_before_record()
+        if self._words[self._state_index] != OPEN:
+            self._refuse_record()
         return generation
 
-    def _look_before_record(self) -> None:
-        if self.line.state != OPEN:
-            self.guard.check()  # an expired session says so rather than that its event is closed
-            raise EventClosed(f"the event {self.name!r} is {self.state}")
+    def _refuse_capturing(self, handle: Any, what: str) -> None:
+        result = self._driver.cuStreamIsCapturing(handle)
+        if result[0] is not SUCCESS or result[1] is not _NOT_CAPTURING:
+            capture.refuse_capturing(handle, what)
+
+    def _refuse_record(self) -> None:
+        self.check()  # an expired session says so rather than that its event is closed
+        raise EventClosed(f"the event {self.name!r} is {self.state}")
 
     def wait(self, generation: int, stream: Any, timeout: float | None, *, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""
@@ -293,7 +312,7 @@ class Engine(ABC):
             self._wait(generation, handle, ordinal, timeout, ahead)
 
     def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> None:
-        capture.refuse_capturing(handle, "wait")
+        self._refuse_capturing(handle, "wait")
         if ahead:
             self._refuse_ahead()
         if self.is_complete(generation):
@@ -303,7 +322,8 @@ class Engine(ABC):
         else:
             self.await_recorded(generation, deadline_of(timeout), timeout)
             self._refuse_finished(generation)
-        stream_id = int(check(_driver().cuStreamGetId(handle), "cuStreamGetId"))
+        result = self._driver.cuStreamGetId(handle)
+        stream_id = result[1] if result[0] is SUCCESS else check(result, "cuStreamGetId")
         with self._lock:
             self.check()
             self._driver_stream_wait(handle, generation)
@@ -315,9 +335,11 @@ class Engine(ABC):
         marker = self._markers.get(stream_id)
         if marker is None:
             with OnDevice(ordinal):
-                marker = check(_driver().cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+                marker = check(self._driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
             self._markers[stream_id] = marker
-        check(_driver().cuEventRecord(marker, handle), "cuEventRecord")
+        result = self._driver.cuEventRecord(marker, handle)
+        if result[0] is not SUCCESS:
+            check(result, "cuEventRecord")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -338,10 +360,10 @@ class Engine(ABC):
             if self._inside or not self._is_drained():
                 return False
             for stream_id, marker in list(self._markers.items()):
-                if not _is_done(marker):
+                if not self._is_done(marker):
                     return False
                 del self._markers[stream_id]
-                check(_driver().cuEventDestroy(marker), "cuEventDestroy")
+                check(self._driver.cuEventDestroy(marker), "cuEventDestroy")
             self._release()
         if self._peer is not None:
             self._peer.close()
@@ -353,6 +375,21 @@ class Engine(ABC):
             return self._own_work_is_done()
         self._harvest()
         return self.line.completed >= self.base + self._recorded
+
+    def _is_done(self, event: Any) -> bool:
+        """Ask the driver of an event, in relaxed capture mode: some other thread may be capturing."""
+        driver = self._driver
+        result = driver.cuThreadExchangeStreamCaptureMode(_RELAXED)
+        mode = result[1] if result[0] is SUCCESS else check(result, "cuThreadExchangeStreamCaptureMode")
+        try:
+            result = driver.cuEventQuery(event)
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(mode)
+        if result[0] is SUCCESS:
+            return True
+        if result[0] != _NOT_READY:
+            check(result, "cuEventQuery")
+        return False
 
     # --- what an engine does ------------------------------------------------------------------------------------------
 
@@ -399,18 +436,6 @@ class Engine(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Destroy the imports. Called with the lock held."""
-
-
-def _driver() -> Any:
-    return context.driver()
-
-
-def _is_done(event: Any) -> bool:
-    result = capture.relaxed_call(_driver().cuEventQuery, event)
-    if int(result[0]) == _NOT_READY:
-        return False
-    check(result, "cuEventQuery")
-    return True
 
 
 def deadline_of(timeout: float | None) -> int:

@@ -10,15 +10,13 @@ import time
 from typing import Any
 
 from ipcsync import _drivers
-from ipcsync._board import BROKEN, Board
+from ipcsync._board import BROKEN, OPEN, Board
 from ipcsync._drivers import SUCCESS, check
 from ipcsync._engines import imports
-from ipcsync._engines.base import _SLICE_NS, Engine, Guard, _driver, deadline_of
+from ipcsync._engines.base import _SLICE_NS, Engine, Guard, deadline_of
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EngineMismatch
 from ipcsync.native import capture
-
-_NOT_READY = 600
 
 
 class EventEngine(Engine):
@@ -32,6 +30,7 @@ class EventEngine(Engine):
         self._serials = attachment.serials
         self._ring: list[Any] = [None] * attachment.depth
         self._completed = 0  # generations of ours known complete
+        self._harvest_at = max(1, attachment.depth // 2)  # how many in flight make a record look what is complete
 
     def open_first(self) -> None:
         """Open the ring's first handle, to see that handles open here at all. Raises HandleError."""
@@ -50,6 +49,8 @@ class EventEngine(Engine):
         self._event(generation)
 
     def _make_room(self, generation: int, timeout: float | None) -> None:
+        if generation - 1 - self._completed < self._harvest_at:
+            return
         oldest = generation - self.depth
         with self._lock:
             self.check()
@@ -67,34 +68,38 @@ class EventEngine(Engine):
             self.guard.look()
             with self._lock:
                 self.check()
-                self._look_before_record()
+                if self.line.state != OPEN:
+                    self._refuse_record()
                 self._harvest()
 
     def _driver_record(self, handle: Any, generation: int) -> None:
-        check(_driver().cuEventRecord(self._event(generation), handle), "cuEventRecord")
+        result = self._driver.cuEventRecord(self._event(generation), handle)
+        if result[0] is not SUCCESS:
+            check(result, "cuEventRecord")
 
     def _follow(self, handle: Any, generation: int) -> None:
-        check(_driver().cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
+        self._driver_stream_wait(handle, generation)
 
     def _driver_stream_wait(self, handle: Any, generation: int) -> None:
-        check(_driver().cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
+        result = self._driver.cuStreamWaitEvent(handle, self._event(generation), 0)
+        if result[0] is not SUCCESS:
+            check(result, "cuStreamWaitEvent")
 
     def _driver_query(self, generation: int) -> bool:
-        result = capture.relaxed_call(_driver().cuEventQuery, self._event(generation))
-        if result[0] is SUCCESS:
-            return True
-        if int(result[0]) == _NOT_READY:
-            return False
-        check(result, "cuEventQuery")
-        return True
+        return self._is_done(self._event(generation))
 
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
         return bool(capture.relaxed_call(_drivers.wait_event, self._event(generation), deadline_ns))
 
     def _harvest(self) -> None:
         done = self._completed
-        while done < self._recorded and self._driver_query(done + 1):
-            done += 1
+        if done == self._recorded:
+            return
+        if self._driver_query(self._recorded):
+            done = self._recorded  # the newest: each generation is complete only after all before it
+        else:
+            while done + 1 < self._recorded and self._driver_query(done + 1):
+                done += 1
         if done != self._completed and self.line.state != BROKEN:
             self.line.store_completed(self.base + done)
         self._completed = done
@@ -107,9 +112,7 @@ class EventEngine(Engine):
         )
 
     def _own_work_is_done(self) -> bool:
-        while self._completed < self._recorded and self._driver_query(self._completed + 1):
-            self._completed += 1
-        return self._completed >= self._recorded
+        return self._completed == self._recorded or self._driver_query(self._recorded)
 
     def _release(self) -> None:
         for index, event in enumerate(self._ring):

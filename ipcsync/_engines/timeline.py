@@ -13,8 +13,8 @@ from typing import Any
 
 from ipcsync._board import Board
 from ipcsync._board.registration import device_word
-from ipcsync._drivers import check
-from ipcsync._engines.base import Engine, Guard, _driver
+from ipcsync._drivers import SUCCESS, check
+from ipcsync._engines.base import Engine, Guard
 from ipcsync._linux.futex import Futex
 from ipcsync._wire.messages import Attachment
 from ipcsync.native.context import OnDevice
@@ -32,7 +32,7 @@ class TimelineEngine(Engine):
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         super().__init__(board, guard, attachment, ordinal)
-        self._pointers: dict[int, int] = {}
+        self._address = 0  # of the word, for this process's device: the registration is portable
         self._word_futex = Futex(self.line.completed_address)
 
     def open_first(self) -> None:
@@ -41,11 +41,9 @@ class TimelineEngine(Engine):
             self._pointer()
 
     def _pointer(self) -> int:
-        # The registration is portable: one address serves every context of this process.
-        pointer = self._pointers.get(0)
-        if pointer is None:
-            pointer = self._pointers[0] = device_word(self.line.completed_address)
-        return pointer
+        if not self._address:
+            self._address = device_word(self.line.completed_address)
+        return self._address
 
     def _prepare(self, generation: int) -> None:
         """A wait on the host only looks at the word."""
@@ -54,15 +52,17 @@ class TimelineEngine(Engine):
         """A timeline has room for any number in flight."""
 
     def _driver_record(self, handle: Any, generation: int) -> None:
-        value = self.base + generation
-        check(_driver().cuStreamWriteValue64(handle, self._pointer(), value, 0), "cuStreamWriteValue64")
+        result = self._driver.cuStreamWriteValue64(handle, self._pointer(), self.base + generation, 0)
+        if result[0] is not SUCCESS:
+            check(result, "cuStreamWriteValue64")
 
     def _follow(self, handle: Any, generation: int) -> None:
         self._driver_stream_wait(handle, generation)
 
     def _driver_stream_wait(self, handle: Any, generation: int) -> None:
-        value = self.base + generation
-        check(_driver().cuStreamWaitValue64(handle, self._pointer(), value, _GEQ), "cuStreamWaitValue64")
+        result = self._driver.cuStreamWaitValue64(handle, self._pointer(), self.base + generation, _GEQ)
+        if result[0] is not SUCCESS:
+            check(result, "cuStreamWaitValue64")
 
     def _driver_query(self, generation: int) -> bool:
         return self.is_complete(generation)

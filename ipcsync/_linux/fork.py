@@ -13,15 +13,15 @@ class ForkMark:
     Reading it costs 0.02 µs, against 0.2 µs of `os.getpid`, and sees a fork made by C code too.
     """
 
-    __slots__ = ("_byte", "_page")
+    __slots__ = ("_page", "byte")
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._page.madvise(_MADV_WIPEONFORK)
-        self._byte = memoryview(self._page)
-        self._byte[0] = 1
+        self.byte = memoryview(self._page)
+        self.byte[0] = 1
 
     @property
     def in_child(self) -> bool:
         """Whether this process was forked after the mark was made."""
-        return not self._byte[0]
+        return not self.byte[0]

@@ -35,7 +35,7 @@ from ipcsync.errors import (
 )
 from ipcsync.native import device as devices
 from ipcsync.native import fork
-from ipcsync.native.context import current_ordinal, ordinal_of, stream_call, uuid_of
+from ipcsync.native.context import LEGACY, current_ordinal, ordinal_of, stream_call, uuid_of
 from ipcsync.native.stream import Stream, stream_handle
 
 log = logging.getLogger("ipcsync")
@@ -43,6 +43,7 @@ log = logging.getLogger("ipcsync")
 _M = TypeVar("_M", bound=Message)
 
 _CLOSE_S = 1.0
+_UNNAMED_DEPTH = 16
 _DEFAULT_S = 5.0
 
 _clients: dict[bytes, list[weakref.ref[Client]]] = {}
@@ -224,7 +225,7 @@ class Client:
         )
         with self._attachments.changing:
             reply = self._request(body, messages.Attachment, timeout, on_late=self._give_back)
-            return SharedEvent(self._attachments.add(reply, opened=True), self.epoch)
+            return SharedEvent(self._attachments.add(reply, opened=True))
 
     def _give_back(self, late: Message) -> None:
         """An attachment whose request was given up is let go of, not leaked."""
@@ -244,8 +245,8 @@ class Client:
             with self._unnamed_lock:
                 event = self._unnamed.get(key)
                 if event is None:
-                    event = self._unnamed[key] = self._open("", True, ordinal, engine, 16)
-        return event.record(Stream(stream_id=int(handle), device_index=ordinal) if stream is None else stream)
+                    event = self._unnamed[key] = self._open("", True, ordinal, engine, _UNNAMED_DEPTH)
+        return event.record_on(handle, ordinal)
 
     def point(self, data: bytes | bytearray | memoryview) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the first sight of an event.
@@ -255,7 +256,7 @@ class Client:
         """
         self._check()
         key = wire.unpack(data)
-        return Point(key, self._attach_point(key))
+        return Point(self._attach_point(key), key.generation)
 
     def _attach_point(self, key: PointKey) -> Attached:
         self._check()
@@ -398,6 +399,10 @@ def _check_name(name: str) -> None:
 
 
 def _stream_id(handle: Any, ordinal: int) -> int:
+    if int(handle) not in LEGACY:
+        result = _drivers.load().cuStreamGetId(handle)
+        if result[0] is _drivers.SUCCESS:
+            return int(result[1])
     result = stream_call(handle, ordinal, _drivers.load().cuStreamGetId, handle)
     return int(_drivers.check(result, "cuStreamGetId"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from ipcsync._wire.point import PointKey
 from ipcsync.client.attachments import Attached
 from ipcsync.client.point import Point
 from ipcsync.native.device import Device
@@ -18,10 +17,9 @@ class SharedEvent:
     manager that closes it.
     """
 
-    def __init__(self, attached: Attached, epoch: bytes) -> None:
+    def __init__(self, attached: Attached) -> None:
         self._attached = attached
         self._engine = attached.engine
-        self._epoch = epoch
         self._is_open = True
 
     @property
@@ -76,8 +74,13 @@ class SharedEvent:
         (WaitTimeout names the oldest). Raises NotRecorder without the role, DeviceMismatch for a stream of another device,
         StreamCapturing, EventClosed, and what every use may raise.
         """
-        self._check()
-        return self._point(self._engine.record(stream, timeout))
+        if not self._is_open:
+            self._check()
+        return Point(self._attached, self._engine.record(stream, timeout))
+
+    def record_on(self, handle: Any, ordinal: int) -> Point:
+        """Record on the CUstream `handle` of device `ordinal`, without asking whose it is; for `Client.record`."""
+        return Point(self._attached, self._engine.record_on(handle, ordinal, None))
 
     def at(self, generation: int) -> Point:
         """The point of a generation, recorded already or not; ValueError below 1."""
@@ -103,8 +106,7 @@ class SharedEvent:
             raise EventClosed(f"this object of the event {self.name!r} was closed")
 
     def _point(self, generation: int) -> Point:
-        engine = self._engine
-        return Point(PointKey(self._epoch, engine.slot, engine.incarnation, generation), self._attached)
+        return Point(self._attached, generation)
 
     def close(self) -> None:
         """End this object's use; the last one over the attachment ends that, and wakes this process's waits on it.

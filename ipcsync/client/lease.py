@@ -6,10 +6,11 @@ import logging
 import os
 import select
 import threading
-import time
 from collections.abc import Callable
+from time import monotonic_ns
 
-from ipcsync._board import EXPIRED, LIVE, Board
+from ipcsync._board import EXPIRED, LIVE, RUNNING, Board
+from ipcsync._board.layout import H_EPOCH, H_MAGIC, H_STATE, MAGIC
 from ipcsync._linux.process import PidFd, Process, pid_namespace
 from ipcsync._wire.messages import Welcome
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionExpired
@@ -40,7 +41,13 @@ class Lease:
         self._closed = False
         self._coordinator, self._pidfd = self._watch_coordinator()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._last_ns = time.monotonic_ns()
+        self._words = board.words
+        self._state_index, self._serial_index = self._line.indices
+        self._serial = welcome.serial
+        self._epoch = board.words[H_EPOCH]
+        self._fork_mark = fork.mark()
+        self._last_ns = monotonic_ns()
+        self._good_until = self._last_ns + self._ttl_ns
         self._line.heartbeat = self._last_ns
         self._thread = threading.Thread(target=self._run, name="ipcsync-heartbeat", daemon=True)
 
@@ -66,14 +73,27 @@ class Lease:
     # --- looks --------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise if the process was forked, or the coordinator or the lease is lost. Costs under a microsecond."""
+        """Raise if the process was forked, or the coordinator or the lease is lost. Costs about 0.3 µs."""
+        words = self._words
+        if (
+            self._fork_mark[0]
+            and self._problem is None
+            and words[self._state_index] == LIVE
+            and words[self._serial_index] == self._serial
+            and words[H_MAGIC] == MAGIC
+            and words[H_EPOCH] == self._epoch
+            and words[H_STATE] == RUNNING
+            and monotonic_ns() <= self._good_until
+        ):
+            return
+        self._check_slowly()
+
+    def _check_slowly(self) -> None:
+        """Something is wrong: say what."""
         fork.check()
         if self._problem is not None:
             self._raise()
-        line = self._line
-        if line.state != LIVE or line.serial != self.welcome.serial or time.monotonic_ns() - self._last_ns > self._ttl_ns:
-            self._judge()
-        self.board.check()
+        self._judge()
 
     def look(self) -> None:
         """`check`, and ask whether the coordinator's process lives."""
@@ -149,7 +169,7 @@ class Lease:
             return
 
     def _beat(self) -> None:
-        now = time.monotonic_ns()
+        now = monotonic_ns()
         if self._problem is None:
             if now - self._last_ns > self._ttl_ns or self._line.state == EXPIRED:
                 self._judge()
@@ -158,6 +178,7 @@ class Lease:
                 return
             self.board.check()
             self._last_ns = now
+            self._good_until = now + self._ttl_ns
             self._line.heartbeat = now
         self._at_beat()
 

@@ -25,23 +25,33 @@ class Point:
     SessionExpired if the client's session is over, and ForkedProcessError in a forked child.
     """
 
-    __slots__ = ("__weakref__", "_attached", "_key")
+    __slots__ = ("__weakref__", "_attached", "_generation", "_unbound")
 
-    def __init__(self, key: PointKey, attached: Attached | None) -> None:
-        self._key = key
+    def __init__(self, attached: Attached | None, generation: int, unbound: PointKey | None = None) -> None:
         self._attached = attached
+        self._generation = generation
+        self._unbound = unbound  # of an unpickled point that was not used yet
 
     def _bound(self) -> Attached:
         if self._attached is None:
             from ipcsync.client.client import client_of
 
-            self._attached = client_of(self._key.epoch)._attach_point(self._key)
+            assert self._unbound is not None
+            self._attached = client_of(self._unbound.epoch)._attach_point(self._unbound)
         return self._attached
+
+    @property
+    def _key(self) -> PointKey:
+        if self._unbound is not None:
+            return self._unbound
+        assert self._attached is not None
+        engine = self._attached.engine
+        return PointKey(engine.board.epoch, engine.slot, engine.incarnation, self._generation)
 
     @property
     def generation(self) -> int:
         """Which record of the event it is, from 1 up."""
-        return self._key.generation
+        return self._generation
 
     @property
     def event_name(self) -> str:
@@ -58,7 +68,7 @@ class Point:
         """Whether the record was made. That it is complete, `query` tells."""
         engine = self._bound().engine
         engine.check()
-        return engine.generation >= self._key.generation
+        return engine.generation >= self._generation
 
     def wait(self, stream: Any = None, *, timeout: float | None = None, ahead: bool = False) -> None:
         """Have all work submitted to `stream` from now on wait for this point, without waiting for it on the host.
@@ -71,19 +81,24 @@ class Point:
         Raises RecorderLost if the record will never come or never counts, WaitTimeout, StreamCapturing for a stream that
         is being captured, EngineMismatch for `ahead` on the `event` engine, TypeError for what is no stream.
         """
-        attached = self._bound()
-        attached.engine.wait(self._key.generation, stream, timeout, ahead=ahead)
+        attached = self._attached
+        if attached is None:
+            attached = self._bound()
+        attached.engine.wait(self._generation, stream, timeout, ahead=ahead)
 
     def query(self) -> bool:
         """Whether it is complete; False also while it is not recorded. Raises RecorderLost if it never will be."""
-        return self._bound().engine.query(self._key.generation)
+        attached = self._attached
+        if attached is None:
+            attached = self._bound()
+        return attached.engine.query(self._generation)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until it is complete, with the GIL released, at most `timeout` seconds (None: as long as it can be).
 
         Raises RecorderLost if it never will be, and WaitTimeout.
         """
-        self._bound().engine.synchronize(self._key.generation, timeout)
+        self._bound().engine.synchronize(self._generation, timeout)
 
     def add_done_callback(self, fn: Callable[[Point], object]) -> None:
         """Have `fn(point)` called once on a thread of the client, when the point is complete or can never be.
@@ -123,4 +138,5 @@ class Point:
 
 
 def _unpickle(data: bytes) -> Point:
-    return Point(wire.unpack(data), None)
+    key = wire.unpack(data)
+    return Point(None, key.generation, key)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ipcsync._linux.fork import ForkMark
 from ipcsync.errors import ForkedProcessError
 
-__all__ = ["arm", "at_child", "check", "is_in_bad_fork"]
+__all__ = ["arm", "at_child", "check", "is_in_bad_fork", "mark"]
 
 log = logging.getLogger("ipcsync")
 
@@ -42,6 +42,13 @@ def arm() -> None:
         _mark = ForkMark()
     elif _mark.in_child:
         raise ForkedProcessError
+
+
+def mark() -> memoryview:
+    """The mark itself, armed: its one byte is 0 in a child forked after this. For hot paths that look at it themselves."""
+    arm()
+    assert _mark is not None
+    return _mark.byte
 
 
 def is_in_bad_fork() -> bool:

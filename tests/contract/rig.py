@@ -7,7 +7,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,21 +103,32 @@ def complete(event: Any) -> None:
     until(lambda: is_ready(load().cuEventQuery(event)), "the event completes")
 
 
-def in_thread(fn: Callable[[], T], context: Any = None) -> T:
-    """What `fn` returns on a thread of its own, on which `context` is current (None: no context is)."""
-    results: list[T] = []
+def in_threads(functions: Sequence[Callable[[], T]], context: Any = None) -> list[T]:
+    """What the functions return, each on a thread of its own on which `context` is current (None: no context is).
 
-    def run() -> None:
+    The threads are daemons, so that one inside a driver call that never returns does not hold up the end of the tests.
+    """
+    results: dict[int, T] = {}
+
+    def run(number: int) -> None:
         if context is not None:
             ok(load().cuCtxSetCurrent(context))
-        results.append(fn())
+        results[number] = functions[number]()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(DEADLINE_S)
-    assert not thread.is_alive(), f"the thread did not end within {DEADLINE_S:g} s"
-    assert results, "the thread raised"
-    return results[0]
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(functions))]
+    deadline = time.monotonic() + DEADLINE_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+        assert not thread.is_alive(), f"a thread did not end within {DEADLINE_S:g} s"
+    assert len(results) == len(functions), "a thread raised"
+    return [results[number] for number in range(len(functions))]
+
+
+def in_thread(fn: Callable[[], T], context: Any = None) -> T:
+    """What `fn` returns on a thread of its own, on which `context` is current (None: no context is)."""
+    return in_threads([fn], context)[0]
 
 
 _WORDS_A_PAGE = mmap.PAGESIZE // 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from ipcsync._drivers import wait_event
 from tests.contract import rig
-from tests.contract.rig import DISABLE_TIMING, SHAREABLE, Latch, code, complete, finish, in_thread, ok
+from tests.contract.rig import DISABLE_TIMING, SHAREABLE, Latch, code, complete, finish, in_thread, in_threads, ok
 
 New = Callable[..., Any]
 FLAG_COMBINATIONS = [0, rig.BLOCKING_SYNC, DISABLE_TIMING, DISABLE_TIMING | rig.BLOCKING_SYNC, SHAREABLE, SHAREABLE | 1]
@@ -73,14 +74,21 @@ def test_a_re_record_makes_the_event_independent_of_the_earlier_stream(
     assert code(drv.cuStreamQuery(held)) == rig.NOT_READY
 
 
-def test_a_wait_keeps_what_the_event_captured_at_the_call(drv: ModuleType, new_stream: New, event: Any) -> None:
+@pytest.mark.parametrize("waiter_is_busy", [False, True])
+def test_a_wait_keeps_what_the_event_captured_at_the_call(
+    drv: ModuleType, new_stream: New, event: Any, waiter_is_busy: bool
+) -> None:
     first, second, waiter = new_stream(), new_stream(), new_stream()
-    early = Latch(first)
+    early, busy = Latch(first), Latch(waiter)
+    if not waiter_is_busy:
+        busy.open()
+        finish(waiter)
     ok(drv.cuEventRecord(event, first))
     ok(drv.cuStreamWaitEvent(waiter, event, 0))
     Latch(second)
     ok(drv.cuEventRecord(event, second))
     assert code(drv.cuStreamQuery(waiter)) == rig.NOT_READY
+    busy.open()
     early.open()
     finish(waiter)
     assert code(drv.cuEventQuery(event)) == rig.NOT_READY
@@ -90,9 +98,11 @@ def test_a_wait_enqueued_before_the_first_record_waits_for_nothing(
     drv: ModuleType, new_stream: New, event: Any
 ) -> None:
     recorder, waiter = new_stream(), new_stream()
+    busy = Latch(waiter)
     ok(drv.cuStreamWaitEvent(waiter, event, 0))
     Latch(recorder)
     ok(drv.cuEventRecord(event, recorder))
+    busy.open()
     finish(waiter)
 
 
@@ -282,13 +292,4 @@ def test_threads_may_share_streams_and_events(drv: ModuleType, ctx: Any, new_str
             codes.add(code(drv.cuEventSynchronize(event)))
         return codes
 
-    def use_from_four_threads() -> list[set[int]]:
-        from concurrent.futures import ThreadPoolExecutor
-
-        def begin() -> None:
-            ok(drv.cuCtxSetCurrent(ctx))
-
-        with ThreadPoolExecutor(4, initializer=begin) as pool:
-            return list(pool.map(use, range(4)))
-
-    assert in_thread(use_from_four_threads) == [{rig.SUCCESS}] * 4
+    assert in_threads([partial(use, offset) for offset in range(4)], ctx) == [{rig.SUCCESS}] * 4

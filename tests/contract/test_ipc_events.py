@@ -118,9 +118,11 @@ def test_a_wait_of_one_process_keeps_its_record_when_another_process_records_ane
     share(drv, event, peer, third)
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
+    third.call(actions.hold, "s")  # so that its wait is looked at only after the second record
     assert third.call(actions.wait, "s", "e") == rig.SUCCESS
     peer.call(actions.hold, "s")
     assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+    third.call(actions.release, "s")
     assert third.call(actions.query_stream, "s") == rig.NOT_READY
     latch.open()
     third.call(actions.finish, "s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_host_functions_run_in_the_order_of_their_stream(drv: ModuleType, stream
     seen: list[int] = []
     latch = Latch(stream)
     for i in range(50):
-        launch(stream, lambda i=i: seen.append(i))  # type: ignore[misc]  # a lambda's default binds this i
+        launch(stream, partial(seen.append, i))
     assert seen == []
     latch.open()
     finish(stream)

@@ -1,0 +1,63 @@
+# make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
+# make test   the whole suite, on every driver that is here
+# make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10)
+# make lint   ruff and mypy --strict
+# make docs   the API reference and the pages, in site/
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= auto
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+SOAK_MINUTES ?= 10
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	touch $@
+
+demo: install
+	$(BIN)/ipcsync demo $(ARGS)
+
+test: test-host test-host-async test-cuda
+
+test-host: install
+	IPCSYNC_DRIVER=host $(PYTEST) $(ARGS)
+
+# What depends on the driver, with every operation sent through the stream's thread.
+DRIVER_TESTS := tests/contract tests/multiprocess tests/faults tests/unit/test_native_*.py
+
+test-host-async: install
+	IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 $(PYTEST) $(DRIVER_TESTS) $(ARGS)
+
+# On a real GPU, or on a software libcuda.so.1 in the folder that IPCSYNC_TEST_LIBCUDA names.
+test-cuda: install
+	@if [ -n "$(IPCSYNC_TEST_LIBCUDA)" ]; then \
+	  echo "cuda half: on the software libcuda in $(IPCSYNC_TEST_LIBCUDA)" && \
+	  export IPCSYNC_DRIVER=cuda LD_LIBRARY_PATH="$(IPCSYNC_TEST_LIBCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" && \
+	  $(PYTEST) $(DRIVER_TESTS) $(ARGS) && \
+	  SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending $(PYTEST) $(DRIVER_TESTS) $(ARGS); \
+	elif IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \
+	  echo "cuda half: on the GPU of this machine" && IPCSYNC_DRIVER=cuda $(PYTEST) $(DRIVER_TESTS) tests/gpu $(ARGS); \
+	else \
+	  echo "cuda half: not run, there is neither a GPU here nor a software libcuda (IPCSYNC_TEST_LIBCUDA)"; \
+	fi
+
+soak: install
+	$(BIN)/python -m tests.faults.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: install
+	$(BIN)/python -m pip install --quiet --group docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.PHONY: install demo test test-host test-host-async test-cuda soak lint docs clean
