@@ -20,6 +20,9 @@ DEADLINE_S = 30.0
 
 T = TypeVar("T")
 
+at_end: list[Callable[[], None]] = []
+"""What a peer calls before it ends by itself."""
+
 
 class PeerError(AssertionError):
     """The function raised in the peer (the text is its traceback), or the peer ended without an answer."""
@@ -31,7 +34,7 @@ class Peer:
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._pipe, theirs = Pipe()
         fd = theirs.fileno()
-        command = [sys.executable, "-m", "tests.peer", str(fd), str(os.getpid())]
+        command = [sys.executable, "-c", "from tests.peer import main; main()", str(fd), str(os.getpid())]
         # Warnings are errors there too, as they are in the tests themselves.
         settings = {**os.environ, "PYTHONWARNINGS": "error", **(env or {})}
         self._process = subprocess.Popen(command, pass_fds=[fd], cwd=_ROOT, env=settings)
@@ -108,7 +111,7 @@ def serve(pipe: Connection) -> None:
 
 
 def main() -> None:
-    """The peer's side: `python -m tests.peer FD PARENT`."""
+    """The peer's side, with the pipe's descriptor and the parent's pid as arguments."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not orphaned, even inside a driver call
     if os.getppid() != parent:
@@ -117,6 +120,5 @@ def main() -> None:
         serve(Connection(fd))
     except EOFError:
         return  # the parent closed its side: that is the end as well
-
-if __name__ == "__main__":
-    main()
+    for function in at_end:
+        function()

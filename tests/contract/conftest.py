@@ -18,8 +18,8 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from ipcsync._drivers import load
 from tests.contract import actions, rig
-from tests.contract.peer import Peer
 from tests.contract.rig import ok
+from tests.peer import Peer
 
 _segments = itertools.count()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ipcsync._drivers import check, load, name
+from tests.peer import at_end
 
 DEADLINE_S = 30.0
 
@@ -165,6 +166,9 @@ def open_all_latches() -> None:
     """Let every stream of this process go on."""
     while _latches:
         _latches.pop().open()
+
+
+at_end.append(open_all_latches)
 
 
 class Page:

@@ -9,8 +9,8 @@ import pytest
 
 from ipcsync._drivers import handle_bytes
 from tests.contract import actions, rig
-from tests.contract.peer import Peer
 from tests.contract.rig import Latch, code, complete, finish, ok
+from tests.peer import Peer
 
 
 def share(drv: ModuleType, event: Any, *peers: Peer) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from ipcsync._drivers import name
 from tests.contract import actions, rig
-from tests.contract.peer import Peer
 from tests.contract.rig import code, in_thread, ok
+from tests.peer import Peer
 
 New = Callable[..., Any]
 INVALID_DEVICE = 101

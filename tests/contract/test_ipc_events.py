@@ -10,8 +10,8 @@ import pytest
 
 from ipcsync._drivers import handle_bytes
 from tests.contract import actions, rig
-from tests.contract.peer import Peer
 from tests.contract.rig import Latch, code, complete, finish, ok
+from tests.peer import Peer
 
 New = Callable[..., Any]
 

@@ -11,8 +11,8 @@ import pytest
 from ipcsync._drivers import handle_bytes, handle_from_bytes
 from ipcsync.errors import HandleError
 from tests.contract import actions, rig
-from tests.contract.peer import Peer
 from tests.contract.rig import Latch, code, complete, in_thread, ok
+from tests.peer import Peer
 
 New = Callable[..., Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ipcsync._drivers import handle_bytes, handle_from_bytes
 from tests.contract import actions, rig
-from tests.contract.peer import Peer
 from tests.contract.rig import Latch, code, finish, ok
+from tests.peer import Peer
 
 New = Callable[..., Any]
 SIZE = 10_000

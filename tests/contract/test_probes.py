@@ -13,9 +13,9 @@ from typing import Any
 
 from ipcsync._drivers import handle_bytes, handle_from_bytes
 from tests.contract import actions, rig
-from tests.contract.peer import Peer
 from tests.contract.probes import say, write_down
 from tests.contract.rig import Latch, code, complete, ok
+from tests.peer import Peer
 
 New = Callable[..., Any]
 SETTLE_S = 10.0  # a driver that completes the work of the dead does so well within this

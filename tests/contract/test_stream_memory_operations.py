@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.contract import actions, rig
-from tests.contract.peer import Peer
 from tests.contract.rig import Latch, code, complete, finish, ok
+from tests.peer import Peer
 
 New = Callable[..., Any]
 INT64_MAX, UINT64_MAX = 2**63 - 1, 2**64 - 1

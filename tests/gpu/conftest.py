@@ -10,7 +10,7 @@ import pytest
 from ipcsync._drivers import load
 from ipcsync.errors import NoDriver
 from tests.contract import rig
-from tests.contract.peer import Peer
+from tests.peer import Peer
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ import pytest
 
 import ipcsync
 from tests.contract import rig
-from tests.contract.peer import Peer
 from tests.contract.rig import until
 from tests.gpu import torch_actions
+from tests.peer import Peer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("context")]
 
