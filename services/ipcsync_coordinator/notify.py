@@ -1,0 +1,39 @@
+"""Telling the service manager (sd_notify(3)): ready, alive, stopping. Does nothing where there is none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+
+class ServiceManager:
+    """The socket in $NOTIFY_SOCKET, and the watchdog's period in $WATCHDOG_USEC."""
+
+    def __init__(self) -> None:
+        address = os.environ.pop("NOTIFY_SOCKET", "")
+        watchdog_us = os.environ.pop("WATCHDOG_USEC", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._period_s = int(watchdog_us) / 2e6 if watchdog_us.isdigit() else 0.0
+        self._next = 0.0
+
+    def ready(self, status: str) -> None:
+        """The daemon serves."""
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def alive(self) -> None:
+        """Called with each tick; tells the watchdog twice a period."""
+        now = time.monotonic()
+        if self._period_s and now >= self._next:
+            self._next = now + self._period_s
+            self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """The daemon ends."""
+        self._send("STOPPING=1")
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.sendto(text.encode(), self._address)
