@@ -1,0 +1,71 @@
+"""The `ipcsync` command. Each subcommand is loaded when it is called for, and brings only what it needs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import click
+
+from ipcsync.cli.output import Failed
+from ipcsync.errors import IpcSyncError
+
+COMMANDS = {
+    "bench": "ipcsync.cli.bench:command",
+    "coordinator": "ipcsync.cli.coordinator:command",
+    "demo": "ipcsync.cli.demo:command",
+    "doctor": "ipcsync.cli.doctor:command",
+    "observer": "ipcsync.cli.observer:command",
+    "status": "ipcsync.cli.status:command",
+    "top": "ipcsync.cli.top:command",
+}
+"""Where each subcommand lives, as "module:attribute". Its module imports what is heavy inside its functions."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module when the subcommand is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click passes it
+        """The names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click passes it
+        """The subcommand of a name, None for an unknown one."""
+        where = COMMANDS.get(cmd_name)
+        if where is None:
+            return None
+        module, _, attribute = where.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the subcommand; what ipcsync raises on its own account becomes one line on stderr, and exit status 1."""
+        try:
+            return super().invoke(ctx)
+        except IpcSyncError as error:
+            raise Failed(str(error)) from error
+
+
+@click.group(cls=LazyGroup, name="ipcsync")
+@click.version_option(package_name="ipcsync", prog_name="ipcsync")
+def main() -> None:
+    """Shared CUDA events for processes that share GPUs.
+
+    \b
+    Examples:
+      ipcsync demo                      see it work: a pipeline of real processes
+      ipcsync coordinator               run the daemon that owns the events
+      ipcsync status                    what it holds, and for whom
+      ipcsync status --json             the same for a program
+      ipcsync top                       the same, live
+      ipcsync observer                  the same as a page and as metrics
+      ipcsync coordinator --help        every setting of the daemon
+
+    Without a GPU everything runs on the host driver; IPCSYNC_DRIVER=cuda or host chooses. NO_COLOR turns colours off.
+
+    Exit status: 0 on success, 1 when it ran and failed, 2 for a wrong call.
+    """
+    driver = os.environ.get("IPCSYNC_DRIVER", "auto")
+    if driver not in ("auto", "cuda", "host"):
+        raise click.UsageError(f"IPCSYNC_DRIVER must be auto, cuda or host, but is {driver!r}")

@@ -1,0 +1,95 @@
+"""`ipcsync demo`: a pipeline of real processes whose result proves that their waits hold."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from ipcsync.cli.output import Failed, WrongCall
+
+MAX_WORKERS = 16
+_TEXT = Path(__file__).with_name("text.txt")
+
+
+@click.command("demo")
+@click.argument("file", metavar="[FILE]", required=False, default=None)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, MAX_WORKERS),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help=f"Stages of the pipeline, a process each: 1 to {MAX_WORKERS}.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "event", "timeline"]),
+    default="auto",
+    show_default=True,
+    help="How the stages' GPU work is ordered.",
+)
+@click.option(
+    "--break",
+    "without_waits",
+    is_flag=True,
+    help="Leave the waits out. The result must come out corrupt, which shows that the check can fail.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for a program.")
+def command(file: str | None, workers: int, engine: str, without_waits: bool, as_json: bool) -> None:
+    """Send FILE through a pipeline of processes, and check what comes out.
+
+    \b
+    Examples:
+      ipcsync demo
+      ipcsync demo model.bin --workers 8
+      ipcsync demo --engine timeline --json
+      ipcsync demo --break
+      IPCSYNC_DRIVER=host ipcsync demo
+
+    It starts a coordinator of its own and N worker processes. FILE (a text that comes with ipcsync by default) goes
+    from worker to worker in chunks, through shared memory. Each worker copies a chunk in, stamps and turns it, and
+    copies it out, all on its stream, and hands it on as a point before any of that has happened: the next worker's
+    stream waits for it, its host does not. Every eighth chunk is held back until the next worker has queued its
+    work, and buffers are used again as soon as points say so. A wait that is missing reads what is not there yet.
+
+    The result must have the sha256 of the same work done in this one process. The table shows for each stage its
+    chunks, MB/s, the time of a hand-over (from the message, or from when the stage is free for it, until the stage's
+    stream waits; median and 99th percentile in microseconds), and the messages sent to the coordinator after set-up,
+    of which there must be none.
+
+    Exit status: 0 if all of that holds, 1 with a reason if not, so always 1 with --break, 2 if FILE cannot be read.
+    """
+    from ipcsync.cli.demo import report
+    from ipcsync.cli.demo.pipeline import run
+
+    with _open(file) as source:
+        size = _size(source)
+        with report.Progress(size) as progress:
+            result = run(
+                source, size, workers=workers, engine=engine, without_waits=without_waits, progress=progress.show
+            )
+    report.present(result, as_json=as_json)
+    reason = result.reason
+    if reason is not None:
+        raise Failed(reason)
+
+
+def _open(file: str | None) -> BinaryIO:
+    path = _TEXT if file is None else file
+    try:
+        return open(path, "rb", buffering=0)
+    except OSError as error:
+        raise WrongCall(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the name
+        raise WrongCall(f"cannot read {path!r}: {error}") from None
+
+
+def _size(source: BinaryIO) -> int | None:
+    """Its size in bytes, None for a pipe or a device, which tells only at its end."""
+    import stat
+
+    status = os.fstat(source.fileno())
+    return status.st_size if stat.S_ISREG(status.st_mode) else None

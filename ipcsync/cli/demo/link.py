@@ -1,0 +1,108 @@
+"""What two neighbours of the pipeline tell each other, and what a stage and the process that started it do.
+
+Both go over a socket pair that keeps messages whole, and whose end is seen when the other side dies.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+_FRAME = struct.Struct("<BxHIQQ48s")
+_CONTROL_BYTES = 16 * 1024
+NO_POINT = bytes(48)
+
+
+class Kind(IntEnum):
+    """What a message says."""
+
+    CHUNK = 1  # downstream: a chunk lies in a buffer once its point is complete
+    END = 2  # downstream: no more chunks
+    TAKEN = 3  # upstream: whoever reads the chunk has begun; its writer may be let go
+    FREE = 4  # upstream: that too, and the buffer may be written again once the point is complete
+
+
+class Message(NamedTuple):
+    """One message. `sent_ns` is CLOCK_MONOTONIC; NO_POINT stands for what is complete already."""
+
+    kind: Kind
+    buffer: int = 0
+    length: int = 0
+    chunk: int = 0
+    sent_ns: int = 0
+    point: bytes = NO_POINT
+
+
+class NeighbourGoneError(Exception):
+    """The process at the other end of a link is gone. The one that started it will say why."""
+
+
+class Link:
+    """One end of a link."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    def fileno(self) -> int:
+        """The descriptor, for poll."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send a message; NeighbourGoneError if nobody is there."""
+        try:
+            self._socket.send(_FRAME.pack(*message))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise NeighbourGoneError from error
+
+    def receive(self) -> Message:
+        """The next message, waited for; NeighbourGoneError at the end."""
+        try:
+            data = self._socket.recv(_FRAME.size)
+        except ConnectionResetError as error:
+            raise NeighbourGoneError from error
+        if not data:
+            raise NeighbourGoneError
+        kind, *fields = _FRAME.unpack(data)
+        return Message(Kind(kind), *fields)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+class Control:
+    """One end of what connects a stage with the process that started it: small JSON objects."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    def fileno(self) -> int:
+        """The descriptor, for poll."""
+        return self._socket.fileno()
+
+    def send(self, value: dict[str, Any]) -> None:
+        """Send an object; NeighbourGoneError if nobody is there."""
+        try:
+            self._socket.send(json.dumps(value).encode())
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise NeighbourGoneError from error
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next object, waited for; None at the end."""
+        try:
+            data = self._socket.recv(_CONTROL_BYTES)
+        except ConnectionResetError:
+            return None
+        return dict(json.loads(data)) if data else None
+
+    def close(self) -> None:
+        """Close this end, which tells the other."""
+        self._socket.close()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets that keep messages whole."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

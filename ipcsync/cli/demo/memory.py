@@ -1,0 +1,55 @@
+"""The memory that the pipeline's processes share: a file without a name, which goes with the last of them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+from ipcsync.cli.demo.plan import Plan
+
+_ALL_HOLDS = 0x7FFFFFFF  # the greatest value for a wait that compares cyclically
+
+
+class SharedMemory:
+    """One process's mapping of it. `fd` is its descriptor, to be inherited."""
+
+    def __init__(self, plan: Plan, fd: int) -> None:
+        self.fd = fd
+        self._plan = plan
+        self._map = mmap.mmap(fd, plan.size)
+        self._view = memoryview(self._map)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._gates = {
+            stage: ctypes.c_uint32.from_buffer(self._map, plan.gate_of(stage)) for stage in range(1, plan.workers + 1)
+        }
+
+    @classmethod
+    def create(cls, plan: Plan) -> SharedMemory:
+        """New memory, all zeros. OSError if there is not enough."""
+        fd = os.memfd_create("ipcsync-demo", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, plan.size)  # a hole would be SIGBUS where memory is short
+            return cls(plan, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def read(self, link: int, buffer: int, length: int) -> memoryview:
+        """What lies in a buffer now."""
+        start = self._plan.buffer(link, buffer)
+        return self._view[start : start + length]
+
+    def write(self, link: int, buffer: int, data: bytes) -> None:
+        """Put `data` in a buffer."""
+        start = self._plan.buffer(link, buffer)
+        self._view[start : start + len(data)] = data
+
+    def open_gate(self, stage: int, hold: int) -> None:
+        """Let a stage's stream go on past its first `hold` holds."""
+        self._gates[stage].value = hold
+
+    def open_all_gates(self) -> None:
+        """Hold nothing any more: nobody will come to open a gate."""
+        for stage in self._gates:
+            self.open_gate(stage, _ALL_HOLDS)

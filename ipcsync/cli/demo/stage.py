@@ -1,0 +1,257 @@
+"""One worker of the pipeline: `python -m ipcsync.cli.demo.stage SETUP`, started by `pipeline.py`.
+
+Its host only queues work and passes messages on. It never waits for a chunk to be finished.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import ipcsync
+from ipcsync import _drivers
+from ipcsync._drivers import check
+from ipcsync.cli.demo.link import NO_POINT, Control, Kind, Link, Message, NeighbourGoneError
+from ipcsync.cli.demo.memory import SharedMemory
+from ipcsync.cli.demo.plan import STAMP, Plan, stamp, turn
+from ipcsync.native.context import ensure_context
+
+_PORTABLE_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
+_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_TIMEOUT_S = 30.0
+_PR_SET_PDEATHSIG = 1
+
+
+class ParentGoneError(Exception):
+    """The process that started this one is gone, or has given up."""
+
+
+class Buffer(NamedTuple):
+    """A buffer to write to, once its point is complete."""
+
+    number: int
+    point: bytes = NO_POINT
+
+
+class Work:
+    """What a stage has its stream do: driver operations, each of them only queued."""
+
+    def __init__(self, plan: Plan, number: int, memory: SharedMemory, stream: ipcsync.Stream) -> None:
+        self._plan = plan
+        self._number = number
+        self._api: Any = _drivers.load()
+        self._handle = stream.cuda_stream
+        self._memory = memory
+        check(self._api.cuMemHostRegister(memory.address, plan.size, _PORTABLE_MAPPED), "cuMemHostRegister")
+        gate = memory.address + plan.gate_of(number)
+        self._gate = int(check(self._api.cuMemHostGetDevicePointer(gate, 0), "cuMemHostGetDevicePointer"))
+        self._here, self._turned = (int(check(self._api.cuMemAlloc(plan.capacity), "cuMemAlloc")) for _ in range(2))
+
+    def copy_in(self, buffer: int, length: int) -> None:
+        """From a buffer of the link before this stage to the device."""
+        source = self._memory.address + self._plan.buffer(self._number - 1, buffer)
+        check(self._api.cuMemcpyHtoDAsync(self._here, source, length, self._handle), "cuMemcpyHtoDAsync")
+
+    def hold(self, number: int) -> None:
+        """Stop here until the gate is opened for the hold of that number."""
+        check(self._api.cuStreamWaitValue32(self._handle, self._gate, number, _GEQ), "cuStreamWaitValue32")
+
+    def transform(self, chunk: int, length: int) -> None:
+        """Stamp the chunk of `length` bytes at its end, and turn it."""
+        value, first = stamp(self._number, chunk), turn(self._number, length + STAMP)
+        check(self._api.cuMemsetD8Async(self._here + length, value, STAMP, self._handle), "cuMemsetD8Async")
+        rest = length + STAMP - first
+        self._copy(self._turned, self._here + first, rest)
+        if first:
+            self._copy(self._turned + rest, self._here, first)
+
+    def _copy(self, to: int, source: int, length: int) -> None:
+        check(self._api.cuMemcpyDtoDAsync(to, source, length, self._handle), "cuMemcpyDtoDAsync")
+
+    def copy_out(self, buffer: int, length: int) -> None:
+        """From the device to a buffer of the link after this stage."""
+        to = self._memory.address + self._plan.buffer(self._number, buffer)
+        check(self._api.cuMemcpyDtoHAsync(to, self._turned, length, self._handle), "cuMemcpyDtoHAsync")
+
+    def close(self) -> None:
+        """Give the memory back; the stream has done everything."""
+        for pointer in (self._here, self._turned):
+            check(self._api.cuMemFree(pointer), "cuMemFree")
+        check(self._api.cuMemHostUnregister(self._memory.address), "cuMemHostUnregister")
+
+
+class Stage:
+    """A stage: its neighbours' messages come in, work is queued, messages go out."""
+
+    def __init__(self, plan: Plan, number: int, endpoint: str, fds: dict[str, int], control: Control) -> None:
+        self._plan = plan
+        self._number = number
+        self._control = control
+        self._up, self._down = (Link(socket.socket(fileno=fds[side])) for side in ("up", "down"))
+        self._memory = SharedMemory(plan, fds["memory"])
+        self._client = ipcsync.connect(endpoint, name=f"demo stage {number}")
+        self._stream = ipcsync.Stream()
+        ensure_context(self._stream.device_index)
+        self._work = Work(plan, number, self._memory, self._stream)
+        self._copied_in = ipcsync.Event()
+        # Its own event, and its neighbours': so that no point that comes in later costs a message.
+        last = plan.workers
+        self._events = {
+            stage: self._client.event(
+                plan.event_of(stage), recorder=stage == number, engine=plan.engine, depth=plan.depth
+            )
+            for stage in range(max(number - 1, 1), min(number + 1, last) + 1)
+        }
+        self._inbox: deque[Message] = deque()
+        self._free = deque(Buffer(index) for index in range(plan.buffers))
+        self._is_last_in = False
+        self._ready_ns = 0
+        self._chunks = self._bytes = 0
+        self._hand_over_ns: list[int] = []
+        self._poll = select.poll()
+        for end in (self._up, self._down, control):
+            self._poll.register(end.fileno(), select.POLLIN)
+
+    def run(self) -> None:
+        """From set-up to the report; raises NeighbourGoneError and ParentGoneError, and what ipcsync raises."""
+        self._control.send({"ready": self._events[self._number].engine})
+        if self._control.receive() is None:
+            raise ParentGoneError
+        before = self._client.messages_sent
+        began = time.monotonic()
+        while not (self._is_last_in and not self._inbox):
+            self._listen()
+            while self._inbox and self._free:
+                if not self._chunks:
+                    began = time.monotonic()
+                self._process(self._inbox.popleft(), self._free.popleft())
+        self._down.send(Message(Kind.END))
+        while len(self._free) < self._plan.buffers:
+            self._listen()
+        self._stream.synchronize()
+        seconds = time.monotonic() - began
+        self._control.send({"done": self._report(seconds, self._client.messages_sent - before)})
+
+    def close(self) -> None:
+        """The orderly end, once all others are done too."""
+        self._work.close()
+        self._client.close()
+
+    def _report(self, seconds: float, messages: int) -> dict[str, Any]:
+        return {
+            "chunks": self._chunks,
+            "bytes": self._bytes,
+            "seconds": seconds,
+            "hand_over_p50_us": _percentile_us(self._hand_over_ns, 0.5),
+            "hand_over_p99_us": _percentile_us(self._hand_over_ns, 0.99),
+            "messages": messages,
+        }
+
+    def _listen(self, timeout_ms: int | None = None) -> None:
+        """Take in what has come, and wait for it up to `timeout_ms` (None: as long as it takes)."""
+        for fd, _ in self._poll.poll(timeout_ms):
+            if fd == self._control.fileno():
+                raise ParentGoneError
+            self._take(self._up.receive() if fd == self._up.fileno() else self._down.receive())
+
+    def _take(self, message: Message) -> None:
+        if message.kind is Kind.CHUNK:
+            self._inbox.append(message)
+        elif message.kind is Kind.END:
+            self._is_last_in = True
+            self._poll.unregister(self._up.fileno())
+        else:
+            hold = self._plan.hold(message.chunk)
+            if hold:
+                self._memory.open_gate(self._number, hold)
+            if message.kind is Kind.FREE:
+                if not self._free:
+                    self._ready_ns = time.monotonic_ns()  # a chunk may have lain here, but there was no place for it
+                self._free.append(Buffer(message.buffer, message.point))
+
+    def _process(self, message: Message, buffer: Buffer) -> None:
+        """Queue all that this stage does to a chunk, and hand it on."""
+        work, chunk = self._work, message.chunk
+        if not self._plan.without_waits:
+            self._wait_for(message.point)
+            self._wait_for(buffer.point)
+        now = time.monotonic_ns()
+        self._hand_over_ns.append(now - max(message.sent_ns, self._ready_ns))
+        work.copy_in(message.buffer, message.length)
+        if self._plan.without_waits:
+            self._copied_in.record(self._stream)
+        hold = self._plan.hold(chunk)
+        if hold:
+            work.hold(hold)
+        work.transform(chunk, message.length)
+        length = message.length + STAMP
+        work.copy_out(buffer.number, length)
+        point = bytes(self._events[self._number].record(self._stream, timeout=_TIMEOUT_S))
+        self._chunks += 1
+        self._bytes += message.length
+        self._down.send(Message(Kind.CHUNK, buffer.number, length, chunk, time.monotonic_ns(), point))
+        if self._plan.without_waits:
+            self._see_copied_in()
+        self._up.send(Message(Kind.FREE, message.buffer, 0, chunk, 0, point))
+        self._ready_ns = time.monotonic_ns()
+
+    def _wait_for(self, point: bytes) -> None:
+        if point != NO_POINT:
+            self._client.point(point).wait(self._stream, timeout=_TIMEOUT_S)
+
+    def _see_copied_in(self) -> None:
+        """Only without waits: keep the writer held back until its unfinished chunk was read, so that it surely was."""
+        while not self._copied_in.query():
+            self._listen(1)
+
+
+def _percentile_us(values: list[int], share: float) -> float | None:
+    """The nearest-rank percentile of nanoseconds, in microseconds; None of nothing."""
+    if not values:
+        return None
+    return round(sorted(values)[math.ceil(share * len(values)) - 1] / 1000, 1)
+
+
+def main() -> int:
+    """Do what the one argument says, a JSON object; the exit status."""
+    setup = json.loads(sys.argv[1])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != setup["parent"]:
+        return 1
+    control = Control(socket.socket(fileno=setup["fds"]["control"]))
+    try:
+        return _serve(setup, control)
+    except ParentGoneError:
+        return 1
+    except NeighbourGoneError:
+        control.receive()  # the end: the parent sees who died, and ends the others
+        return 1
+
+
+def _serve(setup: dict[str, Any], control: Control) -> int:
+    try:
+        stage = Stage(Plan(**setup["plan"]), setup["number"], setup["endpoint"], setup["fds"], control)
+        stage.run()
+        control.receive()  # the end: all are done, and nobody needs this stage's points any more
+        stage.close()
+    except (ParentGoneError, NeighbourGoneError):
+        raise
+    except Exception as error:  # noqa: BLE001 - told to the parent, who tells the user
+        lost = isinstance(error, ipcsync.RecorderLost | ipcsync.CoordinatorLost)
+        control.send({"failed": f"{type(error).__name__}: {error}"[:2000], "lost": lost})
+        control.receive()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

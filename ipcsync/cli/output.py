@@ -1,0 +1,74 @@
+"""How the commands speak: results to stdout, messages to stderr, plain text wherever no terminal reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import IO, Any, TextIO
+
+import click
+
+_GAP = "  "
+
+
+class Failed(click.ClickException):
+    """Ends the command with one line on stderr, and status 1: it ran and failed."""
+
+    exit_code = 1
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Write the line."""
+        click.echo(f"ipcsync: {self.message}", file=file, err=file is None)
+
+
+class WrongCall(Failed):
+    """The same with status 2: it was called with what cannot be used."""
+
+    exit_code = 2
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at `stream` on a terminal that can do more than print lines."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON on stdout."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table of at least one row on stdout: with lines and bold heads on a terminal, else aligned with blanks.
+
+    What is a number stands to the right; None is shown as a dash.
+    """
+    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    is_right = [
+        all(cell is None or isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)
+    ]
+    if is_terminal(sys.stdout):
+        _print_rich(columns, texts, is_right)
+        return
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *texts, strict=True)]
+    for row in [list(columns), *texts]:
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, is_right, strict=True)
+        ]
+        click.echo(_GAP.join(cells).rstrip())
+
+
+def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], is_right: Sequence[bool]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, right in zip(columns, is_right, strict=True):
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # as text: a name may look like markup
+    Console().print(table)

@@ -1,0 +1,108 @@
+"""`ipcsync status`: what a coordinator holds, and for whom."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ipcsync.cli.output import Failed, print_json, print_table
+
+if TYPE_CHECKING:
+    from ipcsync.client import Client
+
+_TIMEOUT_S = 2.0
+
+
+@click.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
+@click.option("--endpoint", metavar="ENDPOINT", help="Where it is. [IPCSYNC_ENDPOINT, else the runtime directory's]")
+def command(as_json: bool, endpoint: str | None) -> None:
+    """Show the coordinator, its sessions and its events.
+
+    \b
+    Examples:
+      ipcsync status
+      ipcsync status --json
+      ipcsync status --endpoint ipc:///run/user/1000/ipcsync/coordinator.sock
+
+    It connects as a session of its own, which it does not show. Exit status 1 if there is no coordinator.
+    """
+    found = _ask(endpoint)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+def _ask(endpoint: str | None) -> dict[str, Any]:
+    import logging
+    import os
+
+    import ipcsync
+    from ipcsync._wire import endpoints
+
+    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # that there is no GPU here is not what was asked
+    try:
+        where = endpoint or endpoints.default_endpoint()
+    except ValueError as error:
+        raise Failed(str(error)) from None
+    # A person asks what is there now: no waiting for a daemon that may be about to start.
+    if not os.path.exists(endpoints.socket_path(where)):
+        raise Failed(f"no coordinator at {where}; start one with: ipcsync coordinator")
+    with ipcsync.connect(where, name="ipcsync status", timeout=_TIMEOUT_S) as client:
+        return _collect(client)
+
+
+def _collect(client: Client) -> dict[str, Any]:
+    import ipcsync
+
+    stats = client.stats()
+    del stats["client"]  # of this very command
+    return {
+        "endpoint": client.endpoint,
+        "epoch": client.epoch.hex(),
+        "driver": ipcsync.driver_name(),
+        "stats": stats,
+        "sessions": [asdict(row) for row in client.list_sessions() if row.id != client.session_id],
+        "events": [asdict(row) for row in client.list_events()],
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    stats, sessions, events = found["stats"], found["sessions"], found["events"]
+    facts = {
+        "coordinator": found["endpoint"],
+        "epoch": found["epoch"],
+        "driver": found["driver"],
+        "up": f"{stats['uptime_s']:.0f} s",
+        "events": f"{stats['pool_in_use']} of {stats['pool_size']}, {stats['quarantined']} in quarantine",
+        "deaths": ", ".join(f"{count} by {how}" for how, count in stats["deaths"].items()) or "none",
+    }
+    width = max(map(len, facts))
+    for name, text in facts.items():
+        click.echo(f"{name:<{width}}  {text}")
+    click.echo()
+    if sessions:
+        print_table(
+            ("session", "pid", "events", "connected s", "seen s ago", "id"), [_session(row) for row in sessions]
+        )
+    else:
+        click.echo("no sessions")
+    click.echo()
+    if events:
+        columns = ("event", "engine", "state", "generation", "completed", "attached", "recorder", "device")
+        print_table(columns, [_event(row) for row in events])
+    else:
+        click.echo("no events")
+
+
+def _session(row: dict[str, Any]) -> tuple[object, ...]:
+    seen, since = round(row["last_seen_s"], 1), round(row["connected_s"], 1)
+    return row["name"] or "(no name)", row["pid"], row["events"], since, seen, row["id"]
+
+
+def _event(row: dict[str, Any]) -> tuple[object, ...]:
+    counts = (row["generation"], row["completed"], row["attached"])
+    return row["name"] or "(unnamed)", row["engine"], row["state"], *counts, row["recorder"] or "-", row["device"]

@@ -1,0 +1,240 @@
+"""The command line's manners: help that teaches, exit statuses, plain text where no terminal reads, a quick start."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import pytest
+
+import ipcsync
+from ipcsync.cli import COMMANDS, main
+
+_RUN = "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()"
+_EXAMPLE = re.compile(r"^ {2,}((?:[A-Z_]+=\S+ )*)ipcsync ?(.*?)(?: {2,}.*)?$", re.MULTILINE)
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """`ipcsync arguments…` in a process of its own."""
+    command = [sys.executable, "-c", _RUN, *arguments]
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
+
+
+def run_on_terminal(*arguments: str, **env: str) -> str:
+    """What `ipcsync arguments…` writes to a terminal."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", _RUN, *arguments]
+    settings = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    process = subprocess.Popen(
+        command, env={**settings, "TERM": "xterm-256color", **env}, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    written = b"".join(_until_end(ours))
+    os.close(ours)
+    assert process.wait(60) == 0
+    return written.decode()
+
+
+def _until_end(fd: int) -> Iterator[bytes]:
+    while True:
+        try:
+            data = os.read(fd, 4096)
+        except OSError:  # EIO: the last one has closed the terminal
+            return
+        if not data:
+            return
+        yield data
+
+
+def _command(name: str) -> click.Command:
+    found = main.get_command(click.Context(main), name)
+    assert found is not None
+    return found
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command_and_shows_examples() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} ", done.stdout, re.MULTILINE), name
+    assert "Examples:" in done.stdout
+
+
+def test_without_a_command_it_shows_the_help_and_calls_that_wrong() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert "Examples:" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "coordinator"])
+def test_each_commands_help_shows_examples(name: str) -> None:
+    done = run(name, "--help")
+    assert done.returncode == 0
+    assert f"  ipcsync {name}" in done.stdout
+
+
+def test_coordinator_help_is_the_daemons_own() -> None:
+    done = run("coordinator", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: ipcsync coordinator")
+    assert "--lease-ttl" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_every_example_in_the_help_parses(name: str) -> None:
+    text = run(*name.split(), "--help").stdout
+    examples = [match[2] for match in _EXAMPLE.finditer(text)]
+    assert examples
+    for example in examples:
+        called, *arguments = shlex.split(re.split(r" [>|] ", example)[0])  # what the shell does with it is not ours
+        assert called in COMMANDS, example
+        command = _command(called)
+        if called == "coordinator":
+            from ipcsync_coordinator.__main__ import main as daemon
+
+            command = daemon
+        if "--help" not in arguments:
+            command.make_context(called, arguments)  # raises what a user would see
+
+
+def test_help_loads_neither_zmq_nor_cuda_nor_rich() -> None:
+    code = (
+        "import sys\nfrom ipcsync.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('zmq', 'cuda', 'rich', 'msgspec', 'ipcsync_coordinator') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_importing_the_command_line_loads_no_command() -> None:
+    code = "import sys, ipcsync.cli; print(sorted(name for name in sys.modules if name.startswith('ipcsync.cli')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "['ipcsync.cli', 'ipcsync.cli.output']"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_is_there(name: str) -> None:
+    assert isinstance(_command(name), click.Command)
+
+
+def test_version_is_the_packages() -> None:
+    done = run("--version")
+    assert done.returncode == 0
+    assert done.stdout.strip() == f"ipcsync, version {version('ipcsync')}"
+
+
+# --- exit statuses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nosuch",),
+        ("--nosuch",),
+        ("status", "--nosuch"),
+        ("status", "extra"),
+        ("demo", "--workers", "0"),
+        ("demo", "--workers", "17"),
+        ("demo", "--workers", "many"),
+        ("demo", "--engine", "steam"),
+        ("coordinator", "--nosuch"),
+        ("coordinator", "--lease-ttl", "-1"),
+    ],
+)
+def test_a_wrong_call_exits_2_and_says_so_on_stderr(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Error" in done.stderr
+
+
+def test_a_driver_that_does_not_exist_is_a_wrong_call() -> None:
+    done = run("status", IPCSYNC_DRIVER="vulkan")
+    assert done.returncode == 2
+    assert "IPCSYNC_DRIVER" in done.stderr
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_status_without_a_coordinator_exits_1_with_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = run("status", *arguments, IPCSYNC_RUNTIME_DIR=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"ipcsync: no coordinator at ipc://{tmp_path}/coordinator.sock; start one with: ipcsync coordinator\n"
+    )
+
+
+def test_status_of_something_that_is_no_endpoint_exits_1_with_one_line() -> None:
+    done = run("status", "--endpoint", "tcp://localhost:1")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_status_shows_sessions_and_events(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client]
+) -> None:
+    event = new_client("decoder").event("kv/1", recorder=True)
+    event.record(ipcsync.Stream()).synchronize(10)
+    done = run("status", "--endpoint", coordinator.endpoint)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert coordinator.endpoint in done.stdout
+    assert re.search(rf"^decoder +{os.getpid()} +1 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^kv/1 +(event|timeline) +open +1 +[01] +1 +decoder ", done.stdout, re.MULTILINE)
+    assert "ipcsync status" not in done.stdout, "it shows itself"
+
+
+def test_status_as_json_can_be_read_by_a_program(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client]
+) -> None:
+    client = new_client("decoder")
+    client.event("kv/1", recorder=True)
+    done = run("status", "--json", IPCSYNC_ENDPOINT=coordinator.endpoint)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["endpoint"] == coordinator.endpoint
+    assert found["epoch"] == client.epoch.hex()
+    assert [row["name"] for row in found["sessions"]] == ["decoder"]
+    assert [(row["name"], row["state"]) for row in found["events"]] == [("kv/1", "open")]
+    assert found["stats"]["events"] == 1
+
+
+def test_status_of_an_idle_coordinator_says_that_there_is_nothing(coordinator: ipcsync.Coordinator) -> None:
+    done = run("status", "--endpoint", coordinator.endpoint)
+    assert done.returncode == 0
+    assert "no sessions" in done.stdout
+    assert "no events" in done.stdout
+
+
+# --- colours ----------------------------------------------------------------------------------------------------------
+
+
+def test_colours_and_lines_are_for_terminals(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client]
+) -> None:
+    new_client("decoder [bold]kv[/bold]")
+    arguments = ("status", "--endpoint", coordinator.endpoint)
+    piped = run(*arguments).stdout
+    assert piped.isascii()
+    assert "\x1b" not in piped
+    on_terminal = run_on_terminal(*arguments, COLUMNS="160")
+    assert "\x1b[" in on_terminal
+    assert "decoder [bold]kv[/bold]" in on_terminal, "a name was taken for markup"
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", run_on_terminal(*arguments, NO_COLOR="1", COLUMNS="160"))
+    assert "\x1b" not in run_on_terminal(*arguments, TERM="dumb")
