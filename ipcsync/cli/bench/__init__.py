@@ -1,0 +1,78 @@
+"""`ipcsync bench`: ipcsync beside what people would use instead, and beside the limit, on the same work."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ipcsync.cli.bench.rows import Row
+
+_ROWS = {
+    "rates": ("control", "renew requests a second, 1 to 32 clients, 1 and 64 in flight"),
+    "round_trip": ("control", "one request in flight, p50 and p99"),
+    "open_close": ("control", "open a named event and close it"),
+    "fan_out": ("control", "an announcement to 32 subscribers"),
+    "hand_over": ("handover", "a record until the peer's synchronize returns, both engines"),
+    "records": ("calls", "record, nobody waiting, both engines"),
+    "completed": ("calls", "wait and query on a completed point"),
+    "pending": ("calls", "wait on a pending point"),
+    "attach": ("start", "many processes attach to the same events"),
+    "start": ("start", "import, coordinator ready, first event"),
+    "memory": ("start", "the coordinator's, and a client's share"),
+}
+
+
+def measure(name: str, rounds: int, scale: float) -> Iterator[Row]:
+    """The rows of one benchmark."""
+    import importlib
+
+    module = importlib.import_module(f"ipcsync.cli.bench.{_ROWS[name][0]}")
+    function: Callable[[int, float], Iterator[Row]] = getattr(module, name)
+    yield from function(rounds, scale)
+
+
+@click.command("bench")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--quick", is_flag=True, help="Fewer operations and three rounds: a look, not a figure.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=None, help="Rounds of each row (5; 3 with --quick).")
+@click.option("--only", type=click.Choice(list(_ROWS)), multiple=True, help="Only this benchmark; may be repeated.")
+@click.option("--plot", type=click.Path(dir_okay=False, writable=True), help="Also draw the ratios into this SVG file.")
+@click.option("--markdown", type=click.Path(dir_okay=False, writable=True), help="Also write the table to this file.")
+def command(
+    as_json: bool, quick: bool, rounds: int | None, only: tuple[str, ...], plot: str | None, markdown: str | None
+) -> None:
+    """Measure ipcsync beside its peers and beside the limit, in turn, in the same run.
+
+    Redis is a peer where redis-server is installed. Figures are the median of the rounds, with their spread; a ratio is
+    ipcsync / peer. Exit status 0 whatever the figures are: they are for reading.
+
+    \b
+    Examples:
+      ipcsync bench --quick
+      ipcsync bench --only hand_over --only records
+      ipcsync bench --json > bench.json
+      IPCSYNC_DRIVER=cuda ipcsync bench --plot bench.svg
+    """
+    from ipcsync.cli.bench import report
+
+    scale = 0.1 if quick else 1.0
+    count = rounds or (3 if quick else 5)
+    rows: list[Row] = []
+    for name in only or _ROWS:
+        print(f"{name}: {_ROWS[name][1]}", file=sys.stderr, flush=True)
+        rows += measure(name, count, scale)
+    if plot:
+        with open(plot, "w") as file:
+            file.write(report.plot(rows))
+    if markdown:
+        with open(markdown, "w") as file:
+            file.write(report.markdown(rows))
+    if as_json:
+        print(json.dumps(report.as_json(rows)))
+    else:
+        report.show(rows)

@@ -1,0 +1,237 @@
+"""The control plane: requests, round trips, opening and closing, announcements."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import zmq
+
+import ipcsync
+from ipcsync._wire import codec, messages
+from ipcsync.cli.bench.peers import Echo, Manager, Redis, RedisConnection, manager_table
+from ipcsync.cli.bench.rows import Row, at_least, at_most, compare, interleave, percentile
+from ipcsync.cli.bench.workers import Workers
+
+_FOREVER = 1 << 62
+
+# --- in a worker --------------------------------------------------------------------------------------------------------
+
+
+def _connect(state: dict[str, Any], endpoint: str, echo: str, redis: str, manager: tuple[Any, Any]) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    client = ipcsync.connect(endpoint)
+    state.update(client=client, ids=itertools.count(1 << 40))
+    for name, where in (("raw", endpoint), ("echo", echo)):
+        state[name] = context.socket(zmq.DEALER)
+        state[name].linger = 0
+        state[name].connect(where)
+    if redis:
+        state["redis"] = RedisConnection(redis)
+    state["table"] = manager_table(*manager)
+
+
+def _pipelined(send: Callable[[], None], receive: Callable[[], object], count: int, window: int) -> float:
+    start = time.perf_counter()
+    sent = min(window, count)
+    for _ in range(sent):
+        send()
+    for _ in range(count):
+        receive()
+        if sent < count:
+            send()
+            sent += 1
+    return time.perf_counter() - start
+
+
+def _renew_frame(state: dict[str, Any]) -> bytes:
+    return codec.encode_request(next(state["ids"]), messages.Renew(), state["client"]._token, _FOREVER)
+
+
+def _flow(state: dict[str, Any], peer: str, count: int, window: int) -> float:
+    """Seconds for `count` requests, `window` in flight."""
+    if peer == "ipcsync":
+        raw = state["raw"]
+
+        def receive() -> None:
+            codec.decode_reply(raw.recv())
+
+        return _pipelined(lambda: raw.send(_renew_frame(state)), receive, count, window)
+    if peer == "bare ROUTER/DEALER":
+        echo, frame = state["echo"], _renew_frame(state)
+        return _pipelined(lambda: echo.send(frame), echo.recv, count, window)
+    if peer == "Redis":
+        redis = state["redis"]
+        return _pipelined(lambda: redis.send(b"SET", b"lease", b"x" * 24), redis.receive, count, window)
+    table = state["table"]
+    return _pipelined(lambda: None, lambda: table.renew(1), count, 1)
+
+
+def _round_trips(state: dict[str, Any], peer: str, count: int) -> list[float]:
+    """Seconds of each of `count` round trips, one in flight."""
+    if peer == "ipcsync":
+        client = state["client"]
+        body = messages.Renew()
+
+        def once() -> None:
+            client._connection.request(body, client._token, 5.0)
+    else:
+
+        def once() -> None:
+            _flow(state, peer, 1, 1)
+
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        once()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def _open_and_close(state: dict[str, Any], count: int) -> float:
+    client = state["client"]
+    start = time.perf_counter()
+    for number in range(count):
+        client.event(f"bench/{number}", recorder=True, depth=1).close()
+    return time.perf_counter() - start
+
+
+def _subscribe(state: dict[str, Any], feed: str, sockets: int) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    for number in range(sockets):
+        socket = state[f"{feed}/{number}"] = context.socket(zmq.SUB)
+        socket.linger = 0
+        socket.connect(feed)
+        socket.subscribe(b"")
+
+
+def _arrivals(state: dict[str, Any], feed: str, sockets: int, mark: bytes) -> list[float]:
+    """When an announcement that holds `mark` came to each socket, on the clock that all processes share."""
+    poller = zmq.Poller()
+    waiting = {state[f"{feed}/{number}"] for number in range(sockets)}
+    for socket in waiting:
+        poller.register(socket, zmq.POLLIN)
+    times = []
+    while waiting:
+        for socket, _ in poller.poll(10_000):
+            if mark in socket.recv():
+                times.append(time.monotonic())
+                poller.unregister(socket)
+                waiting.discard(socket)
+    return times
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------------
+
+
+class Control:
+    """Servers and workers that the rows of the control plane share."""
+
+    def __init__(self, clients: int, stack: ExitStack) -> None:
+        self.coordinator = stack.enter_context(ipcsync.launch(log_level="warning", max_sessions=256))
+        self.echo = stack.enter_context(closing(Echo()))
+        self.manager = stack.enter_context(closing(Manager()))
+        self.redis = stack.enter_context(closing(Redis())) if Redis.is_installed() else None
+        self.workers = stack.enter_context(Workers(clients))
+        redis = self.redis.path if self.redis else ""
+        manager = (self.manager.address, self.manager.token)
+        self.workers.together(clients, _connect, self.coordinator.endpoint, self.echo.endpoint, redis, manager)
+        self.peers = ["ipcsync", "bare ROUTER/DEALER", "multiprocessing.Manager", *(["Redis"] if redis else [])]
+
+    def rate(self, peer: str, clients: int, count: int, window: int) -> float:
+        """Requests a second of all clients together."""
+        if peer == "multiprocessing.Manager":
+            count = max(50, count // 10)
+        start = time.perf_counter()
+        self.workers.together(clients, _flow, peer, count, window)
+        return clients * count / (time.perf_counter() - start)
+
+
+def rates(rounds: int, scale: float) -> Iterator[Row]:
+    """Renew requests a second."""
+    with ExitStack() as stack:
+        control = Control(32, stack)
+        for clients in (1, 8, 32):
+            for window in (1, 64):
+                count = max(100, int(scale * (2000 if window == 1 else 20_000) / clients))
+                peers = [peer for peer in control.peers if window == 1 or peer != "multiprocessing.Manager"]
+                contest = {
+                    peer: lambda peer=peer: control.rate(peer, clients, count, window)  # type: ignore[misc] # noqa: B023
+                    for peer in peers
+                }
+                targets = {"bare ROUTER/DEALER": at_least(0.6), "multiprocessing.Manager": at_least(5)}
+                name = f"renew, {clients} clients, {window} in flight"
+                yield from compare(name, interleave(contest, rounds), "requests/s", targets)
+
+
+def round_trip(rounds: int, scale: float) -> Iterator[Row]:
+    """One request in flight: p50 and p99."""
+    with ExitStack() as stack:
+        control = Control(1, stack)
+        worker = control.workers.all[0]
+        count = max(200, int(2000 * scale))
+        times: dict[str, list[list[float]]] = {peer: [] for peer in control.peers}
+
+        def measure(peer: str) -> float:
+            times[peer].append(worker.call(_round_trips, peer, count))
+            return 0.0
+
+        interleave({peer: lambda peer=peer: measure(peer) for peer in control.peers}, rounds)  # type: ignore[misc]
+        for percent, limit in ((50, 1.5), (99, 2.0)):
+            figures = {peer: [percentile(run, percent) * 1e6 for run in runs] for peer, runs in times.items()}
+            yield from compare(f"round trip p{percent}", figures, "µs", {"bare ROUTER/DEALER": at_most(limit)})
+
+
+def open_close(rounds: int, scale: float) -> Iterator[Row]:
+    """Open a named event and close it: two requests, held against two bare ones."""
+    with ExitStack() as stack:
+        control = Control(1, stack)
+        worker = control.workers.all[0]
+        count = max(100, int(1000 * scale))
+        contest = {
+            "ipcsync": lambda: count / worker.call(_open_and_close, count),
+            "bare ROUTER/DEALER": lambda: count / worker.call(_flow, "bare ROUTER/DEALER", 2 * count, 1),
+        }
+        targets = {"bare ROUTER/DEALER": at_least(0.35)}
+        yield from compare("open and close a named event", interleave(contest, rounds), "pairs/s", targets)
+
+
+def fan_out(rounds: int, scale: float) -> Iterator[Row]:
+    """From a request to its announcement at the last of 32 subscribers."""
+    processes, sockets = 4, 8
+    with ExitStack() as stack:
+        control = Control(processes, stack)
+        client = stack.enter_context(ipcsync.connect(control.coordinator.endpoint))
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        bare = stack.enter_context(closing(context.socket(zmq.DEALER)))
+        bare.connect(control.echo.endpoint)
+        feeds = {"ipcsync": client._feed_endpoint, "bare PUB/SUB": control.echo.feed}
+        for feed in feeds.values():
+            control.workers.together(processes, _subscribe, feed, sockets)
+        numbers = itertools.count()
+        count = max(20, int(100 * scale))
+
+        def measure(peer: str) -> float:
+            delays = []
+            for _ in range(count):
+                mark = b"fan-%08d" % next(numbers)
+                for worker in control.workers.all:
+                    worker.begin(_arrivals, feeds[peer], sockets, mark)
+                start = time.monotonic()
+                if peer == "ipcsync":
+                    client.event(mark.decode(), depth=1).close()
+                else:
+                    bare.send(b"!" + mark)
+                    bare.recv()
+                arrivals = [arrival for worker in control.workers.all for arrival in worker.result()]
+                delays += [arrival - start for arrival in arrivals]
+            return percentile(delays, 99) * 1e6
+
+        contest = {peer: lambda peer=peer: measure(peer) for peer in feeds}  # type: ignore[misc]
+        for peer in feeds:
+            measure(peer)  # the subscriptions must have arrived
+        targets = {"bare PUB/SUB": at_most(1.5)}
+        yield from compare("announcement to 32 subscribers, p99", interleave(contest, rounds), "µs", targets)

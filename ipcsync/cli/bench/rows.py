@@ -1,0 +1,103 @@
+"""What a benchmark yields: rows that hold ipcsync against a peer on the same work, measured in turn in the same run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Better = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a row is to reach. `text` is what it says; `holds(ours, theirs, ratio)` whether it does."""
+
+    text: str
+    holds: Callable[[float, float, float], bool]
+
+
+def at_least(ratio: float) -> Target:
+    """A rate of at least `ratio` times the peer's."""
+    return Target(f">= {ratio:g} x", lambda _ours, _theirs, measured: measured >= ratio)
+
+
+def at_most(ratio: float) -> Target:
+    """A time of at most `ratio` times the peer's."""
+    return Target(f"<= {ratio:g} x", lambda _ours, _theirs, measured: measured <= ratio)
+
+
+def at_most_more(extra: float, unit: str) -> Target:
+    """At most `extra` more than the peer's."""
+    return Target(f"<= theirs + {extra:g} {unit}", lambda ours, theirs, _ratio: ours <= theirs + extra)
+
+
+def below(limit: float, unit: str) -> Target:
+    """At most `limit`, whatever a peer does."""
+    return Target(f"<= {limit:g} {unit}", lambda ours, _theirs, _ratio: ours <= limit)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison. `ratio` is the median of ipcsync / peer over the rounds, `spread` its least and greatest.
+
+    Without a peer (`peer` is empty) theirs is 0 and the ratio 1; the target then speaks of `ours` alone.
+    """
+
+    row: str
+    peer: str
+    ours: float
+    theirs: float
+    unit: str
+    ratio: float
+    spread: tuple[float, float]
+    target: str
+    met: bool | None
+    rounds: int = field(default=0)
+
+
+def interleave(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Each contestant's figures, measured in turn, `rounds` times each.
+
+    Every second round goes the other way round, so that what the machine does meanwhile meets all alike.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        order = list(contestants.items())
+        for name, measure in order if number % 2 == 0 else reversed(order):
+            figures[name].append(measure())
+    return figures
+
+
+def compare(
+    row: str, figures: Mapping[str, list[float]], unit: str, targets: Mapping[str, Target], ours: str = "ipcsync"
+) -> list[Row]:
+    """A row for each peer in `figures`."""
+    return [
+        _row(row, peer, figures[ours], theirs, unit, targets.get(peer))
+        for peer, theirs in figures.items()
+        if peer != ours
+    ]
+
+
+def alone(row: str, ours: list[float], unit: str, target: Target | None = None) -> Row:
+    """A row without a peer."""
+    value = statistics.median(ours)
+    met = None if target is None else target.holds(value, 0.0, 1.0)
+    return Row(row, "", value, 0.0, unit, 1.0, (min(ours), max(ours)), target.text if target else "", met, len(ours))
+
+
+def _row(row: str, peer: str, ours: list[float], theirs: list[float], unit: str, target: Target | None) -> Row:
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    ratio = statistics.median(ratios)
+    mine, other = statistics.median(ours), statistics.median(theirs)
+    met = None if target is None else target.holds(mine, other, ratio)
+    text = target.text if target else ""
+    return Row(row, peer, mine, other, unit, ratio, (min(ratios), max(ratios)), text, met, len(ours))
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The value under which `percent` per cent of the values lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
