@@ -11,10 +11,13 @@ import sys
 import tempfile
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipcsync._linux.process import start_time
 from ipcsync.errors import ConnectError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _START_S = 30.0
 _STOP_S = 5.0
@@ -91,7 +94,7 @@ class Coordinator:
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
         return status
 
-    def __enter__(self) -> Coordinator:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -107,10 +110,10 @@ def launch(*, driver: str | None = None, runtime_dir: str | None = None, **setti
     """Start a coordinator daemon and wait until it serves.
 
     `driver` is "auto", "cuda" or "host" ($IPCSYNC_DRIVER by default), `runtime_dir` a directory of its own by default;
-    `settings` are named like the flags of `ipcsync coordinator`: lease_ttl=5.0, pool=100. The daemon is a process of its
-    own, started by exec, and ends with this one.
+    `settings` are named like the flags of `ipcsync coordinator`: lease_ttl=5.0, pool=100. The daemon is a process of
+    its own, started by exec, and ends with this one.
 
-    Raises ConnectError if it does not start, whose reason is on stderr; TypeError for a setting that is of no flag's type.
+    Raises ConnectError if it does not start, whose reason is on stderr; TypeError for a setting of no flag's type.
     """
     command = [sys.executable, "-m", "ipcsync_coordinator"]
     for name, value in settings.items():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipcsync._drivers import check
 from ipcsync.errors import StreamCapturing
 from ipcsync.native import capture, context, fork
 from ipcsync.native.context import OnDevice, stream_call
 from ipcsync.native.stream import stream_handle
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["StreamGate"]
 
@@ -30,8 +33,8 @@ class StreamGate:
             gate.open()
             point.synchronize(5)
 
-    Raises StreamCapturing for a stream that is being captured, TypeError for what is no stream, DriverError if the driver
-    has no stream memory operations.
+    Raises StreamCapturing for a stream that is being captured, TypeError for what is no stream, DriverError if the
+    driver has no stream memory operations.
     """
 
     def __init__(self, stream: Any = None) -> None:
@@ -40,11 +43,11 @@ class StreamGate:
         self._memory: Any = None
         self._word: ctypes.c_uint32 | None = None
 
-    def __enter__(self) -> StreamGate:
+    def __enter__(self) -> Self:
         driver = context.driver()
         if capture.is_capturing(self._handle):
             raise StreamCapturing("cannot hold a stream that is being captured into a CUDA graph")
-        with OnDevice(self._ordinal):
+        with OnDevice(self._ordinal), capture.Relaxed():
             self._memory = check(driver.cuMemAllocHost(4), "cuMemAllocHost")
             address = int(self._memory)
             self._word = ctypes.c_uint32.from_address(address)
@@ -57,6 +60,7 @@ class StreamGate:
     @property
     def is_open(self) -> bool:
         """Whether the stream may go on."""
+        fork.check()  # the word lies in memory of the driver's, which a forked child need not have
         return self._word is None or self._word.value != 0
 
     def open(self) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
+import signal
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,17 +14,22 @@ from typing import Any
 
 import pytest
 
-# Before anything of ipcsync is imported. Each worker of a run has a segment of its own, so that no two tests meet.
-_RUN = os.environ.setdefault("IPCSYNC_TEST_RUN", uuid.uuid4().hex[:8])
-_SEGMENT = f"{_RUN}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+# Before anything of ipcsync is imported. Each run has a segment of its own: the software drivers' machine, as it were,
+# which its workers share as they share the coordinator of the plugin's fixtures.
+os.environ.setdefault("IPCSYNC_TEST_RUN", uuid.uuid4().hex[:8])
 os.environ.setdefault("IPCSYNC_DRIVER", "host")
-os.environ["IPCSYNC_HOST_SEGMENT"] = _SEGMENT
-os.environ["SIMCUDA_SEGMENT"] = _SEGMENT
+os.environ["IPCSYNC_HOST_SEGMENT"] = os.environ["IPCSYNC_TEST_RUN"]
+os.environ["SIMCUDA_SEGMENT"] = os.environ["IPCSYNC_TEST_RUN"]
 os.environ.pop("IPCSYNC_ENDPOINT", None)
 os.environ.pop("IPCSYNC_RUNTIME_DIR", None)
 
 import ipcsync
+from ipcsync._board.board import is_abandoned
 from tests.peer import Peer
+
+pytest_plugins = ("pytester",)
+
+_BEFORE = pytest.StashKey[set[str]]()
 
 
 @pytest.fixture
@@ -34,8 +42,11 @@ def new_coordinator() -> Iterator[Callable[..., ipcsync.Coordinator]]:
         return running[-1]
 
     yield start
-    for coordinator in running:
-        coordinator.stop()
+    statuses = [coordinator.stop() for coordinator in running]
+    if -signal.SIGKILL in statuses:
+        # What a killed one leaves, the next one removes. Here there may be no next one.
+        for board in filter(is_abandoned, _boards()):
+            Path(board).unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -85,17 +96,22 @@ def peer(new_peer: Callable[..., Peer]) -> Peer:
     return new_peer()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    """At the end of a run nothing of ours may lie in shared memory."""
-    before = set(Path("/dev/shm").iterdir())
-    yield
-    left = [path.name for path in set(Path("/dev/shm").iterdir()) - before if path.name.startswith("ipcsync-board")]
-    left = [name for name in left if _is_abandoned(name)]
-    assert not left, f"left in /dev/shm: {left}"
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember what others have in shared memory."""
+    session.config.stash[_BEFORE] = _boards()
 
 
-def _is_abandoned(name: str) -> bool:
-    from ipcsync._board.board import is_abandoned
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """At the end of a run, when its workers have ended, no board without a coordinator may lie in shared memory."""
+    if hasattr(session.config, "workerinput"):
+        return
+    before = session.config.stash[_BEFORE]
+    left = sorted(path for path in _boards() - before if is_abandoned(path))
+    if left:
+        sys.stderr.write(f"left in shared memory: {left}\n")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    return is_abandoned(f"/dev/shm/{name}")
+
+def _boards() -> set[str]:
+    return set(glob.glob(f"/dev/shm/ipcsync-board-{os.getuid()}-*"))

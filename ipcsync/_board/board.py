@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -31,8 +32,13 @@ class Board:
         length = os.fstat(fd).st_size
         if length < layout.HEADER:
             raise ProtocolError(f"{path} is no board: {length} bytes", code="board")
-        # mmap keeps a duplicate of its descriptor, which forked children inherit: mapped by way of the lifeline's own, a
-        # child would hold the lifeline for as long as it lives.
+        magic, version, self.epoch, pid, started, namespace, _, _, self.sessions, self.slots = _HEADER.unpack(
+            os.pread(fd, _HEADER.size, 0)
+        )
+        if magic != layout.MAGIC or version != layout.VERSION or length != layout.size(self.sessions, self.slots):
+            raise ProtocolError(f"{path} is no board of version {layout.VERSION}", code="board")
+        # mmap keeps a duplicate of its descriptor, which forked children inherit: mapped by way of the lifeline's own,
+        # a child would hold the lifeline for as long as it lives.
         mapped = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             self._map = mmap.mmap(mapped, length)
@@ -41,21 +47,30 @@ class Board:
         self.words = memoryview(self._map).cast("Q")
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
-        magic, version, self.epoch, pid, started, namespace, _, _, self.sessions, self.slots = _HEADER.unpack_from(
-            self._map
-        )
-        if magic != layout.MAGIC or version != layout.VERSION or length != layout.size(self.sessions, self.slots):
-            raise ProtocolError(f"{path} is no board of version {layout.VERSION}", code="board")
         self.coordinator = (pid, started, namespace)
         self._epoch_words = (self.words[layout.H_EPOCH], self.words[layout.H_EPOCH_2])
         self.page_of_slots = self.address + layout.slots_offset(self.sessions)
 
     @classmethod
     def create(cls, path: str, epoch: bytes, sessions: int, slots: int) -> Board:
-        """Make a new board file at `path` (which must not exist), hold its lifeline, and map it (coordinator)."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        locks.try_lock(fd, _LIFELINE)
-        os.posix_fallocate(fd, 0, layout.size(sessions, slots))  # a sparse file on a full tmpfs would be SIGBUS
+        """Make a new board file at `path` (which must not exist), hold its lifeline, and map it (coordinator).
+
+        It gets its name last: who sees it sees it whole and locked, and a failure or a death before leaves nothing.
+        """
+        fd = os.open(os.path.dirname(path), os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        try:
+            locks.try_lock(fd, _LIFELINE)
+            os.posix_fallocate(fd, 0, layout.size(sessions, slots))  # a sparse file on a full tmpfs would be SIGBUS
+            cls._write_header(fd, epoch, sessions, slots)
+            # Only with a directory's descriptor, which an absolute path ignores, does os.link follow the link.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, path)
+
+    @staticmethod
+    def _write_header(fd: int, epoch: bytes, sessions: int, slots: int) -> None:
         started = start_time(os.getpid()) or 0
         header = _HEADER.pack(
             layout.MAGIC,
@@ -70,12 +85,16 @@ class Board:
             slots,
         )
         os.pwrite(fd, header, 0)
-        return cls(fd, path)
 
     @classmethod
     def open(cls, path: str) -> Board:
         """Map the board at `path` (client). Raises OSError, or ProtocolError if the file is none."""
-        return cls(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), path)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return cls(fd, path)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def check(self) -> None:
         """Raise CoordinatorLost after a clean stop, ProtocolError if the header is not what it was."""
@@ -132,13 +151,13 @@ class Board:
         return locks.try_lock(self._fd, line.offset)
 
     def has_lifeline(self, line: SessionLine) -> bool:
-        """Whether another process holds the lifeline of `line`."""
-        return locks.is_locked(self._fd, line.offset)
+        """Whether another process holds the lifeline of `line`; False once this board was closed."""
+        return self._fd >= 0 and locks.is_locked(self._fd, line.offset)
 
     @property
     def coordinator_holds_lifeline(self) -> bool:
-        """Whether the coordinator's process lives, told by its lock on the header."""
-        return locks.is_locked(self._fd, _LIFELINE)
+        """Whether the coordinator's process lives, told by its lock on the header; False once this board was closed."""
+        return self._fd >= 0 and locks.is_locked(self._fd, _LIFELINE)
 
     def drop_descriptor(self) -> None:
         """Close the file in a forked child: its copy would keep the parent's lifeline."""
@@ -152,7 +171,7 @@ class Board:
 
     def unlink(self) -> None:
         """Remove the file's name (coordinator)."""
-        if os.path.exists(self.path):
+        with contextlib.suppress(FileNotFoundError):  # of a closed one, whoever finds it abandoned removes it
             os.unlink(self.path)
 
 

@@ -4,8 +4,8 @@ The file is a header page, the session lines, and (from the next page on) the sl
 coordinator writes in its first half, what a client or the GPU writes in its second, so that the two never share a cache
 line. All words are 8 bytes, aligned, native-endian.
 
-Counts never go back: a generation g of a slot's present use stands in `recorded` and `completed` as base + g, where base
-is what `recorded` held when that use began. So no word is ever reset, and a timeline word may only grow.
+Counts never go back: a generation g of a slot's present use stands in `recorded` and `completed` as base + g, where
+base is what `recorded` held when that use began. So no word is ever reset, and a timeline word may only grow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ RUNNING, STOPPED = 1, 2
 INT64_MAX = (1 << 63) - 1  # releases every waiter of a timeline word: CUDA compares cyclically, as signed
 
 # Header words.
-H_MAGIC, H_VERSION, H_EPOCH, H_EPOCH_2, H_PID, H_START, H_NAMESPACE, H_STATE, H_HEARTBEAT, H_SESSIONS, H_SLOTS = range(11)
+H_MAGIC, H_VERSION, H_EPOCH, H_EPOCH_2, H_PID, H_START = range(6)
+H_NAMESPACE, H_STATE, H_HEARTBEAT, H_SESSIONS, H_SLOTS = range(6, 11)
 H_PROBE = 16  # written by a stream of the coordinator's, to try whether that works
 # Session words: the coordinator's, then the client's.
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)

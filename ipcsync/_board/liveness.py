@@ -39,18 +39,13 @@ class Peer:
             return self._board.has_lifeline(self._line)
         return self._process.is_alive()
 
-    def close(self) -> None:
-        """Give the descriptor back."""
-        if self._process is not None:
-            self._process.close()
-
 
 class OwnPeer(Peer):
-    """This very process, which lives whenever it asks."""
+    """A session of this very process, which lives whenever it asks."""
 
     def is_alive(self) -> bool:
-        """True."""
-        return True
+        """Whether the session still has its line."""
+        return self._line.serial == self.serial
 
 
 def peer_of(board: Board, serial: int) -> Peer:

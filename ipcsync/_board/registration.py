@@ -7,6 +7,7 @@ import threading
 from ipcsync import _drivers
 from ipcsync._board.layout import PAGE
 from ipcsync._drivers import check
+from ipcsync.native.capture import relaxed_call
 
 _PORTABLE_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE: every context of this process; _DEVICEMAP
 _ALREADY = 712  # CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
@@ -23,7 +24,8 @@ def register_page(address: int) -> int:
     driver = _drivers.load()
     with _lock:
         if address not in _registered:
-            result = driver.cuMemHostRegister(address, PAGE, _PORTABLE_MAPPED)
+            # To CUDA this is an unsafe call, which would spoil a capture that another thread makes.
+            result = relaxed_call(driver.cuMemHostRegister, address, PAGE, _PORTABLE_MAPPED)
             if int(result[0]) != _ALREADY:
                 check(result, "cuMemHostRegister")
             _registered.add(address)

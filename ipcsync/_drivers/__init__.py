@@ -17,7 +17,7 @@ from cuda.bindings import driver as _bindings
 
 from ipcsync.errors import DriverError, HandleError, NoDriver
 
-__all__ = ["api", "check", "describe", "handle_bytes", "handle_from_bytes", "load", "name", "wait_event"]
+__all__ = ["api", "check", "describe", "handle_bytes", "handle_from_bytes", "is_loaded", "load", "name", "wait_event"]
 
 log = logging.getLogger("ipcsync")
 
@@ -61,6 +61,11 @@ def _choose(wanted: str) -> ModuleType:
     check(host.cuInit(0), "cuInit")
     _chosen = host
     return host
+
+
+def is_loaded() -> bool:
+    """Whether this process has chosen its driver."""
+    return _chosen is not None
 
 
 def name() -> str:

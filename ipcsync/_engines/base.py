@@ -21,7 +21,15 @@ from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureS
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
 from ipcsync._drivers import SUCCESS, check
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import DeviceMismatch, EventClosed, NotRecorder, RecorderLost, WaitTimeout
+from ipcsync.errors import (
+    CoordinatorLost,
+    DeviceMismatch,
+    DriverError,
+    EventClosed,
+    NotRecorder,
+    RecorderLost,
+    WaitTimeout,
+)
 from ipcsync.native import capture, context
 from ipcsync.native.context import LEGACY, OnDevice
 from ipcsync.native.stream import stream_handle
@@ -29,6 +37,7 @@ from ipcsync.native.stream import stream_handle
 _SLICE_NS = 50_000_000
 _FOREVER = 1 << 62
 _DISABLE_TIMING = 2
+_MANY_MARKERS = 16
 _NOT_READY = CUresult.CUDA_ERROR_NOT_READY
 _NOT_CAPTURING = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -42,6 +51,9 @@ class Guard(Protocol):
 
     def look(self) -> None:
         """The same and whether the coordinator lives; taken in every slice of a wait."""
+
+    def coordinator_is_alive(self) -> bool:
+        """Whether the coordinator's process lives, by the kernel's word."""
 
     def count_full_ring(self) -> None:
         """A record had to wait for its ring."""
@@ -69,6 +81,8 @@ class Engine(ABC):
         self.line: SlotLine = board.slot(attachment.slot)
         self.guard = guard
         self.seen = 0
+        self._lost_from = _FOREVER  # from this generation on, RecorderLost was raised here, and will be for ever
+        self._seen_lock = threading.Lock()
         self._guard_check = guard.check
         self._words = board.words
         self._incarnation_index, self._state_index = self.line.indices
@@ -77,7 +91,8 @@ class Engine(ABC):
         self._lock = threading.Lock()  # short: around each use of an import
         self._record_lock = threading.Lock()  # one record at a time, also while it waits for the ring
         self._inside = 0  # threads in a bounded wait of the driver's, outside of the lock
-        self._recorded = 0  # generations recorded here
+        # Generations recorded here; by this session's earlier use too, if it closed and opened the event in one moment.
+        self._recorded = max(self.line.recorded - self.base, 0) if attachment.recorder else 0
         self._last_stream = 0
         self._markers: dict[int, Any] = {}  # by stream id: an event behind the last wait queued there
         self._peer: Peer | None = None
@@ -92,6 +107,15 @@ class Engine(ABC):
         if self._words[self._incarnation_index] != self.incarnation:
             raise EventClosed(f"the event {self.name!r} is gone: its slot is used anew")
 
+    def _refuse_closed(self) -> None:
+        """Raise EventClosed if this use was closed here.
+
+        Asked *after* the board's words were read, it also tells that they were this use's: the slot is used anew only
+        once this process has closed and let go.
+        """
+        if self.is_closed:
+            raise EventClosed(f"the event {self.name!r} was closed in this process")
+
     @property
     def generation(self) -> int:
         """The last generation recorded, by whichever session."""
@@ -101,7 +125,7 @@ class Engine(ABC):
     def completed(self) -> int:
         """Everything up to this generation is complete."""
         self.harvest()
-        return max(self.seen, min(self._board_completed(), self.generation))
+        return max(self.seen, min(self._board_completed(), self.generation, self._lost_from - 1))
 
     @property
     def state(self) -> str:
@@ -122,25 +146,35 @@ class Engine(ABC):
         """Whether the board, or this process's memory, says that `generation` is complete."""
         if generation <= self.seen:
             return True
-        done = self._board_completed()
-        if generation <= done:
-            self.seen = max(self.seen, min(done, self.generation))
-            return True
-        return False
+        if generation >= self._lost_from:
+            self._lost(generation)
+        # A recorder that died between its driver's call and the store has published nothing, complete or not.
+        done = min(self._board_completed(), self.generation, self._lost_from - 1)
+        self._refuse_closed()
+        if generation > done:
+            return False
+        self._saw(done)
+        return True
+
+    def _saw(self, generation: int) -> None:
+        """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
+        with self._seen_lock:
+            self.seen = max(self.seen, generation)
 
     def recorder_is_alive(self) -> bool:
         """Whether the recorder's process lives; True while none has come."""
         serial = self.line.recorder
-        if not serial:
+        if not serial or self.is_recorder:
             return True
         if self._peer is None or self._peer.serial != serial:
             self._peer = peer_of(self.board, serial)
         return self._peer.is_alive()
 
     def _refuse_finished(self, generation: int) -> None:
-        """Raise RecorderLost if `generation`, not complete so far, never will count: broken, or closed before it came."""
+        """Raise RecorderLost if `generation`, not complete so far, never will count: broken, or closed before it."""
         state = self.line.state
-        if state == OPEN or self.line.incarnation != self.incarnation:
+        self._refuse_closed()
+        if state == OPEN:
             return
         if self.is_complete(generation):
             return
@@ -148,6 +182,8 @@ class Engine(ABC):
             self._lost(generation)
 
     def _lost(self, generation: int) -> NoReturn:
+        # A dying process's work may still complete before the coordinator sees the death: that counts no more here.
+        self._lost_from = min(self._lost_from, generation)
         raise RecorderLost(
             f"generation {generation} of {self.name!r} will never be complete: its recorder closed or died",
             generation=generation,
@@ -169,6 +205,7 @@ class Engine(ABC):
         while True:
             recorded = line.recorded
             if recorded >= wanted:
+                self._refuse_closed()
                 return
             self._refuse_finished(generation)
             now = time.monotonic_ns()
@@ -178,11 +215,22 @@ class Engine(ABC):
             if line.recorded == recorded:
                 self._look(generation)
 
+    def look(self, generation: int) -> None:
+        """Raise whatever would end a wait for `generation`, which is not complete."""
+        self._look(generation)
+        self._refuse_finished(generation)
+
     def _look(self, generation: int) -> None:
         """In every slice of a wait: this session, the coordinator, and the recorder."""
         self.guard.look()
         self.check()
-        if not self.recorder_is_alive():
+        self._refuse_dead(generation)
+
+    def _refuse_dead(self, generation: int) -> None:
+        """Raise RecorderLost if the recorder is dead, and `generation` not known complete."""
+        is_alive = self.recorder_is_alive()
+        self._refuse_closed()
+        if not is_alive:
             self._refuse_unless_good(generation)
 
     def _refuse_unless_good(self, generation: int) -> None:
@@ -192,10 +240,10 @@ class Engine(ABC):
 
     def synchronize(self, generation: int, timeout: float | None) -> None:
         """Block until `generation` is complete."""
+        deadline = deadline_of(timeout)
         self.check()
         if self.is_complete(generation):
             return
-        deadline = deadline_of(timeout)
         self.await_recorded(generation, deadline, timeout)
         while not self.is_complete(generation):
             self._refuse_finished(generation)
@@ -209,10 +257,19 @@ class Engine(ABC):
                 return
             self._look(generation)
 
+    await_complete = synchronize  # for the client's own threads, whose looks a trace does not show
+
+    def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:  # noqa: B027 - nothing by default
+        """A task of an asynchronous client has waited for `generation` since `began`; told for a trace."""
+
     def _accept(self, generation: int) -> None:
-        """The driver said complete: that counts only if the recorder lives now, after it said so."""
-        if self.recorder_is_alive():
-            self.seen = max(self.seen, generation)
+        """The driver said complete: that counts only if the recorder lives and has its role now, after it said so."""
+        is_alive = self.recorder_is_alive() and self.line.state != BROKEN
+        self._refuse_closed()
+        if is_alive:
+            self._saw(generation)
+            if self.is_recorder:
+                self._tell_complete(generation)
         else:
             self._refuse_unless_good(generation)
 
@@ -250,6 +307,8 @@ class Engine(ABC):
 
     def record(self, stream: Any, timeout: float | None) -> int:
         """Record the next generation on a stream; its number."""
+        if timeout is not None:
+            deadline_of(timeout)  # a wrong one is refused whether or not there is room
         if stream is None:
             handle, ordinal = stream_handle(None, self.ordinal)
         else:
@@ -303,6 +362,8 @@ class Engine(ABC):
 
     def wait(self, generation: int, stream: Any, timeout: float | None, *, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""
+        if timeout is not None:
+            deadline_of(timeout)
         self.check()
         handle, ordinal = stream_handle(stream)
         if int(handle) in LEGACY:
@@ -311,12 +372,13 @@ class Engine(ABC):
         else:
             self._wait(generation, handle, ordinal, timeout, ahead)
 
-    def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> None:
+    def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> int | None:
+        """The id of the stream on which the wait was queued; None if there was nothing to wait for."""
         self._refuse_capturing(handle, "wait")
         if ahead:
             self._refuse_ahead()
         if self.is_complete(generation):
-            return
+            return None
         if ahead:
             self._refuse_finished(generation)
         else:
@@ -329,11 +391,15 @@ class Engine(ABC):
             self._driver_stream_wait(handle, generation)
             self._mark(handle, stream_id, ordinal)
         self._refuse_finished(generation)
+        self._refuse_dead(generation)  # the driver may let the stream pass what a dead process never did
+        return int(stream_id)
 
     def _mark(self, handle: Any, stream_id: int, ordinal: int) -> None:
         """Remember behind which place of the stream the work just queued is over."""
         marker = self._markers.get(stream_id)
         if marker is None:
+            if len(self._markers) >= _MANY_MARKERS:
+                self._drop_markers()  # a program may make a stream for each piece of work
             with OnDevice(ordinal):
                 marker = check(self._driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
             self._markers[stream_id] = marker
@@ -355,19 +421,37 @@ class Engine(ABC):
         self.line.futex.wake()
 
     def try_let_go(self) -> bool:
-        """Let go of everything if no thread is inside a call, no queued wait is pending and no record unfinished."""
+        """Let go of everything if no thread is inside the driver, no queued wait pending and no record unfinished.
+
+        A thread that waits on the host for a record reads nothing but the board, and looks whether this use is closed
+        before it believes what it read.
+        """
         with self._lock:
-            if self._inside or not self._is_drained():
+            if self._inside:
                 return False
-            for stream_id, marker in list(self._markers.items()):
-                if not self._is_done(marker):
+            try:
+                if self.guard.coordinator_is_alive() and not (self._is_drained() and self._drop_markers()):
                     return False
+            except (DriverError, CoordinatorLost):
+                if self.guard.coordinator_is_alive():
+                    raise
+            # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
+            self._destroy_markers()
+            self._release()
+        return True
+
+    def _destroy_markers(self) -> None:
+        """Destroy the markers, be they over or not: CUDA destroys an event once it is."""
+        while self._markers:
+            check(self._driver.cuEventDestroy(self._markers.popitem()[1]), "cuEventDestroy")
+
+    def _drop_markers(self) -> bool:
+        """Destroy the markers that are over; whether all were. Called with the lock held."""
+        for stream_id, marker in list(self._markers.items()):
+            if self._is_done(marker):
                 del self._markers[stream_id]
                 check(self._driver.cuEventDestroy(marker), "cuEventDestroy")
-            self._release()
-        if self._peer is not None:
-            self._peer.close()
-        return True
+        return not self._markers
 
     def _is_drained(self) -> bool:
         """Whether all that was recorded here is complete."""
@@ -388,8 +472,16 @@ class Engine(ABC):
         if result[0] is SUCCESS:
             return True
         if result[0] != _NOT_READY:
-            check(result, "cuEventQuery")
+            self._check(result, "cuEventQuery")
         return False
+
+    def _check(self, result: tuple[Any, ...], call: str) -> None:
+        """`check`, after a call on what the coordinator exported: if that one is lost, so is this, and that is said."""
+        try:
+            check(result, call)
+        except DriverError:
+            self.guard.look()
+            raise
 
     # --- what an engine does ------------------------------------------------------------------------------------------
 
@@ -424,6 +516,10 @@ class Engine(ABC):
     @abstractmethod
     def _harvest(self) -> None:
         """Store in `completed` what is known complete. Called with the lock held."""
+
+    @abstractmethod
+    def _tell_complete(self, generation: int) -> None:
+        """Tell the board what the recorder itself found complete."""
 
     @abstractmethod
     def _refuse_ahead(self) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board
-from ipcsync._drivers import SUCCESS, check
+from ipcsync._drivers import SUCCESS
 from ipcsync._engines import imports
 from ipcsync._engines.base import _SLICE_NS, Engine, Guard, deadline_of
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import EngineMismatch
+from ipcsync.errors import DriverError, EngineMismatch
 from ipcsync.native import capture
 
 
@@ -29,7 +29,8 @@ class EventEngine(Engine):
         self.handles = tuple(attachment.handles)
         self._serials = attachment.serials
         self._ring: list[Any] = [None] * attachment.depth
-        self._completed = 0  # generations of ours known complete
+        # Generations of ours known complete.
+        self._completed = min(max(self.line.completed - self.base, 0), self._recorded)
         self._harvest_at = max(1, attachment.depth // 2)  # how many in flight make a record look what is complete
 
     def open_first(self) -> None:
@@ -41,7 +42,11 @@ class EventEngine(Engine):
         index = (generation - 1) % self.depth
         event = self._ring[index]
         if event is None:
-            event = imports.acquire(self.board.epoch, self._serials[index], self.handles[index], self.ordinal)
+            try:
+                event = imports.acquire(self.board.epoch, self._serials[index], self.handles[index], self.ordinal)
+            except DriverError:
+                self.guard.look()  # the coordinator's events go with it
+                raise
             self._ring[index] = event
         return event
 
@@ -75,7 +80,7 @@ class EventEngine(Engine):
     def _driver_record(self, handle: Any, generation: int) -> None:
         result = self._driver.cuEventRecord(self._event(generation), handle)
         if result[0] is not SUCCESS:
-            check(result, "cuEventRecord")
+            self._check(result, "cuEventRecord")
 
     def _follow(self, handle: Any, generation: int) -> None:
         self._driver_stream_wait(handle, generation)
@@ -83,13 +88,17 @@ class EventEngine(Engine):
     def _driver_stream_wait(self, handle: Any, generation: int) -> None:
         result = self._driver.cuStreamWaitEvent(handle, self._event(generation), 0)
         if result[0] is not SUCCESS:
-            check(result, "cuStreamWaitEvent")
+            self._check(result, "cuStreamWaitEvent")
 
     def _driver_query(self, generation: int) -> bool:
         return self._is_done(self._event(generation))
 
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
-        return bool(capture.relaxed_call(_drivers.wait_event, self._event(generation), deadline_ns))
+        try:
+            return bool(capture.relaxed_call(_drivers.wait_event, self._event(generation), deadline_ns))
+        except DriverError:
+            self.guard.look()
+            raise
 
     def _harvest(self) -> None:
         done = self._completed
@@ -100,15 +109,25 @@ class EventEngine(Engine):
         else:
             while done + 1 < self._recorded and self._driver_query(done + 1):
                 done += 1
-        if done != self._completed and self.line.state != BROKEN:
+        self._store(done)
+
+    def _store(self, done: int) -> None:
+        if done <= self._completed:
+            return
+        if self.line.state != BROKEN:
             self.line.store_completed(self.base + done)
         self._completed = done
-        self.seen = max(self.seen, done)
+        self._saw(done)
+
+    def _tell_complete(self, generation: int) -> None:
+        with self._lock:
+            if not self.is_closed:  # else it may have let go since, and the slot be another's
+                self._store(generation)
 
     def _refuse_ahead(self) -> None:
         raise EngineMismatch(
-            f"the event {self.name!r} uses the engine 'event': CUDA lets nothing wait for a record that was not made yet; "
-            "open it with engine='timeline' to wait ahead"
+            f"the event {self.name!r} uses the engine 'event': CUDA lets nothing wait for a record that was not made "
+            "yet; open it with engine='timeline' to wait ahead"
         )
 
     def _own_work_is_done(self) -> bool:

@@ -1,9 +1,9 @@
 """The `timeline` engine: generation g is complete when a 64-bit word of the board is at least base + g.
 
 The recorder's stream writes the word (cuStreamWriteValue64), a waiter's stream waits for it (cuStreamWaitValue64, GEQ),
-and the CPU reads it with one load. It needs no handle, holds across GPUs and containers, and can be waited for before the
-record. Streams that share a hardware queue can deadlock on such waits, which NVIDIA's reference warns of: CUDA does not
-see the order that they make.
+and the CPU reads it with one load. It needs no handle, holds across GPUs and containers, and can be waited for before
+the record. Streams that share a hardware queue can deadlock on such waits, which NVIDIA's reference warns of: CUDA does
+not see the order that they make.
 """
 
 from __future__ import annotations
@@ -85,6 +85,9 @@ class TimelineEngine(Engine):
 
     def _harvest(self) -> None:
         """The GPU itself writes `completed`."""
+
+    def _tell_complete(self, generation: int) -> None:
+        """The GPU has told it."""
 
     def _refuse_ahead(self) -> None:
         """A timeline can be waited for before the record."""

@@ -38,36 +38,42 @@ class Process:
     `is_alive` costs about 4 µs. It answers False from the moment at which the process begins to exit, which is before
     its files close and its device work is torn down; a pidfd tells only afterwards (exit_notify in the kernel), so
     between the two a driver may already call unfinished work complete.
+
+    Threads may ask at once: the descriptor stays open until `close`, or until the object is garbage.
     """
 
-    __slots__ = ("_fd", "pid", "started")
+    __slots__ = ("_fd", "_is_gone", "pid", "started")
 
     def __init__(self, pid: int, started: int) -> None:
         self.pid = pid
         self.started = started
+        self._fd = -1
         try:
             self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            self._is_gone = int(self._fields()[19]) != started
         except (FileNotFoundError, ProcessLookupError):
-            self._fd = -1
-        if self._fd >= 0 and int(self._fields()[19]) != started:
-            self.close()
+            self._is_gone = True
+
+    def __del__(self) -> None:
+        self.close()
 
     def _fields(self) -> list[bytes]:
         return os.pread(self._fd, 1024, 0).rpartition(b")")[2].split()
 
     def is_alive(self) -> bool:
         """Whether the process runs, or is stopped, and has not begun to exit."""
-        if self._fd < 0:
+        if self._is_gone:
             return False
         try:
             fields = self._fields()
         except ProcessLookupError:
-            self.close()
+            self._is_gone = True
             return False
         return fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_EXITING
 
     def close(self) -> None:
-        """Give the descriptor back; afterwards the process counts as dead."""
+        """Give the descriptor back; afterwards the process counts as dead. Only where no other thread asks."""
+        self._is_gone = True
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

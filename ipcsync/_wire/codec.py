@@ -18,11 +18,12 @@ from ipcsync.errors import IpcSyncError, ProtocolError
 
 MAX_FRAME = 64 * 1024  # of a request; replies carry lists and may be larger
 MAX_REPLY = 64 * 1024 * 1024
-MAX_ITEMS = 4096
-NO_TOKEN = b""
+MAX_NESTING = 8  # of a request: no body of ours nests at all
+_MAX_ITEMS = 64  # of one array or map of a request; msgpack makes an array of the size that its header claims
+_MAX_REPLY_ITEMS = 1 << 20
+_PEEK = 64  # bytes that hold the head of a request up to its id
 
 _M = TypeVar("_M", bound=Message)
-_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
 class Request(NamedTuple):
@@ -54,6 +55,14 @@ def _unpack(frame: bytes | memoryview, limit: int, items: int) -> Any:
         raise ProtocolError(f"not MessagePack as agreed: {type(error).__name__}: {error}", code="malformed") from None
 
 
+def _pack(parts: list[Any]) -> bytes:
+    # Not a Packer kept for all: two threads, or a finalizer in the middle of a call, would meet in its buffer.
+    try:
+        return bytes(msgpack.packb(parts))
+    except (ValueError, OverflowError) as error:  # UnicodeEncodeError is a ValueError
+        raise ProtocolError(f"cannot be sent: {type(error).__name__}: {error}", code="invalid") from None
+
+
 def _convert(body: Any, kind: type[_M]) -> _M:
     try:
         return msgspec.convert(body, kind, strict=True)
@@ -67,32 +76,49 @@ def _dump(body: Message) -> Any:
 
 def encode_request(id: int, body: Message, token: bytes, deadline_ns: int) -> bytes:  # noqa: A002 - the field's name
     """The frame of a request."""
-    return bytes(_pack([VERSION, id, OPS[type(body)], token, deadline_ns, _dump(body)]))
+    return _pack([VERSION, id, OPS[type(body)], token, deadline_ns, _dump(body)])
 
 
 def peek_id(frame: bytes | memoryview) -> int:
-    """The request id of a frame that may be wrong otherwise, 0 if it has none: so that even its refusal is a reply."""
+    """The request id of a frame that is wrong otherwise, 0 if it has none: so that its refusal too is a typed reply."""
+    unpacker = msgpack.Unpacker(max_buffer_size=_PEEK, max_ext_len=0)
+    unpacker.feed(bytes(frame[:_PEEK]))
     try:
-        value = _unpack(frame, MAX_FRAME, MAX_ITEMS)
-    except ProtocolError:
+        if unpacker.read_array_header() < 2 or type(unpacker.unpack()) is not int:
+            return 0
+        id_ = unpacker.unpack()
+    except (ValueError, msgpack.UnpackException):
         return 0
-    if isinstance(value, list) and len(value) > 1 and type(value[1]) is int and 0 <= value[1] < 1 << 63:
-        return value[1]
-    return 0
+    return id_ if type(id_) is int and 0 <= id_ < 1 << 63 else 0
 
 
-def decode_request(frame: bytes | memoryview) -> Request:
-    """The request in a frame; ProtocolError says which rule it breaks."""
-    value = _unpack(frame, MAX_FRAME, MAX_ITEMS)
+def _check_nesting(value: Any, limit: int) -> None:
+    layer = [value]
+    for _ in range(limit):
+        layer = [
+            part
+            for container in layer
+            for part in (container.values() if isinstance(container, dict) else container)
+            if isinstance(part, list | dict)
+        ]
+        if not layer:
+            return
+    raise ProtocolError(f"a request nested more than {limit} deep", code="too_deep")
+
+
+def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME, max_nesting: int = MAX_NESTING) -> Request:
+    """The request in a frame of at most `max_frame` bytes; ProtocolError says which rule it breaks."""
+    value = _unpack(frame, max_frame, _MAX_ITEMS)
     if not isinstance(value, list) or not value or type(value[0]) is not int:
         raise ProtocolError("a request is an array that begins with the version", code="malformed")
     if value[0] != VERSION:
         raise ProtocolError(f"protocol version {value[0]}, but this is {VERSION}", code="version")
+    _check_nesting(value, max_nesting)
     if len(value) != 6:
         raise ProtocolError(f"a request has 6 parts, not {len(value)}", code="malformed")
     _, id_, op, token, deadline_ns, body = value
     if type(id_) is not int or not 0 < id_ < 1 << 63 or type(deadline_ns) is not int or type(token) is not bytes:
-        raise ProtocolError("id and deadline are positive integers, the token is bytes", code="malformed")
+        raise ProtocolError("id and deadline are whole numbers, the id above 0, the token is bytes", code="malformed")
     kind = REQUESTS.get(op) if isinstance(op, str) else None
     if kind is None:
         raise ProtocolError(f"unknown operation {op!r:.80}", code="unknown_op")
@@ -101,27 +127,28 @@ def decode_request(frame: bytes | memoryview) -> Request:
 
 def encode_reply(id: int, body: Message) -> bytes:  # noqa: A002 - the field's name
     """The frame of a reply."""
-    return bytes(_pack([VERSION, id, ANSWERS[type(body)], _dump(body)]))
+    return _pack([VERSION, id, ANSWERS[type(body)], _dump(body)])
 
 
 def decode_reply(frame: bytes | memoryview) -> tuple[int, Message]:
     """(request id, body) of a reply; ProtocolError if it is none."""
-    value = _unpack(frame, MAX_REPLY, 1 << 20)
+    value = _unpack(frame, MAX_REPLY, _MAX_REPLY_ITEMS)
     if not isinstance(value, list) or not value or value[0] != VERSION:
         raise ProtocolError(f"not a reply of protocol version {VERSION}", code="version")
-    if len(value) != 4 or type(value[1]) is not int or value[2] not in REPLIES:
+    kind = REPLIES.get(value[2]) if len(value) == 4 and isinstance(value[2], str) else None
+    if kind is None or type(value[1]) is not int:
         raise ProtocolError("a reply is [version, id, op, body]", code="malformed")
-    return value[1], _convert(value[3], REPLIES[value[2]])
+    return value[1], _convert(value[3], kind)
 
 
 def encode_announcement(body: Announcement) -> bytes:
     """The frame of an announcement."""
-    return bytes(_pack([VERSION, _dump(body)]))
+    return _pack([VERSION, _dump(body)])
 
 
 def decode_announcement(frame: bytes | memoryview) -> Announcement:
     """The announcement in a frame; ProtocolError if it is none."""
-    value = _unpack(frame, MAX_REPLY, 1 << 20)
+    value = _unpack(frame, MAX_REPLY, _MAX_REPLY_ITEMS)
     if not isinstance(value, list) or len(value) != 2 or value[0] != VERSION:
         raise ProtocolError(f"not an announcement of protocol version {VERSION}", code="version")
     return _convert(value[1], Announcement)
@@ -129,7 +156,9 @@ def decode_announcement(frame: bytes | memoryview) -> Announcement:
 
 def failure_of(error: IpcSyncError) -> Failure:
     """How an error travels."""
-    attributes = {key: value for key, value in vars(error).items() if isinstance(value, str | int | float)}
+    attributes: dict[str, object] = {
+        key: value for key, value in vars(error).items() if isinstance(value, str | int | float)
+    }
     return Failure(kind=type(error).__name__, message=str(error), attributes=attributes)
 
 

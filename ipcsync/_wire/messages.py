@@ -89,14 +89,22 @@ class Sessions(Message, frozen=True):
     """List the sessions."""
 
 
+class Attachments(Message, frozen=True):
+    """List up to `limit` uses of events whose names begin with `prefix`."""
+
+    prefix: Name = ""
+    limit: Annotated[int, Meta(ge=0, le=100_000)] = 100_000
+
+
 class Stats(Message, frozen=True):
     """Count everything."""
 
 
 class Snapshot(Message, frozen=True):
-    """All that is open, with the feed number up to which that holds."""
+    """All that is open, with the feed number up to which that holds. `again`: because of a gap in the feed."""
 
     prefix: Name = ""
+    again: bool = False
 
 
 class Probe(Message, frozen=True):
@@ -184,6 +192,24 @@ class SessionRow(Message, frozen=True):
     last_seen_s: float
 
 
+class AttachmentRow(Message, frozen=True):
+    """One session's use of one event in a list."""
+
+    event: str
+    session: str
+    session_id: str
+    role: str
+    state: str
+    slot: Count
+    incarnation: Count
+
+
+class AttachmentList(Message, frozen=True):
+    """The attachments asked for."""
+
+    attachments: list[AttachmentRow]
+
+
 class EventList(Message, frozen=True):
     """The events asked for."""
 
@@ -253,6 +279,7 @@ REQUESTS: dict[str, type[Message]] = {
     "stream": StreamSpec,
     "events": Events,
     "sessions": Sessions,
+    "attachments": Attachments,
     "stats": Stats,
     "snapshot": Snapshot,
     "probe": Probe,
@@ -265,6 +292,7 @@ REPLIES: dict[str, type[Message]] = {
     "stream": Stream,
     "events": EventList,
     "sessions": SessionList,
+    "attachments": AttachmentList,
     "stats": Counters,
     "state": State,
     "means": Means,

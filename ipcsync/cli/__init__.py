@@ -18,6 +18,7 @@ COMMANDS = {
     "observer": "ipcsync.cli.observer:command",
     "status": "ipcsync.cli.status:command",
     "top": "ipcsync.cli.top:command",
+    "trace": "ipcsync.cli.trace:command",
 }
 """Where each subcommand lives, as "module:attribute". Its module imports what is heavy inside its functions."""
 

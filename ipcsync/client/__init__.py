@@ -1,8 +1,38 @@
-"""The service from a worker's side: a client, its shared events, and points."""
+"""The service from a worker's side: a client, its shared events, and points. What asyncio needs is loaded when used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from ipcsync.client.client import Client, connect
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
-from ipcsync.client.rows import EventInfo, Notice, SessionInfo
+from ipcsync.client.rows import AttachmentInfo, EventInfo, Notice, SessionInfo
 
-__all__ = ["Client", "EventInfo", "Notice", "Point", "SessionInfo", "SharedEvent", "connect"]
+if TYPE_CHECKING:
+    from ipcsync.client.aio import AsyncClient, AsyncPoint, AsyncSharedEvent, aconnect
+
+__all__ = [
+    "AsyncClient",
+    "AsyncPoint",
+    "AsyncSharedEvent",
+    "AttachmentInfo",
+    "Client",
+    "EventInfo",
+    "Notice",
+    "Point",
+    "SessionInfo",
+    "SharedEvent",
+    "aconnect",
+    "connect",
+]
+
+_ASYNC = {"AsyncClient", "AsyncPoint", "AsyncSharedEvent", "aconnect"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ASYNC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ipcsync.client import aio
+
+    return getattr(aio, name)

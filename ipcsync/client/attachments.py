@@ -1,8 +1,8 @@
 """What this client is attached to, and when it lets go.
 
-An attachment ends with the last `close` of the objects over it; one that points alone made ends once its event is finished
-and no point of it is left here. Letting go is told to the coordinator only when it is true: no thread inside a call, no
-queued wait pending, imports destroyed. Until then it lingers, and the heartbeat's thread tries again.
+An attachment ends with the last `close` of the objects over it; one that points alone made ends once its event is
+finished and no point of it is left here. Letting go is told to the coordinator only when it is true: no thread inside a
+call, no queued wait pending, imports destroyed. Until then it lingers, and the heartbeat's thread tries again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ipcsync._board import Board
 from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine
@@ -30,12 +32,13 @@ from ipcsync.native import context
 from ipcsync.native.device import Device
 
 if TYPE_CHECKING:
+    from ipcsync._engines.traced import Tracing
     from ipcsync.client.client import Client
 
 log = logging.getLogger("ipcsync")
 
 _TELL_S = 0.5
-_ENGINES: dict[str, type[EventEngine] | type[TimelineEngine]] = {"event": EventEngine, "timeline": TimelineEngine}
+_ENGINES: dict[str, type[EventEngine | TimelineEngine]] = {"event": EventEngine, "timeline": TimelineEngine}
 
 
 class Attached:
@@ -52,8 +55,16 @@ class Attached:
 class Attachments:
     """All attachments of one client, by (slot, incarnation)."""
 
-    def __init__(self, client: Client, board: Board, guard: Guard, send: Callable[[Close, float], object]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        board: Board,
+        guard: Guard,
+        send: Callable[[Close, float], object],
+        tracing: Tracing | None = None,
+    ) -> None:
         self._client = client
+        self._tracing = tracing
         self._board = board
         self._guard = guard
         self._send = send
@@ -61,7 +72,7 @@ class Attachments:
         """Held across each request that attaches or lets go, and what follows from it here: of a close that was put off
         and a new attachment to the same slot, the coordinator must see the one that is true."""
         self._lock = threading.RLock()
-        self._untold: list[tuple[Close, bool]] = []  # closes to tell, and whether they end a recorder's use
+        self._untold: list[tuple[Close, str]] = []  # closes to tell, and of what: "recorder", "other" or "late"
         self._opened: dict[tuple[int, int], int] = {}  # how many event objects are open over it
         self._engines: dict[tuple[int, int], EventEngine | TimelineEngine] = {}
         self._held: dict[tuple[int, int], weakref.ref[Attached]] = {}
@@ -85,8 +96,8 @@ class Attachments:
     def add(self, reply: Attachment, *, opened: bool) -> Attached:
         """Take in what the coordinator answered; `opened` for an event object, else for a point.
 
-        Raises DeviceMismatch if this process does not see the event's device, EngineMismatch if its engine does not work
-        here; the attachment is given back then.
+        Raises DeviceMismatch if this process does not see the event's device, EngineMismatch if its engine does not
+        work here; the attachment is given back then.
         """
         key = (reply.slot, reply.incarnation)
         with self._lock:
@@ -108,7 +119,8 @@ class Attachments:
             ordinal = context.ordinal_of(reply.device)
         except InvalidDevice as error:
             raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
-        engine = _ENGINES[reply.engine](self._board, self._guard, reply, ordinal)
+        make = _ENGINES[reply.engine] if self._tracing is None else self._tracing.engine
+        engine = make(self._board, self._guard, reply, ordinal)
         if (reply.engine, ordinal) not in self._works_on:
             try:
                 engine.open_first()
@@ -132,39 +144,61 @@ class Attachments:
             self._held.pop(key, None)
         if engine is not None:
             self._end(engine)
+            self.tell(_TELL_S, wait=True)
 
     def _end(self, engine: Engine) -> None:
+        """Close a use; that is to be told."""
         engine.close()
         let_go = engine.try_let_go()
         if not let_go:
             with self._lock:
                 self._lingering.append(engine)
-        self._tell_close(Close(engine.slot, engine.incarnation, let_go=let_go), is_recorder=engine.is_recorder)
+        close = Close(engine.slot, engine.incarnation, let_go=let_go)
+        self._untold.append((close, "recorder" if engine.is_recorder else "other"))
 
     def give_back(self, late: Attachment) -> None:
         """Let go of what was attached after its request was given up."""
-        self._untold.append((Close(late.slot, late.incarnation), late.recorder))
+        with self._lock:
+            engine = self._engines.get((late.slot, late.incarnation))
+            if engine is not None and late.recorder:
+                engine.is_recorder = True  # the session has the role now: it ends with the use that is here already
+        self._untold.append((Close(late.slot, late.incarnation), "late"))
 
     def _tell_close(self, body: Close, *, is_recorder: bool) -> None:
-        self._untold.append((body, is_recorder))
+        self._untold.append((body, "recorder" if is_recorder else "other"))
         self.tell(_TELL_S, wait=True)
 
     def tell(self, timeout: float, *, wait: bool) -> None:
-        """Tell the coordinator of closes; what it does not take within `timeout` seconds each is told by a later beat."""
+        """Tell the coordinator of closes; what it does not take in `timeout` seconds each is told by a later beat."""
         if not self._untold or not self.changing.acquire(blocking=wait):
             return
         try:
             while self._untold:
-                body, is_recorder = self._untold[0]
-                if not self._tell_one(body, is_recorder, timeout):
+                body, of = self._untold[0]
+                if not self._tell_one(body, of, timeout):
                     return
                 self._untold.pop(0)
         finally:
             self.changing.release()
 
-    def _tell_one(self, body: Close, is_recorder: bool, timeout: float) -> bool:
-        if not is_recorder and (body.slot, body.incarnation) in self._engines:
+    def settle(self, timeout: float) -> None:
+        """Tell of all closes before anything is attached anew: told after, one would end the new use.
+
+        WaitTimeout if the coordinator does not take one within `timeout` seconds. Called with `changing` held.
+        """
+        self.tell(timeout, wait=True)
+        if self._untold:
+            raise WaitTimeout(f"the coordinator did not take an earlier close within {timeout} s", timeout=timeout)
+
+    def _tell_one(self, body: Close, of: str, timeout: float) -> bool:
+        key = (body.slot, body.incarnation)
+        lingers = any((engine.slot, engine.incarnation) == key for engine in self._lingering)
+        if of != "recorder" and key in self._engines:
             return True  # attached anew since: the two uses are one to the coordinator
+        if of == "late" and lingers:
+            return True  # the use that lingers has not let go yet, and will tell it
+        if lingers or key in self._engines:
+            body = replace(body, let_go=False)  # this use is over, but another one here still touches the slot
         try:
             self._send(body, timeout)
         except (WaitTimeout, ConnectError):
@@ -174,7 +208,7 @@ class Attachments:
         return True
 
     def beat(self) -> None:
-        """From the heartbeat's thread: harvest, let go of what lingers, and of points' attachments that are over."""
+        """From the heartbeat's thread: harvest, and let go of what lingers or is over with no point of it left."""
         with self._lock:
             engines = list(self._engines.items())
         for key, engine in engines:
@@ -191,7 +225,7 @@ class Attachments:
             self._held.pop(key, None)
             engine = self._engines.pop(key, None)
         if engine is not None:
-            self._end(engine)
+            self._end(engine)  # told by the beat, which must wait neither for a request under way nor for a reply
 
     def let_go_of_lingering(self) -> int:
         """Try again to let go; how many did."""
@@ -201,7 +235,7 @@ class Attachments:
         for engine in done:
             with self._lock:
                 self._lingering.remove(engine)
-            self._untold.append((Close(engine.slot, engine.incarnation), engine.is_recorder))
+            self._untold.append((Close(engine.slot, engine.incarnation), "recorder" if engine.is_recorder else "other"))
         return len(done)
 
     def collect(self) -> int:

@@ -1,12 +1,17 @@
-"""Done callbacks, on a thread of the client: never inside a driver's callback, where Python has deadlocked others."""
+"""What a client waits for without a thread for each wait: points, looked at by one thread of the client.
+
+Never inside a driver's callback, where Python has deadlocked others.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ipcsync._engines import deadline_of
 from ipcsync.errors import IpcSyncError, WaitTimeout
 
 if TYPE_CHECKING:
@@ -14,25 +19,106 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipcsync")
 
-_ALONE_S = 0.05
+_ALONE_S = 0.005
 _AMONG_S = 0.001
+_LOOK_NS = 50_000_000
+
+
+class Pending:
+    """One wait: for a point to be complete, or (`recorded`) merely to be recorded.
+
+    It ends as `Point.synchronize` and `Point.wait` do on the host, with the same errors; `timeout` in seconds or None.
+    """
+
+    def __init__(self, point: Point, timeout: float | None = None, *, recorded: bool = False) -> None:
+        self.point = point
+        self._engine = point._bound().engine
+        self._generation = point.generation
+        self._timeout = timeout
+        self._deadline = deadline_of(timeout)
+        self._recorded = recorded
+        self._next_look = time.monotonic_ns() + _LOOK_NS
+
+    def is_over(self) -> bool:
+        """Whether what is waited for is there; does not block. Raises what ends the wait otherwise."""
+        if self._is_there():
+            return True
+        now = time.monotonic_ns()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_NS
+            self._engine._look(self._generation)
+        if now >= self._deadline:
+            is_recorded = self._engine.generation >= self._generation
+            self._engine._timed_out(self._generation, self._timeout, "complete" if is_recorded else "recorded")
+        return False
+
+    def _is_there(self) -> bool:
+        if not self._recorded:
+            return self._engine.query(self._generation)
+        self._engine.check()
+        try:
+            self._engine.await_recorded(self._generation, 0, self._timeout)
+        except WaitTimeout:
+            return False
+        return True
+
+    def pause(self, seconds: float) -> None:
+        """Sleep until it may be over, at most for so long."""
+        try:
+            if self._recorded:
+                self._engine.await_recorded(self._generation, deadline_of(seconds), seconds)
+            else:
+                self._engine.await_complete(self._generation, seconds)
+        except IpcSyncError:
+            return  # the next look says so
+
+
+class Entry:
+    """One wait of `Callbacks`, and what to call when it is over: with None, or with the error that ended it."""
+
+    __slots__ = ("error", "pending", "settle")
+
+    def __init__(self, pending: Pending, settle: Callable[[Exception | None], object]) -> None:
+        self.pending = pending
+        self.settle = settle
+        self.error: Exception | None = None
+
+    def is_over(self) -> bool:
+        """Whether it is over; then `error` is what ended it, if not what was hoped for."""
+        try:
+            return self.pending.is_over()
+        except Exception as error:  # noqa: BLE001 - whoever waits is told, whatever it is
+            self.error = error
+            return True
 
 
 class Callbacks:
-    """Points with callbacks, waited for by one thread that is started with the first and ends when none is left."""
+    """The waits of a client, looked at by one thread that is started with the first and ends when none is left."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[tuple[Point, Callable[[Point], object]]] = []
+        self._waiting: dict[Entry, None] = {}  # in the order in which they came
         self._thread: threading.Thread | None = None
 
-    def add(self, point: Point, fn: Callable[[Point], object]) -> None:
-        """Call `fn(point)` once it is done or can never be."""
+    def add(self, pending: Pending, settle: Callable[[Exception | None], object]) -> Entry:
+        """Call `settle(None)` once it is over as hoped, or `settle(error)`; on the client's thread."""
+        entry = Entry(pending, settle)
         with self._lock:
-            self._waiting.append((point, fn))
+            self._waiting[entry] = None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ipcsync-callbacks", daemon=True)
                 self._thread.start()
+        return entry
+
+    def remove(self, entry: Entry) -> None:
+        """Wait for it no more. If it is over this very moment, `settle` may still be called."""
+        with self._lock:
+            self._waiting.pop(entry, None)
+
+    @property
+    def count(self) -> int:
+        """How many waits are not over."""
+        return len(self._waiting)
 
     def _run(self) -> None:
         while True:
@@ -41,38 +127,30 @@ class Callbacks:
                 if not waiting:
                     self._thread = None
                     return
-            done = [entry for entry in waiting if self._is_done(entry[0], 0)]
-            if not done:
-                # Round robin would starve none, but the first is the likeliest to come first.
-                self._is_done(waiting[0][0], _ALONE_S if len(waiting) == 1 else _AMONG_S)
+            began = time.monotonic()
+            # Asked from the last on and told from the first on: of two that end in this moment, the one that was added
+            # first is told first.
+            over = [entry for entry in reversed(waiting) if entry.is_over()]
+            for entry in reversed(over):
+                self._settle(entry)
+            if over:
                 continue
-            with self._lock:
-                for entry in done:
-                    self._waiting.remove(entry)
-            for point, fn in done:
-                _call(fn, point)
+            # The first is the likeliest to come first. With many, half of the time at most is spent on looking.
+            took = time.monotonic() - began
+            waiting[0].pending.pause(_ALONE_S if len(waiting) == 1 else max(_AMONG_S, took))
 
-    @staticmethod
-    def _is_done(point: Point, timeout: float) -> bool:
+    def _settle(self, entry: Entry) -> None:
+        with self._lock:
+            if entry not in self._waiting:
+                return  # taken back meanwhile
+            del self._waiting[entry]
         try:
-            if timeout == 0:
-                return point.query()
-            point.synchronize(timeout)
-        except WaitTimeout:
-            return False
-        except IpcSyncError:
-            return True  # it can never be: `exception()` says why
-        return True
+            entry.settle(entry.error)
+        except Exception:
+            log.exception("a done callback of %r failed", entry.pending.point)
 
     def join(self, timeout: float) -> None:
         """Wait until every callback was called; the client is closed, so each of them is due."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
-
-
-def _call(fn: Callable[[Point], object], point: Point) -> None:
-    try:
-        fn(point)
-    except Exception:
-        log.exception("the done callback %r of %r failed", fn, point)

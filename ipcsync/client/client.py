@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import logging
 import os
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from threading import get_ident
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from ipcsync import _drivers
 from ipcsync._board import Board
+from ipcsync._engines import deadline_of
 from ipcsync._linux.process import pid_namespace
 from ipcsync._wire import endpoints, messages, names
 from ipcsync._wire import point as wire
@@ -24,19 +32,26 @@ from ipcsync.client.connection import Connection, context
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.lease import Lease
 from ipcsync.client.point import Point
-from ipcsync.client.rows import EventInfo, Notice, SessionInfo
+from ipcsync.client.rows import AttachmentInfo, EventInfo, Notice, SessionInfo
 from ipcsync.errors import (
     ClientClosed,
     ConnectError,
     CoordinatorLost,
+    DeviceMismatch,
+    InvalidDevice,
     IpcSyncError,
     ProtocolError,
     WaitTimeout,
 )
 from ipcsync.native import device as devices
 from ipcsync.native import fork
-from ipcsync.native.context import LEGACY, current_ordinal, ordinal_of, stream_call, uuid_of
+from ipcsync.native.context import LEGACY, count, current_ordinal, ordinal_of, uuid_of
 from ipcsync.native.stream import Stream, stream_handle
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ipcsync._engines.traced import Tracing
 
 log = logging.getLogger("ipcsync")
 
@@ -50,18 +65,39 @@ _clients: dict[bytes, list[weakref.ref[Client]]] = {}
 
 
 def connect(
-    endpoint: str | None = None, *, name: str | None = None, timeout: float = 5.0, lease_ttl: float | None = None
+    endpoint: str | None = None,
+    *,
+    name: str | None = None,
+    timeout: float = 5.0,
+    lease_ttl: float | None = None,
+    trace: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Open a session with a coordinator.
 
     `endpoint` is $IPCSYNC_ENDPOINT by default, else the coordinator's socket in the runtime directory; `name` is what
-    others see of this session; `timeout` in seconds, for a daemon that is just starting too; `lease_ttl` in seconds asks
-    for another TTL than the coordinator's, which clamps it (`client.lease_ttl` is what it granted).
+    others see of this session; `timeout` in seconds, for a daemon that is just starting too; `lease_ttl` in seconds
+    asks for another TTL than the coordinator's, which clamps it (`client.lease_ttl` is what it granted); `trace` is a
+    directory to which this process writes what it does with shared events, $IPCSYNC_TRACE by default, "" for none.
 
-    Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver.
+    Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; ValueError for
+    a timeout that is negative or NaN; OSError if nothing can be written to the trace's directory.
     """
     fork.arm()
-    return Client(endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl)
+    return Client(endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace)
+
+
+def _close_at_exit() -> None:
+    """Close what the program left open, so that work it finished stays good: an exit without a word is a death."""
+    for references in list(_clients.values()):
+        for reference in references:
+            client = reference()
+            if client is not None:
+                client.close()
+
+
+@functools.cache
+def _arm_exit() -> None:
+    atexit.register(_close_at_exit)
 
 
 def client_of(epoch: bytes) -> Client:
@@ -80,6 +116,8 @@ class Client:
     A context manager that closes it. In a forked child every call but `close` raises ForkedProcessError.
     """
 
+    _session_prefix = ""  # what begins the names of the sessions that `watch` tells of
+
     def __init__(
         self,
         endpoint: str | None = None,
@@ -87,11 +125,15 @@ class Client:
         name: str | None = None,
         timeout: float = 5.0,
         lease_ttl: float | None = None,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
+        self._tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
         self.endpoint = endpoint if endpoint is not None else endpoints.default_endpoint()
         self.name = name or ""
         self._is_closed = False
-        self._unnamed: dict[tuple[int, str], SharedEvent] = {}
+        self._ends_by_itself = False  # `close` is over, and left the rest to the heartbeat's thread
+        self._closing = threading.Lock()
+        self._unnamed: dict[tuple[int, int, int, str], SharedEvent] = {}
         self._unnamed_lock = threading.Lock()
         self._callbacks = Callbacks()
         self._connection = Connection(self.endpoint)
@@ -104,6 +146,7 @@ class Client:
         self._forget_child = fork.at_child(self._lease.drop_in_child)
         devices.collectors.append(self._attachments.collect)
         _clients.setdefault(self.epoch, []).append(weakref.ref(self))
+        _arm_exit()
 
     def _hello(self, timeout: float, lease_ttl: float | None) -> messages.Welcome:
         hello = messages.Hello(
@@ -132,20 +175,45 @@ class Client:
             board = Board.open(welcome.board)
         except OSError as error:
             raise ConnectError(
-                f"the coordinator's board {welcome.board} cannot be opened here: {error.strerror}", endpoint=self.endpoint
+                f"the coordinator's board {welcome.board} cannot be opened here: {error.strerror}",
+                endpoint=self.endpoint,
             ) from error
-        if board.epoch != welcome.epoch:
-            raise ConnectError(f"the board {welcome.board} is of another coordinator", endpoint=self.endpoint)
+        try:
+            if board.epoch != welcome.epoch:
+                raise ConnectError(f"the board {welcome.board} is of another coordinator", endpoint=self.endpoint)
+            self._begin(board, welcome, timeout)
+        except BaseException:
+            board.close()  # and with it the lifeline, so that the line can be another session's
+            raise
+
+    def _begin(self, board: Board, welcome: messages.Welcome, timeout: float) -> None:
         self.epoch = welcome.epoch
         self.lease_ttl = welcome.lease_ttl
         self.session_id = welcome.session
         self._token = welcome.token
         self._feed_endpoint = welcome.feed
-        board.hold_lifeline(board.session(welcome.line))
+        self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
+        self._hold_lifeline(board, welcome.line, timeout)
         self._lease = Lease(board, welcome, self.endpoint, self._at_beat)
-        self._attachments = Attachments(self, board, self._lease, self._send_close)
-        self._connection.request(messages.Ready(), self._token, timeout)
+        self._attachments = Attachments(self, board, self._lease, self._send_close, self._tracing)
+        try:
+            self._connection.request(messages.Ready(), self._token, timeout, self._lease.look)
+        except BaseException:
+            self._lease.stop()
+            raise
         self._lease.start()
+
+    def _hold_lifeline(self, board: Board, index: int, timeout: float) -> None:
+        """Take the lock that tells of this process's life; the line's last session gives it up after its goodbye."""
+        line = board.session(index)
+        deadline = deadline_of(timeout)
+        while not board.hold_lifeline(line):
+            if time.monotonic_ns() >= deadline:
+                raise ConnectError(
+                    f"another process still holds the lock of session line {index} of {board.path}; connect again",
+                    endpoint=self.endpoint,
+                )
+            time.sleep(0.001)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -164,11 +232,11 @@ class Client:
         self._connection.drain_late()
         self._attachments.beat()
         self._attachments.tell(0.05, wait=False)
-        if self._is_closed and not self._attachments.lingers:
+        if self._ends_by_itself and not (self._attachments.lingers and self._lease.coordinator_is_alive()):
             self._end_thread()
 
     def _send_close(self, body: messages.Close, timeout: float) -> None:
-        self._connection.request(body, self._token, timeout)
+        self._connection.request(body, self._token, timeout, self._lease.look_at_coordinator)
 
     @property
     def is_connected(self) -> bool:
@@ -195,10 +263,11 @@ class Client:
         """Open the shared event `name`, or create it if nobody has it; whoever records may come first or last.
 
         `recorder=True` makes this session the one that records. `device` is the event's own if it exists, else the
-        current one. `engine` is "event", "timeline" or "auto". `depth`, 1 to 1024, is how many records may be in flight,
-        and is the creator's. `timeout` in seconds, for the coordinator's answer.
+        current one. `engine` is "event", "timeline" or "auto". `depth`, 1 to 1024, is how many records may be in
+        flight, and is the creator's. `timeout` in seconds, for the coordinator's answer.
 
-        Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, and ProtocolError for a bad name.
+        Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for a bad name, WaitTimeout,
+        and ValueError for a depth, engine or timeout that is none.
         """
         if not isinstance(name, str):
             raise TypeError(f"an event's name is a str, but got {type(name).__name__}")
@@ -223,9 +292,16 @@ class Client:
             engine=engine,
             depth=depth,
         )
-        with self._attachments.changing:
-            reply = self._request(body, messages.Attachment, timeout, on_late=self._give_back)
-            return SharedEvent(self._attachments.add(reply, opened=True))
+        with self._attachments.changing, ExitStack() as before:
+            self._attachments.settle(timeout)
+            if recorder and name and not self._sees_all_devices:
+                # Whoever cannot use the event must learn it before it has the role: a recorder that leaves finishes it.
+                before.enter_context(self._attach_opened(msgspec.structs.replace(body, recorder=False), timeout))
+            return self._attach_opened(body, timeout)
+
+    def _attach_opened(self, body: messages.Open, timeout: float) -> SharedEvent:
+        reply = self._request(body, messages.Attachment, timeout, on_late=self._give_back)
+        return SharedEvent(self._attachments.add(reply, opened=True), is_recorder=body.recorder)
 
     def _give_back(self, late: Message) -> None:
         """An attachment whose request was given up is let go of, not leaked."""
@@ -239,14 +315,20 @@ class Client:
         """
         self._check()
         handle, ordinal = stream_handle(stream)
-        key = (_stream_id(handle, ordinal), engine)
-        event = self._unnamed.get(key)
-        if event is None:
-            with self._unnamed_lock:
-                event = self._unnamed.get(key)
-                if event is None:
-                    event = self._unnamed[key] = self._open("", True, ordinal, engine, _UNNAMED_DEPTH)
+        # An address that comes again means that its first stream is gone: the event of the one serves the other. The
+        # default streams' handles may mean another stream in each thread.
+        address = int(handle)
+        key = (address, get_ident() if address in LEGACY else 0, ordinal, engine)
+        event = self._unnamed.get(key) or self._unnamed_event(key)
         return event.record_on(handle, ordinal)
+
+    def _unnamed_event(self, key: tuple[int, int, int, str]) -> SharedEvent:
+        """The unnamed event of (stream's address, thread or 0, ordinal, engine), opened if there is none yet."""
+        with self._unnamed_lock:
+            event = self._unnamed.get(key)
+            if event is None:
+                event = self._unnamed[key] = self._open("", True, key[2], key[3], _UNNAMED_DEPTH)
+        return event
 
     def point(self, data: bytes | bytearray | memoryview) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the first sight of an event.
@@ -270,6 +352,7 @@ class Client:
             found = self._attachments.find(where)
             if found is not None:
                 return found
+            self._attachments.settle(_DEFAULT_S)
             body = messages.Attach(key.slot, key.incarnation)
             reply = self._request(body, messages.Attachment, on_late=self._give_back)
             return self._attachments.add(reply, opened=False)
@@ -277,7 +360,8 @@ class Client:
     def stream(self, name: str, *, device: Any = None, priority: int = 0) -> Stream:
         """A stream of this process, made as the specification `name` says: every worker's is equal.
 
-        The first to name it decides device (the current one by default) and priority. DeviceMismatch for another device.
+        The first to name it decides device (the current one by default) and priority. DeviceMismatch for another
+        device than that, or one that this process does not see.
         """
         if not isinstance(name, str):
             raise TypeError(f"a stream's name is a str, but got {type(name).__name__}")
@@ -289,7 +373,11 @@ class Client:
             priority=priority,
         )
         spec = self._request(body, messages.Stream)
-        return Stream(ordinal_of(spec.device), spec.priority)
+        try:
+            ordinal = ordinal_of(spec.device)
+        except InvalidDevice as error:
+            raise DeviceMismatch(f"the stream {name!r} is on a device that is not visible here: {error}") from None
+        return Stream(ordinal, spec.priority)
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
@@ -302,9 +390,17 @@ class Client:
         rows = self._request(messages.Sessions(), messages.SessionList).sessions
         return [SessionInfo(row.id, row.name, row.pid, row.events, row.connected_s, row.last_seen_s) for row in rows]
 
-    def stats(self) -> dict[str, Any]:
-        """What the coordinator counts, and under `client` what this client does."""
-        stats: dict[str, Any] = dict(self._request(messages.Stats(), messages.Counters).stats)
+    def list_attachments(self, prefix: str = "", *, limit: int = 100_000) -> list[AttachmentInfo]:
+        """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000."""
+        rows = self._request(messages.Attachments(prefix, limit), messages.AttachmentList).attachments
+        return [
+            AttachmentInfo(row.event, row.session, row.session_id, row.role, row.state, row.slot, row.incarnation)
+            for row in rows
+        ]
+
+    def stats(self, timeout: float = _DEFAULT_S) -> dict[str, Any]:
+        """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
+        stats: dict[str, Any] = dict(self._request(messages.Stats(), messages.Counters, timeout).stats)
         stats["client"] = {"messages_sent": self.messages_sent, "full_ring_waits": self._lease.full_rings}
         return stats
 
@@ -322,16 +418,22 @@ class Client:
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
         """A snapshot as notices, then every change in order; ends when nothing came for `timeout` seconds.
 
-        Sessions are told of whatever the `prefix`, which is of events' names.
+        Sessions are told of whatever the `prefix`, which is of events' names. ValueError for a timeout that is negative
+        or NaN.
         """
+        return self._notices(prefix, timeout, self._look)
+
+    def _notices(self, prefix: str, timeout: float | None, look: Callable[[], None]) -> Iterator[Notice]:
+        """`watch`, ended by what `look` raises."""
+        deadline_of(timeout)
         self._check()
         return feed.watch(
             context(),
             self._feed_endpoint,
-            prefix,
+            feed.Replay(prefix, self._session_prefix),
             timeout,
-            lambda: self._request(messages.Snapshot(prefix), messages.State),
-            self._look,
+            lambda again: self._request(messages.Snapshot(prefix, again), messages.State),
+            look,
         )
 
     def _look(self) -> None:
@@ -343,14 +445,18 @@ class Client:
     def close(self) -> None:
         """Close the session and all it has; twice does nothing, and so does a call in a forked child.
 
-        It waits up to a second for work that is still in flight, so that what was recorded stays good for those who wait.
-        What is not complete by then raises RecorderLost there.
+        It waits up to a second for work that is still in flight. What is not complete by then stays good for those who
+        wait as long as this process lives to see it complete.
         """
-        if self._is_closed or fork.is_in_bad_fork():
+        if fork.is_in_bad_fork():
             return
-        self._is_closed = True
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
         let_go = self._attachments.close_all(_CLOSE_S)
         self._callbacks.join(1.0)
+        self._lease.say_goodbye()
         if self._lease.coordinator_is_alive():
             try:
                 self._connection.request(messages.Bye(let_go=let_go), self._token, 1.0)
@@ -358,11 +464,12 @@ class Client:
                 # The session ends all the same: by its TTL, or with this process.
                 log.info("the coordinator did not take the goodbye: %s", error)
         devices.collectors.remove(self._attachments.collect)
-        _clients[self.epoch] = [ref for ref in _clients.get(self.epoch, []) if ref() not in (None, self)]
+        _clients[self.epoch] = [ref for ref in _clients.get(self.epoch, []) if ref() not in {None, self}]
         if let_go:
             self._lease.stop()
             self._end()
-        # Else the heartbeat's thread goes on until what lingers is let go of, and ends the rest then.
+        else:
+            self._ends_by_itself = True  # when what lingers is let go of
 
     def _end_thread(self) -> None:
         self._lease.stop()
@@ -373,7 +480,7 @@ class Client:
         self._forget_child()
         self._lease.board.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -388,23 +495,26 @@ class Client:
 
 def _expect(reply: Message, kind: type[_M]) -> _M:
     if not isinstance(reply, kind):
-        raise ProtocolError(f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply")
+        raise ProtocolError(
+            f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply"
+        )
     return reply
+
+
+def _tracing(directory: str | os.PathLike[str], name: str) -> Tracing | None:
+    """What the engines of a client named `name` write to, None without a directory."""
+    if not os.fspath(directory):
+        return None
+    from ipcsync._engines.traced import Tracing
+    from ipcsync._trace.writer import prepare
+
+    return Tracing(prepare(directory), name)
 
 
 def _check_name(name: str) -> None:
     reason = names.why_not(name)
     if reason:
         raise ProtocolError(f"the name {name!r:.80} {reason}", code="name")
-
-
-def _stream_id(handle: Any, ordinal: int) -> int:
-    if int(handle) not in LEGACY:
-        result = _drivers.load().cuStreamGetId(handle)
-        if result[0] is _drivers.SUCCESS:
-            return int(result[1])
-    result = stream_call(handle, ordinal, _drivers.load().cuStreamGetId, handle)
-    return int(_drivers.check(result, "cuStreamGetId"))
 
 
 def _shm_identity() -> str:
@@ -414,5 +524,14 @@ def _shm_identity() -> str:
 
 def _event_info(row: messages.EventRow) -> EventInfo:
     return EventInfo(
-        row.name, row.device, row.engine, row.state, row.generation, row.completed, row.attached, row.recorder
+        row.name,
+        row.device,
+        row.engine,
+        row.state,
+        row.generation,
+        row.completed,
+        row.attached,
+        row.recorder,
+        row.slot,
+        row.incarnation,
     )

@@ -21,6 +21,7 @@ from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
 
 _RETRY_NS = 1_000_000_000
 _SLICE_NS = 50_000_000
+_LONGEST_S = 1e9
 
 _context_lock = threading.Lock()
 _context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -78,11 +79,14 @@ class Connection:
     ) -> Message:
         """Send a request and return its reply's body; the error that it carries is raised.
 
-        `look` is called in every slice of the wait and may raise. WaitTimeout after `timeout` seconds; a reply that comes
-        later is handed to `on_late`.
+        `look` is called in every slice of the wait and may raise. WaitTimeout after `timeout` seconds; a reply that
+        comes later is handed to `on_late`. ValueError for a timeout that is negative or NaN.
         """
+        if not timeout >= 0:
+            raise ValueError(f"timeout is a number of seconds from 0 up, not {timeout!r}")
+        timeout = min(timeout, _LONGEST_S)
         deadline = time.monotonic_ns() + int(timeout * 1e9)
-        if not self._lock.acquire(timeout=max(timeout, 0)):
+        if not self._lock.acquire(timeout=timeout):
             raise WaitTimeout(f"another request kept the connection for {timeout} s", timeout=timeout)
         try:
             reply = self._exchange(body, token, deadline, look, on_late)

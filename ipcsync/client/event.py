@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipcsync.client.attachments import Attached
 from ipcsync.client.point import Point
+from ipcsync.errors import EventClosed, NotRecorder
+from ipcsync.native import fork
 from ipcsync.native.device import Device
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class SharedEvent:
@@ -17,9 +22,10 @@ class SharedEvent:
     manager that closes it.
     """
 
-    def __init__(self, attached: Attached) -> None:
+    def __init__(self, attached: Attached, *, is_recorder: bool) -> None:
         self._attached = attached
         self._engine = attached.engine
+        self._is_recorder = is_recorder
         self._is_open = True
 
     @property
@@ -34,7 +40,7 @@ class SharedEvent:
 
     @property
     def engine(self) -> str:
-        """"event" or "timeline"; the same for every session."""
+        """Either "event" or "timeline"; the same for every session."""
         return self._engine.kind
 
     @property
@@ -55,27 +61,34 @@ class SharedEvent:
     @property
     def generation(self) -> int:
         """The last generation recorded, 0 for none."""
-        return self._engine.generation
+        fork.check()
+        generation = self._engine.generation
+        self._check()  # after the look: what was read is this event's
+        return generation
 
     @property
     def completed(self) -> int:
         """Every generation up to this one is known complete; never more than `generation`."""
-        return self._engine.completed
+        self._check()
+        completed = self._engine.completed
+        self._check()  # after the look too: what was read is this event's
+        return completed
 
     @property
     def state(self) -> str:
-        """"open", "broken" (the recorder died) or "closed"."""
+        """One of "open", "broken" (the recorder died) and "closed"."""
+        fork.check()
         return self._engine.state if self._is_open else "closed"
 
     def record(self, stream: Any = None, *, timeout: float | None = None) -> Point:
         """Record the next generation after all work submitted to `stream` so far; the point that stands for it.
 
         If `depth` records are in flight, it first blocks until the oldest is complete, at most `timeout` seconds
-        (WaitTimeout names the oldest). Raises NotRecorder without the role, DeviceMismatch for a stream of another device,
-        StreamCapturing, EventClosed, and what every use may raise.
+        (WaitTimeout names the oldest). Raises NotRecorder if it was not opened with `recorder=True`, DeviceMismatch for
+        a stream of another device, StreamCapturing, EventClosed, and what every use may raise.
         """
-        if not self._is_open:
-            self._check()
+        if not (self._is_open and self._is_recorder):
+            self._refuse_record()
         return Point(self._attached, self._engine.record(stream, timeout))
 
     def record_on(self, handle: Any, ordinal: int) -> Point:
@@ -94,16 +107,17 @@ class SharedEvent:
     @property
     def latest(self) -> Point | None:
         """The point of the last record, None if there is none yet."""
-        self._check()
-        generation = self._engine.generation
+        generation = self.generation
         return self._point(generation) if generation else None
 
     def _check(self) -> None:
         self._engine.check()
         if not self._is_open:
-            from ipcsync.errors import EventClosed
-
             raise EventClosed(f"this object of the event {self.name!r} was closed")
+
+    def _refuse_record(self) -> None:
+        self._check()
+        raise NotRecorder(f"this object of {self.name!r} was not opened with recorder=True")
 
     def _point(self, generation: int) -> Point:
         return Point(self._attached, generation)
@@ -114,13 +128,11 @@ class SharedEvent:
         A recorder's close finishes the event: its name is free, and what was not recorded raises RecorderLost. Twice is
         nothing, and so is a call in a forked child.
         """
-        from ipcsync.native import fork
-
         if self._is_open and not fork.is_in_bad_fork():
             self._is_open = False
             self._attached.client._attachments.close_one((self._engine.slot, self._engine.incarnation))
 
-    def __enter__(self) -> SharedEvent:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -129,5 +141,6 @@ class SharedEvent:
         self.close()
 
     def __repr__(self) -> str:
-        engine = self._engine
-        return f"<ipcsync.SharedEvent {self.name!r} {engine.kind} {self.state} generation={engine.generation}>"
+        if not self._is_open or fork.is_in_bad_fork():
+            return f"<ipcsync.SharedEvent {self.name!r} {self.engine} closed>"
+        return f"<ipcsync.SharedEvent {self.name!r} {self.engine} {self.state} generation={self._engine.generation}>"

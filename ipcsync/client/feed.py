@@ -1,13 +1,15 @@
 """The feed's subscriber: a snapshot, then every change in order, across gaps and slow readers.
 
 It subscribes, waits for the publisher's welcome message, then asks for a snapshot with its number, drops what is older,
-and asks again whenever a number is missing. Asking right after subscribing would miss changes.
+and asks again whenever a number is missing. Asking right after subscribing would miss changes. Of what came and went
+within a gap nothing is told: a snapshot leads from the state before to the state after.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import zmq
 
@@ -15,16 +17,21 @@ from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement, EventRow, SessionRow, State
 from ipcsync.client.rows import Notice
 from ipcsync.errors import WaitTimeout
+from ipcsync.native import fork
 
 _WELCOME = b"ipcsync-feed"
 _SLICE_MS = 50
 
 
 class Replay:
-    """The state that snapshot and changes make, and the notices that follow; no socket in here."""
+    """The state that snapshot and changes make, and the notices that follow; no socket in here.
 
-    def __init__(self, prefix: str) -> None:
+    It knows the events whose names begin with `prefix`, and the sessions whose names begin with `sessions`.
+    """
+
+    def __init__(self, prefix: str = "", sessions: str = "") -> None:
         self._prefix = prefix
+        self._session_prefix = sessions
         self._events: dict[tuple[int, int], Notice] = {}
         self._sessions: dict[str, Notice] = {}
         self.number = -1
@@ -51,41 +58,39 @@ class Replay:
             announcement.session,
         )
         if announcement.kind == "session_opened":
-            self._sessions[announcement.session] = notice
-        elif announcement.kind == "session_closed":
-            if self._sessions.pop(announcement.session, None) is None:
+            if not notice.name.startswith(self._session_prefix):
                 return []
-        else:
-            return self._event_change(notice, (announcement.slot, announcement.incarnation))
-        return [notice]
+            self._sessions[notice.session] = notice
+            return [notice]
+        if announcement.kind == "session_closed":
+            return [] if self._sessions.pop(notice.session, None) is None else [notice]
+        return self._event_change(notice, (announcement.slot, announcement.incarnation))
 
     def _event_change(self, notice: Notice, key: tuple[int, int]) -> list[Notice]:
-        if not notice.name.startswith(self._prefix):
-            return []
         if notice.kind == "opened":
-            self._events[key] = notice
-        elif notice.kind == "closed" or key in self._events:
-            # A closed event whose recorder then dies is told as broken too; it is over already.
-            if self._events.pop(key, None) is None:
+            if not notice.name.startswith(self._prefix):
                 return []
-        else:
-            return []
-        return [notice]
+            self._events[key] = notice
+            return [notice]
+        # A closed event whose recorder then dies is announced as broken too: it is over already.
+        gone = self._events.pop(key, None)
+        return [] if gone is None else [replace(gone, kind=notice.kind, number=notice.number)]
 
     def resync(self, state: State) -> list[Notice]:
         """The notices that lead from what is known to a snapshot."""
         notices = []
-        events = {(row.slot, row.incarnation): row for row in state.events if row.state == "open"}
-        sessions = {row.id: row for row in state.sessions}
+        rows = {(row.slot, row.incarnation): row for row in state.events if row.name.startswith(self._prefix)}
+        events = {key: row for key, row in rows.items() if row.state == "open"}
+        sessions = {row.id: row for row in state.sessions if row.name.startswith(self._session_prefix)}
         for key in [key for key in self._events if key not in events]:
             gone = self._events.pop(key)
-            now = next((row for row in state.events if (row.slot, row.incarnation) == key), None)
-            kind = "broken" if now is not None and now.state == "broken" else "closed"
-            notices.append(Notice(kind, gone.name, state.number, gone.device, gone.engine))
+            # Of one whose slot is free already, nobody knows any more which of the two it was.
+            kind = "broken" if key in rows and rows[key].state == "broken" else "closed"
+            notices.append(replace(gone, kind=kind, number=state.number))
         for session in [session for session in self._sessions if session not in sessions]:
             gone = self._sessions.pop(session)
-            notices.append(Notice("session_closed", gone.name, state.number, session=session))
-        notices += [self._new_session(row, state.number) for row in state.sessions if row.id not in self._sessions]
+            notices.append(replace(gone, kind="session_closed", number=state.number))
+        notices += [self._new_session(row, state.number) for key, row in sessions.items() if key not in self._sessions]
         notices += [self._new_event(key, row, state.number) for key, row in events.items() if key not in self._events]
         self.number = state.number
         return notices
@@ -104,27 +109,33 @@ class Replay:
 def watch(
     context: zmq.Context[zmq.Socket[bytes]],
     endpoint: str,
-    prefix: str,
+    replay: Replay,
     timeout: float | None,
-    snapshot: Callable[[], State],
+    snapshot: Callable[[bool], State],
     look: Callable[[], None],
 ) -> Iterator[Notice]:
-    """The notices, from a subscription of its own; ends when none came for `timeout` seconds."""
+    """The notices, from a subscription of its own; ends when none came for `timeout` seconds.
+
+    `snapshot` is told whether it is asked again, because of a gap.
+
+    `look` is called at least every 50 ms, and after each announcement: that counts only if its coordinator is found
+    alive afterwards, since a new one in its place begins to count anew. What `look` raises ends the subscription.
+    """
+    fork.check()
     socket = context.socket(zmq.SUB)
     socket.linger = 0
     try:
         socket.connect(endpoint)
         socket.subscribe(b"")
         _await_welcome(socket, 5.0 if timeout is None else max(timeout, 1.0), look)
-        replay = Replay(prefix)
-        yield from replay.resync(snapshot())
+        yield from replay.resync(snapshot(False))
         last = time.monotonic()
         while timeout is None or time.monotonic() - last < timeout:
             frame = _receive(socket, timeout if timeout is None else last + timeout - time.monotonic(), look)
             if frame is None or frame == _WELCOME:
                 continue  # a welcome in the middle: the publisher's socket was joined anew
             announcement = codec.decode_announcement(frame)
-            notices = replay.resync(snapshot()) if replay.is_behind(announcement) else replay.apply(announcement)
+            notices = replay.resync(snapshot(True)) if replay.is_behind(announcement) else replay.apply(announcement)
             for notice in notices:
                 yield notice
                 last = time.monotonic()
@@ -133,11 +144,11 @@ def watch(
 
 
 def _receive(socket: zmq.Socket[bytes], timeout: float | None, look: Callable[[], None]) -> bytes | None:
-    slice_ms = _SLICE_MS if timeout is None else min(_SLICE_MS, max(1, int(timeout * 1000)))
-    if not socket.poll(slice_ms):
-        look()
-        return None
-    return bytes(socket.recv(zmq.NOBLOCK))
+    fork.check()  # before the socket is touched
+    slice_ms = _SLICE_MS if timeout is None else max(1, int(1000 * min(timeout, _SLICE_MS / 1000)))
+    frame = bytes(socket.recv(zmq.NOBLOCK)) if socket.poll(slice_ms) else None
+    look()
+    return frame
 
 
 def _await_welcome(socket: zmq.Socket[bytes], seconds: float, look: Callable[[], None]) -> None:

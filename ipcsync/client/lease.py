@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic_ns
 
-from ipcsync._board import EXPIRED, LIVE, RUNNING, Board
+from ipcsync._board import LIVE, RUNNING, Board
 from ipcsync._board.layout import H_EPOCH, H_MAGIC, H_STATE, MAGIC
 from ipcsync._linux.process import PidFd, Process, pid_namespace
 from ipcsync._wire.messages import Welcome
@@ -24,8 +24,8 @@ _LIFELINE_S = 0.25
 class Lease:
     """One session, from Welcome to goodbye. It is what the engines ask whether they may go on.
 
-    The client judges its lease by its own monotonic clock: when its heartbeat did not run for a TTL, the session counts as
-    expired here too, whatever the board says, and is never revived.
+    The client judges its lease by its own monotonic clock: when its heartbeat did not run for a TTL, the session counts
+    as expired here too, whatever the board says, and is never revived.
     """
 
     def __init__(self, board: Board, welcome: Welcome, endpoint: str, at_beat: Callable[[], None]) -> None:
@@ -39,6 +39,7 @@ class Lease:
         self._beat_s = welcome.heartbeat
         self._problem: tuple[type[IpcSyncError], str] | None = None
         self._closed = False
+        self._is_over = False
         self._coordinator, self._pidfd = self._watch_coordinator()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._words = board.words
@@ -93,14 +94,25 @@ class Lease:
         fork.check()
         if self._problem is not None:
             self._raise()
-        self._judge()
+        if not self._is_over:
+            self._judge()
 
     def look(self) -> None:
         """`check`, and ask whether the coordinator's process lives."""
         self.check()
-        if not self.coordinator_is_alive():
+        if not self.coordinator_is_alive() and not self._is_over:
             self._lose(CoordinatorLost, "the coordinator died")
             self._raise()
+
+    def look_at_coordinator(self) -> None:
+        """Raise CoordinatorLost if it died or stopped, whatever became of the lease."""
+        self.board.check()
+        if not self.coordinator_is_alive():
+            raise CoordinatorLost("the coordinator died")
+
+    def say_goodbye(self) -> None:
+        """The client is closed by its user: nothing of the lease is judged any more, only what was wrong before."""
+        self._is_over = True
 
     def coordinator_is_alive(self) -> bool:
         """Whether the coordinator's process lives, by the kernel's word."""
@@ -119,11 +131,11 @@ class Lease:
     def _raise(self) -> None:
         assert self._problem is not None
         kind, why = self._problem
-        raise kind(why)
+        raise ProtocolError(why, code="board") if kind is ProtocolError else kind(why)
 
     def _judge(self) -> None:
         """Something about the lease is wrong: say what, for good."""
-        if self._closed:
+        if self._is_over:
             return
         try:
             self.board.check()
@@ -153,7 +165,8 @@ class Lease:
                 return
             if self._pidfd is not None and any(fd == self._pidfd.fileno() for fd, _ in events):
                 poll.unregister(self._pidfd.fileno())
-                self._lose(CoordinatorLost, "the coordinator died")
+                if not self._is_over:
+                    self._lose(CoordinatorLost, "the coordinator died")
             self._drain_wake()
             try:
                 self._beat()
@@ -170,8 +183,8 @@ class Lease:
 
     def _beat(self) -> None:
         now = monotonic_ns()
-        if self._problem is None:
-            if now - self._last_ns > self._ttl_ns or self._line.state == EXPIRED:
+        if self._problem is None and not self._is_over:
+            if now - self._last_ns > self._ttl_ns or not self._has_line():
                 self._judge()
             if self._pidfd is None and not self.coordinator_is_alive():
                 self._lose(CoordinatorLost, "the coordinator died")
@@ -181,6 +194,9 @@ class Lease:
             self._good_until = now + self._ttl_ns
             self._line.heartbeat = now
         self._at_beat()
+
+    def _has_line(self) -> bool:
+        return self._line.state == LIVE and self._line.serial == self._serial
 
     def wake(self) -> None:
         """Have the thread run a beat now."""
@@ -199,10 +215,7 @@ class Lease:
         os.close(self._wake_write)
         if self._pidfd is not None:
             self._pidfd.close()
-        if self._coordinator is not None:
-            self._coordinator.close()
 
     def drop_in_child(self) -> None:
         """In a forked child: give up the lifeline's descriptor, and nothing else."""
         self.board.drop_descriptor()
-

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
+from ipcsync.client.callbacks import Pending
 from ipcsync.errors import IpcSyncError
+from ipcsync.native import fork
 
 if TYPE_CHECKING:
     from ipcsync.client.attachments import Attached
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Point:
-    """A record of a shared event, or one that is still to come. Immutable and hashable; equal points are the same record.
+    """A record of a shared event, or one to come. Immutable and hashable; equal points are the same record.
 
     `bytes(point)` is 48 bytes for one's own message; `client.point(data)` makes it a point again, in any process that
     has a client of the same coordinator. It pickles too: an unpickled point belongs to the process's client of that
@@ -66,9 +68,11 @@ class Point:
     @property
     def is_recorded(self) -> bool:
         """Whether the record was made. That it is complete, `query` tells."""
+        fork.check()
         engine = self._bound().engine
-        engine.check()
-        return engine.generation >= self._generation
+        is_recorded = engine.generation >= self._generation
+        engine.check()  # after the look, which it vouches for
+        return is_recorded
 
     def wait(self, stream: Any = None, *, timeout: float | None = None, ahead: bool = False) -> None:
         """Have all work submitted to `stream` from now on wait for this point, without waiting for it on the host.
@@ -78,8 +82,9 @@ class Point:
         queued wait that is never signalled holds its stream, and whatever shares a hardware queue with it, until the
         recorder records, closes or dies.
 
-        Raises RecorderLost if the record will never come or never counts, WaitTimeout, StreamCapturing for a stream that
-        is being captured, EngineMismatch for `ahead` on the `event` engine, TypeError for what is no stream.
+        Raises RecorderLost if the record will never come or never counts, WaitTimeout, StreamCapturing for a stream
+        that is being captured, EngineMismatch for `ahead` on the `event` engine, TypeError for what is no stream,
+        ValueError for a timeout that is negative or NaN.
         """
         attached = self._attached
         if attached is None:
@@ -109,17 +114,20 @@ class Point:
             raise TypeError(f"a callback is callable, but got {type(fn).__name__}")
         attached = self._bound()
         attached.engine.check()
-        attached.client._callbacks.add(self, fn)
+        attached.client._callbacks.add(Pending(self), lambda _: fn(self))
 
     def exception(self) -> IpcSyncError | None:
         """Why the point can never be complete; None if it is, or still can be."""
+        fork.check()
         try:
-            self.query()
+            if not self.query():
+                self._bound().engine.look(self._generation)  # the recorder may have died this moment
         except IpcSyncError as error:
             return error
         return None
 
     def __bytes__(self) -> bytes:
+        fork.check()
         return wire.pack(self._key)
 
     def __eq__(self, other: object) -> bool:
@@ -134,7 +142,7 @@ class Point:
         return f"<ipcsync.Point {name or f'slot {key.slot}'} generation={key.generation}>"
 
     def __reduce__(self) -> tuple[Any, tuple[bytes]]:
-        return _unpickle, (wire.pack(self._key),)
+        return _unpickle, (bytes(self),)
 
 
 def _unpickle(data: bytes) -> Point:

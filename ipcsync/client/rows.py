@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EventInfo:
-    """One shared event. `device` is a UUID, `attached` a count, `recorder` a session's name or id, empty for none."""
+    """One shared event. `device` is a UUID, `attached` a count, `recorder` a session's name or id, empty for none.
+
+    `slot` and `incarnation` tell events apart that have no name, or the same one after another.
+    """
 
     name: str
     device: str
@@ -17,11 +20,31 @@ class EventInfo:
     completed: int
     attached: int
     recorder: str
+    slot: int = 0
+    incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class AttachmentInfo:
+    """One session's use of one shared event.
+
+    `event` is its name, empty for an unnamed one, `session` a name or else the id, `session_id` public. `role` is
+    "records" or "waits"; `state` "active", or "lingering" once it closed the event but may still touch it. `slot` and
+    `incarnation` are the event's, as in `EventInfo`.
+    """
+
+    event: str
+    session: str
+    session_id: str
+    role: str
+    state: str
+    slot: int
+    incarnation: int
 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """One session. `id` is public, not its token; `pid` as the coordinator sees it, 0 if it cannot; times in seconds."""
+    """One session. `id` is public, not its token; `pid` as the coordinator sees it (0: it cannot); times in seconds."""
 
     id: str
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from cuda.bindings.driver import CUipcEventHandle
@@ -14,6 +15,11 @@ from ipcsync._wire.messages import Means
 from ipcsync.errors import DriverError, HandleError
 from ipcsync.native.capture import Relaxed
 from ipcsync.native.context import OnDevice
+
+_PASS_S = 1.0
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
 
 def of_engines(means: Means, ordinal: int, board: Board) -> dict[str, dict[str, Any]]:
@@ -39,9 +45,28 @@ def _why_not_event(handle: bytes, ordinal: int) -> str:
 
 
 def _why_not_timeline(board: Board, ordinal: int) -> str:
-    with OnDevice(ordinal):
+    with OnDevice(ordinal), Relaxed():
         try:
             register_page(board.page_of_slots)
+            pointer = register_page(board.address) + board.probe_offset
         except DriverError as error:
             return f"the board's page cannot be registered here: {error}"
-    return ""
+        try:
+            passed = _wait_passes(pointer, board.probe)
+        except DriverError as error:
+            return f"a stream cannot wait for a word of the board here: {error}"
+    return "" if passed else f"a stream's wait for what a word of the board holds did not pass within {_PASS_S} s"
+
+
+def _wait_passes(pointer: int, value: int) -> bool:
+    """Whether a stream passes a wait for a word that holds `value` already."""
+    driver = _drivers.load()
+    stream = check(driver.cuStreamCreate(_NON_BLOCKING), "cuStreamCreate")
+    event = check(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+    try:
+        check(driver.cuStreamWaitValue64(stream, pointer, value, _GEQ), "cuStreamWaitValue64")
+        check(driver.cuEventRecord(event, stream), "cuEventRecord")
+        return _drivers.wait_event(event, time.monotonic_ns() + int(_PASS_S * 1e9))
+    finally:
+        check(driver.cuEventDestroy(event), "cuEventDestroy")
+        check(driver.cuStreamDestroy(stream), "cuStreamDestroy")

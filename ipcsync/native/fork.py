@@ -45,7 +45,7 @@ def arm() -> None:
 
 
 def mark() -> memoryview:
-    """The mark itself, armed: its one byte is 0 in a child forked after this. For hot paths that look at it themselves."""
+    """The mark itself, armed: its one byte is 0 in a child forked after this. For hot paths that look themselves."""
     arm()
     assert _mark is not None
     return _mark.byte

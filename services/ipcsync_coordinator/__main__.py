@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ipcsync_coordinator import config
-from ipcsync_coordinator.logs import configure
+from ipcsync_coordinator.logs import configure, fields
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -53,7 +53,7 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, *
         settings = config.load(flags, config_file)
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None
-    configure(settings)
+    configure(settings.log_level, as_json=settings.log_json)
     sys.exit(asyncio.run(_serve(settings, ready_fd, exit_with)))
 
 
@@ -66,13 +66,14 @@ async def _serve(settings: config.Settings, ready_fd: int | None, exit_with: str
     try:
         directory = RuntimeDir(settings.runtime_dir)
     except RuntimeDirError as error:
-        log.error("cannot start: %s", error)
+        log.error("cannot start", extra=fields(why=error))
         return 1
     try:
         server = Server(settings, directory)
     except Exception as error:
         directory.close()
-        log.error("cannot start: %s: %s", type(error).__name__, error, exc_info=not isinstance(error, RuntimeError))
+        why = f"{type(error).__name__}: {error}"
+        log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(error, RuntimeError))
         return 1
     try:
         if exit_with is not None:
@@ -81,9 +82,15 @@ async def _serve(settings: config.Settings, ready_fd: int | None, exit_with: str
         from ipcsync import _drivers
 
         log.info(
-            "ready endpoint=%s driver=%s devices=%d pool=%d epoch=%s start_s=%.3f",
-            directory.endpoint, _drivers.name(), len(server.effects.pool.devices), settings.pool,
-            server.epoch.hex()[:8], time.monotonic() - began,
+            "ready",
+            extra=fields(
+                endpoint=directory.endpoint,
+                driver=_drivers.name(),
+                devices=len(server.effects.pool.devices),
+                pool=settings.pool,
+                epoch=server.epoch.hex()[:8],
+                start_s=round(time.monotonic() - began, 3),
+            ),
         )
         if ready_fd is not None:
             os.write(ready_fd, f"{directory.endpoint}\n".encode())
@@ -95,7 +102,7 @@ async def _serve(settings: config.Settings, ready_fd: int | None, exit_with: str
     return server.status
 
 
-main = _options(main)  # type: ignore[assignment] # a command stays a command
+main = _options(main)
 
 if __name__ == "__main__":
     main(prog_name="ipcsync coordinator")

@@ -42,10 +42,11 @@ class Settings:
     max_streams: int = _setting(1024, "the most named streams")
     max_name: int = _setting(255, "the longest name, in bytes of UTF-8")
     max_frame: int = _setting(codec.MAX_FRAME, "the largest frame that a client may send")
-    max_frames: int = _setting(2, "the most frames of one message, the routing id not counted")
+    max_frames: int = _setting(1, "the most frames of one message; only the first is read")
+    max_nesting: int = _setting(codec.MAX_NESTING, "how deep the arrays and maps of a request may be nested")
     reply_queue: int = _setting(512, "replies queued for a client that does not read; beyond it they are dropped")
-    feed_queue: int = _setting(10_000, "announcements queued for a subscriber that does not read")
-    remembered_requests: int = _setting(128, "replies kept for each session, so that a retry is not done twice")
+    feed_queue: int = _setting(1000, "announcements queued for a subscriber that does not read")
+    remembered_requests: int = _setting(16, "replies kept for each session, so that a retry is not done twice")
     handshake_s: float = _setting(5.0, "a connection that says nothing is closed after this long")
     exit_when_idle: float = _setting(0.0, "end after this long without a session; 0: never")
     log_level: str = _setting("info", "debug, info, warning or error")
@@ -68,10 +69,10 @@ class Settings:
         """The ordinals to serve, None for all."""
         if not self.devices.strip():
             return None
-        try:
-            return [int(part) for part in self.devices.split(",")]
-        except ValueError:
-            raise ConfigError(f"devices must be ordinals such as 0,1, not {self.devices!r}") from None
+        parts = [part.strip() for part in self.devices.split(",")]
+        if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+            raise ConfigError(f"devices must be ordinals such as 0,1, not {self.devices!r}")
+        return [int(part) for part in parts]
 
 
 _BOUNDS: list[tuple[str, float, float]] = [
@@ -83,6 +84,7 @@ _BOUNDS: list[tuple[str, float, float]] = [
     ("max_name", 1, 255),
     ("max_frame", 1024, 16 << 20),
     ("max_frames", 1, 16),
+    ("max_nesting", 2, 256),
     ("reply_queue", 1, 1_000_000),
     ("feed_queue", 1, 10_000_000),
     ("remembered_requests", 1, 100_000),
@@ -113,8 +115,8 @@ def _from_file(path: str) -> dict[str, Any]:
             table = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None
     values = {}
     for key, value in table.items():
         name = key.replace("-", "_")
@@ -125,16 +127,16 @@ def _from_file(path: str) -> dict[str, Any]:
 
 
 def _parse(name: str, value: Any, where: str) -> Any:
-    kind = type(FIELDS[name].default)
+    kind: type = type(FIELDS[name].default)
     try:
         if kind is bool:
             return _parse_bool(value)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError
-        if kind is int and isinstance(value, float):
+        if kind is not float and isinstance(value, float):
             raise ValueError
         return kind(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ConfigError(f"{where}: {name} must be {_KINDS[kind]}, not {value!r}") from None
 
 

@@ -5,11 +5,13 @@ state on the board, then the waiters woken, then the announcement.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 
-from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
+from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
 from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.logs import fields
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.registry import Change, Session, Slot
 from ipcsync_coordinator.release import Releaser
@@ -27,6 +29,7 @@ class Effects:
         self._board = board
         self._on_forget = on_forget
         self._lines: dict[int, SlotLine] = {}
+        self._quarantined_ns: dict[int, int] = {}  # since when, by slot
 
     def line(self, slot: Slot) -> SlotLine:
         """The slot's line on the board."""
@@ -36,15 +39,22 @@ class Effects:
         return found
 
     def carry_out(self, changes: Iterable[Change]) -> None:
-        """Carry out changes in order."""
+        """Carry out changes in order. One that fails (in the driver) is logged, and keeps none of the others back."""
         for change in changes:
-            if change.slot is not None:
-                getattr(self, f"_{change.kind}")(change.slot)
-            if change.session is not None:
-                getattr(self, f"_{change.kind}")(change.session)
+            self._carry_out_one(change)
+
+    def _carry_out_one(self, change: Change) -> None:
+        try:
+            getattr(self, f"_{change.kind}")(change.slot or change.session)
+        except Exception:
+            log.exception("change not carried out to its end", extra=fields(kind=change.kind))
 
     def why_not_event(self, device: str) -> str:
-        """Why no event handle can be made on `device`, empty if one can; tried for real."""
+        """Why no event handle can be made on `device`, empty if one can; tried for real.
+
+        DeviceMismatch for one that is not served here.
+        """
+        self.pool.enter(device)
         try:
             self.pool.probe_handle(device)
         except IpcSyncError as error:
@@ -61,6 +71,8 @@ class Effects:
         line = self.line(slot)
         slot.base = line.recorded
         line.open(slot.incarnation)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("event opened", extra=fields(name=slot.name, slot=slot.index, engine=slot.engine))
         self.feed.announce(
             "opened",
             name=slot.name,
@@ -77,17 +89,33 @@ class Effects:
 
     def _closed(self, slot: Slot) -> None:
         self.line(slot).finish(CLOSED)
+        self._quarantine(slot)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("event closed", extra=fields(name=slot.name, slot=slot.index))
         self._announce("closed", slot)
 
     def _broken(self, slot: Slot) -> None:
         line = self.line(slot)
         completed = line.completed
-        # A released word says nothing; what was complete before it was released stands in the watermark already.
-        line.break_at(line.watermark if completed == INT64_MAX else max(completed, slot.base))
+        # A released word says nothing; what was complete before it was released stands in the watermark already. And
+        # what was not published was not recorded, though a GPU wrote its word.
+        line.break_at(line.watermark if completed == INT64_MAX else min(max(completed, slot.base), line.recorded))
         if slot.engine == "timeline":
             self.releaser.hold(line)
         self._announce("broken", slot)
-        log.warning("event broken name=%s slot=%d recorder=%s", slot.name, slot.index, slot.recorder and slot.recorder.id)
+        self._quarantine(slot)
+        recorder = slot.recorder
+        log.warning(
+            "event broken",
+            extra=fields(
+                name=slot.name,
+                slot=slot.index,
+                recorder=recorder.name if recorder is not None else "",
+                session=recorder.id if recorder is not None else "",
+                generation=line.recorded - slot.base,
+                good_to=max(line.watermark - slot.base, 0),
+            ),
+        )
 
     def _drained(self, slot: Slot) -> None:
         if slot.engine == "timeline":
@@ -97,15 +125,25 @@ class Effects:
 
     def _freed(self, slot: Slot) -> None:
         line = self.line(slot)
-        was_drained = slot.engine == "timeline" or line.completed >= line.recorded
-        if slot.engine == "timeline":
-            self.releaser.let_go(line)
+        # A recorder that died between its driver's call and publishing left a record that the board does not know.
+        was_drained = line.state != BROKEN and line.completed >= line.recorded
+        # On either engine: the next use begins where `recorded` stands, and has to find all before it complete.
+        self.releaser.let_go(line)
         line.finish(FREE)
         if was_drained:
             self.pool.give_back(slot.device, slot.ring)
         else:
             self.pool.destroy(slot.device, slot.ring)
         slot.ring = []
+        self._quarantined_ns.pop(slot.index, None)
+
+    def _quarantine(self, slot: Slot) -> None:
+        self._quarantined_ns.setdefault(slot.index, time.monotonic_ns())
+
+    def quarantine_oldest_s(self) -> float:
+        """How long the slot that has waited longest has been in quarantine, in seconds; 0 if there is none."""
+        oldest = min(self._quarantined_ns.values(), default=0)
+        return (time.monotonic_ns() - oldest) / 1e9 if oldest else 0.0
 
     def _announce(self, kind: str, slot: Slot) -> None:
         self.feed.announce(kind, name=slot.name, slot=slot.index, incarnation=slot.incarnation)

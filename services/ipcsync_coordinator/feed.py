@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import zmq
 
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement
 
 WELCOME = b"ipcsync-feed"
+MAX_SUBSCRIPTION = 512  # bytes of what a subscriber may send; ZeroMQ's own greeting needs some 300
+_BUDGET = 256
 
 
 class Feed:
@@ -31,8 +35,6 @@ class Feed:
 
     def drain(self) -> None:
         """Read subscriptions: unless they are read, no welcome message is sent."""
-        while True:
-            try:
+        with contextlib.suppress(zmq.Again):  # there are no more
+            for _ in range(_BUDGET):  # what is left waits for the next tick: nobody keeps the loop to himself
                 self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return

@@ -17,15 +17,25 @@ from ipcsync._board import Board
 from ipcsync._linux.process import pid_namespace
 from ipcsync._wire import codec, messages
 from ipcsync._wire.codec import Request
-from ipcsync.errors import ConnectError, EngineMismatch, IpcSyncError, ProtocolError, SessionExpired
+from ipcsync.errors import (
+    ConnectError,
+    EngineMismatch,
+    IpcSyncError,
+    ProtocolError,
+    QuotaExceeded,
+    SessionExpired,
+)
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.effects import Effects
+from ipcsync_coordinator.figures import Figures, attachments
 from ipcsync_coordinator.liveness import Watch
+from ipcsync_coordinator.logs import fields
 from ipcsync_coordinator.registry import Registry, Session, Slot
 
 log = logging.getLogger("ipcsync.coordinator")
 
 _CHANGING = ("open", "attach", "close", "stream", "bye")
+_UNLIMITED = 1 << 30
 
 
 @dataclass(eq=False)
@@ -37,6 +47,7 @@ class Lease:
     nonce: bytes
     ttl_ns: int
     opened_ns: int
+    beat_ns: int  # the latest heartbeat seen
     watch: Watch
     hello: messages.Hello
     why_not_event: str = ""
@@ -65,6 +76,7 @@ class Handlers:
         driver: str,
         feed_endpoint: str,
         on_confirm: Callable[[Lease, Sender], None],
+        room: Callable[[], int] = lambda: _UNLIMITED,
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -73,15 +85,19 @@ class Handlers:
         self._driver = driver
         self._feed_endpoint = feed_endpoint
         self._on_confirm = on_confirm
+        self._room = room  # how many sessions the file descriptors allow
         self._namespace = pid_namespace()
         self._shm = shm_identity()
         self._started = time.monotonic()
         self.leases: dict[bytes, Lease] = {}
         self.by_serial: dict[int, Lease] = {}
         self._nonces: dict[bytes, Lease] = {}
+        self._last_words: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()  # of sessions gone, for their retry
         self.requests: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self.deaths: Counter[str] = Counter({"pidfd": 0, "ttl": 0})
+        self.resyncs = 0
+        self.figures = Figures()
         self._table: dict[str, Callable[[Lease, Any], messages.Message]] = {
             "ready": self._ready,
             "renew": self._renew,
@@ -91,6 +107,7 @@ class Handlers:
             "stream": self._stream,
             "events": self._events,
             "sessions": self._sessions,
+            "attachments": self._attachments,
             "stats": self._stats,
             "snapshot": self._snapshot,
             "probe": self._probe,
@@ -101,38 +118,55 @@ class Handlers:
 
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
         """The reply to a frame, None if there is to be none (its client waits no more)."""
-        if len(frame) > self._settings.max_frame:
-            self.refusals["too_large"] += 1
-            return None
+        began = time.perf_counter()
         try:
-            request = codec.decode_request(frame)
+            return self._handle(frame, sender, now_ns)
+        finally:
+            self.figures.took(time.perf_counter() - began)
+
+    def _handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
+        try:
+            request = codec.decode_request(frame, self._settings.max_frame, self._settings.max_nesting)
         except ProtocolError as error:
-            self.refusals[error.code] += 1
+            self._count(error)
             return codec.encode_reply(codec.peek_id(frame), codec.failure_of(error))
         if 0 < request.deadline_ns < now_ns:
             self.refusals["late"] += 1
+            self.figures.ended(request.op, "late")
             return None
         try:
             return self._answer(request, sender, now_ns)
         except IpcSyncError as error:
-            self.refusals[type(error).__name__] += 1
+            self._count(error, request.op)
             return codec.encode_reply(request.id, codec.failure_of(error))
         except Exception:
             self.refusals["internal"] += 1
-            log.exception("request failed op=%s", request.op)
+            self.figures.ended(request.op, "internal")
+            log.exception("request failed", extra=fields(op=request.op))
             return codec.encode_reply(
                 request.id, messages.Failure("IpcSyncError", "the coordinator failed inside; its log says how")
             )
         finally:
             self._effects.carry_out(self._registry.take_changes())
 
+    def _count(self, error: IpcSyncError, op: str = "") -> None:
+        code = error.code if isinstance(error, ProtocolError) else ""
+        self.refusals[code or type(error).__name__] += 1
+        if op:
+            self.figures.ended(op, type(error).__name__)
+
     def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes:
         if request.op == "hello":
             assert isinstance(request.body, messages.Hello)
             self.requests["hello"] += 1
-            return codec.encode_reply(request.id, self._hello(request.body, sender, now_ns))
+            reply = codec.encode_reply(request.id, self._hello(request.body, sender, now_ns))
+            self.figures.ended("hello", "ok")
+            return reply
         lease = self.leases.get(request.token)
         if lease is None:
+            last_id, last_reply = self._last_words.get(request.token, (0, b""))
+            if last_id == request.id:
+                return last_reply
             raise SessionExpired("no such session here: it expired, was closed, or is of an earlier coordinator")
         kept = lease.replies.get(request.id)
         if kept is not None:
@@ -145,8 +179,9 @@ class Handlers:
         self.requests[request.op] += 1
         try:
             body = self._table[request.op](lease, request.body)
+            self.figures.ended(request.op, "ok")
         except IpcSyncError as error:
-            self.refusals[type(error).__name__] += 1
+            self._count(error, request.op)
             body = codec.failure_of(error)
         self._effects.carry_out(self._registry.take_changes())
         if isinstance(body, messages.Attachment):
@@ -157,6 +192,11 @@ class Handlers:
         return reply
 
     def _keep(self, lease: Lease, request_id: int, reply: bytes) -> None:
+        if lease.token not in self.leases:  # its own last request ended it
+            self._last_words[lease.token] = (request_id, reply)
+            if len(self._last_words) > self._settings.max_sessions:
+                self._last_words.popitem(last=False)
+            return
         lease.replies[request_id] = reply
         if len(lease.replies) > self._settings.remembered_requests:
             oldest, _ = lease.replies.popitem(last=False)
@@ -171,15 +211,20 @@ class Handlers:
         if hello.driver != self._driver:
             raise ConnectError(f"this coordinator uses the driver {self._driver!r}, the client {hello.driver!r}")
         ttl = self._granted_ttl(hello.lease_ttl)
+        room = self._room()
+        if len(self.leases) >= room:
+            raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
         session = self._registry.open_session(os.urandom(4).hex(), hello.name)
         watch = Watch(sender.pid, sender.routing, self._board, session.line)
-        lease = Lease(session, os.urandom(16), hello.nonce, int(ttl * 1e9), now_ns, watch, hello)
+        lease = Lease(session, os.urandom(16), hello.nonce, int(ttl * 1e9), now_ns, now_ns, watch, hello)
         lease.why_not_event = self._why_not_event(hello)
-        self._board.session(session.line).assign(session.serial, watch.pid, watch.started, self._namespace, now_ns)
+        # Without a start time the pid tells nobody anything: others then ask for the lifeline.
+        pid = watch.pid if watch.started else 0
+        self._board.session(session.line).assign(session.serial, pid, watch.started, self._namespace, now_ns)
         self.leases[lease.token] = lease
         self.by_serial[session.serial] = lease
         self._nonces[hello.nonce] = lease
-        log.info("session opened id=%s name=%s pid=%d ttl_s=%g", session.id, session.name, watch.pid, ttl)
+        log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
         return self._welcome(lease)
 
     def _granted_ttl(self, wanted: float | None) -> float:
@@ -226,7 +271,7 @@ class Handlers:
 
     def _bye(self, lease: Lease, body: messages.Bye) -> messages.Message:
         self._registry.end_session(lease.session, let_go=body.let_go)
-        log.info("session closed id=%s name=%s", lease.session.id, lease.session.name)
+        log.info("session closed", extra=fields(id=lease.session.id, name=lease.session.name, pid=lease.watch.pid))
         return _DONE
 
     def forget(self, session: Session) -> None:
@@ -240,10 +285,14 @@ class Handlers:
     def lose(self, lease: Lease, how: str) -> None:
         """The session's process is dead ("pidfd"), or silent for longer than its TTL ("ttl")."""
         session = lease.session
+        line = self._board.session(session.line)
         if session.state == "live":
             self.deaths[how] += 1
-            log.warning("session lost id=%s name=%s pid=%d how=%s", session.id, session.name, lease.watch.pid, how)
-        if how == "pidfd":
+            log.warning(
+                "session lost", extra=fields(id=session.id, name=session.name, pid=lease.watch.pid, how=how)
+            )
+        # Who never was ready, and has no lifeline, does not use the board: its line needs no proof of death.
+        if how == "pidfd" or not (lease.is_ready or self._board.has_lifeline(line)):
             self._registry.bury(session)
         else:
             self._registry.expire(session)
@@ -254,13 +303,12 @@ class Handlers:
     def _open(self, lease: Lease, body: messages.Open) -> messages.Message:
         slot = self._registry.find(body.name)
         if slot is not None:
-            if slot.engine == "event" and lease.why_not_event:
-                raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {lease.why_not_event}")
+            self._refuse_unusable(lease, slot)
             self._registry.join(
                 lease.session, slot, recorder=body.recorder, device=body.device, engine=body.engine
             )
         else:
-            self._registry.check_room(lease.session)
+            self._registry.check_room(lease.session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
             engine = self._choose_engine(lease, body.engine, device)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
@@ -285,11 +333,19 @@ class Handlers:
         for engine in ("event", "timeline"):
             if wanted in ("auto", engine) and not reasons[engine]:
                 return engine
-        why = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items() if reason and wanted in ("auto", engine))
+        asked = [engine for engine in reasons if reasons[engine] and wanted in ("auto", engine)]
+        why = "; ".join(f"{engine}: {reasons[engine]}" for engine in asked)
         raise EngineMismatch(f"the engine {wanted!r} cannot work between this process and the coordinator: {why}")
 
     def _attach(self, lease: Lease, body: messages.Attach) -> messages.Message:
+        known = self._registry.slots.get(body.slot)
+        if known is not None:
+            self._refuse_unusable(lease, known)
         return self._attachment(lease, self._registry.attach(lease.session, body.slot, body.incarnation))
+
+    def _refuse_unusable(self, lease: Lease, slot: Slot) -> None:
+        if slot.engine == "event" and lease.why_not_event:
+            raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {lease.why_not_event}")
 
     def _attachment(self, lease: Lease, slot: Slot) -> messages.Attachment:
         return messages.Attachment(
@@ -375,7 +431,11 @@ class Handlers:
     def _sessions(self, _: Lease, _body: messages.Sessions) -> messages.Message:
         return messages.SessionList(self._session_rows())
 
+    def _attachments(self, _: Lease, body: messages.Attachments) -> messages.Message:
+        return messages.AttachmentList(attachments(self._registry, body.prefix, body.limit))
+
     def _snapshot(self, _: Lease, body: messages.Snapshot) -> messages.Message:
+        self.resyncs += body.again
         return messages.State(self._effects.feed.number, self._rows(body.prefix), self._session_rows())
 
     def _stats(self, _: Lease, _body: messages.Stats) -> messages.Message:
@@ -384,18 +444,25 @@ class Handlers:
     def stats(self) -> dict[str, object]:
         """`Client.stats()`: everything that is counted."""
         slots = [slot for slot in self._registry.slots.values() if slot.state != "free"]
+        opened_ns = [lease.opened_ns for lease in self.leases.values() if lease.session.state == "live"]
+        now_ns = time.monotonic_ns()
         return {
-            "sessions": sum(lease.session.state == "live" for lease in self.leases.values()),
+            "sessions": len(opened_ns),
+            "oldest_lease_s": (now_ns - min(opened_ns, default=now_ns)) / 1e9,
+            "attachments": sum(len(slot.active) + len(slot.lingering) for slot in slots),
             "events": sum(slot.state == "open" for slot in slots),
             "pool_size": self._registry.limits.slots,
             "pool_in_use": self._registry.in_use,
             "pool_high_water": self._registry.high_water,
             "cuda_events": self._effects.pool.made,
             "quarantined": sum(slot.is_quarantined for slot in slots),
+            "quarantine_oldest_s": self._effects.quarantine_oldest_s(),
             "requests": dict(self.requests),
             "refusals": dict(self.refusals),
             "deaths": dict(self.deaths),
             "feed_number": self._effects.feed.number,
+            "resyncs": self.resyncs,
+            **self.figures.stats(),
             "uptime_s": time.monotonic() - self._started,
         }
 

@@ -18,18 +18,19 @@ class Watch:
 
     def __init__(self, pid: int, routing: bytes, board: Board, line: int) -> None:
         self.pid = pid
-        self.started = start_time(pid) or 0 if pid else 0
+        self.started = 0
         self._routing = routing
         self._board = board
         self._line = board.session(line)
         self._pidfd: PidFd | None = None
         self._watched_by: asyncio.AbstractEventLoop | None = None
         self.has_lifeline = False
-        if pid and self.started:
+        if pid:
             try:
-                self._pidfd = PidFd(pid)
-            except (ProcessLookupError, OSError):
-                self._pidfd = None  # it is gone, or descriptors are short: the TTL tells
+                self.started = start_time(pid) or 0
+                self._pidfd = PidFd(pid) if self.started else None
+            except OSError:
+                self._pidfd = None  # it is gone, or descriptors are short: the TTL and the lifeline tell
 
     def confirm(self, routing: bytes, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> None:
         """The session spoke again: from now on the pidfd tells of its death."""
@@ -54,8 +55,8 @@ class Watch:
 class PauseCredit:
     """Since when silence counts.
 
-    A coordinator that was itself stopped (its ticks are late) cannot tell who was silent meanwhile: everyone gets a full
-    TTL from the moment at which it goes on.
+    A coordinator that was itself stopped (its ticks are late) cannot tell who was silent meanwhile: everyone gets a
+    full TTL from the moment at which it goes on.
     """
 
     def __init__(self, now_ns: int, tick_ns: int) -> None:

@@ -1,4 +1,8 @@
-"""The daemon's log: one line an event, key=value or JSON, to stderr. Tokens never appear in it."""
+"""The daemon's log: one line an event, key=value or JSON, to stderr. Tokens never appear in it.
+
+What a message tells of goes beside it, in `fields`, not into its text: names are what users choose, and may hold
+blanks, quotes and signs that look like the next pair. Whatever a value holds, it stays one value on one line.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +11,74 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Sequence
 
-from ipcsync_coordinator.config import Settings
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,~-]+")
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
-_PAIR = re.compile(r"(\w+)=(\"[^\"]*\"|\S*)")
+
+def fields(**values: object) -> dict[str, object]:
+    """What stands beside a message: `log.info("session opened", extra=fields(name=name))`."""
+    return {"fields": values}
+
+
+def is_round(count: int) -> bool:
+    """Whether something that happens again and again is told this time: the first, 10th, 100th, … time."""
+    return bool(re.fullmatch("10*", str(count)))
+
+
+def quoted(value: object) -> str:
+    """A value as it stands after `=`: as it is if nothing in it could end it, else in quotes and escaped."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if _PLAIN.fullmatch(text):
+        return text
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable():
+        return _ESCAPES.get(char, char)
+    # Line separators, and what turns the direction of the rest of a line, are among the characters not printable.
+    code = ord(char)
+    return _ESCAPES.get(char) or (f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}")
+
+
+def _parts(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str, object]:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    parts: dict[str, object] = {
+        "time": f"{stamp}.{int(record.msecs):03d}Z",
+        "level": record.levelname.lower(),
+        "event": record.getMessage(),
+    }
+    parts.update(getattr(record, "fields", {}))
+    if record.exc_info:
+        parts["traceback"] = formatter.formatException(record.exc_info)
+    return parts
 
 
 class KeyValue(logging.Formatter):
-    """`time=… level=… msg="…" key=value …`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One line; an exception's traceback follows on lines of its own."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = f"{stamp}.{int(record.msecs):03d}Z {record.levelname.lower()} {record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-class Json(logging.Formatter):
-    """One JSON object a line: time, level, event, and the message's pairs."""
+    """`time=… level=… event="…" key=value …`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, the traceback included."""
-        message = record.getMessage()
-        fields: dict[str, object] = {
-            "time": record.created,
-            "level": record.levelname.lower(),
-            "event": _PAIR.split(message)[0].strip(),
-        }
-        fields.update({key: value.strip('"') for key, value in _PAIR.findall(message)})
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields)
+        return " ".join(f"{key}={quoted(value)}" for key, value in _parts(record, self).items())
 
 
-def configure(settings: Settings) -> None:
-    """Send the daemon's log to stderr."""
+class Json(logging.Formatter):
+    """One JSON object a line: time, level, event, and what the message tells of."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, the traceback included."""
+        return json.dumps(_parts(record, self), default=str)
+
+
+def configure(level: str, *, as_json: bool, libraries: Sequence[str] = ("asyncio", "py.warnings")) -> None:
+    """Send this process's log to stderr: ipcsync's own from `level` up, and the warnings of `libraries`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if settings.log_json else KeyValue())
-    root = logging.getLogger("ipcsync")
-    root.handlers[:] = [handler]
-    root.propagate = False
-    root.setLevel(settings.log_level.upper())
+    handler.setFormatter(Json() if as_json else KeyValue())
+    logging.captureWarnings(True)
+    for name, least in (("ipcsync", level.upper()), *((name, "WARNING") for name in libraries)):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+        logger.setLevel(least)

@@ -55,7 +55,8 @@ class Pool:
         """Make a context of a device current on this thread; DeviceMismatch for one that is not served here."""
         device = self._devices.get(uuid)
         if device is None:
-            raise DeviceMismatch(f"the coordinator does not serve device {uuid!r}; it serves {', '.join(self._devices)}")
+            served = ", ".join(self._devices)
+            raise DeviceMismatch(f"the coordinator does not serve device {uuid!r:.80}; it serves {served}")
         context.ensure_context(device.ordinal)
         device.is_open = True
 
@@ -121,14 +122,17 @@ class Pool:
         for _ in range(count):
             event = _drivers.check(driver.cuEventCreate(_INTERPROCESS), "cuEventCreate")
             # Exported at once: export wants the context current, and the bytes are the same each time.
-            handle = _drivers.check(driver.cuIpcGetEventHandle(event), "cuIpcGetEventHandle")
+            exported = driver.cuIpcGetEventHandle(event)
+            if exported[0] is not _drivers.SUCCESS:
+                driver.cuEventDestroy(event)
+            handle = _drivers.check(exported, "cuIpcGetEventHandle")
             self._serial += 1
             self.made += 1
             spare.append(SharedCudaEvent(self._serial, event, _drivers.handle_bytes(handle)))
 
 
 def served_devices(wanted: list[int] | None) -> dict[str, int]:
-    """UUID → ordinal of the devices to serve: those in `wanted`, all by default. InvalidDevice for one that is not there."""
+    """UUID → ordinal of the devices to serve: those in `wanted`, all by default. InvalidDevice for one that is none."""
     count = context.count()
     ordinals = list(range(count)) if wanted is None else wanted
     for ordinal in ordinals:

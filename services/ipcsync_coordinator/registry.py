@@ -12,6 +12,7 @@ What it promises, and the tests check against a model:
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -50,6 +51,7 @@ class Session:
     name: str
     state: SessionState = "live"
     attached: set[int] = field(default_factory=set)
+    left: dict[int, int] = field(default_factory=dict)  # slot to the incarnation of it that this session let go of
     streams: set[str] = field(default_factory=set)
 
     @property
@@ -60,7 +62,11 @@ class Session:
 
 @dataclass(eq=False)
 class Slot:
-    """One place for a shared event. `active` have it open; `lingering` closed it but may still touch it."""
+    """One place for a shared event.
+
+    `active` have it open; `lingering` closed it but may still touch it; `is_drained` once its recorder let go of it,
+    and so all that it recorded is complete.
+    """
 
     index: int
     state: SlotState = "free"
@@ -74,7 +80,7 @@ class Slot:
     recorder: Session | None = None
     active: set[int] = field(default_factory=set)
     lingering: set[int] = field(default_factory=set)
-    left: set[int] = field(default_factory=set)
+    is_drained: bool = False
 
     @property
     def is_quarantined(self) -> bool:
@@ -86,8 +92,8 @@ class Slot:
 class Change:
     """One thing that followed from a transition, to be carried out on the board, the pool and the feed.
 
-    kind: opened, recorder, closed, broken, drained (the recorder let go of a closed slot), freed (slot); session_opened,
-    session_closed, line_freed (session).
+    kind: opened, recorder, closed, broken, drained (the recorder let go of a closed slot), freed (slot);
+    session_opened, session_closed, line_freed (session).
     """
 
     kind: str
@@ -108,7 +114,8 @@ class Registry:
         self.high_water = 0
         self.in_use = 0
         self._free: list[int] = []
-        self._free_lines = list(range(limits.sessions - 1, -1, -1))
+        # The longest free first: a child that C code forked may still hold the lock of its parent's line.
+        self._free_lines = deque(range(limits.sessions))
         self._count = 0
 
     def take_changes(self) -> list[Change]:
@@ -127,7 +134,7 @@ class Registry:
                 f"there are {self.limits.sessions} sessions already (--max-sessions)", limit=self.limits.sessions
             )
         self._count += 1
-        line = self._free_lines.pop()
+        line = self._free_lines.popleft()
         session = Session(session_id, (self._count << 16) | line, line, name)
         self.sessions[session.serial] = session
         self.changes.append(Change("session_opened", session=session))
@@ -138,7 +145,7 @@ class Registry:
         self._end(session, "closed", breaks=False, let_go=let_go)
 
     def expire(self, session: Session) -> None:
-        """The lease ran out. Names and roles are free; slots stay until the process lets go or is dead."""
+        """The lease ran out. Names and roles are free; slots and line stay until the process lets go or is dead."""
         self._end(session, "expired", breaks=True, let_go=False)
 
     def bury(self, session: Session) -> None:
@@ -158,7 +165,7 @@ class Registry:
             if not any(name in other.streams for other in self.sessions.values() if other is not session):
                 self.streams.pop(name, None)
         session.streams.clear()
-        if not session.attached:
+        if not session.attached and (let_go or session.state != "expired"):
             del self.sessions[session.serial]
             self._free_lines.append(session.line)
             self.changes.append(Change("line_freed", session=session))
@@ -195,16 +202,14 @@ class Registry:
 
         Raises QuotaExceeded if every slot is in use (also in quarantine) or the session has too many.
         """
-        if name:
-            self._check_name(name, "an event's name")
-        self.check_room(session)
+        self.check_room(session, name)
         assert not (name and name in self.names)
         index = self._free.pop() if self._free else len(self.slots)
         slot = self.slots.setdefault(index, Slot(index))
         slot.incarnation += 1
-        slot.state, slot.name, slot.device, slot.engine, slot.depth, slot.ring = "open", name, device, engine, depth, ring
-        slot.recorder = None
-        slot.left.clear()
+        slot.state, slot.name, slot.device, slot.engine = "open", name, device, engine
+        slot.depth, slot.ring = depth, ring
+        slot.recorder, slot.is_drained = None, False
         self.in_use += 1
         self.high_water = max(self.high_water, self.in_use)
         if name:
@@ -213,12 +218,12 @@ class Registry:
         self.join(session, slot, recorder=recorder, device="", engine="auto")
         return slot
 
-    def check_room(self, session: Session) -> None:
-        """Raise QuotaExceeded if `session` can have no further event."""
+    def check_room(self, session: Session, name: str) -> None:
+        """Raise QuotaExceeded if `session` can have no further event, ProtocolError if `name` cannot name one."""
+        if name:
+            self._check_name(name, "an event's name")
         if self.in_use >= self.limits.slots:
-            raise QuotaExceeded(
-                f"all {self.limits.slots} shared events are in use (--pool)", limit=self.limits.slots
-            )
+            raise QuotaExceeded(f"all {self.limits.slots} shared events are in use (--pool)", limit=self.limits.slots)
         self._check_attachments(session)
 
     def attach(self, session: Session, index: int, incarnation: int) -> Slot:
@@ -234,7 +239,7 @@ class Registry:
         slot = self.slots.get(index)
         if slot is None or incarnation > slot.incarnation:
             raise EventClosed(f"no slot {index} with incarnation {incarnation}")
-        if incarnation < slot.incarnation or session.serial in slot.left:
+        if incarnation < slot.incarnation or session.left.get(index) == incarnation:
             return
         if index not in session.attached:
             raise EventClosed(f"this session is not attached to slot {index}: it cannot close it for others")
@@ -272,27 +277,27 @@ class Registry:
         if slot.index not in session.attached:
             self._check_attachments(session)
         session.attached.add(slot.index)
+        session.left.pop(slot.index, None)
         slot.lingering.discard(session.serial)
-        slot.left.discard(session.serial)
         slot.active.add(session.serial)
 
     def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool) -> None:
         """`breaks`: whether a recorder that leaves breaks the event, or merely finishes it."""
-        was_pending = session.serial in slot.lingering
         slot.active.discard(session.serial)
         if let_go:
             slot.lingering.discard(session.serial)
-            slot.left.add(session.serial)
+            session.left[slot.index] = slot.incarnation
             session.attached.discard(slot.index)
         else:
             slot.lingering.add(session.serial)
         if slot.recorder is session:
             # A recorder that closed, and dies before its last work was seen complete, breaks what it left.
-            if breaks and (slot.state == "open" or (slot.state == "closed" and was_pending)):
+            if breaks and slot.state in ("open", "closed") and not slot.is_drained:
                 self._finish(slot, "broken")
             elif slot.state == "open":
                 self._finish(slot, "closed")
-            if let_go and slot.state == "closed":
+            if let_go and slot.state == "closed" and not slot.is_drained:
+                slot.is_drained = True
                 self.changes.append(Change("drained", slot=slot))
         elif slot.state == "open" and not slot.active:
             self._finish(slot, "closed")

@@ -1,4 +1,4 @@
-"""Timeline words in the coordinator's hands: whether they work here, and the release of waiters that nobody else will."""
+"""Timeline words in the coordinator's hands: whether they work here, and the release of waiters."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import os
@@ -9,6 +10,9 @@ import stat
 
 from ipcsync._board.board import is_abandoned, is_tmpfs
 from ipcsync._wire import endpoints
+from ipcsync_coordinator.descriptors import SHUT
+
+_SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 
 
 class RuntimeDirError(Exception):
@@ -35,23 +39,25 @@ class RuntimeDir:
         try:
             for socket in self.sockets:
                 self._check_socket(socket)
+                self._check_socket(socket + SHUT)
         except RuntimeDirError:
             self._unlock()
+            self._remove_if_made()
             raise
         for socket in self.sockets:
-            if os.path.lexists(socket):
-                os.unlink(socket)  # a dead coordinator's: we hold the lock
+            for leftover in (socket, socket + SHUT):  # a dead coordinator's: we hold the lock
+                with _gone_is_fine():
+                    os.unlink(leftover)
         self._remove_abandoned_boards()
 
     def _prepare(self) -> bool:
         made = False
         if not os.path.lexists(self.path):
             try:
-                os.makedirs(self.path, mode=0o700)
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+                made = self._make()
             except OSError as error:
                 raise RuntimeDirError(f"cannot make the runtime directory {self.path}: {error.strerror}") from None
-            os.chmod(self.path, 0o700)
-            made = True
         status = os.lstat(self.path)
         if not stat.S_ISDIR(status.st_mode):
             raise RuntimeDirError(f"the runtime directory {self.path} is no directory (a link is refused too)")
@@ -66,8 +72,27 @@ class RuntimeDir:
             )
         return made
 
+    def _make(self) -> bool:
+        try:
+            os.mkdir(self.path, mode=0o700)
+        except FileExistsError:
+            return False  # another coordinator starts at the same time: the lock decides between us
+        os.chmod(self.path, 0o700)  # whatever the umask took away
+        return True
+
     def _lock(self) -> int:
         self._lock_path = os.path.join(self.path, "lock")
+        while True:
+            fd = self._try_lock()
+            # One that ends removes its lock file: a lock of a file that is no longer there excludes nobody.
+            if _is_still_at(fd, self._lock_path):
+                break
+            os.close(fd)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return fd
+
+    def _try_lock(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(self._lock_path, flags, 0o600)
@@ -79,8 +104,6 @@ class RuntimeDir:
             pid = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise RuntimeDirError(f"another coordinator (pid {pid}) serves {self.path}") from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return fd
 
     def _check_socket(self, path: str) -> None:
@@ -91,34 +114,42 @@ class RuntimeDir:
         """Where the board of this epoch goes: here if this is tmpfs, else on /dev/shm under a random name."""
         if is_tmpfs(self.path):
             return os.path.join(self.path, f"board-{epoch.hex()}")
-        return os.path.join("/dev/shm", f"ipcsync-board-{os.getuid()}-{epoch.hex()}")  # noqa: S108 - O_EXCL, mode 0600
+        return f"{_SHARED_BOARDS}-{os.getuid()}-{epoch.hex()}"
 
     def _remove_abandoned_boards(self) -> None:
-        patterns = [os.path.join(self.path, "board-*"), f"/dev/shm/ipcsync-board-{os.getuid()}-*"]
-        for pattern in patterns:
-            for board in glob.glob(pattern):
+        for start in (os.path.join(self.path, "board"), f"{_SHARED_BOARDS}-{os.getuid()}"):
+            for board in glob.glob(f"{glob.escape(start)}-*"):
                 if is_abandoned(board):
                     with _gone_is_fine():
                         os.unlink(board)
 
     def _unlock(self) -> None:
+        with _gone_is_fine():
+            os.unlink(self._lock_path)
         os.close(self._fd)
+
+    def _remove_if_made(self) -> None:
+        if self.made:
+            with contextlib.suppress(OSError):  # not empty: others put something in it, or serve it by now
+                os.rmdir(self.path)
 
     def close(self) -> None:
         """Remove the sockets and the lock file, and the directory itself if it was made here and is empty."""
-        for path in [*self.sockets, self._lock_path]:
+        for path in self.sockets:
             with _gone_is_fine():
                 os.unlink(path)
         self._unlock()
-        if self.made and not os.listdir(self.path):
-            os.rmdir(self.path)
+        self._remove_if_made()
 
 
-class _gone_is_fine:  # noqa: N801 - reads as a phrase
-    """Two coordinators that start at once may remove the same leftover."""
+def _gone_is_fine() -> contextlib.suppress:
+    """Two coordinators that start at once may remove the same leftover, and a user may remove any."""
+    return contextlib.suppress(FileNotFoundError)
 
-    def __enter__(self) -> None:
-        return None
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, FileNotFoundError)
+def _is_still_at(fd: int, path: str) -> bool:
+    """Whether the open file is the one that the path names."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False

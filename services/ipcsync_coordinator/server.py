@@ -1,7 +1,7 @@
 """The daemon: one thread, one asyncio loop, plain ZeroMQ sockets drained from `add_reader`.
 
-ZeroMQ's descriptor is edge-triggered: after each drain, and after each send, `zmq.EVENTS` is looked at again, and a drain
-ends after a budget so that no peer keeps the loop to itself.
+ZeroMQ's descriptor is edge-triggered: after each drain, and after each send, `zmq.EVENTS` is looked at again, and a
+drain ends after a budget so that no peer keeps the loop to itself.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ import zmq
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._linux.process import PidFd
+from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator import auth
 from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.descriptors import Descriptors, Gate
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.feed import WELCOME, Feed
+from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, WELCOME, Feed
 from ipcsync_coordinator.handlers import Handlers, Lease, Sender
 from ipcsync_coordinator.liveness import PauseCredit
+from ipcsync_coordinator.logs import fields, is_round
 from ipcsync_coordinator.pool import Pool, served_devices
 from ipcsync_coordinator.registry import Limits, Registry, Session
 from ipcsync_coordinator.runtime_dir import RuntimeDir
@@ -42,6 +45,8 @@ class Server:
         self.directory = directory
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.stop)  # before there is anything to be cleaned up
         self.status = 0
         self.epoch = os.urandom(16)
         devices = served_devices(settings.device_list())
@@ -50,11 +55,16 @@ class Server:
         self.board = Board.create(
             directory.board_path(self.epoch), self.epoch, settings.max_sessions, settings.pool
         )
+        self._descriptors = Descriptors(settings.max_sessions)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_535)
         self._doorkeeper = auth.Doorkeeper(self._context, self._refuse)
-        self._router = self._bind_router()
-        self.feed = Feed(self._bind_feed())
+        try:
+            self._router = self._bind_router()
+            self.feed = Feed(self._bind_feed())
+        except BaseException:
+            self.board.unlink()
+            raise
         self.registry = Registry(
             Limits(
                 slots=settings.pool,
@@ -67,13 +77,27 @@ class Server:
         pool = Pool(devices, settings.max_cuda_events)
         self.effects = Effects(self.board, pool, self.feed, self._forget)
         self.handlers = Handlers(
-            settings, self.registry, self.board, self.effects, _drivers.name(), directory.feed, self._confirm
+            settings,
+            self.registry,
+            self.board,
+            self.effects,
+            _drivers.name(),
+            directory.feed,
+            self._confirm,
+            self._descriptors.sessions,
         )
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
         self._idle_since = time.monotonic()
         self._next_feed_tick = 0.0
-        self._unwatch: list[Callable[[], None]] = []
+        self._gate = Gate(
+            [self._router, self.feed.socket],
+            directory.sockets,
+            self._descriptors.usable,
+            self._refuse_from_gate,
+        )
+        self._parent: PidFd | None = None
+        self._refills = True
 
     # --- sockets ------------------------------------------------------------------------------------------------------
 
@@ -81,13 +105,14 @@ class Server:
         socket.linger = 0
         socket.setsockopt(zmq.ZAP_DOMAIN, auth.DOMAIN)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._settings.handshake_s * 1000))
-        socket.setsockopt(zmq.MAXMSGSIZE, self._settings.max_frame)
-        socket.setsockopt(zmq.BACKLOG, 1024)
+        socket.setsockopt(zmq.BACKLOG, self._descriptors.backlog())
 
     def _bind_router(self) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
         self._guard(router)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # ZeroMQ ends the connection of a larger frame without a word: with room above the limit we refuse and count.
+        router.setsockopt(zmq.MAXMSGSIZE, 4 * self._settings.max_frame)
         router.sndhwm = self._settings.reply_queue
         router.bind(self.directory.endpoint)
         return router
@@ -95,32 +120,37 @@ class Server:
     def _bind_feed(self) -> zmq.Socket[bytes]:
         feed = self._context.socket(zmq.XPUB)
         self._guard(feed)
+        feed.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION)
         feed.setsockopt(zmq.XPUB_WELCOME_MSG, WELCOME)
         feed.sndhwm = self._settings.feed_queue
         feed.bind(self.directory.feed)
         return feed
 
+    def _refuse_from_gate(self, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self._refuse, reason)
+
     def _refuse(self, reason: str) -> None:
         self.handlers.refusals[reason] += 1
+        count = self.handlers.refusals[reason]
+        if is_round(count):
+            log.warning("refused", extra=fields(reason=reason, count=count))
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or the end of the process that this one ends with."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self.stop)
         readers: list[tuple[zmq.Socket[bytes], Callable[[], None]]] = [
             (self._doorkeeper.socket, self._drain_doorkeeper),
             (self._router, self._drain_router),
-            (self.feed.socket, self.feed.drain),
+            (self.feed.socket, self._drain_feed),
         ]
         for socket, drain in readers:
-            self._loop.add_reader(socket.fd, drain)
+            self._loop.add_reader(_fd(socket), drain)
             self._loop.call_soon(drain)  # what came before the reader was there gives no edge any more
         self._loop.call_soon(self._tick)
         await self._done.wait()
         for socket, _ in readers:
-            self._loop.remove_reader(socket.fd)
+            self._loop.remove_reader(_fd(socket))
 
     def stop(self) -> None:
         """Begin to end."""
@@ -136,15 +166,23 @@ class Server:
             self.stop()
             return
         self._loop.add_reader(parent, self.stop)
-        self._unwatch.append(lambda: (self._loop.remove_reader(parent), parent.close())[0])
+        self._parent = parent
         if not is_running(pid, started):
             self.stop()
 
+    # What the loop still has to call when the end begins is called after `close`, when there are no sockets any more.
+
+    def _drain_feed(self) -> None:
+        if not self._done.is_set():
+            self.feed.drain()
+
     def _drain_doorkeeper(self) -> None:
-        while self._doorkeeper.serve_one():
+        while not self._done.is_set() and self._doorkeeper.serve_one():
             continue
 
     def _drain_router(self) -> None:
+        if self._done.is_set():
+            return
         router = self._router
         for _ in range(_BUDGET):
             try:
@@ -152,7 +190,7 @@ class Server:
             except zmq.Again:
                 return
             self._receive(router, routing)
-        if router.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator] # an int for this option
+        if int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._drain_router)
 
     def _receive(self, router: zmq.Socket[bytes], routing: bytes) -> None:
@@ -164,7 +202,7 @@ class Server:
         while router.rcvmore:
             router.recv(zmq.NOBLOCK)
             count += 1
-        if count >= self._settings.max_frames:
+        if count > self._settings.max_frames:
             self._refuse("too_many_frames")
             return
         sender = Sender(routing, auth.pid_of(frame.get("Peer-Address")))  # type: ignore[arg-type] # a str for this one
@@ -192,6 +230,15 @@ class Server:
         self._idle_since = time.monotonic()
 
     def _tick(self) -> None:
+        if self._done.is_set():
+            return
+        try:
+            self._beat()
+        finally:  # whatever failed: without the next tick no heartbeat would be told and no silence seen
+            busy = self.effects.releaser.holds_any()
+            self._loop.call_later(min(_RELEASE_S, self._tick_s) if busy else self._tick_s, self._tick)
+
+    def _beat(self) -> None:
         now_ns = time.monotonic_ns()
         self._credit.tick(now_ns)
         self.board.beat(now_ns)
@@ -202,32 +249,42 @@ class Server:
             self._next_feed_tick = now + 1.0
             self.feed.tick()
         self.effects.releaser.again()
-        for device in self.effects.pool.devices:
-            self.effects.pool.refill(device)
+        self._refill()
         limit = self._settings.exit_when_idle
         if limit and not self.handlers.leases and now - self._idle_since > limit:
-            log.info("stopping reason=idle idle_s=%g", limit)
+            log.info("stopping", extra=fields(reason="idle", idle_s=limit))
             self.stop()
         # A drain by hand each tick: an edge that was missed then costs a tick, never a client.
         self._drain_doorkeeper()
         self._drain_router()
-        self.feed.drain()
-        busy = self.effects.releaser.holds_any()
-        self._loop.call_later(min(_RELEASE_S, self._tick_s) if busy else self._tick_s, self._tick)
+        self._drain_feed()
+
+    def _refill(self) -> None:
+        if not self._refills:
+            return
+        try:
+            for device in self.effects.pool.devices:
+                self.effects.pool.refill(device)
+        except IpcSyncError as error:
+            self._refills = False  # events are then made when they are asked for, and that says why not
+            log.error("no CUDA events are made ahead any more", extra=fields(why=error))
 
     def _check(self, lease: Lease, now_ns: int) -> None:
         if lease.watch.lifeline_is_cut():
             self.handlers.lose(lease, "pidfd")
         elif lease.session.state == "live":
-            beat = self.board.session(lease.session.line).heartbeat
-            if now_ns - max(beat, lease.opened_ns, self._credit.since_ns) > lease.ttl_ns:
+            # Never back: the line's last user may have been stopped inside of a store of its own.
+            lease.beat_ns = max(lease.beat_ns, self.board.session(lease.session.line).heartbeat)
+            if now_ns - max(lease.beat_ns, self._credit.since_ns) > lease.ttl_ns:
                 self.handlers.lose(lease, "ttl")
 
     def close(self) -> None:
         """Tell everyone, then remove board and sockets."""
         self.board.stop()
-        for undo in self._unwatch:
-            undo()
+        if self._parent is not None:
+            self._loop.remove_reader(self._parent)
+            self._parent.close()
+        self._gate.stop()
         for socket in (self._router, self.feed.socket):
             socket.close()
         self._doorkeeper.close()
@@ -237,3 +294,9 @@ class Server:
         self.effects.pool.close()
         self.board.unlink()
         self.directory.close()
+
+
+def _fd(socket: zmq.Socket[bytes]) -> int:
+    fd = socket.fd
+    assert isinstance(fd, int)
+    return fd

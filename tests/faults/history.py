@@ -1,10 +1,10 @@
 """What one process of a soak did and saw, in a form that survives SIGKILL.
 
-A history is a file of records of 64 bytes, each appended by one `write`. 64 divides a page, so a kill between two writes,
-or inside one, costs at most the record under way: never one that was written, never the rest of the file.
+A history is a file of records of 64 bytes, each appended by one `write`. 64 divides a page, so a kill between two
+writes, or inside one, costs at most the record under way: never one that was written, never the rest of the file.
 
-Each life of a worker has a history `life-<number>.history`; the process that starts and kills them keeps `deeds.history`
-(spawn, kill, stop, continue, exit). All times are CLOCK_MONOTONIC in ns, which is one clock for all processes.
+Each life of a worker has a history `life-<number>.history`; the process that starts and kills them keeps
+`deeds.history` (spawn, kill, stop, continue, exit). All times are CLOCK_MONOTONIC in ns, one clock for all processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ipcsync import errors
 
-_RECORD = struct.Struct("<BBHIIIQQQQII8x")
+_RECORD = struct.Struct("<BBHIIIQQQQIIB7x")
 SIZE = _RECORD.size
 DEEDS = "deeds.history"
 NO_NAME = 0xFFFF
@@ -46,6 +46,7 @@ class Op(IntEnum):
     DISCONNECT = 13
     DESCRIPTORS = 14  # open file descriptors with no client: `generation` now, `slot` at the beginning
     END = 15  # the life came to its end in order
+    LATE = 16  # a thread of this process was due at `start` and ran at `end`: the machine is overloaded
 
     SPAWN = 64  # of deeds, `slot` is the life
     KILL = 65
@@ -55,7 +56,7 @@ class Op(IntEnum):
 
 
 class Result(IntEnum):
-    """How it ended. BEGUN is written before whatever may block, and a second record of the same start when it is over."""
+    """How it ended. BEGUN is written before whatever may block, and a record of the same start when it is over."""
 
     BEGUN = 0
     OK = 1
@@ -100,6 +101,7 @@ class Record(NamedTuple):
     truth: int = 0
     timeout_ms: int = 0
     held: int = 0  # of an unbroken hold of one point by one process: the same number, never 0
+    engine: int = 0  # 1 on the timeline engine
 
     def __str__(self) -> str:
         name = "" if self.name == NO_NAME else f" e{self.name}"

@@ -1,43 +1,34 @@
-"""A record in one process, waited for in another."""
+"""A record in one process, waited for in another; by the fixtures that users of ipcsync have too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
-from tests.peer import Peer
 
-_kept: dict[str, object] = {}
+if TYPE_CHECKING:
+    from ipcsync.pytest_plugin.spawned import Child
 
 
-def _record_gated(endpoint: str, name: str, engine: str) -> bytes:
-    """In the peer: record behind a closed gate, and keep everything."""
-    client = ipcsync.connect(endpoint, name="recorder")
+def _record_gated(client: ipcsync.Client, engine: str) -> bytes:
+    """In the child: record on "e" behind a gate, which opens once "open" was recorded; the point."""
     stream = ipcsync.Stream()
-    gate = StreamGate(stream)
-    gate.__enter__()
-    event = client.event(name, recorder=True, engine=engine)
-    point = event.record(stream)
-    _kept.update(client=client, stream=stream, gate=gate, event=event)
-    return bytes(point)
+    with StreamGate(stream) as gate, client.event("e", recorder=True, engine=engine) as event:
+        point = event.record(stream)
+        client.event("open").at(1).synchronize(20)
+        gate.open()
+        point.synchronize(10)
+        client.event("seen").at(1).synchronize(20)
+        return bytes(point)
 
 
-def _open_gate() -> None:
-    gate = _kept["gate"]
-    assert isinstance(gate, StreamGate)
-    gate.open()
-
-
-def _end() -> None:
-    client = _kept["client"]
-    assert isinstance(client, ipcsync.Client)
-    gate = _kept["gate"]
-    assert isinstance(gate, StreamGate)
-    gate.__exit__(None, None, None)
-    client.close()
+def _let(client: ipcsync.Client, name: str) -> None:
+    """Tell the child that it may go on."""
+    client.event(name, recorder=True).record(ipcsync.Stream())
 
 
 @pytest.fixture(params=["event", "timeline"])
@@ -47,37 +38,40 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 def test_a_point_is_complete_only_once_the_recorders_work_is(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+    ipcsync_client: ipcsync.Client, ipcsync_spawn: Callable[..., Child], engine: str
 ) -> None:
-    data = peer.call(_record_gated, coordinator.endpoint, "e", engine)
-    point = client.point(data)
+    point = ipcsync_client.event("e", engine=engine).at(1)
+    child = ipcsync_spawn(_record_gated, engine)
+    stream = ipcsync.Stream()
+    point.wait(stream, timeout=20)
     assert point.is_recorded
     assert not point.query()
+    assert not stream.query()
     with pytest.raises(ipcsync.WaitTimeout):
         point.synchronize(0.05)
-    stream = ipcsync.Stream()
-    point.wait(stream)
-    assert not stream.query()
-    peer.call(_open_gate)
+    _let(ipcsync_client, "open")
     point.synchronize(10)
     stream.synchronize()
     assert point.query()
-    peer.call(_end)
+    _let(ipcsync_client, "seen")
+    assert child.result() == bytes(point)
+    assert ipcsync_client.point(bytes(point)) == point
 
 
 def test_a_generation_not_recorded_yet_is_waited_for(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+    ipcsync_client: ipcsync.Client, ipcsync_namespace: str, ipcsync_spawn: Callable[..., Child], engine: str
 ) -> None:
-    point = client.event("e", engine=engine).at(1)
+    point = ipcsync_client.event("e", engine=engine).at(1)
     assert not point.is_recorded
     assert not point.query()
     with pytest.raises(ipcsync.WaitTimeout) as caught:
         point.wait(ipcsync.Stream(), timeout=0.05)
-    assert (caught.value.event, caught.value.generation) == ("e", 1)
-    peer.call(_record_gated, coordinator.endpoint, "e", engine)
-    peer.call(_open_gate)
-    point.synchronize(10)
-    peer.call(_end)
+    assert (caught.value.event, caught.value.generation) == (f"{ipcsync_namespace}/e", 1)
+    _let(ipcsync_client, "open")
+    _let(ipcsync_client, "seen")
+    child = ipcsync_spawn(_record_gated, engine)
+    point.synchronize(20)
+    assert child.result() == bytes(point)
 
 
 def test_steady_state_sends_no_message(new_client: Callable[..., ipcsync.Client], engine: str) -> None:

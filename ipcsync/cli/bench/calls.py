@@ -69,7 +69,7 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
             **_other_records(stream),
         }
         target = {"bare cuEventRecord": at_most_more(3, "µs")}
-        contest = {name: lambda call=call: _each(call, count) for name, call in peers.items()}  # type: ignore[misc]
+        contest = {name: lambda call=call: _each(call, count) for name, call in peers.items()}
         yield from compare("record (event)", interleave(contest, rounds), "µs", target)
         spare = check(driver.cuMemAlloc(8), "cuMemAlloc")
         values = {

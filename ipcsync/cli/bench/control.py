@@ -18,10 +18,10 @@ from ipcsync.cli.bench.workers import Workers
 
 _FOREVER = 1 << 62
 
-# --- in a worker --------------------------------------------------------------------------------------------------------
+# --- in a worker ------------------------------------------------------------------------------------------------------
 
 
-def _connect(state: dict[str, Any], endpoint: str, echo: str, redis: str, manager: tuple[Any, Any]) -> None:
+def _connect(state: dict[str, Any], endpoint: str, echo: str, redis: str, manager: Any) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     client = ipcsync.connect(endpoint)
     state.update(client=client, ids=itertools.count(1 << 40))
@@ -31,7 +31,7 @@ def _connect(state: dict[str, Any], endpoint: str, echo: str, redis: str, manage
         state[name].connect(where)
     if redis:
         state["redis"] = RedisConnection(redis)
-    state["table"] = manager_table(*manager)
+    state["table"] = manager_table(manager)
 
 
 def _pipelined(send: Callable[[], None], receive: Callable[[], object], count: int, window: int) -> float:
@@ -124,7 +124,7 @@ def _arrivals(state: dict[str, Any], feed: str, sockets: int, mark: bytes) -> li
     return times
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------------
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 class Control:
@@ -137,8 +137,8 @@ class Control:
         self.redis = stack.enter_context(closing(Redis())) if Redis.is_installed() else None
         self.workers = stack.enter_context(Workers(clients))
         redis = self.redis.path if self.redis else ""
-        manager = (self.manager.address, self.manager.token)
-        self.workers.together(clients, _connect, self.coordinator.endpoint, self.echo.endpoint, redis, manager)
+        endpoints = (self.coordinator.endpoint, self.echo.endpoint, redis)
+        self.workers.together(clients, _connect, *endpoints, self.manager.token)
         self.peers = ["ipcsync", "bare ROUTER/DEALER", "multiprocessing.Manager", *(["Redis"] if redis else [])]
 
     def rate(self, peer: str, clients: int, count: int, window: int) -> float:
@@ -159,7 +159,7 @@ def rates(rounds: int, scale: float) -> Iterator[Row]:
                 count = max(100, int(scale * (2000 if window == 1 else 20_000) / clients))
                 peers = [peer for peer in control.peers if window == 1 or peer != "multiprocessing.Manager"]
                 contest = {
-                    peer: lambda peer=peer: control.rate(peer, clients, count, window)  # type: ignore[misc] # noqa: B023
+                    peer: lambda peer=peer: control.rate(peer, clients, count, window)  # noqa: B023 - called at once
                     for peer in peers
                 }
                 targets = {"bare ROUTER/DEALER": at_least(0.6), "multiprocessing.Manager": at_least(5)}
@@ -230,7 +230,7 @@ def fan_out(rounds: int, scale: float) -> Iterator[Row]:
                 delays += [arrival - start for arrival in arrivals]
             return percentile(delays, 99) * 1e6
 
-        contest = {peer: lambda peer=peer: measure(peer) for peer in feeds}  # type: ignore[misc]
+        contest = {peer: lambda peer=peer: measure(peer) for peer in feeds}
         for peer in feeds:
             measure(peer)  # the subscriptions must have arrived
         targets = {"bare PUB/SUB": at_most(1.5)}

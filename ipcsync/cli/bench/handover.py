@@ -39,7 +39,7 @@ def _rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> float:
     return (time.perf_counter() - start) / count / 2
 
 
-# --- in a worker --------------------------------------------------------------------------------------------------------
+# --- in a worker ------------------------------------------------------------------------------------------------------
 
 
 def _points(state: dict[str, Any], endpoint: str, round_name: str, engine: str, count: int, serves: bool) -> float:
@@ -51,16 +51,20 @@ def _points(state: dict[str, Any], endpoint: str, round_name: str, engine: str, 
     mine, theirs = names if serves else names[::-1]
     stream = ipcsync.Stream()
     with client.event(mine, recorder=True, engine=engine) as recorder, client.event(theirs, engine=engine) as waiter:
+
+        def tell(_number: int) -> None:
+            recorder.record(stream)
+
         recorder.record(stream).synchronize(10)  # both sides are there
         waiter.at(1).synchronize(10)
         seconds = _rally(
-            lambda number: recorder.record(stream) and None,
+            tell,
             lambda number: waiter.at(number + 1).synchronize(10),
             count,
             serves=serves,
         )
         waiter.at(count + 1).synchronize(10)
-        recorder.latest.synchronize(10)
+        recorder.at(count + 1).synchronize(10)
     return seconds
 
 
@@ -128,7 +132,7 @@ def _play_inherited(kind: str, mine: Any, theirs: Any, count: int, answer: Conne
     return seconds
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------------
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def _inherited(kind: str, manager: Manager, count: int) -> float:

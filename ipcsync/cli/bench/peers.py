@@ -73,12 +73,11 @@ _Manager.register("Table", Table)
 
 
 class Manager:
-    """`multiprocessing.Manager`, with its server's process. `address` and `authkey` are what another process connects to."""
+    """`multiprocessing.Manager`, with its server's process. `token` is what another process reaches its table by."""
 
     def __init__(self) -> None:
         self._manager = _Manager(authkey=b"ipcsync-bench")
         self._manager.start()
-        self.address = self._manager.address
         self._table = self._manager.Table()  # type: ignore[attr-defined] # registered above
         self.token = self._table._token
 
@@ -91,7 +90,7 @@ class Manager:
         self._manager.shutdown()
 
 
-def manager_table(address: Any, token: Any) -> Any:
+def manager_table(token: Any) -> Any:
     """The manager's table, in another process."""
     from multiprocessing.managers import AutoProxy  # type: ignore[attr-defined] # public in CPython, not in typeshed
 

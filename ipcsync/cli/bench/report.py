@@ -63,7 +63,7 @@ def table(rows: list[Row]) -> Table:
             _figure(row.theirs) if row.peer else "-",
             row.unit,
             f"{row.ratio:.2f}" if row.peer else "-",
-            f"{_figure(row.spread[0])}–{_figure(row.spread[1])}",
+            f"{_figure(row.spread[0])} to {_figure(row.spread[1])}",
             row.target or "-",
             {True: "yes", False: "NO", None: "-"}[row.met],
         )
@@ -77,7 +77,7 @@ def markdown(rows: list[Row]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        spread = f"{_figure(row.spread[0])}–{_figure(row.spread[1])}"
+        spread = f"{_figure(row.spread[0])} to {_figure(row.spread[1])}"
         met = {True: "yes", False: "**no**", None: ""}[row.met]
         cells = [row.row, row.peer, _figure(row.ours), _figure(row.theirs) if row.peer else "", row.unit]
         cells += [f"{row.ratio:.2f}" if row.peer else "", spread, row.target, met]

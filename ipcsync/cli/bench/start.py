@@ -64,7 +64,7 @@ def _detach(state: dict[str, Any]) -> None:
     state.pop("client").close()
 
 
-def attach(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a run is long: as many rounds as asked for
+def attach(rounds: int, scale: float) -> Iterator[Row]:
     """64 processes attach to the same events."""
     processes = 64 if scale >= 1 else 8
     with Workers(processes) as workers:

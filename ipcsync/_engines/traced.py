@@ -1,0 +1,272 @@
+"""The engines of a client that writes a trace. One that writes none uses the plain ones, and pays nothing.
+
+A queued wait counts as released when this process first learns that its point is complete, from the thread that asks
+for that while waits are queued. That is 1 to 10 ms after the GPU knew it, the later the longer it took.
+"""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+from ipcsync._board import BROKEN, Board
+from ipcsync._engines.base import Engine, Guard
+from ipcsync._engines.event import EventEngine
+from ipcsync._engines.timeline import TimelineEngine
+from ipcsync._trace.layout import Kind, Outcome
+from ipcsync._trace.writer import Use, Writer, writer_in
+from ipcsync._wire.messages import Attachment
+from ipcsync.errors import EventClosed, IpcSyncError, RecorderLost
+
+log = logging.getLogger("ipcsync")
+
+_RECORD, _WAIT, _PASSED, _RELEASED, _SYNCHRONIZE = map(int, Kind)
+_OK, _FAILED, _UNSEEN = map(int, Outcome)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.01
+_LINGER_NS = 50_000_000
+
+
+class Ranges:
+    """NVTX ranges around the calls on one event."""
+
+    def __init__(self, domain: Any, event: str) -> None:
+        self._domain = domain
+        self._labels = {
+            kind: domain.get_event_attributes(message=f"{kind.name.lower()} {event or '(unnamed)'}")
+            for kind in (Kind.RECORD, Kind.WAIT, Kind.SYNCHRONIZE)
+        }
+
+    @contextmanager
+    def around(self, kind: Kind) -> Iterator[None]:
+        """A range of this thread, as long as the block."""
+        self._domain.push_range(self._labels[kind])
+        try:
+            yield
+        finally:
+            self._domain.pop_range()
+
+
+class Tracing:
+    """What the traced engines of one client share; the process's file is made with the first of them."""
+
+    def __init__(self, directory: Path, client: str) -> None:
+        self._directory = directory
+        self._client = client
+        self._domain = _nvtx_domain()
+
+    def engine(
+        self, board: Board, guard: Guard, attachment: Attachment, ordinal: int
+    ) -> TracedEventEngine | TracedTimelineEngine:
+        """An engine that writes what it does. OSError if the file cannot be made."""
+        writer = writer_in(self._directory)
+        engine = _TRACED[attachment.engine](board, guard, attachment, ordinal)
+        use = Use(
+            board.epoch, attachment.slot, attachment.incarnation, attachment.name, attachment.engine, self._client
+        )
+        engine.begin_trace(writer, use, Ranges(self._domain, attachment.name) if self._domain is not None else None)
+        return engine
+
+
+def _nvtx_domain() -> Any:
+    """NVTX's domain of ipcsync, None without the `nvtx` package. Without a tool that listens its ranges do nothing."""
+    try:
+        return importlib.import_module("nvtx").get_domain("ipcsync")
+    except (ImportError, AttributeError):  # the second: some folder that happens to have the name
+        return None
+
+
+class Traced(Engine):
+    """An engine whose records, waits and synchronizations are written, and shown as NVTX ranges if there are any."""
+
+    def begin_trace(self, writer: Writer, use: Use, ranges: Ranges | None) -> None:
+        """Write from now on."""
+        self._put = writer.put
+        self._use = writer.name(use)
+        self._ranges = ranges
+        self._queued: deque[tuple[int, int, int]] = deque()  # generation, stream's id, when: those not looked at yet
+        self._held: list[tuple[int, int, int]] = []  # the others, as a heap
+        self._learning = threading.Lock()
+        self._releases = _releases
+        self.is_watched = False
+
+    # --- what is written ----------------------------------------------------------------------------------------------
+
+    def _record(self, handle: Any, timeout: float | None) -> int:
+        began = monotonic_ns()
+        if self._ranges is None:
+            generation = super()._record(handle, timeout)
+        else:
+            with self._ranges.around(Kind.RECORD):
+                generation = super()._record(handle, timeout)
+        self._put(_RECORD, self._use, generation, self._last_stream, began, monotonic_ns())
+        return generation
+
+    def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> int | None:
+        began = monotonic_ns()
+        try:
+            if self._ranges is None:
+                stream_id = super()._wait(generation, handle, ordinal, timeout, ahead)
+            else:
+                with self._ranges.around(Kind.WAIT):
+                    stream_id = super()._wait(generation, handle, ordinal, timeout, ahead)
+        except BaseException:
+            self._put(_WAIT, self._use, generation, 0, began, monotonic_ns(), _FAILED)
+            raise
+        now = monotonic_ns()
+        if stream_id is None:
+            self._put(_PASSED, self._use, generation, 0, began, now)
+        else:
+            self._put(_WAIT, self._use, generation, stream_id, began, now)
+            self._queued.append((generation, stream_id, now))
+            if not self.is_watched:
+                self._releases.watch(self)
+        return stream_id
+
+    def synchronize(self, generation: int, timeout: float | None) -> None:
+        """Block until `generation` is complete."""
+        began = monotonic_ns()
+        try:
+            if self._ranges is None:
+                super().synchronize(generation, timeout)
+            else:
+                with self._ranges.around(Kind.SYNCHRONIZE):
+                    super().synchronize(generation, timeout)
+        except BaseException:
+            self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns(), _FAILED)
+            raise
+        self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns())
+
+    def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
+        """A task has waited for `generation` since `began`, and no thread."""
+        self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns(), _OK if is_complete else _FAILED)
+
+    # --- releases -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_queued_waits(self) -> bool:
+        """Whether any queued wait is not known to be released."""
+        return bool(self._queued or self._held)
+
+    def learn_releases(self) -> int:
+        """Write which queued waits are released; how many of them. The rest of a closed use is left to `try_let_go`."""
+        count = 0
+        with self._learning:
+            while self._queued:
+                heapq.heappush(self._held, self._queued.popleft())
+            while self._held and not self.is_closed:  # the lowest generation first: none is complete before it
+                outcome = self._outcome(self._held[0][0])
+                if outcome is None:
+                    break
+                self._write_release(outcome)
+                count += 1
+        return count
+
+    def _outcome(self, generation: int) -> int | None:
+        """How a queued wait for `generation` ended, None if it did not."""
+        try:
+            return _OK if self.query(generation) else None
+        except EventClosed:
+            return None if self.is_closed else _UNSEEN
+        except RecorderLost:
+            return _FAILED
+        except IpcSyncError:  # the session or the coordinator is lost, which the next call raises
+            return _UNSEEN
+
+    def _write_release(self, outcome: int) -> None:
+        generation, stream_id, began = heapq.heappop(self._held)
+        self._put(_RELEASED, self._use, generation, stream_id, began, monotonic_ns(), outcome)
+
+    def close(self) -> None:
+        """End this use; what is released by now is written before."""
+        self.learn_releases()
+        super().close()
+
+    def try_let_go(self) -> bool:
+        """Let go of everything if no queued wait is pending; that is then written of each."""
+        if not super().try_let_go():
+            return False
+        with self._learning:
+            # Until the coordinator is told, nobody uses the slot anew: its state is still this use's.
+            is_known = self.guard.coordinator_is_alive() and self.line.state != BROKEN
+            while self._queued:
+                heapq.heappush(self._held, self._queued.popleft())
+            while self._held:
+                self._write_release(_OK if is_known or self._held[0][0] <= self.seen else _UNSEEN)
+        return True
+
+
+class TracedEventEngine(Traced, EventEngine):
+    """The `event` engine, with a trace."""
+
+
+class TracedTimelineEngine(Traced, TimelineEngine):
+    """The `timeline` engine, with a trace."""
+
+
+_TRACED: dict[str, type[TracedEventEngine | TracedTimelineEngine]] = {
+    "event": TracedEventEngine,
+    "timeline": TracedTimelineEngine,
+}
+
+
+class Releases:
+    """The thread that asks which queued waits are released; started with the first, asleep while there is none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engines: dict[Traced, int] = {}  # and when anything was queued there last
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, engine: Traced) -> None:
+        """Ask for this engine's waits, until it has none for a while."""
+        with self._lock:
+            engine.is_watched = True
+            self._engines[engine] = monotonic_ns()
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="ipcsync-trace", daemon=True)
+                self._thread.start()
+            self._wake.set()
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            self._wake.wait()
+            with self._lock:
+                engines = list(self._engines)
+                if not engines:
+                    self._wake.clear()
+            learned = sum(self._ask(engine) for engine in engines)
+            pause = _FIRST_PAUSE_S if learned else min(1.5 * pause, _LONGEST_PAUSE_S)
+            time.sleep(pause)
+
+    def _ask(self, engine: Traced) -> int:
+        learned = 0
+        try:
+            learned = engine.learn_releases()
+        except Exception:
+            log.exception("the trace cannot tell which waits on %r are released", engine.name)
+        now = monotonic_ns()
+        with self._lock:
+            if engine.has_queued_waits and not engine.is_closed:
+                self._engines[engine] = now
+            elif now - self._engines[engine] > _LINGER_NS or engine.is_closed:
+                # In this order: whoever queues a wait looks at the mark after that.
+                engine.is_watched = False
+                if not engine.has_queued_waits or engine.is_closed:
+                    del self._engines[engine]
+                else:
+                    engine.is_watched = True
+        return learned
+
+
+_releases = Releases()

@@ -1,0 +1,154 @@
+"""Writing a trace: one file a process and directory, made with the first shared event that the process attaches to."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+from threading import get_ident
+from typing import NamedTuple
+
+from ipcsync._linux.fork import ForkMark
+from ipcsync._trace.layout import (
+    ENTRIES,
+    ENTRIES_AT,
+    ENTRY,
+    FILE_BYTES,
+    HEADER,
+    MAGIC,
+    NAME,
+    NAMES,
+    NAMES_AT,
+    SUFFIX,
+    VERSION,
+    Outcome,
+)
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_CLIENT_ROOM = 160
+_OK = int(Outcome.OK)
+
+_pack = ENTRY.pack_into
+_SIZE = ENTRY.size
+
+_writers: dict[Path, Writer] = {}
+_opening = threading.Lock()
+
+
+class Use(NamedTuple):
+    """One attachment of one client to one shared event."""
+
+    epoch: bytes
+    slot: int
+    incarnation: int
+    event: str
+    engine: str
+    client: str
+
+
+def prepare(directory: str | os.PathLike[str]) -> Path:
+    """The directory, made if it was not there (mode 0700). OSError if it cannot be, or nothing can be written to it."""
+    path = Path(directory).absolute()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"nothing can be written to the trace's directory {path}")
+    return path
+
+
+def writer_in(directory: Path) -> Writer:
+    """This process's writer for a directory. OSError if the file cannot be made, or there is no room for all of it."""
+    writer = _writers.get(directory)
+    if writer is None or writer.is_of_parent:
+        with _opening:
+            writer = _writers.get(directory)
+            if writer is None or writer.is_of_parent:
+                writer = _writers[directory] = Writer(directory)
+    return writer
+
+
+class Writer:
+    """A trace file of this process. Thread-safe; in a forked child it writes nothing.
+
+    The file is allocated in full at once: a disk that fills up later cannot end the process by SIGBUS. It stays as it
+    is when the process ends, however it does.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, FILE_BYTES)
+            self._map = mmap.mmap(fd, FILE_BYTES)
+        except BaseException:
+            self.path.unlink()
+            raise
+        finally:
+            os.close(fd)
+        self._fork_mark = ForkMark()
+        self._byte = self._fork_mark.byte
+        self._numbers = itertools.count(1)
+        self._uses = itertools.count(1)
+        self._pid = os.getpid()
+        HEADER.pack_into(
+            self._map,
+            0,
+            MAGIC,
+            VERSION,
+            ENTRY.size,
+            self._pid,
+            time.monotonic_ns(),
+            time.time_ns(),
+            ENTRIES,
+            Path(_BOOT_ID).read_bytes().strip(),
+            Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").strip(),
+        )
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process was forked after it was made."""
+        return self._fork_mark.in_child
+
+    def name(self, use: Use) -> int:
+        """The number that stands for a use in the entries."""
+        number = next(self._uses)
+        event = use.event.encode()
+        client = use.client.encode()[:_CLIENT_ROOM]
+        NAME.pack_into(
+            self._map,
+            NAMES_AT + (number % NAMES) * NAME.size,
+            use.epoch,
+            use.incarnation,
+            use.slot,
+            len(event),
+            len(client),
+            use.engine.encode(),
+            event,
+            client,
+            number,
+        )
+        return number
+
+    def put(
+        self, kind: int, use: int, generation: int, stream: int, began: int, ended: int, outcome: int = _OK
+    ) -> None:
+        """Write an entry, over the oldest if there is no room."""
+        if self._byte[0]:
+            number = next(self._numbers)
+            _pack(
+                self._map,
+                ENTRIES_AT + number % ENTRIES * _SIZE,
+                began,
+                ended,
+                generation,
+                stream,
+                get_ident(),
+                use,
+                kind,
+                outcome,
+                0,
+                number,
+            )

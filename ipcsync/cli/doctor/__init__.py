@@ -1,0 +1,13 @@
+"""`ipcsync doctor`: what this machine and two of its processes can do, tried with real calls.
+
+- `command`: the command itself
+- `checks`: what is tried, in order, and what follows for the user
+- `trials`: the parts of it that two processes do together
+- `crew`: the processes, none of which is waited for without a deadline
+- `actions`: what each process does, told by name
+- `report`: for people and for programs
+"""
+
+from ipcsync.cli.doctor.command import command
+
+__all__ = ["command"]

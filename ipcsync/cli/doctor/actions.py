@@ -1,0 +1,258 @@
+"""What a process of the doctor does: told by name over stdin, answered on stdout, one line of JSON each.
+
+`python -m ipcsync.cli.doctor.actions PARENT`. It ends with its stdin, and is killed with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import ipcsync
+from ipcsync.errors import IpcSyncError
+
+if TYPE_CHECKING:
+    from ipcsync.testing import StreamGate
+
+_PR_SET_PDEATHSIG = 1
+_SOON_S = 5.0
+_clients: dict[str, ipcsync.Client] = {}
+_kept: dict[str, ipcsync.SharedEvent] = {}
+_streams: dict[str, ipcsync.Stream] = {}
+_gates: dict[str, StreamGate] = {}
+
+
+def describe() -> dict[str, Any]:
+    """The driver and the devices of this process. Fails without a driver."""
+    from cuda.bindings.driver import CUdevice_attribute as Attribute
+
+    from ipcsync import _drivers
+    from ipcsync.native import context
+
+    driver = context.driver()
+
+    def ask(attribute: Any, device: Any) -> int:
+        return int(_drivers.check(driver.cuDeviceGetAttribute(attribute, device), "cuDeviceGetAttribute"))
+
+    devices = []
+    for ordinal, device in enumerate(context.devices()):
+        properties = ipcsync.get_device_properties(ordinal)
+        devices.append(
+            {
+                "name": properties.name,
+                "uuid": properties.uuid,
+                "compute_mode": ask(Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, device),
+                "ipc_events": bool(ask(Attribute.CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, device)),
+            }
+        )
+    return {"driver": ipcsync.driver_name(), "version": ipcsync.driver_version(), "devices": devices}
+
+
+def place() -> dict[str, Any]:
+    """Where this process stands: its pid, its pid namespace, and which /dev/shm it sees."""
+    from ipcsync._linux.process import pid_namespace
+
+    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
+    return {"pid": os.getpid(), "namespace": pid_namespace(), "shm": [status.st_dev, status.st_ino]}
+
+
+def connect(endpoint: str) -> dict[str, Any]:
+    """Connect, and say where the coordinator stands; its /dev/shm is None if this process may not look."""
+    client = _client(endpoint)
+    pid, _, namespace = client._lease.board.coordinator
+    shm = None
+    if namespace == place()["namespace"]:
+        try:
+            status = os.stat(f"/proc/{pid}/root/dev/shm")
+        except PermissionError:
+            shm = None
+        else:
+            shm = [status.st_dev, status.st_ino]
+    return {"pid": pid, "namespace": namespace, "shm": shm}
+
+
+def _client(endpoint: str) -> ipcsync.Client:
+    if endpoint not in _clients:
+        _clients[endpoint] = ipcsync.connect(endpoint, name="ipcsync doctor")
+    return _clients[endpoint]
+
+
+def check(endpoint: str, device: int) -> dict[str, Any]:
+    """What `Client.check` says of a device."""
+    return _client(endpoint).check(device)
+
+
+def open_recorder(endpoint: str, name: str, engine: str, device: int) -> None:
+    """Open an event to record on, and hold a stream of the device."""
+    from ipcsync.testing import StreamGate
+
+    _kept[name] = _client(endpoint).event(name, recorder=True, engine=engine, device=device)
+    _streams[name] = ipcsync.Stream(device)
+    _gates[name] = StreamGate(_streams[name]).__enter__()
+
+
+def record(name: str) -> str:
+    """Record on the held stream; the point's bytes."""
+    return bytes(_kept[name].record(_streams[name])).hex()
+
+
+def let_go(name: str) -> None:
+    """Let the held stream go on."""
+    _gates[name].open()
+
+
+def completed_here(name: str, generation: int) -> bool:
+    """Whether a load of the board's word shows within five seconds what this process's stream wrote."""
+    line = _kept[name]._attached.engine.line
+    base = _kept[name]._attached.engine.base
+    return _soon(lambda: line.completed >= base + generation)
+
+
+def close_recorder(name: str) -> None:
+    """Close the event that this process records on."""
+    _gates.pop(name).__exit__(None, None, None)
+    _kept.pop(name).close()
+    del _streams[name]
+
+
+def join(endpoint: str, name: str, device: int, generation: int, ahead: bool) -> None:
+    """Open an event, and have a stream of the device wait for a generation."""
+    _kept[name] = _client(endpoint).event(name)
+    _streams[name] = ipcsync.Stream(device)
+    _kept[name].at(generation).wait(_streams[name], timeout=_SOON_S, ahead=ahead)
+
+
+def is_held(name: str) -> bool:
+    """Whether the waiting stream still waits."""
+    return not _streams[name].query()
+
+
+def goes_on(name: str, seconds: float = _SOON_S) -> bool:
+    """Whether the waiting stream goes on within so many seconds."""
+    return _soon(_streams[name].query, seconds)
+
+
+def outcome(name: str, generation: int) -> str:
+    """What this process is told of a generation within five seconds: "complete", an error's name, or "nothing"."""
+    try:
+        _kept[name].at(generation).synchronize(_SOON_S)
+    except ipcsync.WaitTimeout:
+        return "nothing"
+    except IpcSyncError as error:
+        return type(error).__name__
+    return "complete"
+
+
+def leave(name: str) -> None:
+    """Close the event that this process waits on."""
+    _kept.pop(name).close()
+    del _streams[name]
+
+
+def try_gate() -> bool:
+    """Whether a plain store wakes a wait that is pending on a stream, within five seconds."""
+    from ipcsync.testing import StreamGate
+
+    stream = ipcsync.Stream()
+    gate = StreamGate(stream).__enter__()
+    if stream.query():
+        raise IpcSyncError("the stream was not held at all")
+    gate.open()
+    woke = _soon(stream.query)
+    if woke:
+        gate.__exit__(None, None, None)
+    return woke
+
+
+def export() -> str:
+    """Make an interprocess event, keep it, and export it."""
+    event = ipcsync.Event(interprocess=True)
+    handle = event.ipc_handle()
+    _exported.append(event)
+    return handle.hex()
+
+
+_exported: list[ipcsync.Event] = []
+
+
+def open_twice(handle: str) -> str:
+    """What a second open of a handle gives: "the same" CUevent, "another" of that event, or the error."""
+    from ipcsync.errors import DriverError
+
+    first = _open(handle)
+    try:
+        second = _open(handle)
+    except DriverError as error:
+        return str(error)
+    return "the same" if int(first) == int(second) else "another"
+
+
+def export_imported(handle: str) -> str:
+    """What exporting an imported event gives: "the same" handle, "another", or the error."""
+    from ipcsync import _drivers
+    from ipcsync.errors import DriverError
+
+    try:
+        again = _drivers.check(_drivers.load().cuIpcGetEventHandle(_open(handle)), "cuIpcGetEventHandle")
+    except DriverError as error:
+        return str(error)
+    return "the same" if _drivers.handle_bytes(again).hex() == handle else "another"
+
+
+def _open(handle: str) -> Any:
+    """The CUevent of a handle, straight from the driver; it goes with this process."""
+    from cuda.bindings.driver import CUipcEventHandle
+
+    from ipcsync import _drivers
+
+    data = _drivers.handle_from_bytes(CUipcEventHandle, bytes.fromhex(handle))
+    return _drivers.check(_drivers.load().cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle")
+
+
+def _soon(condition: Callable[[], bool], seconds: float = _SOON_S) -> bool:
+    deadline = time.monotonic() + seconds
+    pause = 0.0002
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 2, 0.01)
+    return True
+
+
+ACTIONS: dict[str, Callable[..., Any]] = {
+    action.__name__: action
+    for action in (
+        describe, place, connect, check, open_recorder, record, let_go, completed_here, close_recorder, join, is_held,
+        goes_on, outcome, leave, try_gate, export, open_twice, export_imported,
+    )
+}  # fmt: skip
+
+
+def main() -> None:
+    """Do what is told until stdin ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not orphaned, even inside a driver call
+    if os.getppid() != int(sys.argv[1]):
+        return
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        try:
+            answer = {"value": ACTIONS[request["action"]](**request["arguments"])}
+        except Exception as error:  # noqa: BLE001 - the doctor reports it, whatever it is
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+    for client in _clients.values():
+        client.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The findings, for people and for programs."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import click
+
+from ipcsync.cli.output import is_terminal
+
+Result = Literal["ok", "warn", "fail", "skipped"]
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: what was tried and found (`detail`), and what it means and asks for (`advice`, empty for nothing)."""
+
+    name: str
+    result: Result
+    detail: str
+    advice: str = ""
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """{"checks": [{"name", "result", "detail", "advice"}, …]}."""
+    return {"checks": [asdict(finding) for finding in findings]}
+
+
+def show(findings: Sequence[Finding]) -> None:
+    """Print a table on a terminal, plain lines elsewhere, and one line that sums up."""
+    if is_terminal(sys.stdout):
+        _show_table(findings)
+    else:
+        _show_lines(findings)
+    count = {result: sum(finding.result == result for finding in findings) for result in _STYLES}
+    click.echo(", ".join(f"{number} {result}" for result, number in count.items() if number))
+
+
+def _show_lines(findings: Sequence[Finding]) -> None:
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        click.echo(f"{finding.result:<7}  {finding.name:<{width}}  {finding.detail}")
+        for line in textwrap.wrap(finding.advice, 100):
+            click.echo(f"{'':<7}  {'':<{width}}    {line}")
+
+
+def _show_table(findings: Sequence[Finding]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("check", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("what was found", overflow="fold", ratio=1)
+    table.add_column("what it means", overflow="fold", ratio=1)
+    for finding in findings:
+        result = Text(finding.result, style=_STYLES[finding.result])
+        table.add_row(Text(finding.name), result, Text(finding.detail), Text(finding.advice))
+    Console().print(table)

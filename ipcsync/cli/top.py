@@ -1,0 +1,236 @@
+"""`ipcsync top`: what a coordinator holds, again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ipcsync.cli.output import Failed, is_terminal, print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from ipcsync.client import Client
+
+_TIMEOUT_S = 2.0
+_COLUMNS = ("event", "state", "engine", "generation", "complete", "/s", "pending", "recorder", "attached")
+_LOOKS = 16
+
+
+@click.command("top")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a look, for a program.")
+@click.option("--once", is_flag=True, help="Look once, and end.")
+@click.option("--period", type=click.FloatRange(0.1, 3600), default=1.0, metavar="S", help="Seconds between looks. [1]")
+@click.option("--endpoint", metavar="ENDPOINT", help="Where it is. [IPCSYNC_ENDPOINT, else the runtime directory's]")
+def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> None:
+    """Show the coordinator's events and sessions, live; q or Ctrl-C ends it.
+
+    \b
+    Examples:
+      ipcsync top
+      ipcsync top --period 0.2
+      ipcsync top --json --once
+
+    It connects as a session of its own, which it does not show. On a terminal it waits for a coordinator that is gone;
+    elsewhere it prints each look as text, and ends with status 1 when there is no coordinator.
+    """
+    import logging
+
+    from ipcsync._wire import endpoints
+
+    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # that there is no GPU here is not what was asked
+    try:
+        where = endpoint or endpoints.default_endpoint()
+    except ValueError as error:
+        raise Failed(str(error)) from None
+    watcher = _Watcher(where)
+    try:
+        if as_json or once or not is_terminal(sys.stdout):
+            _print(watcher, period, as_json=as_json, once=once)
+        else:
+            _show(watcher, period)
+    except KeyboardInterrupt:
+        return  # that is how it ends
+    finally:
+        watcher.close()
+
+
+class _Watcher:
+    """Looks at one endpoint; connects at the first look, and again after the coordinator was gone."""
+
+    def __init__(self, endpoint: str) -> None:
+        from ipcsync.client.tracks import Tracks
+
+        self.endpoint = endpoint
+        self._client: Client | None = None
+        self._tracks = Tracks(_LOOKS)
+
+    def look(self) -> dict[str, Any]:
+        """What there is now; an IpcSyncError says why that cannot be told."""
+        client = self._connected()
+        stats = client.stats(timeout=_TIMEOUT_S)
+        del stats["client"]  # of this very command
+        tracks = self._tracks.see(client.list_events(), time.monotonic())
+        return {
+            "time": time.time(),
+            "endpoint": client.endpoint,
+            "epoch": client.epoch.hex(),
+            "stats": stats,
+            "sessions": [asdict(row) for row in client.list_sessions() if row.id != client.session_id],
+            "events": [
+                {**asdict(track.info), "rate": track.rate, "pending_s": round(track.pending_s, 3)} for track in tracks
+            ],
+        }
+
+    def _connected(self) -> Client:
+        import ipcsync
+        from ipcsync._wire import endpoints
+
+        if self._client is not None and not self._client.is_connected:
+            self.close()
+        if self._client is None:
+            # A person asks what is there now: no waiting for a daemon that may be about to start.
+            if not os.path.exists(endpoints.socket_path(self.endpoint)):
+                raise ipcsync.ConnectError(f"no coordinator at {self.endpoint}; start one with: ipcsync coordinator")
+            self._client = ipcsync.connect(self.endpoint, name="ipcsync top", timeout=_TIMEOUT_S)
+            self._tracks.clear()
+        return self._client
+
+    def close(self) -> None:
+        """End the session, if there is one."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def _print(watcher: _Watcher, period: float, *, as_json: bool, once: bool) -> None:
+    while True:
+        found = watcher.look()
+        if as_json:
+            click.echo(json.dumps(found))
+        else:
+            click.echo(_summary(found))
+            if found["events"]:
+                print_table(_COLUMNS, [_cells(event) for event in found["events"]])
+            click.echo()
+        sys.stdout.flush()
+        if once:
+            return
+        time.sleep(period)
+
+
+def _summary(found: dict[str, Any]) -> str:
+    stats = found["stats"]
+    deaths = sum(stats["deaths"].values())
+    return (
+        f"up {stats['uptime_s']:.0f} s   sessions {len(found['sessions'])}   events {stats['events']}   "
+        f"pool {stats['pool_in_use']}/{stats['pool_size']}   quarantined {stats['quarantined']}   deaths {deaths}   "
+        f"refusals {sum(stats['refusals'].values())}"
+    )
+
+
+def _cells(event: dict[str, Any]) -> list[object]:
+    rate = event["rate"]
+    return [
+        event["name"] or "(unnamed)",
+        event["state"],
+        event["engine"],
+        event["generation"],
+        event["completed"],
+        None if rate is None else round(rate, 1),
+        f"{event['pending_s']:.1f} s" if event["pending_s"] else None,
+        event["recorder"] or None,
+        event["attached"],
+    ]
+
+
+# --- on a terminal ----------------------------------------------------------------------------------------------------
+
+
+def _show(watcher: _Watcher, period: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(_screen(watcher, console), refresh=True)
+            if pressed(period) in (b"q", b"Q", b"\x04"):
+                return
+
+
+def _screen(watcher: _Watcher, console: Console) -> RenderableType:
+    from rich.text import Text
+
+    from ipcsync.errors import IpcSyncError
+
+    try:
+        return _picture(watcher.look(), console.height)
+    except IpcSyncError as error:
+        return Text(f"{error}\n\nwaiting for it; q ends", style="bold red")
+
+
+def _picture(found: dict[str, Any], height: int) -> RenderableType:
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"open": "green", "broken": "bold red", "closed": "dim"}
+    table = Table(box=box.SIMPLE, pad_edge=False, expand=True)
+    for name in _COLUMNS:
+        is_text = name in ("event", "state", "engine", "recorder")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
+    # What is broken or stuck first, then what is busiest: the rest may not fit.
+    events = sorted(
+        found["events"], key=lambda row: (row["state"] != "broken", -row["pending_s"], -(row["rate"] or 0), row["name"])
+    )
+    room = max(height - 8, 1)
+    for event in events[:room]:
+        cells = [
+            Text("-" if cell is None else str(cell)) for cell in _cells(event)
+        ]  # as text: names may look like markup
+        cells[1].stylize(styles.get(event["state"], ""))
+        table.add_row(*cells)
+    left_out = len(events) - room
+    end = f"{left_out} more events; " if left_out > 0 else ""
+    return Group(
+        Text(found["endpoint"], style="bold", no_wrap=True, overflow="ellipsis"),
+        Text(_summary(found), no_wrap=True, overflow="ellipsis"),
+        table,
+        Text(f"{end}q ends", style="dim"),
+    )
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bytes]]:
+    """A function that waits up to so many seconds for a key, and gives it, or nothing."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield lambda seconds: os.read(fd, 1) if select.select([fd], [], [], seconds)[0] else b""
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _no_key(seconds: float) -> bytes:
+    time.sleep(seconds)
+    return b""

@@ -1,0 +1,287 @@
+"""The same client for asyncio: nothing here blocks the loop, and a cancelled call leaves nothing behind.
+
+Each class wraps the one without `Async` in its name, and does what that does: requests and driver calls on threads,
+waits for GPU work by the client's own thread that looks at all of them. The one exception: a stream whose handle means
+another one on each thread (the per-thread default stream) is used on the loop's thread, by calls that do not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import get_ident
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ipcsync._engines import deadline_of
+from ipcsync.client.aio_event import AsyncPoint, AsyncSharedEvent, clients
+from ipcsync.client.callbacks import Pending
+from ipcsync.client.client import Client, connect
+from ipcsync.client.event import SharedEvent
+from ipcsync.client.point import Point
+from ipcsync.client.rows import AttachmentInfo, EventInfo, Notice, SessionInfo
+from ipcsync.client.threads import Threads, is_of_this_thread, run, run_alone, soon
+from ipcsync.errors import WaitTimeout
+from ipcsync.native import fork
+from ipcsync.native.context import LEGACY
+from ipcsync.native.stream import Stream, resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AsyncClient", "AsyncPoint", "AsyncSharedEvent", "aconnect"]
+
+T = TypeVar("T")
+
+
+async def aconnect(
+    endpoint: str | None = None,
+    *,
+    name: str | None = None,
+    timeout: float = 5.0,
+    lease_ttl: float | None = None,
+    trace: str | os.PathLike[str] | None = None,
+) -> AsyncClient:
+    """Open a session with a coordinator; as `connect`, and with its errors."""
+    fork.arm()
+    threads = Threads()
+    try:
+        open_session = partial(connect, endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace)
+        return AsyncClient(await threads.request(open_session, Client.close), threads)
+    except BaseException:
+        threads.shutdown()
+        raise
+
+
+class AsyncClient:
+    """One session with a coordinator, for asyncio; see `Client`. Made by `aconnect`.
+
+    An asynchronous context manager that closes it. It may be used by several tasks, and by loops of several threads.
+    """
+
+    def __init__(self, client: Client, threads: Threads) -> None:
+        self._client = client
+        self._threads = threads
+        clients.add(self)
+
+    @property
+    def endpoint(self) -> str:
+        """Where the coordinator is."""
+        return self._client.endpoint
+
+    @property
+    def epoch(self) -> bytes:
+        """The 16 bytes that the coordinator drew at its start."""
+        return self._client.epoch
+
+    @property
+    def name(self) -> str:
+        """What others see of this session."""
+        return self._client.name
+
+    @property
+    def session_id(self) -> str:
+        """The session's public id."""
+        return self._client.session_id
+
+    @property
+    def lease_ttl(self) -> float:
+        """The lease's TTL in seconds, as granted."""
+        return self._client.lease_ttl
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the session lives, as far as is known; asks nobody."""
+        return self._client.is_connected
+
+    @property
+    def messages_sent(self) -> int:
+        """How many requests this client has sent to the coordinator."""
+        return self._client.messages_sent
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    async def _request(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        self._client._check()
+        return await self._threads.request(fn, undo)
+
+    async def event(
+        self,
+        name: str,
+        *,
+        recorder: bool = False,
+        device: Any = None,
+        engine: str = "auto",
+        depth: int = 4,
+        timeout: float = 5.0,
+    ) -> AsyncSharedEvent:
+        """Open a shared event, or create it; as `Client.event`. If it is cancelled, what it opened is closed again."""
+        options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
+        opened = await self._request(partial(self._client.event, name, **options, timeout=timeout), SharedEvent.close)
+        return AsyncSharedEvent(self, opened)
+
+    async def record(self, stream: Any = None, *, engine: str = "auto") -> AsyncPoint:
+        """Record on this client's unnamed event for `stream`; as `Client.record`."""
+        self._client._check()
+        chosen = resolve(stream)
+        address = chosen.stream_id
+        key = (address, get_ident() if address in LEGACY else 0, chosen.device_index, engine)
+        event = self._client._unnamed.get(key)
+        if event is None:
+            event = await self._request(partial(self._client._unnamed_event, key))
+        return await self._record(event, chosen, stream, None)
+
+    async def point(self, data: bytes | bytearray | memoryview) -> AsyncPoint:
+        """The point in 48 bytes from any process; as `Client.point`."""
+        return AsyncPoint(await self._request(partial(self._client.point, data)), self)
+
+    async def stream(self, name: str, *, device: Any = None, priority: int = 0) -> Stream:
+        """A stream of this process, made as the specification `name` says; as `Client.stream`."""
+        return await self._request(partial(self._client.stream, name, device=device, priority=priority))
+
+    # --- lists --------------------------------------------------------------------------------------------------------
+
+    async def list_events(self, prefix: str = "") -> list[EventInfo]:
+        """The shared events whose names begin with `prefix`, those in quarantine included."""
+        return await self._request(partial(self._client.list_events, prefix))
+
+    async def list_sessions(self) -> list[SessionInfo]:
+        """The sessions that live."""
+        return await self._request(self._client.list_sessions)
+
+    async def list_attachments(self, prefix: str = "", *, limit: int = 100_000) -> list[AttachmentInfo]:
+        """Who records and who waits on which events; as `Client.list_attachments`."""
+        return await self._request(partial(self._client.list_attachments, prefix, limit=limit))
+
+    async def stats(self, timeout: float = 5.0) -> dict[str, Any]:
+        """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
+        return await self._request(partial(self._client.stats, timeout))
+
+    async def check(self, device: Any = None) -> dict[str, dict[str, Any]]:
+        """Which engines work between this process and the coordinator on a device; as `Client.check`."""
+        return await self._request(partial(self._client.check, device))
+
+    async def watch(self, prefix: str = "", *, timeout: float | None = None) -> AsyncGenerator[Notice, None]:
+        """A snapshot as notices, then every change in order; as `Client.watch`.
+
+        It ends with `aclose`, or when the task that iterates over it is cancelled. It reads only while it is asked: a
+        slow reader costs no memory, and is led across what it missed by a snapshot.
+        """
+        fork.check()
+        is_over = threading.Event()
+
+        def look() -> None:
+            if is_over.is_set():
+                raise _WatchOver
+            self._client._look()
+
+        notices = self._client._notices(prefix, timeout, look)
+        own = ThreadPoolExecutor(1, "ipcsync-watch")
+        try:
+            while (notice := await run(own, partial(_next, notices))) is not None:
+                yield notice
+        finally:
+            is_over.set()
+            own.submit(_close, notices)  # behind a read that may still be under way, for 50 ms at most
+            own.shutdown(wait=False)
+
+    # --- waits --------------------------------------------------------------------------------------------------------
+
+    async def _over(self, pending: Pending) -> None:
+        """Wait until it is over; raises what ended it otherwise."""
+        fork.check()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        entry = self._client._callbacks.add(pending, lambda error: soon(loop, _settle, future, error))
+        try:
+            await future
+        finally:
+            self._client._callbacks.remove(entry)
+
+    async def _record(self, event: SharedEvent, stream: Stream, owner: Any, timeout: float | None) -> AsyncPoint:
+        """Record as soon as there is room in the ring. `owner` is what the stream was taken from."""
+        deadline = deadline_of(timeout)
+        while True:
+            try:
+                return AsyncPoint(await self._drive(partial(event.record, stream, timeout=0), stream, owner), self)
+            except WaitTimeout as full:
+                oldest = event.at(full.generation)
+            left = _left(deadline, timeout)
+            try:
+                await self._over(Pending(oldest, left))
+            except WaitTimeout:
+                event._engine._timed_out(oldest.generation, timeout, "complete, and the ring is full")
+
+    async def _wait(self, point: Point, stream: Stream, owner: Any, timeout: float | None, *, ahead: bool) -> None:
+        """Queue the wait as soon as the record is made."""
+        deadline_of(timeout)
+        queue = partial(point.wait, stream, timeout=0, ahead=ahead)
+        try:
+            await self._drive(queue, stream, owner)
+        except WaitTimeout:
+            await self._over(Pending(point, timeout, recorded=True))
+            await self._drive(queue, stream, owner)  # a generation once recorded stays so
+
+    async def _drive(self, fn: Callable[[], T], stream: Stream, owner: Any) -> T:
+        """A driver call that does not wait; `owner` lives until it is made, also if this is cancelled meanwhile."""
+        return fn() if is_of_this_thread(stream) else await self._threads.drive(partial(_with, owner, fn))
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Close the session and all it has; as `Client.close`; twice does nothing. Cancelled, it goes on by itself."""
+        if fork.is_in_bad_fork():
+            return
+        await run_alone(self._close)
+
+    def _close(self) -> None:
+        self._client.close()
+        self._threads.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._client).replace("Client", "AsyncClient", 1)
+
+
+class _WatchOver(Exception):  # noqa: N818 - no error: the end of a watch that nobody reads any more
+    """Raised inside a watch's thread to end it."""
+
+
+def _next(notices: Iterator[Notice]) -> Notice | None:
+    try:
+        return next(notices, None)
+    except _WatchOver:
+        return None
+
+
+def _close(notices: Any) -> None:
+    notices.close()
+
+
+def _with(_owner: Any, fn: Callable[[], T]) -> T:
+    return fn()
+
+
+def _left(deadline_ns: int, timeout: float | None) -> float | None:
+    return None if timeout is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return  # cancelled meanwhile
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,224 @@
+"""Shared events and points for asyncio. They wrap the ones without `Async` in their names; `aio` says how."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from time import monotonic_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ipcsync.client.callbacks import Pending
+from ipcsync.client.event import SharedEvent
+from ipcsync.client.point import Point
+from ipcsync.client.threads import run_alone, soon
+from ipcsync.errors import ConnectError, IpcSyncError
+from ipcsync.native import fork
+from ipcsync.native.device import Device
+from ipcsync.native.stream import resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ipcsync.client.aio import AsyncClient
+
+clients: weakref.WeakSet[AsyncClient] = weakref.WeakSet()
+"""The asynchronous clients of this process: an unpickled point looks for its own among them."""
+
+
+class AsyncSharedEvent:
+    """A named channel of GPU work, for asyncio; see `SharedEvent`. An asynchronous context manager that closes it."""
+
+    def __init__(self, client: AsyncClient, event: SharedEvent) -> None:
+        self._client = client
+        self._event = event
+
+    @property
+    def name(self) -> str:
+        """The event's name."""
+        return self._event.name
+
+    @property
+    def device(self) -> Device:
+        """The event's device, as this process numbers it."""
+        return self._event.device
+
+    @property
+    def engine(self) -> str:
+        """Either "event" or "timeline"; the same for every session."""
+        return self._event.engine
+
+    @property
+    def depth(self) -> int:
+        """How many records may be in flight on the `event` engine."""
+        return self._event.depth
+
+    @property
+    def handles(self) -> tuple[bytes, ...]:
+        """The IPC handles of the ring, 64 bytes each; empty on the `timeline` engine."""
+        return self._event.handles
+
+    @property
+    def handle(self) -> bytes | None:
+        """The first of `handles`: with depth=1, all that torch or cuda.core need to wait."""
+        return self._event.handle
+
+    @property
+    def generation(self) -> int:
+        """The last generation recorded, 0 for none."""
+        return self._event.generation
+
+    @property
+    def completed(self) -> int:
+        """Every generation up to this one is known complete; never more than `generation`."""
+        return self._event.completed
+
+    @property
+    def state(self) -> str:
+        """One of "open", "broken" (the recorder died) and "closed"."""
+        return self._event.state
+
+    async def record(self, stream: Any = None, *, timeout: float | None = None) -> AsyncPoint:
+        """Record the next generation; as `SharedEvent.record`.
+
+        If the ring is full, the task waits for the oldest. Cancelled then, nothing is recorded; cancelled while the
+        driver is at it, the record may have been made.
+        """
+        self._event._check()
+        ordinal = self._event.device.index
+        return await self._client._record(self._event, resolve(stream, ordinal), stream, timeout)
+
+    def at(self, generation: int) -> AsyncPoint:
+        """The point of a generation, recorded already or not; ValueError below 1."""
+        return AsyncPoint(self._event.at(generation), self._client)
+
+    @property
+    def latest(self) -> AsyncPoint | None:
+        """The point of the last record, None if there is none yet."""
+        latest = self._event.latest
+        return None if latest is None else AsyncPoint(latest, self._client)
+
+    async def close(self) -> None:
+        """End this object's use; as `SharedEvent.close`. A cancelled close goes on by itself."""
+        if self._event._is_open and not fork.is_in_bad_fork():
+            await run_alone(self._event.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._event).replace("SharedEvent", "AsyncSharedEvent", 1)
+
+
+class AsyncPoint:
+    """A record of a shared event, or one to come, for asyncio; see `Point`. Immutable, hashable, and pickles.
+
+    `bytes(point)` are the same 48 bytes as of `Point`. An unpickled one belongs to the process's asynchronous client of
+    its epoch; it must be awaited once before `event_name`, `device` and `is_recorded` are known.
+    """
+
+    __slots__ = ("__weakref__", "_client", "_point")
+
+    def __init__(self, point: Point, client: AsyncClient | None) -> None:
+        self._point = point
+        self._client = client
+
+    async def _bound(self) -> tuple[AsyncClient, Point]:
+        """Client and point, attached if they were not."""
+        if self._client is None:
+            client = _client_of(self._point._key.epoch)
+            self._point = (await client.point(bytes(self._point)))._point
+            self._client = client
+        return self._client, self._point
+
+    def _known(self) -> Point:
+        if self._client is None:
+            raise ConnectError("this point was unpickled and not used yet: await one of its methods first")
+        return self._point
+
+    @property
+    def generation(self) -> int:
+        """Which record of the event it is, from 1 up."""
+        return self._point.generation
+
+    @property
+    def event_name(self) -> str:
+        """The event's name; empty for a client's unnamed ones."""
+        return self._known().event_name
+
+    @property
+    def device(self) -> Device:
+        """The event's device, as this process numbers it."""
+        return self._known().device
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the record was made. That it is complete, `query` tells."""
+        return self._known().is_recorded
+
+    async def wait(self, stream: Any = None, *, timeout: float | None = None, ahead: bool = False) -> None:
+        """Have all work submitted to `stream` from now on wait for this point; as `Point.wait`."""
+        fork.check()
+        chosen = resolve(stream)
+        client, point = await self._bound()
+        await client._wait(point, chosen, stream, timeout, ahead=ahead)
+
+    async def query(self) -> bool:
+        """Whether it is complete; as `Point.query`."""
+        client, point = await self._bound()
+        return await client._threads.drive(point.query)
+
+    async def synchronize(self, timeout: float | None = None) -> None:
+        """Wait until it is complete; as `Point.synchronize`."""
+        client, point = await self._bound()
+        engine, began, is_complete = point._bound().engine, monotonic_ns(), False
+        try:
+            await client._over(Pending(point, timeout))
+            is_complete = True
+        finally:
+            engine.synchronized(point.generation, began, is_complete=is_complete)
+
+    def add_done_callback(self, fn: Callable[[AsyncPoint], object]) -> None:
+        """Have `fn(point)` called once by the running loop, when the point is complete or can never be."""
+        if not callable(fn):
+            raise TypeError(f"a callback is callable, but got {type(fn).__name__}")
+        loop = asyncio.get_running_loop()
+        self._known().add_done_callback(lambda _: soon(loop, fn, self))
+
+    async def exception(self) -> IpcSyncError | None:
+        """Why the point can never be complete; None if it is, or still can be."""
+        client, point = await self._bound()
+        return await client._threads.drive(point.exception)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._point)
+
+    def __eq__(self, other: object) -> bool:
+        return self._point == other._point if isinstance(other, AsyncPoint) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._point)
+
+    def __repr__(self) -> str:
+        return repr(self._point).replace("Point", "AsyncPoint", 1)
+
+    def __reduce__(self) -> tuple[Any, tuple[Point]]:
+        return _unpickle, (self._point,)
+
+
+def _unpickle(point: Point) -> AsyncPoint:
+    return AsyncPoint(point, None)
+
+
+def _client_of(epoch: bytes) -> AsyncClient:
+    fork.check()
+    for client in list(clients):
+        if client.epoch == epoch and client.is_connected:
+            return client
+    raise ConnectError("this point needs an asynchronous client of its coordinator here: await ipcsync.aconnect()")

@@ -1,0 +1,109 @@
+"""Where the calls of an asynchronous client run, so that none of them blocks the loop.
+
+Two pools, so that no call waits for a thread that another call keeps from it: requests, each of which ends by its own
+timeout, and driver calls, none of which waits for anybody. Waits for GPU work take no thread at all (`callbacks`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from ipcsync import _drivers
+from ipcsync._drivers import check
+from ipcsync.native import context, fork
+from ipcsync.native.stream import Stream
+
+T = TypeVar("T")
+
+_REQUESTS = 16
+_DRIVER = 4
+_LEGACY, _PER_THREAD = 0, 2
+
+
+class Threads:
+    """The threads of one asynchronous client."""
+
+    def __init__(self) -> None:
+        self._requests = ThreadPoolExecutor(_REQUESTS, "ipcsync-requests")
+        self._driver = ThreadPoolExecutor(_DRIVER, "ipcsync-driver")
+
+    async def request(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """What `fn()` returns, run where requests are; `undo` gets it if this is cancelled meanwhile."""
+        return await run(self._requests, fn, undo)
+
+    async def drive(self, fn: Callable[[], T]) -> T:
+        """What `fn()` returns, run where driver calls are. Once it has begun, a cancellation does not undo it."""
+        return await run(self._driver, fn)
+
+    def shutdown(self) -> None:
+        """Let the threads end once they have finished what they have; the client is closed."""
+        self._requests.shutdown(wait=False)
+        self._driver.shutdown(wait=False)
+
+
+async def run(executor: ThreadPoolExecutor, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+    """What `fn()` returns, run on a thread of the executor with the CUDA context that is current on this one.
+
+    If this is cancelled before `fn` begins, it never does; afterwards its result goes to `undo`.
+    """
+    fork.check()
+    try:
+        future = executor.submit(_there, fn, _current_context())
+    except RuntimeError:  # the executor was shut: the client is closed, which each call finds first of all
+        return fn()
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        if undo is not None and not future.cancel():
+            future.add_done_callback(partial(_undo, undo))
+        raise
+
+
+async def run_alone(fn: Callable[[], T]) -> T:
+    """The same on a thread of its own: for what must not wait until a pool has one free."""
+    executor = ThreadPoolExecutor(1, "ipcsync-alone")
+    try:
+        return await run(executor, fn)
+    finally:
+        executor.shutdown(wait=False)
+
+
+def _undo(undo: Callable[[T], object], done: Future[T]) -> None:
+    """Called by whichever thread, the loop's too if the result came before the cancellation: hence one of its own."""
+    if done.exception() is None:
+        threading.Thread(target=undo, args=(done.result(),), name="ipcsync-undo").start()
+
+
+def _current_context() -> Any:
+    """What is current on this thread, NULL included; None before there is a driver."""
+    if not _drivers.is_loaded():
+        return None
+    return check(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent")
+
+
+def _there(fn: Callable[[], T], current: Any) -> T:
+    if current is not None:
+        check(context.driver().cuCtxSetCurrent(current), "cuCtxSetCurrent")
+    return fn()
+
+
+def is_of_this_thread(stream: Stream) -> bool:
+    """Whether a stream's handle means another stream on another thread."""
+    if stream.stream_id == _LEGACY:
+        return os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") not in {"", "0"}
+    return stream.stream_id == _PER_THREAD
+
+
+def soon(loop: asyncio.AbstractEventLoop, fn: Callable[..., object], *args: Any) -> None:
+    """Have the loop call `fn`; nothing if the loop was closed, since nobody waits in it any more."""
+    try:
+        loop.call_soon_threadsafe(fn, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

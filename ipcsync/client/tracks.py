@@ -1,0 +1,66 @@
+"""What follows from looking at the events again and again: how fast each is recorded, and how long work is pending."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ipcsync.client.rows import EventInfo
+
+_RATE_S = 5.0
+
+
+@dataclass
+class Track:
+    """One event over time. `points` holds (when, generation, completed) of the last looks, the oldest first."""
+
+    info: EventInfo
+    points: deque[tuple[float, int, int]]
+    rate: float | None = None  # records a second over the last few seconds, None after one look
+    _pending_since: float | None = field(default=None, repr=False)
+
+    def see(self, info: EventInfo, now: float) -> None:
+        """Take in the next look."""
+        is_pending = info.state == "open" and info.completed < info.generation
+        if not is_pending:
+            self._pending_since = None
+        elif self._pending_since is None or info.completed != self.info.completed:
+            self._pending_since = now
+        self.info = info
+        self.points.append((now, info.generation, info.completed))
+        self.rate = self._rate(now)
+
+    def _rate(self, now: float) -> float | None:
+        if len(self.points) < 2:
+            return None
+        recent = [point for point in self.points if now - point[0] <= _RATE_S]
+        first, last = (recent if len(recent) > 1 else list(self.points)[-2:])[0], self.points[-1]
+        return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else None
+
+    @property
+    def pending_s(self) -> float:
+        """For how long nothing was completed while something was pending, in seconds, as far as looks can tell."""
+        return self.points[-1][0] - self._pending_since if self._pending_since is not None else 0.0
+
+
+class Tracks:
+    """All events over time; of each at most `looks` looks are kept."""
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+        self._tracks: dict[tuple[int, int], Track] = {}
+
+    def see(self, events: Iterable[EventInfo], now: float) -> list[Track]:
+        """Take in the next look, at `now` seconds; the tracks of the events that there are, in the events' order."""
+        known, self._tracks = self._tracks, {}
+        for info in events:
+            key = (info.slot, info.incarnation)
+            track = known.get(key) or Track(info, deque(maxlen=self._looks))
+            track.see(info, now)
+            self._tracks[key] = track
+        return list(self._tracks.values())
+
+    def clear(self) -> None:
+        """Forget everything: another coordinator counts anew."""
+        self._tracks = {}

@@ -1,1 +1,0 @@
-"""Fixtures for the xdist suites of those who use ipcsync."""

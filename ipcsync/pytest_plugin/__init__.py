@@ -1,0 +1,170 @@
+"""Fixtures for suites that use ipcsync, alone or under pytest-xdist.
+
+Loading the plugin loads neither ZeroMQ nor CUDA and starts nothing. The first test that asks for a coordinator starts
+one for the whole run; every worker shares it, and it is gone when the run is, however that ends.
+
+    def test_hand_over(ipcsync_client, ipcsync_spawn):
+        child = ipcsync_spawn(record_on, "frames")  # a function of a module: record_on(client, name)
+        point = ipcsync_client.event("frames").at(1)
+        point.synchronize(10)
+        assert child.result(10) == bytes(point)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ipcsync.pytest_plugin import gpu, run
+
+if TYPE_CHECKING:
+    from ipcsync.client import Client
+    from ipcsync.pytest_plugin.run import Run, RunCoordinator
+    from ipcsync.pytest_plugin.spawned import Child
+
+__all__ = ["ipcsync_client", "ipcsync_coordinator", "ipcsync_namespace", "ipcsync_spawn"]
+
+_RUN: pytest.StashKey[Run] = pytest.StashKey()
+_JOINED: pytest.StashKey[RunCoordinator] = pytest.StashKey()
+_WORKER_KEY = "ipcsync_run"
+_DEFAULT_TIMEOUT_S = 30.0
+
+
+# --- hooks ------------------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --ipcsync-driver and --ipcsync-timeout."""
+    group = parser.getgroup("ipcsync", "ipcsync: shared CUDA events")
+    group.addoption(
+        "--ipcsync-driver",
+        choices=["auto", "cuda", "host"],
+        default=None,
+        help="driver of the run's coordinator and of what connects to it; default: $IPCSYNC_DRIVER, else host",
+    )
+    group.addoption(
+        "--ipcsync-timeout",
+        type=_seconds,
+        default=_DEFAULT_TIMEOUT_S,
+        metavar="S",
+        help="seconds for connecting, and for each process of ipcsync_spawn (default: %(default)s)",
+    )
+
+
+def _seconds(text: str) -> float:
+    """A finite number of seconds above 0; ValueError otherwise, which argparse turns into a usage error."""
+    seconds = float(text)
+    if not 0 < seconds <= 1e6:
+        raise ValueError(text)
+    return seconds
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, and know which run this process is of."""
+    config.addinivalue_line("markers", "gpu: needs a real NVIDIA GPU; skipped, with the reason, where there is none")
+    config.stash[_RUN] = run.of_worker(config.workerinput) if hasattr(config, "workerinput") else run.own()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell an xdist worker whose run it is of (in the controller)."""
+    node.workerinput[_WORKER_KEY] = node.config.stash[_RUN].to_worker()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the run's coordinator, in the process that the run belongs to: its workers have ended by now."""
+    mine = config.stash.get(_RUN, None)
+    if mine is not None and mine.pid == os.getpid():
+        run.stop(mine)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu") is not None:
+        reason = gpu.why_not()
+        if reason:
+            pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Name the coordinator's log in the report of a failed test that used it, and show its end."""
+    report = yield
+    coordinator = item.config.stash.get(_JOINED, None)
+    if report.failed and coordinator is not None and "ipcsync_coordinator" in getattr(item, "fixturenames", ()):
+        state = "runs" if coordinator.is_running else "has ended"
+        report.sections.append(
+            (
+                "ipcsync coordinator",
+                f"pid {coordinator.pid} {state}; its log is {coordinator.log}, which ends with:\n"
+                + run.tail(coordinator.log),
+            )
+        )
+    return report
+
+
+# --- fixtures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def ipcsync_coordinator(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunCoordinator]:
+    """The run's coordinator: `.endpoint`, `.pid`, `.log`. One for all xdist workers; it ends with the run.
+
+    $IPCSYNC_DRIVER is set for the rest of the session, so that this process and its children use the same driver.
+    """
+    driver = pytestconfig.getoption("--ipcsync-driver") or os.environ.get("IPCSYNC_DRIVER") or "host"
+    base = tmp_path_factory.getbasetemp()
+    if hasattr(pytestconfig, "workerinput"):
+        base = base.parent  # the run's, above each worker's own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPCSYNC_DRIVER", driver)
+        mine = pytestconfig.stash[_RUN]
+        coordinator = run.join(mine, driver, base / f"ipcsync-coordinator-{mine.token}.log")
+        pytestconfig.stash[_JOINED] = coordinator
+        yield coordinator
+
+
+@pytest.fixture
+def ipcsync_namespace(request: pytest.FixtureRequest) -> str:
+    """What begins every name of this test, and none of any other, be it a repetition of it or of another run."""
+    # From the system's randomness: plugins that seed `random` for each test would give the same again.
+    return f"{secrets.token_hex(6)}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', request.node.name)[:60]}"
+
+
+@pytest.fixture
+def ipcsync_client(
+    pytestconfig: pytest.Config, ipcsync_coordinator: RunCoordinator, ipcsync_namespace: str
+) -> Iterator[Client]:
+    """A client of the run's coordinator, to which every name is one of the test's namespace."""
+    from ipcsync.pytest_plugin import namespaced
+
+    with namespaced.connect(
+        ipcsync_coordinator.endpoint, ipcsync_namespace, "test", pytestconfig.getoption("--ipcsync-timeout")
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+def ipcsync_spawn(
+    pytestconfig: pytest.Config, ipcsync_coordinator: RunCoordinator, ipcsync_namespace: str
+) -> Iterator[Callable[..., Child]]:
+    """`ipcsync_spawn(fn, *args) -> Child`: a fresh process that runs `fn(client, *args)`; none outlives the test.
+
+    `fn` is a function of a module (not a lambda, not one made in another function); arguments, result and errors must
+    pickle. Call it from a thread that lives as long as the child: the kernel kills the child when that thread ends.
+    """
+    from ipcsync.pytest_plugin.spawned import Children
+
+    children = Children(ipcsync_coordinator.endpoint, ipcsync_namespace, pytestconfig.getoption("--ipcsync-timeout"))
+    try:
+        yield children.spawn
+    finally:
+        children.close()

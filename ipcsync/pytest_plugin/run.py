@@ -1,0 +1,225 @@
+"""One coordinator for one test run, shared by every process of it.
+
+A run belongs to a process: xdist's controller, or pytest itself without xdist. Whoever needs the coordinator first
+starts it, under a file lock, in a directory that is named after the run. The daemon goes on when the worker that
+started it ends or crashes, and ends by itself when the run's process does, even by SIGKILL (`--exit-with`). In the
+ordinary case the run's process stops it, when its workers have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ipcsync._linux.process import PidFd, is_running, start_time
+from ipcsync.errors import ConnectError
+
+_START_S = 30.0
+_STOP_S = 5.0
+_READY_FD = 3
+_TAIL_LINES = 20
+_TAIL_BYTES = 16_384
+
+
+@dataclass(frozen=True)
+class Run:
+    """Whose run it is, as (pid, start time), and a token that tells it from others of the same process."""
+
+    pid: int
+    started: int
+    token: str
+
+    @property
+    def directory(self) -> Path:
+        """Where the run's processes meet. Named so that a later `launch` removes what a killed run left."""
+        return Path(tempfile.gettempdir()) / f"ipcsync-{os.getuid()}-{self.pid}-{self.started}-{self.token}"
+
+    def to_worker(self) -> dict[str, Any]:
+        """What a worker is told of it."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class RunCoordinator:
+    """The run's coordinator: `endpoint` is what clients connect to, `log` where its log is."""
+
+    endpoint: str
+    pid: int
+    started: int
+    log: str
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the daemon lives."""
+        return is_running(self.pid, self.started)
+
+
+def own() -> Run:
+    """A run of this very process."""
+    pid = os.getpid()
+    return Run(pid, start_time(pid) or 0, secrets.token_hex(4))
+
+
+def of_worker(workerinput: Mapping[str, Any]) -> Run:
+    """The run of an xdist worker, by what its controller told it.
+
+    If the controller does not have this plugin, or is on another machine, the run is the parent process's: its workers
+    meet by xdist's id of the run.
+    """
+    told = workerinput.get("ipcsync_run")
+    if told is not None and is_running(told["pid"], told["started"]):
+        return Run(**told)
+    parent = os.getppid()
+    token = hashlib.sha256(str(workerinput.get("testrunuid", "")).encode()).hexdigest()[:16]
+    return Run(parent, start_time(parent) or 0, token)
+
+
+def join(run: Run, driver: str, log: Path) -> RunCoordinator:
+    """The run's coordinator, started if this is the first to ask.
+
+    Raises ConnectError if it does not start, or has ended since; the message names its log.
+    """
+    _make_private(run.directory)
+    with open(run.directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held for as long as a start takes, and released by the kernel after a crash
+        found = _read(run)
+        if found is None:
+            found = _start(run, driver, log)
+            _write(run, found)
+    if not found.is_running:
+        raise ConnectError(
+            f"the run's coordinator (pid {found.pid}) has ended; its log is {found.log}, which ends with:\n"
+            + tail(found.log),
+            endpoint=found.endpoint,
+        )
+    return found
+
+
+def stop(run: Run) -> None:
+    """Stop the run's coordinator, if one was started, and wait until it is gone."""
+    found = _read(run)
+    if found is not None:
+        _end(found)
+    shutil.rmtree(run.directory, ignore_errors=True)
+
+
+def tail(log: str | Path) -> str:
+    """The last lines of a log."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"(it cannot be read: {error})"
+    return "\n".join(lines[-_TAIL_LINES:]) or "(it is empty)"
+
+
+# --- the directory ----------------------------------------------------------------------------------------------------
+
+
+def _make_private(directory: Path) -> None:
+    with contextlib.suppress(FileExistsError):  # another worker came first
+        directory.mkdir(mode=0o700)
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
+        raise ConnectError(f"{directory} is not a directory of mode 0700 of this user: remove it")
+
+
+def _read(run: Run) -> RunCoordinator | None:
+    try:
+        text = (run.directory / "coordinator.json").read_text()
+    except FileNotFoundError:
+        return None
+    return RunCoordinator(**json.loads(text))
+
+
+def _write(run: Run, coordinator: RunCoordinator) -> None:
+    draft = run.directory / "coordinator.json.new"
+    draft.write_text(json.dumps(dataclasses.asdict(coordinator)))
+    draft.rename(run.directory / "coordinator.json")
+
+
+# --- the daemon -------------------------------------------------------------------------------------------------------
+
+
+def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
+    """Start the daemon and wait until it serves."""
+    # A directory for each start: a worker that crashes right after it leaves a daemon that nobody knows of, which keeps
+    # its own until the run ends.
+    command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", str(run.directory / str(os.getpid()))]
+    command += ["--driver", driver, "--exit-with", f"{run.pid}:{run.started}", "--ready-fd", str(_READY_FD)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            command,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+                (os.POSIX_SPAWN_DUP2, write, _READY_FD),
+            ],
+            setsid=True,  # a Ctrl-C is pytest's, which then stops the daemon in order
+            setsigdef=[signal.SIGINT, signal.SIGTERM],
+        )
+    finally:
+        os.close(write)
+    try:
+        endpoint = _await_ready(read)
+    finally:
+        os.close(read)
+    coordinator = RunCoordinator(endpoint, pid, start_time(pid) or 0, str(log))
+    if not endpoint:
+        _end(coordinator)
+        raise ConnectError(f"the run's coordinator did not start; its log {log} ends with:\n{tail(log)}")
+    return coordinator
+
+
+def _await_ready(fd: int) -> str:
+    """The endpoint that the daemon tells once it serves; empty if it ends or takes too long."""
+    deadline = time.monotonic() + _START_S
+    data = b""
+    while not data.endswith(b"\n"):
+        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        chunk = os.read(fd, 4096) if ready else b""
+        if not chunk:
+            return ""
+        data += chunk
+    return data.decode().strip()
+
+
+def _end(coordinator: RunCoordinator) -> None:
+    """SIGTERM, SIGKILL if that is not enough, and wait. It may be no child of this process."""
+    try:
+        process = PidFd(coordinator.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if coordinator.is_running:
+            for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                    signal.pidfd_send_signal(process.fileno(), number)
+                if number != signal.SIGTERM and select.select([process], [], [], _STOP_S)[0]:
+                    break
+    finally:
+        process.close()
+    with contextlib.suppress(ChildProcessError):  # a worker started it: it is reaped by whoever adopted it
+        os.waitpid(coordinator.pid, os.WNOHANG)

@@ -1,0 +1,194 @@
+"""Processes that a test spawns: what they return or raise, and their end.
+
+Function and arguments go to the child over a pipe that only the two have, pickled, and so does the answer come back:
+nothing pickled is ever read from a socket that others can connect to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import Any
+
+import pytest
+
+from ipcsync._linux.process import PidFd
+from ipcsync.pytest_plugin.spawned_main import Task
+
+_END_S = 10.0
+_GRACE_S = 2.0  # for a child that ends by its own time limit, so that it can say where it was
+
+
+class ChildError(AssertionError):
+    """A spawned process has no result: it crashed, was killed, ran past its time, or raised what cannot travel.
+
+    `traceback` is that process's, empty if it left none; `status` its exit status (negative: the signal), None if it
+    runs on.
+    """
+
+    def __init__(self, message: str = "", *, traceback: str = "", status: int | None = None) -> None:
+        super().__init__(message)
+        self.traceback = traceback
+        self.status = status
+
+
+class Child:
+    """One spawned process, made by `ipcsync_spawn`. `pid` is its process id."""
+
+    def __init__(self, task: Task, args: tuple[Any, ...], label: str) -> None:
+        self._label = label
+        self._limit = task.limit
+        self._answer: tuple[str, Any, str] | None = None
+        self._failure: ChildError | None = None
+        self._was_asked = False
+        self._trace = os.memfd_create("ipcsync-child")
+        self._pipe, theirs = Pipe()
+        fds = (theirs.fileno(), self._trace)
+        command = [sys.executable, "-m", "ipcsync.pytest_plugin.spawned_main", *map(str, fds), str(os.getpid())]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._began = time.monotonic()
+        # A session of its own: a Ctrl-C is pytest's, and whatever the child starts can be ended with it.
+        self._process = subprocess.Popen(
+            command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        theirs.close()
+        self.pid = self._process.pid
+        self._pidfd = PidFd(self.pid)
+        try:
+            self._pipe.send(tuple(task))
+            self._pipe.send_bytes(pickle.dumps(args))
+        except BaseException:
+            self.close()
+            raise
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the function returned, waited for at most `timeout` seconds (None: until the child's own time is over).
+
+        Raises what the function raised, with that process's traceback as a note; ChildError, with whatever traceback
+        there is, if it ended otherwise or the time is over. A child whose own time is over (--ipcsync-timeout) is
+        killed; one that is merely waited for too briefly goes on.
+        """
+        __tracebackhide__ = True  # the test's own line is what failed
+        self._was_asked = True
+        if self._answer is None and self._failure is None:
+            self._receive(timeout)
+        if self._failure is not None:
+            raise self._failure
+        assert self._answer is not None
+        kind, value, trace = self._answer
+        if kind != "returned":
+            raise self._error(value, trace)
+        return value
+
+    def _receive(self, timeout: float | None) -> None:
+        """Take in the answer, or why there is none."""
+        over = self._began + self._limit + _GRACE_S
+        until = over if timeout is None else min(over, time.monotonic() + timeout)
+        wait([self._pipe, self._pidfd.fileno()], max(0.0, until - time.monotonic()))
+        if self._pipe.poll(0):
+            try:
+                self._answer = self._pipe.recv()
+            except (EOFError, ConnectionResetError):
+                wait([self._pidfd.fileno()], _END_S)  # the pipe's end came first
+        if self._answer is not None:
+            return
+        if not self._pidfd.is_dead and time.monotonic() < over:
+            raise ChildError(f"{self._label} (pid {self.pid}) did not end within {timeout} s; it runs on")
+        late = not self._pidfd.is_dead
+        self.kill()
+        trace = self._read_trace()
+        late = late or trace.startswith("Timeout (")  # faulthandler's words
+        why = f"ran past its {self._limit:g} s" if late else f"ended without a result{self._how()}"
+        self._failure = ChildError(
+            f"{self._label} (pid {self.pid}) {why}{_block(trace)}", traceback=trace, status=self._process.returncode
+        )
+
+    def _error(self, pickled: bytes | None, trace: str) -> Exception:
+        """What it raised, with its traceback."""
+        error: Any = None
+        if pickled is not None:
+            with contextlib.suppress(Exception):  # what cannot be built here is told by its traceback
+                error = pickle.loads(pickled)  # noqa: S301 - from the pipe of our own child
+        if not isinstance(error, Exception):
+            return ChildError(f"{self._label} (pid {self.pid}) raised{_block(trace)}", traceback=trace)
+        # As `add_note` of Python 3.11 does; pytest shows notes under every version.
+        notes = [*getattr(error, "__notes__", []), f"{self._label} (pid {self.pid}) raised{_block(trace)}"]
+        error.__dict__["__notes__"] = notes
+        return error
+
+    def _read_trace(self) -> str:
+        return os.pread(self._trace, 1 << 20, 0).decode(errors="replace").strip()
+
+    def _how(self) -> str:
+        status = self._process.returncode
+        if status is None or status >= 0:
+            return f", status {status}"
+        return f": killed by {signal.Signals(-status).name}"
+
+    def kill(self) -> None:
+        """End it and whatever it started by SIGKILL, and reap it; nothing if it ended already."""
+        if self._process.returncode is None:
+            # Before it is reaped its group cannot belong to anybody else.
+            with contextlib.suppress(ProcessLookupError):  # it has not made its own group yet, or left nobody in it
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.wait(_END_S)
+
+    def close(self) -> None:
+        """Kill it if it runs, and give back what it holds; warns of an error that nobody asked for."""
+        if not self._was_asked and self._answer is None and self._failure is None and self._pipe.poll(0):
+            with contextlib.suppress(EOFError, ConnectionResetError):  # it ended in the middle of its answer
+                self._answer = self._pipe.recv()
+        self.kill()
+        self._pipe.close()
+        self._pidfd.close()
+        os.close(self._trace)
+        if not self._was_asked and self._answer is not None and self._answer[0] == "raised":
+            text = f"{self._label} (pid {self.pid}) raised, and nobody asked for its result{_block(self._answer[2])}"
+            warnings.warn(pytest.PytestWarning(text), stacklevel=2)
+
+    def __repr__(self) -> str:
+        return f"<Child {self._label} pid={self.pid}>"
+
+
+class Children:
+    """The processes of one test."""
+
+    def __init__(self, endpoint: str, namespace: str, limit: float) -> None:
+        self._endpoint = endpoint
+        self._namespace = namespace
+        self._limit = limit
+        self._children: list[Child] = []
+
+    def spawn(self, fn: Callable[..., Any], *args: Any) -> Child:
+        """Start a fresh process that runs `fn(client, *args)` with a client of the test's namespace.
+
+        Raises TypeError if `fn` cannot be found by its module and name.
+        """
+        module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+        if not callable(fn) or not module or not name or "<" in name or module == "__main__":
+            raise TypeError(f"a process is spawned for a function of a module, which it imports, but got {fn!r}")
+        file = getattr(sys.modules.get(module), "__file__", None)
+        label = f"{name.rpartition('.')[2]}-{len(self._children) + 1}"
+        task = Task(module, name, file, self._endpoint, self._namespace, label, self._limit)
+        self._children.append(Child(task, args, label))
+        return self._children[-1]
+
+    def close(self) -> None:
+        """End all of them."""
+        with contextlib.ExitStack() as stack:  # each is ended, also when another one's end raises
+            for child in self._children:
+                stack.callback(child.close)
+
+
+def _block(trace: str) -> str:
+    return f"; its traceback:\n{trace}" if trace else ""

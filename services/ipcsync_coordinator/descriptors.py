@@ -1,0 +1,145 @@
+"""File descriptors: how many sessions they allow, and a gate that nobody passes while they are short.
+
+libzmq 4.3.5 aborts its process when accepting a connection on a Unix socket fails with EMFILE (ipc_listener.cpp lets
+ENFILE pass, not EMFILE). So it must never come to that: before the descriptors are used up, the sockets are renamed,
+which keeps new connections out and leaves those that exist alone; afterwards they get their names back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import threading
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from ipcsync_coordinator.logs import fields
+
+log = logging.getLogger("ipcsync.coordinator")
+
+SHUT = ".full"  # behind the name of a socket while nobody may connect to it
+_PER_SESSION = 3  # its connection, its pidfd, its subscription to the feed
+_PER_CONNECTION = 2  # itself, and the pidfd that may follow
+_RECOUNT_MS = 100
+_NO_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+
+
+class Descriptors:
+    """The descriptors of this process; the soft limit is raised to what `sessions` need, if it may be.
+
+    A third of them, but no more than 512, is a reserve for connections that are accepted before the gate shuts.
+    """
+
+    def __init__(self, sessions: int) -> None:
+        self._own = count()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = (self._own + sessions * _PER_SESSION) * 2
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            with contextlib.suppress(ValueError, OSError):  # a sandbox forbids it: `sessions` says how far it goes
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+    def usable(self) -> int:
+        """How many may be open before the gate shuts, under the limit of this moment."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY:
+            return 1 << 30
+        return soft - min(soft // 3, 512)
+
+    def sessions(self) -> int:
+        """How many sessions there may be, so that even one that is refused finds a connection to be told on."""
+        return max(0, (self.usable() - self._own) // _PER_SESSION - 1)
+
+    def backlog(self) -> int:
+        """How many connections may wait to be accepted: they still are once the gate is shut."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return max(1, min(128, soft // 16)) if soft != resource.RLIM_INFINITY else 128
+
+
+def count() -> int:
+    """How many descriptors this process has open; OSError if not even one is left to count with."""
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+class Gate:
+    """Watches connections come in, on a thread of its own: the loop may be busy while hundreds arrive.
+
+    `paths` are the files of the bound `sockets`. `on_refusal` is called on that thread with "descriptors" each time the
+    gate shuts, and with "handshake" for each connection that did not say what it had to in time. (libzmq tells of no
+    others: a peer that speaks no ZeroMQ, and one that sends a frame far over the limit, it drops without a word.)
+    """
+
+    def __init__(
+        self,
+        sockets: list[zmq.Socket[bytes]],
+        paths: list[str],
+        usable: Callable[[], int],
+        on_refusal: Callable[[str], None],
+    ) -> None:
+        self._sockets = sockets
+        self._paths = paths
+        self._usable = usable
+        self._on_refusal = on_refusal
+        self._estimate = count()
+        self._is_shut = False
+        mask = zmq.EVENT_ACCEPTED | _NO_HANDSHAKE | zmq.EVENT_MONITOR_STOPPED
+        self._monitors = [socket.get_monitor_socket(mask) for socket in sockets]
+        self._thread = threading.Thread(target=self._run, name="ipcsync-gate", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for monitor in self._monitors:
+            poller.register(monitor, zmq.POLLIN)
+        running = len(self._monitors)
+        while running:
+            for monitor, _ in poller.poll(_RECOUNT_MS if self._is_shut else None):
+                event = parse_monitor_message(monitor.recv_multipart())["event"]
+                if event == zmq.EVENT_MONITOR_STOPPED:
+                    poller.unregister(monitor)
+                    running -= 1
+                elif event == zmq.EVENT_ACCEPTED:
+                    self._estimate += _PER_CONNECTION
+                else:
+                    self._on_refusal("handshake")
+            usable = self._usable()
+            if self._is_shut or self._estimate >= usable:
+                self._look(usable)
+        for monitor in self._monitors:
+            monitor.close()
+
+    def _look(self, usable: int) -> None:
+        try:
+            self._estimate = count()
+        except OSError:
+            self._estimate = usable  # not one is left
+        if self._estimate >= usable and not self._is_shut:
+            self._is_shut = True
+            for path in self._paths:
+                _rename(path, path + SHUT)
+            log.error("no new connections", extra=fields(descriptors=self._estimate, usable=usable))
+            self._on_refusal("descriptors")
+        elif self._estimate < usable and self._is_shut:
+            self._is_shut = False
+            for path in self._paths:
+                _rename(path + SHUT, path)
+            log.info("new connections again", extra=fields(descriptors=self._estimate, usable=usable))
+
+    def stop(self) -> None:
+        """End the thread, and leave the sockets under their own names."""
+        for socket in self._sockets:
+            socket.disable_monitor()
+        self._thread.join()
+        if self._is_shut:
+            for path in self._paths:
+                _rename(path + SHUT, path)
+
+
+def _rename(old: str, new: str) -> None:
+    with contextlib.suppress(FileNotFoundError):  # its owner removed it: there is nothing to keep anybody from
+        os.rename(old, new)

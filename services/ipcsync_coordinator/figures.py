@@ -1,0 +1,67 @@
+"""What operators ask for: results of requests, how long they took, and who is attached to what."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+
+from ipcsync._wire import messages
+from ipcsync_coordinator.registry import Registry, Slot
+
+BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3, 500e-3, 1.0)
+"""Upper bounds, in seconds, of the buckets for a request's time."""
+
+
+class Figures:
+    """Counts of results by operation, and a histogram of the time that each frame took."""
+
+    def __init__(self) -> None:
+        self.results: dict[str, Counter[str]] = {}
+        self._buckets = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def ended(self, op: str, result: str) -> None:
+        """A request ended: "ok", the name of the error that it was refused with, "late" or "internal"."""
+        counter = self.results.get(op)
+        if counter is None:
+            counter = self.results[op] = Counter()
+        counter[result] += 1
+
+    def took(self, seconds: float) -> None:
+        """A frame was dealt with, whatever it was."""
+        self._buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def stats(self) -> dict[str, object]:
+        """`results` and `latency`, whose counts are of each bucket alone; the last is above every bound."""
+        return {
+            "results": {op: dict(counter) for op, counter in self.results.items()},
+            "latency": {"bounds_s": list(BOUNDS_S), "counts": list(self._buckets), "sum_s": self._sum_s},
+        }
+
+
+def attachments(registry: Registry, prefix: str, limit: int) -> list[messages.AttachmentRow]:
+    """The first `limit` uses of events whose names begin with `prefix`."""
+    return list(islice(_rows(registry, prefix), limit))
+
+
+def _rows(registry: Registry, prefix: str) -> Iterator[messages.AttachmentRow]:
+    for slot in registry.slots.values():
+        if slot.state != "free" and slot.name.startswith(prefix):
+            for serial in sorted(slot.active | slot.lingering):
+                yield _row(registry, slot, serial)
+
+
+def _row(registry: Registry, slot: Slot, serial: int) -> messages.AttachmentRow:
+    session = registry.sessions[serial]
+    return messages.AttachmentRow(
+        event=slot.name,
+        session=session.label,
+        session_id=session.id,
+        role="records" if slot.recorder is session else "waits",
+        state="active" if serial in slot.active else "lingering",
+        slot=slot.index,
+        incarnation=slot.incarnation,
+    )

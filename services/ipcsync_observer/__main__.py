@@ -1,0 +1,57 @@
+"""`python -m ipcsync_observer`, and what `ipcsync observer` becomes."""
+
+from __future__ import annotations
+
+import click
+
+from ipcsync.cli.output import Failed, WrongCall
+
+_EXTRA = ("prometheus_client", "starlette", "uvicorn")
+
+
+@click.command("observer", context_settings={"show_default": True})
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Where to serve; nobody is asked who they are.")
+@click.option("--port", default=9464, type=click.IntRange(0, 65535), metavar="N", help="0 takes one that is free.")
+@click.option(
+    "--endpoint", metavar="ENDPOINT", help="The coordinator. [IPCSYNC_ENDPOINT, else the runtime directory's]"
+)
+@click.option("--period", default=1.0, type=click.FloatRange(0.1, 60), metavar="S", help="Seconds between looks.")
+@click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
+def main(host: str, port: int, endpoint: str | None, period: float, log_level: str, log_json: bool) -> None:
+    """Serve what a coordinator holds: a page on /, /metrics for Prometheus, /healthz, /api/state.
+
+    \b
+    Examples:
+      ipcsync observer
+      ipcsync observer --port 9000 --endpoint ipc:///run/ipcsync/coordinator.sock
+
+    It is an ordinary client, outlives the coordinator, and finds the next one. It needs the extra ipcsync[observer].
+    """
+    try:
+        from ipcsync_observer import serve
+        from ipcsync_observer.sampler import Sampler
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRA:
+            raise
+        raise Failed(f"the observer needs {missing}; install it with: pip install 'ipcsync[observer]'") from None
+    from ipcsync._wire import endpoints
+    from ipcsync.errors import ConnectError
+    from ipcsync_coordinator.logs import configure
+
+    try:
+        endpoints.socket_path(endpoint or endpoints.default_endpoint())
+    except (ConnectError, ValueError) as error:
+        raise WrongCall(str(error)) from None
+    configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "uvicorn"))
+    try:
+        listening = serve.bind(host, port)
+    except OSError as error:
+        raise Failed(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
+    with listening:
+        serve.serve(listening, Sampler(endpoint, period), period)
+
+
+if __name__ == "__main__":
+    main(prog_name="ipcsync observer")

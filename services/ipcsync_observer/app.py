@@ -1,0 +1,106 @@
+"""The HTTP side: /metrics, /healthz, /api/state, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from ipcsync_observer import metrics
+from ipcsync_observer.guard import Guard
+from ipcsync_observer.sampler import Sampler
+
+STATIC = Path(__file__).parent / "static"
+
+_MAX_FILTER = 255
+
+
+class Observer:
+    """What each path answers. `period_s` is how often a page is told; `ending` ends the streams when it is set."""
+
+    def __init__(self, sampler: Sampler, period_s: float) -> None:
+        self._sampler = sampler
+        self._period_s = period_s
+        self._registry = metrics.registry(sampler)
+        self.ending = asyncio.Event()
+
+    async def page(self, _: Request) -> Response:
+        """The page."""
+        return FileResponse(STATIC / "index.html", media_type="text/html")
+
+    async def healthz(self, _: Request) -> Response:
+        """Live: this answers. Ready: the coordinator answers within a second."""
+        problem = self._sampler.problem
+        return JSONResponse({"live": True, "ready": not problem, "problem": problem})
+
+    async def ready(self, _: Request) -> Response:
+        """The same, with status 503 while the coordinator is not ready, for probes that look at the status only."""
+        problem = self._sampler.problem
+        return JSONResponse({"ready": not problem, "problem": problem}, status_code=503 if problem else 200)
+
+    async def metrics(self, _: Request) -> Response:
+        """The figures, in Prometheus's text form."""
+        return Response(metrics.render(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def state(self, request: Request) -> Response:
+        """All that the page shows, as JSON."""
+        return JSONResponse(self._sampler.state(_filter(request)))
+
+    async def stream(self, request: Request) -> Response:
+        """The state again and again (server-sent events): first with the lanes, then without what is known already."""
+        return StreamingResponse(self._states(_filter(request)), media_type="text/event-stream")
+
+    async def _states(self, contains: str) -> AsyncIterator[bytes]:
+        with_lanes = True
+        while not self.ending.is_set():
+            state = self._sampler.state(contains, with_lanes=with_lanes)
+            yield b"data: " + json.dumps(state).encode() + b"\n\n"
+            with_lanes = False
+            await _set_within(self.ending, self._period_s)
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """The sampler runs as long as the application does."""
+        self._sampler.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self._sampler.stop)
+
+    def app(self, hosts: frozenset[str] | None = None) -> Starlette:
+        """The application; it answers to the names in `hosts`, None: to all."""
+        return Starlette(
+            routes=[
+                Route("/", self.page),
+                Route("/healthz", self.healthz),
+                Route("/healthz/ready", self.ready),
+                Route("/metrics", self.metrics),
+                Route("/api/state", self.state),
+                Route("/api/stream", self.stream),
+                Mount("/static", StaticFiles(directory=STATIC)),
+            ],
+            middleware=[Middleware(Guard, hosts=hosts)],
+            lifespan=self.lifespan,
+        )
+
+
+def _filter(request: Request) -> str:
+    return request.query_params.get("contains", "")[:_MAX_FILTER]
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([waiting], timeout=seconds)
+    finally:
+        waiting.cancel()

@@ -1,0 +1,111 @@
+"""The coordinator's figures in Prometheus's form."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ipcsync_observer.sampler import Look, Sampler
+
+GAUGES = {
+    "sessions": ("sessions", "Sessions that live, the observer's own included."),
+    "pool_size": ("pool_size", "The most shared events there may be."),
+    "pool_in_use": ("pool_in_use", "Shared events in use, those in quarantine included."),
+    "pool_high_water": ("pool_high_water", "The most shared events that were in use at once."),
+    "cuda_events": ("cuda_events", "CUDA events that the coordinator holds."),
+    "quarantined": ("quarantined", "Slots that wait for proof that nobody touches them."),
+    "quarantine_oldest_seconds": ("quarantine_oldest_s", "Age of the oldest slot in quarantine; 0 if there is none."),
+    "oldest_lease_seconds": ("oldest_lease_s", "Age of the oldest session's lease."),
+    "attachments": ("attachments", "Uses of shared events by sessions, lingering ones included."),
+    "feed_number": ("feed_number", "Number of the feed's last announcement."),
+    "uptime_seconds": ("uptime_s", "Seconds since the coordinator started."),
+}
+"""Name of the metric, after `ipcsync_`: key in `Client.stats()`, and what it means."""
+
+
+class CoordinatorCollector(Collector):
+    """What the last look saw. While the coordinator is not ready only `ipcsync_up` (0) is told: old figures mislead."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        look, is_up = self._sampler.look, not self._sampler.problem
+        up = GaugeMetricFamily("ipcsync_up", "Whether the coordinator answers within a second.")
+        up.add_metric([], float(is_up))
+        yield up
+        connects = CounterMetricFamily("ipcsync_observer_connects", "Times the observer connected to a coordinator.")
+        connects.add_metric([], self._sampler.connects)
+        yield connects
+        if is_up:
+            yield from _gauges(look.stats)
+            yield from _counters(look.stats)
+            yield _events(look)
+            yield _latency(look.stats["latency"])
+
+
+def _gauges(stats: dict[str, Any]) -> Iterator[Metric]:
+    for name, (key, text) in GAUGES.items():
+        gauge = GaugeMetricFamily(f"ipcsync_{name}", text)
+        gauge.add_metric([], float(stats[key]))
+        yield gauge
+
+
+def _counters(stats: dict[str, Any]) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "ipcsync_requests",
+        "Requests by operation, and by result: ok, late, or the error's name.",
+        labels=["op", "result"],
+    )
+    for op, results in stats["results"].items():
+        for result, count in results.items():
+            requests.add_metric([op, result], count)
+    yield requests
+    refusals = CounterMetricFamily("ipcsync_refusals", "What was refused, and why.", labels=["reason"])
+    for reason, count in stats["refusals"].items():
+        refusals.add_metric([reason], count)
+    yield refusals
+    deaths = CounterMetricFamily(
+        "ipcsync_deaths", "Sessions lost: seen by the process's death, or by its silence.", labels=["how"]
+    )
+    for how, count in stats["deaths"].items():
+        deaths.add_metric([how], count)
+    yield deaths
+    resyncs = CounterMetricFamily("ipcsync_resyncs", "Snapshots asked for again, because of a gap in the feed.")
+    resyncs.add_metric([], stats["resyncs"])
+    yield resyncs
+
+
+def _events(look: Look) -> Metric:
+    events = GaugeMetricFamily("ipcsync_events", "Shared events, by engine and state.", labels=["engine", "state"])
+    for (engine, state), count in sorted(Tally((row.info.engine, row.info.state) for row in look.events).items()):
+        events.add_metric([engine, state], count)
+    return events
+
+
+def _latency(latency: dict[str, Any]) -> Metric:
+    histogram = HistogramMetricFamily(
+        "ipcsync_request_seconds", "Time from a request's arrival to its reply, inside of the coordinator."
+    )
+    bounds = [*(str(float(bound)) for bound in latency["bounds_s"]), "+Inf"]
+    histogram.add_metric([], list(zip(bounds, accumulate(latency["counts"]), strict=True)), latency["sum_s"])
+    return histogram
+
+
+def registry(sampler: Sampler) -> CollectorRegistry:
+    """A registry of the coordinator's metrics alone."""
+    made = CollectorRegistry(auto_describe=False)
+    made.register(CoordinatorCollector(sampler))
+    return made
+
+
+def render(made: CollectorRegistry) -> bytes:
+    """The text that /metrics serves."""
+    return generate_latest(made)

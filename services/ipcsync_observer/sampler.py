@@ -1,0 +1,191 @@
+"""Looking at the coordinator once a period, from a thread of its own, and what there is to show of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import ipcsync
+from ipcsync import AttachmentInfo, EventInfo, IpcSyncError, SessionInfo
+from ipcsync.client.tracks import Tracks
+from ipcsync_coordinator.logs import fields
+
+log = logging.getLogger("ipcsync.observer")
+
+READY_S = 1.0  # within which a coordinator that is ready answers
+_LANE_S = 60.0
+_ROWS = 300  # events, and sessions, of one state; those left out are counted
+_LINKS = 2000
+
+
+@dataclass(frozen=True)
+class EventRow:
+    """One event at one look. `lane` holds [seconds, generation, completed] of the looks of the last minute."""
+
+    info: EventInfo
+    rate: float | None
+    pending_s: float
+    lane: list[tuple[float, int, int]]
+
+    def shown(self, *, with_lane: bool) -> dict[str, Any]:
+        """As plain values."""
+        row = {**asdict(self.info), "rate": self.rate and round(self.rate, 2), "pending_s": round(self.pending_s, 2)}
+        return {**row, "lane": self.lane} if with_lane else row
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look saw, at `at` seconds since the observer began. `problem` is why it failed, empty if it did not.
+
+    What the rest holds is of the last look that did not fail, so that a page can still show it.
+    """
+
+    at: float = 0.0
+    problem: str = "no look was taken yet"
+    endpoint: str = ""
+    epoch: str = ""
+    stats: dict[str, Any] = field(default_factory=dict)
+    sessions: list[SessionInfo] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
+    links: list[AttachmentInfo] = field(default_factory=list)
+
+
+class Sampler:
+    """A thread that looks every `period_s` seconds, and connects anew when the coordinator was restarted."""
+
+    def __init__(self, endpoint: str | None, period_s: float = 1.0) -> None:
+        self._endpoint = endpoint
+        self._period_s = period_s
+        self._began = time.monotonic()
+        self._answered_at = -1e9
+        self._client: ipcsync.Client | None = None
+        self._tracks = Tracks(max(2, min(240, round(_LANE_S / period_s))))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ipcsync-observer", daemon=True)
+        self.look = Look()
+        self.connects = 0
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and close the client; within a few seconds, also if the coordinator does not answer."""
+        self._stop.set()
+        self._thread.join()
+        self._disconnect()
+
+    # --- what there is to show ----------------------------------------------------------------------------------------
+
+    @property
+    def problem(self) -> str:
+        """Why the coordinator is not ready, empty if it is: each of its answers came within a second."""
+        look = self.look
+        silent_s = self._now() - self._answered_at
+        if not look.problem and silent_s > self._period_s + READY_S:
+            return f"the coordinator has not answered for {silent_s:.1f} s"
+        return look.problem
+
+    def state(self, contains: str = "", *, with_lanes: bool = True) -> dict[str, Any]:
+        """Everything that the page shows, as plain values.
+
+        Of more than 300 events whose names hold `contains` (whatever their case), those that are broken, stuck or
+        busiest.
+        """
+        look, problem = self.look, self.problem
+        wanted = contains.casefold()
+        events = [row for row in look.events if wanted in row.info.name.casefold()]
+        found = len(events)
+        if found > _ROWS:
+            events = sorted(events, key=_urgency)[:_ROWS]
+        places = {(row.info.slot, row.info.incarnation) for row in events}
+        links = [link for link in look.links if (link.slot, link.incarnation) in places]
+        return {
+            "at": round(look.at, 2),
+            "ready": not problem,
+            "problem": problem,
+            "endpoint": look.endpoint,
+            "epoch": look.epoch,
+            "period_s": self._period_s,
+            "stats": look.stats,
+            "sessions": [asdict(session) for session in look.sessions[:_ROWS]],
+            "sessions_total": len(look.sessions),
+            "events": [row.shown(with_lane=with_lanes) for row in events],
+            "events_found": found,
+            "events_total": len(look.events),
+            "links": [asdict(link) for link in links],
+        }
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._take(self._connected())
+            except IpcSyncError as error:
+                self._fail(str(error))
+            except Exception as error:  # the next look may succeed, and the page and /healthz say that this did not
+                log.exception("look failed")
+                self._fail(f"{type(error).__name__}: {error}")
+            self._stop.wait(self._period_s)
+
+    def _connected(self) -> ipcsync.Client:
+        if self._client is None:
+            self._client = ipcsync.connect(self._endpoint, name="ipcsync observer", timeout=READY_S)
+            self._tracks.clear()
+            self.connects += 1
+            log.info("connected", extra=fields(endpoint=self._client.endpoint, epoch=self._client.epoch.hex()[:8]))
+        return self._client
+
+    def _take(self, client: ipcsync.Client) -> None:
+        stats = client.stats(timeout=READY_S)
+        self._answered_at = self._now()
+        infos = client.list_events()
+        now = self._answered_at = self._now()
+        sessions = client.list_sessions()
+        links = client.list_attachments(limit=_LINKS)
+        self._answered_at = self._now()
+        events = [
+            EventRow(track.info, track.rate, track.pending_s, [_place(point) for point in track.points])
+            for track in self._tracks.see(infos, now)
+        ]
+        own = client.session_id
+        self.look = Look(
+            at=now,
+            problem="",
+            endpoint=client.endpoint,
+            epoch=client.epoch.hex(),
+            stats=stats,
+            sessions=[session for session in sessions if session.id != own],
+            events=events,
+            links=links,
+        )
+
+    def _fail(self, problem: str) -> None:
+        last = self.look
+        if not last.problem:
+            log.warning("coordinator not ready", extra=fields(why=problem))
+        self.look = Look(
+            last.at, problem, last.endpoint, last.epoch, last.stats, last.sessions, last.events, last.links
+        )
+        if self._client is not None and not self._client.is_connected:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+def _place(point: tuple[float, int, int]) -> tuple[float, int, int]:
+    return (round(point[0], 2), point[1], point[2])
+
+
+def _urgency(row: EventRow) -> tuple[bool, float, float, str]:
+    return (row.info.state != "broken", -row.pending_s, -(row.rate or 0.0), row.info.name)

@@ -1,0 +1,81 @@
+"""The server's life: bind, say where it is, serve until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from ipcsync_coordinator.logs import fields
+from ipcsync_observer.app import Observer
+from ipcsync_observer.sampler import Sampler
+
+log = logging.getLogger("ipcsync.observer")
+
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_MOST_REQUESTS = 128  # at once, open pages included
+
+
+class _Server(uvicorn.Server):
+    """A server that ends its streams, and so its pages' requests, when it is told to end."""
+
+    def __init__(self, config: uvicorn.Config, observer: Observer) -> None:
+        super().__init__(config)
+        self._observer = observer
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C end it with status 0; uvicorn's own way ends by the signal."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end)
+        yield
+
+    def _end(self) -> None:
+        self.should_exit = True
+        self._observer.ending.set()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there; OSError if none can."""
+    (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    listening = socket.socket(family, kind)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_MOST_REQUESTS)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def serve(listening: socket.socket, sampler: Sampler, period_s: float) -> None:
+    """Serve on a socket until SIGTERM or Ctrl-C."""
+    asyncio.run(_serve(listening, sampler, period_s))
+
+
+async def _serve(listening: socket.socket, sampler: Sampler, period_s: float) -> None:
+    host, port = listening.getsockname()[:2]
+    is_loopback = ipaddress.ip_address(host).is_loopback
+    observer = Observer(sampler, period_s)
+    config = uvicorn.Config(
+        observer.app(_LOOPBACK_NAMES | {host} if is_loopback else None),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        limit_concurrency=_MOST_REQUESTS,
+        timeout_graceful_shutdown=2,
+    )
+    log.info("ready", extra=fields(url=f"http://{f'[{host}]' if ':' in host else host}:{port}/"))
+    if not is_loopback:
+        log.warning("whoever reaches this address can read what it serves", extra=fields(host=host))
+    await _Server(config, observer).serve(sockets=[listening])
+    log.info("stopped")

@@ -1,0 +1,154 @@
+"use strict";
+// Shows /api/stream: a state a second, the first with every event's lane, the others with what is new.
+
+const byId = (id) => document.getElementById(id);
+const whole = new Intl.NumberFormat("en");
+const lanes = new Map();
+const view = { state: null, source: null, graph: "" };
+
+function seconds(value) {
+  if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
+  if (value < 120) return `${value.toFixed(1)} s`;
+  if (value < 7200) return `${Math.round(value / 60)} min`;
+  return `${(value / 3600).toFixed(1)} h`;
+}
+
+function sum(counts) {
+  return Object.values(counts ?? {}).reduce((total, count) => total + count, 0);
+}
+
+const events = new Table(byId("events"), [
+  { name: "name", text: (event) => event.name || `(unnamed, slot ${event.slot})`, value: (event) => event.name },
+  { name: "state", text: (event) => event.state, value: (event) => event.state, class: (event) => event.state },
+  { name: "engine", text: (event) => event.engine, value: (event) => event.engine },
+  { name: "generation", number: true, text: (event) => whole.format(event.generation), value: (event) => event.generation },
+  { name: "complete", number: true, text: (event) => whole.format(event.completed), value: (event) => event.completed },
+  { name: "a second", number: true, text: (event) => (event.rate === null ? "–" : event.rate.toFixed(1)), value: (event) => event.rate ?? -1 },
+  {
+    name: "pending for", number: true, text: (event) => (event.pending_s ? seconds(event.pending_s) : "–"),
+    value: (event) => event.pending_s, class: (event) => (event.pending_s > 5 ? "old" : ""),
+  },
+  { name: "last recorder", text: (event) => event.recorder || "–", value: (event) => event.recorder },
+  { name: "attached", number: true, text: (event) => String(event.attached), value: (event) => event.attached },
+  { name: "the last minute", class: () => "wide", cell: (event, cell) => drawLane(cell, lanes.get(event.key) ?? [], view.state.at, event.state) },
+], "name");
+
+const sessions = new Table(byId("sessions"), [
+  { name: "name", text: (session) => session.name || "–", value: (session) => session.name },
+  { name: "id", text: (session) => session.id, value: (session) => session.id },
+  { name: "pid", number: true, text: (session) => String(session.pid), value: (session) => session.pid },
+  { name: "events", number: true, text: (session) => String(session.events), value: (session) => session.events },
+  { name: "connected for", number: true, text: (session) => seconds(session.connected_s), value: (session) => session.connected_s },
+  {
+    name: "last seen", number: true, text: (session) => `${seconds(session.last_seen_s)} ago`,
+    value: (session) => session.last_seen_s, class: (session) => (session.last_seen_s > 3 ? "old" : ""),
+  },
+], "name");
+
+// --- what is known ---------------------------------------------------------------------------------------------------
+
+function keepLanes(state) {
+  const known = new Set();
+  for (const event of state.events) {
+    event.key = `${state.epoch}/${event.slot}/${event.incarnation}`;
+    known.add(event.key);
+    const points = event.lane ?? lanes.get(event.key) ?? [];
+    if (!points.length || points[points.length - 1][0] < state.at) points.push([state.at, event.generation, event.completed]);
+    while (points.length && points[0][0] < state.at - LANE.seconds) points.shift();
+    lanes.set(event.key, points);
+  }
+  for (const key of lanes.keys()) if (!known.has(key)) lanes.delete(key);
+  for (const session of state.sessions) session.key = session.id;
+}
+
+// --- what is shown ---------------------------------------------------------------------------------------------------
+
+function say(text, isGood) {
+  setText(byId("status"), text);
+  setAttribute(byId("status"), "class", isGood ? "good" : "bad");
+  setAttribute(byId("main"), "class", isGood ? "" : "stale");
+}
+
+function showFigures(state) {
+  const { stats } = state;
+  const shown = [
+    ["sessions", whole.format(state.sessions_total)], ["events open", whole.format(stats.events ?? 0)],
+    ["pool in use", `${whole.format(stats.pool_in_use ?? 0)} of ${whole.format(stats.pool_size ?? 0)}`],
+    ["pool at most", whole.format(stats.pool_high_water ?? 0)], ["quarantined", whole.format(stats.quarantined ?? 0)],
+    ["deaths seen", whole.format(sum(stats.deaths))], ["refusals", whole.format(sum(stats.refusals))],
+    ["requests", whole.format(sum(stats.requests))], ["up for", seconds(stats.uptime_s ?? 0)],
+  ];
+  const list = byId("figures");
+  if (!list.children.length) {
+    list.append(...shown.map(([name]) => {
+      const box = element("div");
+      box.append(element("dt", {}, name), element("dd"));
+      return box;
+    }));
+  }
+  shown.forEach(([, value], index) => setText(list.children[index].lastChild, value));
+}
+
+function showGraph(state) {
+  const box = byId("graph"), width = Math.max(box.clientWidth, 480);
+  const states = new Map(state.events.map((event) => [`${event.slot}/${event.incarnation}`, event.state]));
+  const now = JSON.stringify([state.links, [...states], width]);
+  if (view.graph === now) return; // it keeps its focus and its place
+  view.graph = now;
+  const focused = box.contains(document.activeElement) ? document.activeElement.getAttribute("data-key") : null;
+  if (!state.links.length) {
+    box.replaceChildren(element("p", { class: "note" }, "Nobody is attached to anything."));
+    byId("links").replaceChildren();
+    return;
+  }
+  const { picture, leftOut } = drawGraph(state.links, states, width);
+  box.replaceChildren(picture);
+  if (leftOut) box.append(element("p", { class: "note" }, `${leftOut} more are not drawn: narrow the events' names.`));
+  if (focused) [...picture.querySelectorAll("g.node")].find((node) => node.getAttribute("data-key") === focused)?.focus();
+  byId("links").replaceChildren(...state.links.map((link) => {
+    const event = link.event || `(unnamed, slot ${link.slot})`;
+    return element("li", {}, `${link.session} ${link.role === "records" ? "records" : "waits"} on ${event}${link.state === "lingering" ? " (closed it, work still in flight)" : ""}`);
+  }));
+}
+
+function show() {
+  const { state } = view;
+  if (state === null || document.hidden) return;
+  say(state.ready ? `live: ${state.endpoint}` : `not ready: ${state.problem}`, state.ready);
+  document.title = state.ready ? `ipcsync: ${state.events_total} events` : "ipcsync: not ready";
+  showFigures(state);
+  events.show(state.events);
+  const hidden = state.events_found - state.events.length;
+  setText(byId("more"), !state.events.length
+    ? (state.events_total ? "No event has such a name." : "There are no events.")
+    : hidden ? `${hidden} more are not shown, none of them broken or stuck for longer than these: narrow the names.` : "");
+  showGraph(state);
+  sessions.show(state.sessions);
+  const more = state.sessions_total - state.sessions.length;
+  setText(byId("more-sessions"), more ? `${more} more are not shown.` : state.sessions_total ? "" : "There are no sessions.");
+}
+
+// --- live ------------------------------------------------------------------------------------------------------------
+
+function connect() {
+  view.source?.close();
+  view.source = new EventSource(`/api/stream?contains=${encodeURIComponent(byId("filter").value)}`);
+  view.source.onmessage = (message) => {
+    view.state = JSON.parse(message.data);
+    keepLanes(view.state);
+    show();
+  };
+  view.source.onerror = () => {
+    say("the observer does not answer; trying again", false);
+    if (view.source.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+  };
+}
+
+let typed = 0;
+byId("filter").addEventListener("input", () => {
+  clearTimeout(typed);
+  typed = setTimeout(connect, 250);
+});
+document.addEventListener("visibilitychange", show);
+window.addEventListener("resize", show);
+connect();

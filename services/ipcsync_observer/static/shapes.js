@@ -1,0 +1,205 @@
+"use strict";
+// What the page is drawn from: elements, tables whose rows stay, lanes, and the picture of who records and who waits.
+// Everything is built from nodes and text, never from markup: names are what users of the coordinator choose.
+
+const SVG = "http://www.w3.org/2000/svg";
+const LANE = { width: 240, height: 28, seconds: 60 };
+const MOST_DRAWN = 40; // sessions or events in one column of the picture
+
+function element(name, attributes, text) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes ?? {})) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function drawn(name, attributes, text) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// What did not change is left alone: a selection stays, and a screen reader has nothing to say again.
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function setAttribute(node, name, value) {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+// --- tables ----------------------------------------------------------------------------------------------------------
+
+// A table with a row for each key. Columns: {name, text(item), value(item) to sort by, number, class(item), cell(item)}.
+class Table {
+  constructor(table, columns, sortedBy) {
+    this.body = table.tBodies[0];
+    this.columns = columns;
+    this.rows = new Map();
+    this.sortedBy = sortedBy;
+    this.descending = false;
+    this.heads = columns.map((column) => this.head(column));
+    table.tHead.rows[0].replaceChildren(...this.heads);
+    this.items = [];
+  }
+
+  head(column) {
+    const head = element("th", { scope: "col", role: "columnheader", class: column.number ? "n" : "" });
+    if (column.value === undefined) {
+      head.textContent = column.name;
+      return head;
+    }
+    const button = element("button", { type: "button" }, column.name);
+    button.addEventListener("click", () => {
+      this.descending = this.sortedBy === column.name ? !this.descending : Boolean(column.number);
+      this.sortedBy = column.name;
+      this.show(this.items);
+    });
+    head.append(button);
+    return head;
+  }
+
+  show(items) {
+    this.items = items;
+    const { value } = this.columns.find((column) => column.name === this.sortedBy);
+    const sign = this.descending ? -1 : 1;
+    const sorted = [...items].sort((a, b) => sign * compare(value(a), value(b)) || compare(a.key, b.key));
+    const keys = new Set(items.map((item) => item.key));
+    for (const [key, row] of this.rows) {
+      if (!keys.has(key)) {
+        row.remove();
+        this.rows.delete(key);
+      }
+    }
+    sorted.forEach((item, index) => {
+      const row = this.row(item);
+      if (this.body.rows[index] !== row) this.body.insertBefore(row, this.body.rows[index] ?? null);
+    });
+    this.heads.forEach((head, index) => {
+      const isSorted = this.columns[index].name === this.sortedBy;
+      if (this.columns[index].value) setAttribute(head, "aria-sort", isSorted ? (this.descending ? "descending" : "ascending") : "none");
+    });
+  }
+
+  row(item) {
+    let row = this.rows.get(item.key);
+    if (row === undefined) {
+      row = element("tr", { role: "row" });
+      row.append(...this.columns.map((column, index) => element(index ? "td" : "th", {
+        role: index ? "cell" : "rowheader", "data-label": column.name, ...(index ? {} : { scope: "row" }),
+      })));
+      this.rows.set(item.key, row);
+    }
+    this.columns.forEach((column, index) => {
+      const cell = row.cells[index];
+      if (column.cell) column.cell(item, cell);
+      else setText(cell, column.text(item));
+      if (index === 0) setAttribute(cell, "title", column.text(item)); // it may be too long for its cell
+      setAttribute(cell, "class", `${column.number ? "n " : ""}${column.class?.(item) ?? ""}`.trim());
+    });
+    return row;
+  }
+}
+
+function compare(a, b) {
+  if (typeof a === "string" && typeof b === "string") return a.localeCompare(b, "en", { numeric: true });
+  return a < b ? -1 : a > b ? 1 : 0;
+}
+
+// --- lanes -----------------------------------------------------------------------------------------------------------
+
+// Generations over the last minute: what was recorded above, what is complete below, and between them what is pending.
+function drawLane(cell, points, now, state) {
+  const { width, height, seconds } = LANE;
+  let picture = cell.firstChild;
+  if (picture === null) {
+    picture = drawn("svg", { class: "lane", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" });
+    picture.append(drawn("path", { class: "pending" }), drawn("path", { class: "made" }), drawn("path", { class: "done" }));
+    cell.append(picture);
+  }
+  const low = points.length ? points[0][2] : 0;
+  const high = Math.max(points.length ? points[points.length - 1][1] : 0, low + 1);
+  const x = (t) => Math.max(0, (1 - (now - t) / seconds) * width).toFixed(1);
+  const y = (value) => (height - 2 - ((value - low) / (high - low)) * (height - 4)).toFixed(1);
+  const steps = (at) => points.map((point, index) => (index ? `H${x(point[0])}V${y(point[at])}` : `M${x(point[0])} ${y(point[at])}`)).join("");
+  const back = points.map((point, index) => [point, index]).reverse().map(([point, index]) => `V${y(point[2])}H${x(points[Math.max(index - 1, 0)][0])}`);
+  const [pending, made, done] = picture.children;
+  setAttribute(pending, "d", points.length > 1 ? `${steps(1)}${back.join("")}Z` : "");
+  setAttribute(made, "d", steps(1));
+  setAttribute(done, "d", steps(2));
+  setAttribute(picture, "class", `lane ${state}`);
+  const first = points.length ? points[0][1] : 0, last = points.length ? points[points.length - 1] : [0, 0, 0];
+  setAttribute(picture, "aria-label", `generation ${first} to ${last[1]} within the last minute, ${last[1] - last[2]} pending`);
+}
+
+// --- who records, who waits ------------------------------------------------------------------------------------------
+
+// What there is to draw: three columns of {key, text, x, y}, and the edges between them.
+function layOut(links, width) {
+  const place = (link) => `${link.slot}/${link.incarnation}`;
+  const events = new Map(), recorders = new Map(), waiters = new Map();
+  const sorted = [...links].sort((a, b) => compare(a.role, b.role) || compare(a.session, b.session) || compare(a.event, b.event));
+  for (const link of sorted) if (events.size < MOST_DRAWN) events.set(place(link), link.event || `(unnamed, slot ${link.slot})`);
+  const shown = sorted.filter((link) => events.has(place(link)));
+  const order = [...events.keys()];
+  for (const link of shown) {
+    const column = link.role === "records" ? recorders : waiters;
+    const node = column.get(link.session_id) ?? { text: link.session, rows: [] };
+    node.rows.push(order.indexOf(place(link)));
+    column.set(link.session_id, node);
+  }
+  const mean = (node) => node.rows.reduce((sum, row) => sum + row, 0) / node.rows.length;
+  const sessions = (column) => [...column].sort((a, b) => mean(a[1]) - mean(b[1]) || compare(a[1].text, b[1].text)).slice(0, MOST_DRAWN);
+  const columns = [
+    sessions(recorders).map(([key, node]) => ({ key: `r/${key}`, text: node.text })),
+    order.map((key) => ({ key: `e/${key}`, text: events.get(key) })),
+    sessions(waiters).map(([key, node]) => ({ key: `w/${key}`, text: node.text })),
+  ];
+  const box = Math.floor(width * 0.27), step = 28, rows = Math.max(...columns.map((column) => column.length), 1);
+  columns.forEach((column, index) => column.forEach((node, row) => {
+    node.x = index * Math.floor((width - box) / 2);
+    node.y = 6 + (row + (rows - column.length) / 2) * step;
+  }));
+  const nodes = new Map(columns.flat().map((node) => [node.key, node]));
+  const edges = shown.map((link) => ({
+    from: link.role === "records" ? `r/${link.session_id}` : `e/${place(link)}`,
+    to: link.role === "records" ? `e/${place(link)}` : `w/${link.session_id}`,
+    kind: link.state === "lingering" ? "lingering" : link.role,
+  })).filter((edge) => nodes.has(edge.from) && nodes.has(edge.to));
+  return { nodes, edges, box, height: rows * step + 12, leftOut: links.length - edges.length };
+}
+
+function drawGraph(links, states, width) {
+  const { nodes, edges, box, height, leftOut } = layOut(links, width);
+  const picture = drawn("svg", { class: "graph", width, height, viewBox: `0 0 ${width} ${height}` });
+  for (const edge of edges) {
+    const from = nodes.get(edge.from), to = nodes.get(edge.to);
+    const x1 = from.x + box, y1 = from.y + 11, x2 = to.x, y2 = to.y + 11, half = (x1 + x2) / 2;
+    picture.append(drawn("path", { class: `edge ${edge.kind}`, "data-from": edge.from, "data-to": edge.to, d: `M${x1} ${y1}C${half} ${y1} ${half} ${y2} ${x2} ${y2}` }));
+  }
+  for (const node of nodes.values()) {
+    const kind = node.key.startsWith("e/") ? `event ${states.get(node.key.slice(2)) ?? ""}` : "session";
+    const others = edges.filter((edge) => edge.from === node.key || edge.to === node.key).map((edge) => nodes.get(edge.from === node.key ? edge.to : edge.from).text);
+    const group = drawn("g", { class: `node ${kind}`, tabindex: "0", role: "img", "data-key": node.key, "aria-label": `${node.text}: ${others.join(", ")}` });
+    const most = Math.floor((box - 16) / 6.8);
+    group.append(
+      drawn("title", {}, node.text),
+      drawn("rect", { x: node.x + 1, y: node.y, width: box - 2, height: 22, rx: 5 }),
+      drawn("text", { x: node.x + 9, y: node.y + 15 }, [...node.text].length > most ? [...node.text].slice(0, most - 1).join("") + "…" : node.text),
+    );
+    picture.append(group);
+  }
+  const light = (target) => {
+    const key = target?.closest?.("g.node")?.getAttribute("data-key");
+    picture.classList.toggle("lighting", Boolean(key));
+    for (const edge of picture.querySelectorAll(".edge")) {
+      edge.classList.toggle("lit", key !== undefined && (edge.dataset.from === key || edge.dataset.to === key));
+    }
+  };
+  picture.addEventListener("mouseover", (event) => light(event.target));
+  picture.addEventListener("mouseleave", () => light(document.activeElement));
+  picture.addEventListener("focusin", (event) => light(event.target));
+  picture.addEventListener("focusout", () => light(null));
+  return { picture, leftOut };
+}

@@ -1,0 +1,73 @@
+# ruff: noqa: T201 - a recipe says what it did
+"""A vision encoder feeds two consumers: a language model and a classifier.
+
+Without ipcsync: two importers of one CUDA event must both have opened it before the encoder may drop it, which takes
+a message back from each, and the encoder may reuse an output only when the slower of the two is done, which takes
+another event from each, exported the other way. Whoever counts one too few overwrites an image under a reader. Here
+one point goes to both, each returns a point of its own, and the encoder's stream waits for both before it reuses the
+slot. A consumer that dies raises RecorderLost in the encoder, rather than blocking it.
+
+    python services/recipes/encoder_fanout.py
+"""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+from device_memory import Memory
+from processes import SPAWN, coordinator, run
+
+import ipcsync
+from ipcsync.testing import StreamGate
+
+IMAGES = 6
+SLOTS = 2
+SIZE = 1 << 16
+
+
+def encoder(endpoint: str, consumers: list[Connection]) -> None:
+    """Encode image n into slot n % 2, once both consumers are done with image n - 2."""
+    with ipcsync.connect(endpoint, name="encoder") as client:
+        stream, slots = ipcsync.Stream(), [Memory.on_device(SIZE) for _ in range(SLOTS)]
+        for consumer in consumers:
+            consumer.send([slot.handle() for slot in slots])
+        readers: dict[int, list[ipcsync.Point]] = {slot: [] for slot in range(SLOTS)}
+        for image in range(1, IMAGES + 1):
+            slot = image % SLOTS
+            for done in readers[slot]:
+                done.wait(stream, timeout=30)
+            with StreamGate(stream):  # stands for an encoder that computes until both have queued their work
+                slots[slot].fill(image, stream)
+                encoded = bytes(client.record(stream))
+                for consumer in consumers:
+                    consumer.send((image, encoded))
+                readers[slot] = [client.point(consumer.recv()) for consumer in consumers]
+        for done in [done for points in readers.values() for done in points]:
+            done.synchronize(30)
+
+
+def consumer(endpoint: str, name: str, encoder: Connection) -> None:
+    """Read every image's embedding, and check that it is that image's."""
+    with ipcsync.connect(endpoint, name=name) as client:
+        stream, mine = ipcsync.Stream(), Memory.on_device(SIZE)
+        slots = [Memory.opened(handle, SIZE) for handle in encoder.recv()]
+        for _ in range(IMAGES):
+            image, encoded = encoder.recv()
+            client.point(encoded).wait(stream, timeout=30)
+            mine.copy_from(slots[image % SLOTS], stream)
+            encoder.send(bytes(client.record(stream)))
+            stream.synchronize()
+            if not mine.holds(image):
+                raise SystemExit(f"{name}: image {image} was read before it was encoded")
+        print(f"{name}: {IMAGES} images", flush=True)
+
+
+if __name__ == "__main__":
+    pairs = [SPAWN.Pipe() for _ in range(2)]
+    with coordinator() as endpoint:
+        run(
+            (encoder, (endpoint, [theirs for theirs, _ in pairs])),
+            (consumer, (endpoint, "language model", pairs[0][1])),
+            (consumer, (endpoint, "classifier", pairs[1][1])),
+        )
+    print(f"{IMAGES} images encoded once and read twice")

@@ -1,0 +1,114 @@
+# ruff: noqa: T201 - a recipe says what it did
+"""A worker and its consumer survive the restart of the coordinator, by connecting anew.
+
+Without ipcsync: whoever exported the events is also the one that may be restarted. What its peers had opened is
+undefined from then on, and a wait on it may pass or hang. Here everything of the old coordinator raises
+CoordinatorLost, within a second, also in calls that block; nothing of it is ever taken for something of the new one,
+since each start has its own epoch. So the rule is: connect, open, and work in one function; when CoordinatorLost or
+SessionExpired comes out of it, do the step that was not confirmed once more, with a new client.
+
+    python services/recipes/survive_restart.py        (always with a coordinator of its own, which it kills)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+from processes import DEADLINE_S, SPAWN
+
+import ipcsync
+
+STEPS = 6
+RESTART_AFTER = 3
+
+T = TypeVar("T")
+
+
+class Survivor:
+    """A client that is replaced when its coordinator is lost."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        self._endpoint = endpoint
+        self._name = name
+        self._client = ipcsync.connect(endpoint, name=name, timeout=DEADLINE_S)
+
+    def do(self, step: Callable[[ipcsync.Client], T]) -> T:
+        """What `step(client)` returns; done again with a new client as often as the coordinator is lost, for 60 s."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                return step(self._client)
+            except (ipcsync.CoordinatorLost, ipcsync.SessionExpired) as error:  # noqa: PERF203 - once a restart
+                if time.monotonic() > deadline:
+                    raise
+                print(f"{self._name}: {type(error).__name__}, connecting anew", flush=True)
+                self._client.close()
+                self._client = ipcsync.connect(self._endpoint, name=self._name, timeout=DEADLINE_S)
+
+
+def worker(endpoint: str, consumer: Connection) -> None:
+    """Do each step that it is asked for, and answer with its point. Doing one twice does no harm."""
+    survivor, stream = Survivor(endpoint, "worker"), ipcsync.Stream()
+    while consumer.recv() is not None:
+        consumer.send(bytes(survivor.do(lambda client: client.record(stream))))
+
+
+def consumer(endpoint: str, worker: Connection, boss: Connection) -> None:
+    """Ask for one step after the other, wait for each, and report it with the epoch in which it was done."""
+    survivor = Survivor(endpoint, "consumer")
+
+    def wait(client: ipcsync.Client, step: int) -> bytes:
+        worker.send(step)
+        client.point(worker.recv()).synchronize(30)
+        return client.epoch
+
+    for step in range(1, STEPS + 1):
+        boss.send((step, survivor.do(lambda client, step=step: wait(client, step))))  # type: ignore[misc]
+        boss.recv()
+    worker.send(None)
+
+
+def main() -> None:
+    """Run both, kill the coordinator between two steps, start another in its place, and check what was done."""
+    to_consumer, to_boss = SPAWN.Pipe()
+    ours, theirs = SPAWN.Pipe()
+    done: list[tuple[int, bytes]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        coordinator = ipcsync.launch(runtime_dir=folder, log_level="error")
+        processes = [
+            SPAWN.Process(target=worker, args=(coordinator.endpoint, theirs)),
+            SPAWN.Process(target=consumer, args=(coordinator.endpoint, ours, to_boss)),
+        ]
+        for process in processes:
+            process.start()
+        try:
+            while len(done) < STEPS:
+                if not to_consumer.poll(DEADLINE_S):
+                    sys.exit(f"nothing was done for {DEADLINE_S:g} s after step {len(done)}")
+                done.append(to_consumer.recv())
+                if len(done) == RESTART_AFTER:
+                    os.kill(coordinator.pid, signal.SIGKILL)
+                    coordinator.stop()
+                    coordinator = ipcsync.launch(runtime_dir=folder, log_level="error")
+                to_consumer.send(None)
+            for process in processes:
+                process.join(DEADLINE_S)
+        finally:
+            for process in processes:
+                process.kill()
+            coordinator.stop()
+    epochs = len({epoch for _, epoch in done})
+    print(f"{len(done)} steps done in {epochs} epochs")
+    if [step for step, _ in done] != list(range(1, STEPS + 1)) or epochs != 2:
+        sys.exit("a step was lost or done out of order, or the coordinator was not restarted")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""A headless Chromium for a test, driven over chromedriver's HTTP protocol (W3C WebDriver)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DEADLINE_S = 30.0
+_POLL_S = 0.05
+_ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def why_not() -> str:
+    """Why there can be no browser here, empty if there can."""
+    missing = [name for name in ("chromedriver", "chromium") if shutil.which(name) is None]
+    return f"{' and '.join(missing)} not found (Debian: apt-get install chromium chromium-driver)" if missing else ""
+
+
+class Browser:
+    """One browser with one page, with a new, empty profile under `home`."""
+
+    def __init__(self, home: Path) -> None:
+        self._driver = subprocess.Popen(
+            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._session = ""
+        try:
+            self._address = f"http://127.0.0.1:{self._port()}"
+            options = {
+                "binary": shutil.which("chromium"),
+                "args": [*_ARGUMENTS, f"--user-data-dir={home / 'profile'}"],
+                "perfLoggingPrefs": {"enableNetwork": True},
+            }
+            logs = {"browser": "ALL", "performance": "ALL"}
+            wanted = {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": logs}}
+            self._session = str(self._call("POST", "/session", {"capabilities": wanted})["sessionId"])
+        except BaseException:
+            self.close()
+            raise
+
+    def _port(self) -> int:
+        assert self._driver.stdout is not None
+        for line in self._driver.stdout:
+            found = re.search(r"started successfully on port (\d+)", line)
+            if found:
+                return int(found[1])
+        raise AssertionError(f"chromedriver ended with status {self._driver.wait(DEADLINE_S)}")
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self._address}{path}", data, method=method)
+        with _DIRECT.open(request, timeout=DEADLINE_S) as response:
+            return json.load(response)["value"]
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        return self._call(method, f"/session/{self._session}{path}", body)
+
+    def open(self, url: str) -> None:
+        """Go to a page, and wait until it is loaded."""
+        self._ask("POST", "/url", {"url": url})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """What a JavaScript function body returns, with `arguments` as its own."""
+        return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+
+    def until(self, script: str, *arguments: Any, what: str) -> Any:
+        """The first truthy value of a script run again and again; AssertionError, with `what`, if none comes."""
+        return eventually(lambda: self.run(script, *arguments), what)
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other, wherever the focus is."""
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def look(self, *, width: int, height: int, dark: bool = False) -> None:
+        """Give the page a size, and the colours that its user prefers."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._command("Emulation.setDeviceMetricsOverride", metrics)
+        media = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self._command("Emulation.setEmulatedMedia", {"features": media})
+
+    def _command(self, name: str, parameters: dict[str, Any]) -> Any:
+        return self._ask("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
+
+    def picture(self) -> bytes:
+        """The whole page as PNG."""
+        taken = self._command("Page.captureScreenshot", {"captureBeyondViewport": True})
+        return base64.b64decode(taken["data"])
+
+    def console(self) -> list[str]:
+        """What was written to the console since the last call."""
+        return [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"})]
+
+    def requested(self) -> list[str]:
+        """The addresses of all requests since the last call."""
+        entries = self._ask("POST", "/se/log", {"type": "performance"})
+        events = [json.loads(entry["message"])["message"] for entry in entries]
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+    def close(self) -> None:
+        """End browser and driver."""
+        try:
+            if self._session:
+                self._ask("DELETE", "")
+        finally:
+            self._driver.terminate()
+            self._driver.communicate(timeout=DEADLINE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def eventually(look: Callable[[], Any], what: str) -> Any:
+    """The first truthy value of `look()`; AssertionError, with `what`, if none comes in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, what
+        time.sleep(_POLL_S)
+    return found

@@ -1,0 +1,220 @@
+"""What a peer of these tests does on its side: module-level functions, run there by `Peer.call`."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ipcsync
+from ipcsync._board import SessionLine, SlotLine
+from ipcsync._linux.process import start_time
+from ipcsync.testing import StreamGate
+
+_client: ipcsync.Client | None = None
+_events: dict[str, ipcsync.SharedEvent] = {}
+_points: dict[str, ipcsync.Point] = {}
+_streams: list[ipcsync.Stream] = []
+_gates: list[StreamGate] = []
+_kept: list[ipcsync.Coordinator] = []
+
+STEPS = ("before the driver's call", "before it is published", "before the wake")
+
+
+def client() -> ipcsync.Client:
+    assert _client is not None
+    return _client
+
+
+def stream() -> ipcsync.Stream:
+    if not _streams:
+        _streams.append(ipcsync.Stream())
+    return _streams[0]
+
+
+def connect(endpoint: str, name: str, lease_ttl: float | None = None) -> int:
+    """Connect; which line of the board the session has."""
+    global _client  # noqa: PLW0603 - one client a peer
+    _client = ipcsync.connect(endpoint, name=name, lease_ttl=lease_ttl)
+    return _client._lease.welcome.line
+
+
+def open_event(name: str, engine: str, recorder: bool = True, depth: int = 4) -> None:
+    _events[name] = client().event(name, recorder=recorder, engine=engine, depth=depth)
+
+
+def open_recorder(endpoint: str, name: str, engine: str, lease_ttl: float | None = None) -> None:
+    """Connect and open one event as its recorder."""
+    connect(endpoint, "recorder", lease_ttl)
+    open_event(name, engine)
+
+
+def hold() -> None:
+    """Hold all later work of this peer's stream."""
+    _gates.append(StreamGate(stream()).__enter__())
+
+
+def open_gate() -> None:
+    _gates[-1].open()
+
+
+def record(name: str) -> bytes:
+    return bytes(_events[name].record(stream()))
+
+
+def record_complete(name: str) -> bytes:
+    """Record, and wait until the board says that it is complete."""
+    point = _events[name].record(stream())
+    point.synchronize(20)
+    while _events[name].completed < point.generation:
+        _events[name]._engine.harvest()
+    return bytes(point)
+
+
+def take(data: bytes, as_name: str) -> None:
+    """Keep a point of another process."""
+    _points[as_name] = client().point(data)
+
+
+def wait_on_stream(point: str) -> None:
+    """Queue a wait on this peer's stream."""
+    _points[point].wait(stream(), timeout=20)
+
+
+def stream_is_done() -> bool:
+    return stream().query()
+
+
+def error_of(fn: Callable[..., Any], *args: Any) -> str:
+    """The name of the ipcsync error that a call here raises, empty if it raises none."""
+    try:
+        fn(*args)
+    except ipcsync.IpcSyncError as error:
+        return type(error).__name__
+    return ""
+
+
+def query(point: str) -> bool:
+    return _points[point].query()
+
+
+def synchronize(point: str, timeout: float | None = None) -> None:
+    _points[point].synchronize(timeout)
+
+
+def synchronize_at(name: str, generation: int, timeout: float | None = None) -> None:
+    _events[name].at(generation).synchronize(timeout)
+
+
+def stats() -> dict[str, Any]:
+    return client().stats()
+
+
+def close_client() -> None:
+    client().close()
+
+
+def errors_of_every_use(name: str) -> dict[str, str]:
+    """What each use of the client and of one event raises."""
+    event = _events[name]
+    uses: dict[str, Callable[[], Any]] = {
+        "record": lambda: event.record(stream()),
+        "at": lambda: event.at(1),
+        "open": lambda: client().event("another"),
+        "open again": lambda: client().event(name, recorder=True),
+        "stats": lambda: client().stats(),
+        "unnamed": lambda: client().record(stream()),
+    }
+    return {use: error_of(fn) for use, fn in uses.items()}
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
+    """Have this process signal itself, once, at a step of its next record of `event`."""
+    engine: Any = event._engine
+    slot_line: Any = SlotLine
+    left = [number]
+
+    def first(call: Callable[..., Any]) -> Callable[..., Any]:
+        def signal_then_call(*args: Any) -> Any:
+            if left:
+                os.kill(os.getpid(), left.pop())
+            return call(*args)
+
+        return signal_then_call
+
+    if step == "before the driver's call":
+        engine._driver_record = first(engine._driver_record)
+    elif step == "before it is published":
+        slot_line.publish = first(slot_line.publish)
+    else:
+        assert step == "before the wake"
+        engine.line.futex = _Futex(engine.line.futex.wait, first(engine.line.futex.wake))
+
+
+class _Futex:
+    """A futex with a wake of another's making."""
+
+    def __init__(self, wait: Callable[..., bool], wake: Callable[[], None]) -> None:
+        self.wait = wait
+        self.wake = wake
+
+
+def die_in_record(name: str, step: str) -> None:
+    _signal_at(step, _events[name], signal.SIGKILL)
+    record(name)
+
+
+def stop_in_record(name: str, step: str) -> str:
+    """SIGSTOP inside a record; how the record ended once the process went on."""
+    _signal_at(step, _events[name], signal.SIGSTOP)
+    return error_of(record, name)
+
+
+def stop_in_heartbeat() -> None:
+    """SIGSTOP in the heartbeat's thread, just before it stores what it read from the clock."""
+    session_line: Any = SessionLine
+    read, store = session_line.heartbeat.fget, session_line.heartbeat.fset
+
+    def stop_then_store(line: SessionLine, now_ns: int) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        store(line, now_ns)
+
+    session_line.heartbeat = property(read, stop_then_store)
+
+
+def hold_the_gil(seconds: float) -> None:
+    """Sleep without giving the GIL away, as a badly written extension would."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def hold_the_gil_and_record(name: str, seconds: float) -> str:
+    hold_the_gil(seconds)
+    return error_of(record, name)
+
+
+def jump_the_wall_clock() -> None:
+    """From now on the wall clock of this process jumps about by years."""
+    clock: Any = time
+    real, jumps = time.time_ns, itertools.count()
+
+    def jumping_ns() -> int:
+        return real() + (10**17 if next(jumps) % 2 else -(10**17))
+
+    clock.time_ns = jumping_ns
+    clock.time = lambda: jumping_ns() / 1e9
+
+
+def launch_coordinator() -> tuple[int, int]:
+    """Start a coordinator from here; its pid and start time."""
+    coordinator = ipcsync.launch()
+    _kept.append(coordinator)
+    started = start_time(coordinator.pid)
+    assert started is not None
+    return coordinator.pid, started

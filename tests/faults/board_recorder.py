@@ -1,0 +1,264 @@
+"""The board model's recorder and coordinator: record, harvest, close; break, finish, free and open anew.
+
+As in ipcsync/_engines/base.py and event.py, ipcsync_coordinator/effects.py and release.py.
+"""
+
+from __future__ import annotations
+
+from tests.faults import board_world as do
+from tests.faults.board_waiter import Waits
+from tests.faults.board_world import BROKEN, CLOSED, FREE, MAX, OPEN, RECORDER
+from tests.faults.explorer import Ended, Op, Program
+
+
+class Records(Waits):
+    """The recorder's threads, and how any process lets go."""
+
+    # ipcsync/_engines/base.py and event.py: the recorder
+
+    def harvest(self, me: int) -> Program:
+        if self.is_timeline:
+            return ""
+        done = yield self.own(me, "done")
+        made = yield self.own(me, "made")
+        before = done
+        if done == made:
+            return ""
+        if (yield Op("cuEventQuery", do.event_query, (me, made))):
+            done = made
+        else:
+            while done + 1 < made and (yield Op("cuEventQuery", do.event_query, (me, done + 1))):
+                done += 1
+        if done != before:
+            state = yield self.load("state")
+            if state != BROKEN:
+                yield Op("store completed", do.store_completed, (done,))
+        yield self.keep(me, "done", done)
+        return ""
+
+    def make_room(self, me: int, generation: int) -> Program:
+        depth = self.scenario.depth
+        done = yield self.own(me, "done")
+        if self.is_timeline or generation - 1 - done < max(1, depth // 2) or self.has("harvest after overwrite"):
+            return ""
+        yield from self.under_lock(me, "r", self.check_and_harvest, me)
+        while not self.has("record into a full ring"):
+            done = yield self.own(me, "done")
+            if generation - depth <= done:
+                return ""
+            del done
+            yield from self.in_driver(me, "r", generation - depth)
+            yield from self.guard(me, "guard.look")
+            yield from self.under_lock(me, "r", self.harvest_if_open, me)
+        return ""
+
+    def check_and_harvest(self, me: int) -> Program:
+        yield from self.check(me)
+        yield from self.harvest(me)
+        return ""
+
+    def harvest_if_open(self, me: int) -> Program:
+        yield from self.check(me)
+        yield from self.refuse_unless_open(me)
+        yield from self.harvest(me)
+        return ""
+
+    def record(self, me: int, generation: int, stream: int, last: int) -> Program:
+        yield from self.check(me)
+        yield self.note("cuStreamIsCapturing")
+        yield from self.make_room(me, generation)
+        yield self.note("cuStreamGetId")
+        yield from self.under_lock(me, "r", self.record_and_publish, me, generation, stream, last)
+        if not self.has("wake before publish"):
+            yield Op("wake", do.wake)
+        yield from self.refuse_unless_open(me)
+        return ""
+
+    def record_and_publish(self, me: int, generation: int, stream: int, last: int) -> Program:
+        yield from self.refuse_closed(me)
+        yield from self.refuse_unless_open(me)
+        follows = 0
+        if stream != last and generation > 1 and not self.has("no following"):
+            follows = generation - 1
+            yield self.note("cuStreamWaitValue64" if self.is_timeline else "cuStreamWaitEvent")
+        publish = Op("store recorded", do.publish, (generation, not self.has("wake before publish")))
+        if self.is_timeline:
+            record = Op("cuStreamWriteValue64", do.write_word, (generation, stream, follows))
+        else:
+            record = Op("cuEventRecord", do.record, (generation, stream, follows))
+        if self.has("publish before record"):
+            yield publish
+        yield record
+        if self.is_timeline:
+            yield self.note("mark")
+        yield self.keep(me, "made", generation)
+        if self.has("wake before publish"):
+            yield Op("wake", do.wake)
+        if not self.has("publish before record"):
+            yield publish
+        if self.has("harvest after overwrite"):
+            yield from self.harvest(me)
+        return ""
+
+    def refuse_unless_open(self, me: int) -> Program:
+        state = yield self.load("state")
+        if state != OPEN:
+            yield from self.check(me)
+            yield self.note("load incarnation")  # for the error's text, as is the next
+            yield self.note("load state")
+            raise Ended("closed")
+        return ""
+
+    def recorder(self) -> Program:
+        """A thread that records on one stream after another, then closes if it is to."""
+        streams = self.scenario.streams
+        index = self.scenario.recorded
+        while index < len(streams):
+            try:
+                yield from self.record(RECORDER, index + 1, streams[index], streams[index - 1] if index else 0)
+            except Ended:  # expired: all that is left to it is to let go
+                break
+            index += 1
+        del index
+        if self.scenario.closes:
+            yield from self.close(RECORDER, "r")
+        return "recorded"
+
+    def heartbeat(self) -> Program:
+        """The recorder's other thread: a few beats."""
+        beats = 0
+        while beats < len(self.scenario.streams):
+            yield from self.under_lock(RECORDER, "h", self.harvest, RECORDER)
+            beats += 1
+        return "beaten"
+
+    def own_work_is_done(self, me: int) -> Program:
+        if self.is_timeline:
+            return True
+        done = yield self.own(me, "done")
+        made = yield self.own(me, "made")
+        if done == made:
+            return True
+        complete = yield Op("cuEventQuery", do.event_query, (me, made))
+        return complete
+
+    def is_drained(self, me: int) -> Program:
+        if me != RECORDER:
+            return True
+        state = yield self.load("state")
+        if state not in (OPEN, CLOSED):
+            drained = yield from self.own_work_is_done(me)
+            return drained
+        yield from self.harvest(me)
+        completed = yield self.load("completed")
+        made = yield self.own(me, "made")
+        return completed >= made
+
+    def let_go(self, me: int) -> Program:
+        inside = yield self.own(me, "inside")
+        gone = not inside
+        if gone:
+            gone = yield from self.is_drained(me)
+        if gone and me == RECORDER:
+            if self.is_timeline and not self.has("let go undrained"):
+                gone = yield Op("markers?", do.ask_own_markers)
+        elif gone:
+            gone = yield Op("markers?", do.ask_markers, (me,))
+        if gone:
+            yield self.keep(me, "has_import", False)
+        return gone
+
+    def close(self, me: int, thread: str) -> Program:
+        yield self.keep(me, "is_closed", True)
+        yield Op("wake", do.wake)
+        if me == RECORDER:
+            yield Op("tell", do.store_own, (me, "told", "closed"))
+        while not (yield from self.under_lock(me, thread, self.let_go, me)):
+            continue
+        yield Op("tell", do.store_own, (me, "told", "left"))
+        return "left"
+
+
+class Model(Records):
+    """The threads of one scenario."""
+
+    # ipcsync_coordinator/effects.py and release.py
+
+    def coordinator(self) -> Program:
+        """Finishes the slot when its recorder is gone, frees it, and opens it anew."""
+        news = yield Op("notice", do.notice, ("",))
+        if news == "left":  # it told both before this one listened
+            news = "closed"
+        if news == "closed":
+            yield from self.finish(CLOSED)
+            news = yield Op("notice", do.notice, ("closed",))
+            if news == "left":
+                yield from self.drained()
+        if news in ("dead", "expired"):
+            yield from self.broken()
+        is_released = self.is_timeline
+        is_hasty = self.has("reuse before detach")
+        while True:
+            what = yield Op("proof?", do.await_proof, (is_hasty, is_released and not self.has("release once")))
+            if what == "proven":
+                break
+            yield self.store("completed", MAX)
+        if self.scenario.reuse:
+            yield from self.freed()
+            yield from self.opened()
+        return "freed"
+
+    def broken(self) -> Program:
+        completed = yield Op("load completed", do.begin_break)
+        recorded = yield Op("load recorded", do.see_what_is_kept)
+        watermark = min(completed, recorded)
+        if self.is_timeline and self.has("release before state"):
+            yield self.store("completed", MAX)
+        if not self.has("watermark not taken"):
+            yield self.store("watermark", watermark)
+        yield from self.finish(BROKEN)
+        if self.is_timeline:
+            yield self.store("completed", MAX)
+        yield Op("", do.store, ("breaking", "over"), True)
+        return ""
+
+    def finish(self, state: int) -> Program:
+        wake = Op("wake", do.wake, (True,))
+        if self.has("wake before state"):
+            yield wake
+            yield self.store("state", state)
+        else:
+            yield self.store("state", state)
+            yield wake
+        return ""
+
+    def drained(self) -> Program:
+        if self.is_timeline:
+            recorded = yield self.load("recorded")
+            if not self.has("watermark not taken"):
+                yield self.store("watermark", recorded)
+            yield self.store("completed", MAX)
+        return ""
+
+    def freed(self) -> Program:
+        state = yield self.load("state")
+        if state != BROKEN:
+            yield self.note("load completed")
+            yield self.note("load recorded")
+        completed = yield self.load("completed")
+        recorded = yield self.load("recorded")
+        if completed != recorded:
+            yield self.note("load recorded")
+            yield self.store("completed", recorded)
+        yield from self.finish(FREE)
+        return ""
+
+    def opened(self) -> Program:
+        """The new use, and the work of its recorder, which is complete at once."""
+        base = yield self.load("recorded")
+        yield self.store("recorder", 0)
+        yield self.store("watermark", 0)
+        yield self.store("incarnation", 2)
+        yield self.store("state", OPEN)
+        yield Op("a new recorder's work", do.work_anew, (base + 2,))
+        return ""

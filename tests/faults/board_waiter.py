@@ -1,0 +1,322 @@
+"""The board model's waiters: query, synchronize and wait, as in ipcsync/_engines/base.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.faults import board_world as do
+from tests.faults.board_world import BROKEN, LOCKED, MAX, OPEN, RECORDER, Scenario
+from tests.faults.explorer import Ended, Op, Program
+
+
+class Looks:
+    """The looks that every use takes: `check`, `is_complete`, and what refuses."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.is_timeline = scenario.engine == "timeline"
+        ends = scenario.dies or scenario.expires
+        finishes = ends or scenario.closes
+        self._hot = {
+            "incarnation": scenario.reuse,
+            "state": finishes,
+            "recorder": scenario.reuse,
+            "watermark": ends or scenario.reuse or (self.is_timeline and scenario.closes),
+            "recorded": True,
+            "completed": True,
+        }
+        self._shared = {RECORDER} if scenario.heartbeat else set()  # processes of two threads
+        self._shared |= scenario.closers
+
+    def has(self, mistake: str) -> bool:
+        """Whether that mistake is planted."""
+        return mistake in self.scenario.mistakes
+
+    # Words of the board, attributes of a process.
+
+    def load(self, name: str) -> Op:
+        """One load of a word."""
+        return Op(f"load {name}", do.load, (name,), not self._hot[name])
+
+    def store(self, name: str, value: Any) -> Op:
+        """One store of a word."""
+        return Op(f"store {name}", do.store, (name, value))
+
+    def own(self, me: int, name: str) -> Op:
+        """One load of an engine's attribute."""
+        return Op(f"own {name}", do.load_own, (me, name), me not in self._shared or name in LOCKED)
+
+    def keep(self, me: int, name: str, value: Any) -> Op:
+        """One store of an engine's attribute."""
+        return Op(f"own {name}", do.store_own, (me, name, value), me not in self._shared or name in LOCKED)
+
+    def lock(self, me: int, thread: str) -> Op:
+        """The engine's lock."""
+        return Op("lock", do.lock, (me, thread), me not in self._shared)
+
+    def unlock(self, me: int) -> Op:
+        """The engine's lock."""
+        return Op("unlock", do.store_own, (me, "lock", ""), True)
+
+    def under_lock(self, me: int, thread: str, body: Callable[..., Program], *args: Any) -> Program:
+        """`body(*args)` with the lock held; it is released however that ends."""
+        yield self.lock(me, thread)
+        problem = ""
+        value = None
+        try:
+            value = yield from body(*args)
+        except Ended as ended:
+            problem = str(ended)
+        yield self.unlock(me)
+        if problem:
+            raise Ended(problem)
+        return value
+
+    def note(self, label: str) -> Op:
+        """A call that changes nothing here."""
+        return Op(label, do.load, ("incarnation",), True)
+
+    # ipcsync/_engines/base.py: the looks
+
+    def check(self, me: int) -> Program:
+        yield from self.guard(me, "guard.check")
+        yield from self.refuse_closed(me)
+        incarnation = yield self.load("incarnation")
+        if incarnation != 1:
+            raise Ended("closed")
+        return ""
+
+    def guard(self, me: int, label: str) -> Program:
+        if me != RECORDER or not self.scenario.expires:
+            yield self.note(label)
+            return ""
+        is_expired = yield Op(label, do.load_own, (me, "is_expired"))
+        if is_expired:
+            raise Ended("expired")
+        return ""
+
+    def refuse_closed(self, me: int) -> Program:
+        is_closed = yield self.own(me, "is_closed")
+        if is_closed:
+            raise Ended("closed")
+        return ""
+
+    def last_look(self, me: int) -> Program:
+        if not self.has("no last look"):
+            yield from self.refuse_closed(me)
+        return ""
+
+    def board_completed(self) -> Program:
+        count = yield self.load("completed")
+        state = yield self.load("state")
+        if (state == BROKEN and not self.has("completed whatever the state")) or count == MAX:
+            count = yield self.load("watermark")
+        return count
+
+    def is_complete(self, me: int, generation: int) -> Program:
+        seen = yield self.own(me, "seen")
+        if generation <= seen:
+            return True
+        done = yield from self.board_completed()
+        recorded = yield self.load("recorded")
+        yield from self.last_look(me)
+        done = min(done, recorded)
+        if generation > done:
+            return False
+        yield self.keep(me, "seen", done)
+        return True
+
+    def recorder_is_alive(self) -> Program:
+        serial = yield self.load("recorder")
+        if not serial:
+            return True
+        alive = yield Op("recorder alive?", do.ask_alive, (serial,), not (self.scenario.dies or self.scenario.closes))
+        return alive
+
+    def refuse_finished(self, me: int, generation: int) -> Program:
+        state = yield self.load("state")
+        yield from self.last_look(me)
+        if state == OPEN:
+            return ""
+        if (yield from self.is_complete(me, generation)):
+            return ""
+        if state == BROKEN:
+            raise Ended("lost")
+        recorded = yield self.load("recorded")
+        if generation > recorded:
+            raise Ended("lost")
+        return ""
+
+    def refuse_unless_good(self, me: int, generation: int) -> Program:
+        if not (yield from self.is_complete(me, generation)):
+            raise Ended("lost")
+        return ""
+
+    def look(self, me: int, generation: int) -> Program:
+        yield from self.guard(me, "guard.look")
+        yield from self.check(me)
+        yield from self.refuse_dead(me, generation)
+        return ""
+
+    def refuse_dead(self, me: int, generation: int) -> Program:
+        alive = yield from self.recorder_is_alive()
+        yield from self.last_look(me)
+        if not alive:
+            yield from self.refuse_unless_good(me, generation)
+        return ""
+
+
+class Waits(Looks):
+    """The calls of a waiter."""
+
+    # ipcsync/_engines/base.py: the waits
+
+    def await_recorded(self, me: int, generation: int) -> Program:
+        while True:
+            recorded = yield self.load("recorded")
+            if recorded >= generation:
+                yield from self.last_look(me)
+                return ""
+            yield from self.refuse_finished(me, generation)
+            yield Op("sleep", do.sleep, (me, recorded))
+            yield Op("slept", do.slept, (me,))
+            again = yield self.load("recorded")
+            if again == recorded:
+                del again, recorded
+                yield from self.look(me, generation)
+
+    def accept(self, me: int, generation: int) -> Program:
+        if self.has("alive before query"):
+            alive = True
+        else:
+            alive = yield from self.recorder_is_alive()
+        if alive and not self.has("no look at the state"):
+            state = yield self.load("state")
+            alive = state != BROKEN
+        yield from self.last_look(me)
+        if alive:
+            yield self.keep(me, "seen", generation)
+        else:
+            yield from self.refuse_unless_good(me, generation)
+        return ""
+
+    def ask_early(self, me: int, generation: int) -> Program:
+        if self.has("alive before query") and not (yield from self.recorder_is_alive()):
+            yield from self.refuse_unless_good(me, generation)
+        return ""
+
+    def driver_query(self, me: int, generation: int) -> Program:
+        if self.is_timeline:
+            done = yield from self.is_complete(me, generation)
+        else:
+            done = yield Op("cuEventQuery", do.event_query, (me, generation))
+        return done
+
+    def driver_wait(self, me: int, generation: int) -> Program:
+        if self.is_timeline:
+            done = yield from self.is_complete(me, generation)  # its slice may be over after each look
+        else:
+            done = yield Op("wait_event", do.event_wait, (me, generation))
+        return done
+
+    def query(self, me: int, thread: str, generation: int) -> Program:
+        yield from self.check(me)
+        if (yield from self.is_complete(me, generation)):
+            return "True"
+        recorded = yield self.load("recorded")
+        if recorded < generation and not self.has("wait before recorded"):
+            del recorded
+            yield from self.refuse_finished(me, generation)
+            return "False"
+        del recorded
+        yield from self.ask_early(me, generation)
+        if (yield from self.under_lock(me, thread, self.ask_driver, me, generation)):
+            yield from self.accept(me, generation)
+            return "True"
+        yield from self.refuse_finished(me, generation)
+        return "False"
+
+    def ask_driver(self, me: int, generation: int) -> Program:
+        yield from self.check(me)
+        done = yield from self.driver_query(me, generation)
+        return done
+
+    def in_driver(self, me: int, thread: str, generation: int) -> Program:
+        yield from self.under_lock(me, thread, self.enter_driver, me)
+        problem = ""
+        done = False
+        try:
+            done = yield from self.driver_wait(me, generation)
+        except Ended as ended:
+            problem = str(ended)
+        yield from self.under_lock(me, thread, self.leave_driver, me)
+        if problem:
+            raise Ended(problem)
+        return done
+
+    def enter_driver(self, me: int) -> Program:
+        yield from self.check(me)
+        yield self.keep(me, "inside", 0 if self.has("let go while inside") else 1)
+        return ""
+
+    def leave_driver(self, me: int) -> Program:
+        yield self.keep(me, "inside", 0)
+        return ""
+
+    def synchronize(self, me: int, thread: str, generation: int) -> Program:
+        yield from self.check(me)
+        if (yield from self.is_complete(me, generation)):
+            return "ok"
+        yield from self.await_recorded(me, generation)
+        while True:
+            if (yield from self.is_complete(me, generation)):
+                return "ok"
+            yield from self.refuse_finished(me, generation)
+            yield from self.ask_early(me, generation)
+            if (yield from self.in_driver(me, thread, generation)):
+                yield from self.accept(me, generation)
+                return "ok"
+            yield from self.look(me, generation)
+
+    def wait(self, me: int, thread: str, generation: int, ahead: bool) -> Program:
+        yield from self.check(me)
+        yield self.note("cuStreamIsCapturing")
+        if (yield from self.is_complete(me, generation)):
+            return "ok"
+        if not ahead and not self.has("wait before recorded"):
+            yield from self.await_recorded(me, generation)
+        yield from self.refuse_finished(me, generation)
+        yield self.note("cuStreamGetId")
+        yield from self.under_lock(me, thread, self.queue_wait, me, generation)
+        yield from self.refuse_finished(me, generation)
+        if not self.has("no look at the recorder"):
+            yield from self.refuse_dead(me, generation)
+        return "ok"
+
+    def queue_wait(self, me: int, generation: int) -> Program:
+        yield from self.check(me)
+        if self.is_timeline:
+            yield Op("cuStreamWaitValue64", do.queue_wait_value, (me, generation))
+        else:
+            yield Op("cuStreamWaitEvent", do.queue_wait, (me, generation))
+        yield self.note("mark")
+        return ""
+
+    def waiter(self, me: int) -> Program:
+        """A thread that makes its calls one after the other; it ends with their results."""
+        calls = self.scenario.calls[me - 1]
+        index = 0
+        results = ""
+        while index < len(calls):
+            name, generation = calls[index]
+            yield Op("", do.begin_call, (me, generation))
+            if name == "query":
+                result = yield from self.query(me, "w", generation)
+            elif name == "synchronize":
+                result = yield from self.synchronize(me, "w", generation)
+            else:
+                result = yield from self.wait(me, "w", generation, name == "ahead")
+            results = f"{results}{result},"
+            index += 1
+        return results.rstrip(",")

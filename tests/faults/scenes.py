@@ -1,0 +1,205 @@
+"""What the fault tests need on this side: blocked calls, conditions with a deadline, coordinators that misbehave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import Pipe
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import ipcsync
+from ipcsync._linux.process import start_time
+from ipcsync.launch import Coordinator
+from ipcsync.testing import StreamGate
+from tests.peer import Peer
+
+DEADLINE_S = 20.0
+ENGINES = ("event", "timeline")
+_ROOT = Path(__file__).parents[2]
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
+    """Look until the condition holds; AssertionError if it does not within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.002)
+
+
+class Blocked:
+    """A call on a thread of its own, which counts as blocked once it is inside of the function named `entered`."""
+
+    def __init__(self, fn: Callable[[], object], entered: str) -> None:
+        self._fn = fn
+        self._entered = entered
+        self._outcome: BaseException | object = None
+        self.ended = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"blocked-{entered}", daemon=True)
+        self._thread.start()
+        until(lambda: self._is_inside() or not self._thread.is_alive(), f"a thread inside {entered}")
+        assert self._thread.is_alive(), f"it did not block: {self._outcome!r}"
+
+    def _run(self) -> None:
+        try:
+            self._outcome = self._fn()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever asks
+            self._outcome = error
+        self.ended = time.monotonic()
+
+    def _is_inside(self) -> bool:
+        frame: FrameType | None = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None:
+            if frame.f_code.co_name == self._entered:
+                return True
+            frame = frame.f_back
+        return False
+
+    def outcome(self, seconds: float = DEADLINE_S) -> BaseException | object:
+        """What the call returned, or the exception that it raised; AssertionError if it is still blocked."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), f"a call still hangs inside {self._entered} after {seconds:g} s"
+        return self._outcome
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for what a process does: R, S, D, T (stopped), Z (zombie); empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and wait until it has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: state_of(pid) == "T", f"process {pid} stopped")
+
+
+def resume(pid: int) -> None:
+    """SIGCONT."""
+    os.kill(pid, signal.SIGCONT)
+
+
+def kill(coordinator: Coordinator, client: ipcsync.Client) -> None:
+    """SIGKILL a coordinator, and remove the board of it, as the next one to start would."""
+    os.kill(coordinator.pid, signal.SIGKILL)
+    os.unlink(client._lease.board.path)
+
+
+def deaths(client: ipcsync.Client) -> dict[str, int]:
+    """How many sessions were lost, and how that was found."""
+    found: dict[str, int] = client.stats()["deaths"]
+    return found
+
+
+def until_lost(client: ipcsync.Client, how: str, count: int = 1) -> None:
+    """Wait until the coordinator has lost `count` sessions in that way."""
+    until(lambda: deaths(client)[how] >= count, f"{count} sessions lost by {how}")
+
+
+def private_dir() -> str:
+    """A new runtime directory, short enough for a socket's path."""
+    return tempfile.mkdtemp(prefix="ipcsync-test-")
+
+
+def launch_patched(patch: str, runtime_dir: str) -> Coordinator:
+    """A coordinator that runs with one of the patches of `tests.faults.patched`."""
+    command = [sys.executable, "-m", "tests.faults.patched", patch, "--runtime-dir", runtime_dir]
+    command += ["--exit-with", f"{os.getpid()}:{start_time(os.getpid())}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])}
+    return Coordinator(command, environment, runtime_dir, temporary=True)
+
+
+class ForeignPeer(Peer):
+    """A peer in a pid namespace of its own, where the pids of this one mean nothing."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = Pipe()
+        fd = theirs.fileno()
+        unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        command = [*unshare, sys.executable, "-m", "tests.faults.foreign", str(fd)]
+        settings = {**os.environ, "PYTHONWARNINGS": "error"}
+        self._process = subprocess.Popen(command, pass_fds=[fd], cwd=_ROOT, env=settings)
+        theirs.close()
+        self._owed = 0
+
+    @staticmethod
+    def why_not() -> str:
+        """Why a pid namespace cannot be made here, empty if one can."""
+        try:
+            done = subprocess.run(
+                ["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False, timeout=20
+            )
+        except FileNotFoundError:
+            return "there is no unshare(1) here"
+        return "" if done.returncode == 0 else f"no new pid namespace here: {done.stderr.decode().strip()}"
+
+
+def finish(point: ipcsync.Point) -> None:
+    """Wait for a point that must become complete."""
+    point.synchronize(DEADLINE_S)
+    assert point.query()
+
+
+class Held:
+    """A client that is blocked in every way that there is."""
+
+    def __init__(self, client: ipcsync.Client, engine: str) -> None:
+        self.client = client
+        self.stream = ipcsync.Stream()
+        self.gate = StreamGate(self.stream).__enter__()
+        self.event = client.event("e", recorder=True, engine=engine, depth=1)
+        self.point = self.event.record(self.stream)
+        self.nobodys = client.event("nobody's")
+        self.watch = client.watch()
+        for _ in range(len(client.list_events()) + len(client.list_sessions())):
+            next(self.watch)
+        self.told: list[ipcsync.Point] = []
+        self.point.add_done_callback(self.told.append)
+        free = ipcsync.Stream()
+        self.calls = {
+            "synchronize": Blocked(self.point.synchronize, "_driver_wait"),
+            "synchronize what is not recorded": Blocked(self.nobodys.at(1).synchronize, "await_recorded"),
+            "wait for a record": Blocked(lambda: self.nobodys.at(1).wait(free), "await_recorded"),
+            "watch": Blocked(lambda: next(self.watch), "_receive"),
+        }
+        if engine == "event":
+            self.calls["record on a full ring"] = Blocked(lambda: self.event.record(self.stream), "_make_room")
+
+    def ask(self) -> None:
+        """Begin requests that a stopped coordinator does not answer."""
+        self.calls["a request in flight"] = Blocked(self.client.stats, "_exchange")
+        self.calls["a request behind it"] = Blocked(lambda: self.client.event("x"), "request")
+
+    def assert_all_are_lost(self) -> None:
+        for what, call in self.calls.items():
+            assert isinstance(call.outcome(), ipcsync.CoordinatorLost), what
+        until(lambda: bool(self.told), "the callback")
+        assert isinstance(self.told[0].exception(), ipcsync.CoordinatorLost)
+        uses: dict[str, Callable[[], object]] = {
+            "query": self.point.query,
+            "wait": lambda: self.point.wait(ipcsync.Stream()),
+            "record": self.event.record,
+            "record unnamed": self.client.record,
+            "open": lambda: self.client.event("other"),
+            "point": lambda: self.client.point(bytes(self.point)),
+            "stats": self.client.stats,
+            "watch": lambda: next(self.client.watch()),
+        }
+        for what, use in uses.items():
+            with pytest.raises(ipcsync.CoordinatorLost):
+                pytest.fail(f"{what} gave {use()!r}")
+        assert not self.client.is_connected
+        self.nobodys.close()  # raises nothing, and does not wait for an answer
+
+    def end(self) -> None:
+        self.gate.__exit__(None, None, None)

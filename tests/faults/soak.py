@@ -1,0 +1,200 @@
+"""The soak: many processes that do at random what users do, some of them killed; then a look at what they saw.
+
+    python -m tests.faults.soak --minutes 10 --processes 64 --kill-rate 5 --seed 1 --driver host --engine both
+
+Ends with a table, and with status 1 if any promise was broken or anything was left behind; the histories are kept then.
+
+This process imports what the workers need and uses none of it, so that each worker is a fork that costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import select
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__" and not __package__:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import ipcsync
+from tests.faults.history import Op, Result
+from tests.faults.history_checker import check
+from tests.faults.history_facts import Report, Violation
+from tests.faults.soak_herd import TICK_S, TTL_S, Herd, Options
+from tests.faults.soak_leaks import ask, board_of, descriptors, private_kib, shared_files, warm_up
+from tests.faults.soak_session import Plan
+from tests.faults.soak_truth import Truth
+
+_FLAT = 1.05
+
+
+class Soak:
+    """One soak, from the coordinator's start to the table."""
+
+    def __init__(self, options: Options, directory: Path) -> None:
+        self.options = options
+        self.directory = directory
+        self.leaks: list[str] = []
+        self.private: list[tuple[float, int]] = []  # (seconds, KiB) of the coordinator
+        self.stats: dict[str, Any] = {}
+
+    def run(self) -> Report:
+        """Soak, then check."""
+        options = self.options
+        segment = f"soak-{uuid.uuid4().hex[:12]}"
+        os.environ.update(IPCSYNC_DRIVER=options.driver, IPCSYNC_HOST_SEGMENT=segment, SIMCUDA_SEGMENT=segment)
+        mine = len(descriptors(os.getpid()))
+        with ipcsync.launch(lease_ttl=TTL_S, log_level="error") as coordinator:
+            board = board_of(coordinator.pid)
+            plan = Plan(
+                self.directory, coordinator.endpoint, options.processes, options.names, options.engine, options.seed,
+                options.processes / options.operations,
+            )  # fmt: skip
+            truth = Truth(options.lives)
+            warm_up(coordinator.endpoint)
+            before = self._settled_descriptors(coordinator.pid, 0)
+            self.herd = Herd(options, plan, truth)
+            gc.collect()
+            gc.freeze()  # the children share these pages for as long as nobody counts in them
+            self._soak(coordinator.pid)
+            self.herd.end()
+            self.stats = ask(coordinator.endpoint, 15.0)
+            self._look_for_leaks(coordinator, before)
+        if coordinator.stop() != 0:
+            self.leaks.append(f"the coordinator ended with status {coordinator.stop()}")
+        left = shared_files(segment, board)
+        if left:
+            self.leaks.append(f"left in shared memory: {sorted(left)}")
+        if os.path.exists(coordinator.runtime_dir):
+            self.leaks.append(f"left: {coordinator.runtime_dir}")
+        if len(now := descriptors(os.getpid())) > mine:
+            self.leaks.append(f"{mine} file descriptors here became {len(now)}: {now}")
+        report = check(self.directory, ttl_s=TTL_S)
+        report.violations.extend(Violation("hang", life, "it did not end when told") for life in self.herd.hung)
+        return report
+
+    def _soak(self, pid: int) -> None:
+        self.herd.start()
+        began = time.monotonic()
+        while (now := time.monotonic() - began) < self.options.seconds:
+            self.herd.tick()
+            if now >= len(self.private):
+                self.private.append((now, private_kib(pid)))
+            select.select([], [], [], TICK_S)
+
+    @staticmethod
+    def _settled_descriptors(pid: int, enough: int) -> list[str]:
+        """Those open once they are down to `enough`, or else after two seconds: sockets are closed by other threads."""
+        deadline = time.monotonic() + 2.0
+        while len(found := descriptors(pid)) > enough and time.monotonic() < deadline:
+            select.select([], [], [], 0.05)
+        return found
+
+    def _look_for_leaks(self, coordinator: ipcsync.Coordinator, before: list[str]) -> None:
+        stats = self.stats
+        if not stats:
+            self.leaks.append("the coordinator did not tell its counts")
+            return
+        for name, expected in (("pool_in_use", 0), ("quarantined", 0), ("events", 0), ("sessions", 1)):
+            if stats[name] != expected:
+                self.leaks.append(f"{name} is {stats[name]}, not {expected}: {stats['rows']}")
+        after = self._settled_descriptors(coordinator.pid, len(before))
+        if len(after) > len(before):
+            self.leaks.append(f"the coordinator's file descriptors {before} became {after}")
+        growth = self.growth
+        if growth > _FLAT:
+            self.leaks.append(f"the coordinator's memory grew to {growth:.3f} of what it was in the second minute")
+
+    @property
+    def growth(self) -> float:
+        """The coordinator's memory in the last minute, in parts of the second; 1 for soaks too short to say."""
+        second = [kib for at, kib in self.private if 60 <= at < 120]
+        last = [kib for at, kib in self.private if at >= self.options.seconds - 60]
+        if self.options.seconds < 180 or not second or not last:
+            return 1.0
+        return (sum(last) / len(last)) / (sum(second) / len(second))
+
+    # --- the table ----------------------------------------------------------------------------------------------------
+
+    def table(self, report: Report) -> str:
+        """What was done, and what came of it."""
+        count = report.count
+        rows: list[tuple[str, object]] = [
+            ("driver, engine, seed", f"{self.options.driver}, {self.options.engine}, {self.options.seed}"),
+            ("seconds, processes, names", f"{self.options.seconds:g}, {self.options.processes}, {self.options.names}"),
+            ("lives, kills, stops", f"{self.herd.lives}, {self.herd.kills}, {self.herd.stops}"),
+            ("operations", sum(n for (_, result), n in report.counts.items() if result != Result.BEGUN)),
+            ("sessions", count(Op.CONNECT, result=Result.OK)),
+            ("events opened, points attached", f"{count(Op.OPEN_RECORDER, Op.OPEN_WAITER)}, {count(Op.ATTACH)}"),
+            ("records", count(Op.RECORD, result=Result.OK)),
+            ("stream waits, streams seen past them", f"{count(Op.WAIT)}, {count(Op.STREAM)}"),
+            ("host waits, queries", f"{count(Op.SYNCHRONIZE)}, {count(Op.QUERY)}"),
+            ("ended by RecorderLost", self._ended(report, Result.RECORDER_LOST)),
+            ("ended by SessionExpired", self._ended(report, Result.SESSION_EXPIRED)),
+            ("ended by their timeout", self._ended(report, Result.TIMEOUT)),
+            ("coordinator: deaths seen", self.stats.get("deaths")),
+            ("coordinator: slots at most", self.stats.get("pool_high_water")),
+            (
+                "coordinator: KiB at the minutes",
+                [kib for at, kib in self.private if at % 60 < 1] + [self.private[-1][1]],
+            ),
+            ("coordinator: last minute / second", f"{self.growth:.3f}" if self.options.seconds >= 180 else "too short"),
+            ("violations", len(report.violations)),
+            ("leaks", len(self.leaks)),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+    @staticmethod
+    def _ended(report: Report, result: Result) -> int:
+        return sum(n for (_, how), n in report.counts.items() if how == result)
+
+
+def parse(arguments: list[str] | None) -> Options:
+    """The command line's options; exits with status 2 for wrong ones."""
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__.splitlines()[0] if __doc__ else None)
+    plain = Options()
+    parser.add_argument("--minutes", type=float, default=plain.minutes)
+    parser.add_argument("--processes", type=int, default=plain.processes)
+    parser.add_argument("--kill-rate", type=float, default=plain.kill_rate, help="a second")
+    parser.add_argument("--seed", type=int, default=plain.seed)
+    parser.add_argument("--driver", default=os.environ.get("IPCSYNC_DRIVER", plain.driver), choices=("host", "cuda"))
+    parser.add_argument("--engine", default=plain.engine, choices=("event", "timeline", "both"))
+    parser.add_argument("--names", type=int, default=plain.names)
+    parser.add_argument("--operations", type=int, default=plain.operations, help="a second, of all processes together")
+    return Options(**vars(parser.parse_args(arguments)))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a soak; 0 if every promise held."""
+    options = parse(arguments)
+    directory = Path(tempfile.mkdtemp(prefix="soak-"))
+    soak = Soak(options, directory)
+    report = soak.run()
+    out = sys.stdout
+    out.write(soak.table(report) + "\n")
+    for violation in report.violations[:50]:
+        out.write(f"VIOLATION {violation}\n")
+    for leak in soak.leaks:
+        out.write(f"LEAK {leak}\n")
+    if report.violations or soak.leaks:
+        for file in sorted(directory.glob("*.errors"))[:3]:
+            out.write(f"--- {file.name}\n{file.read_text()[:3000]}\n")
+        out.write(f"The histories are in {directory}\n")
+        return 1
+    with contextlib.suppress(FileNotFoundError):  # a tidy /tmp is all that this is for
+        shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

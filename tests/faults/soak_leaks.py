@@ -1,0 +1,88 @@
+"""What a soak has left behind: of slots, sessions, descriptors, memory and files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import time
+from pathlib import Path
+from typing import Any
+
+import ipcsync
+from tests.faults.soak_herd import fork
+
+
+def ask(endpoint: str, seconds: float) -> dict[str, Any]:
+    """The coordinator's counts once nothing but the asker is left, or as they are after so long.
+
+    Asked by a child, since this process uses no driver.
+    """
+    read, write = os.pipe()
+
+    def run() -> None:
+        os.close(read)
+        with ipcsync.connect(endpoint, name="soak", timeout=20.0) as client:
+            deadline = time.monotonic() + seconds
+            while True:
+                stats = client.stats()
+                left = (stats["pool_in_use"], stats["quarantined"], stats["events"], stats["sessions"] - 1)
+                if not any(left) or time.monotonic() > deadline:
+                    break
+                select.select([], [], [], 0.1)
+            rows = [repr(event) for event in client.list_events()]
+        os.write(write, json.dumps({**stats, "rows": rows[:20]}).encode())
+
+    pid = fork(run)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        data = file.read()
+    os.waitpid(pid, 0)
+    answer: dict[str, Any] = json.loads(data) if data else {}
+    return answer
+
+
+def warm_up(endpoint: str) -> None:
+    """Have the coordinator open what it opens once: a context, its probes, a step of the pool."""
+
+    def run() -> None:
+        stream = ipcsync.Stream()
+        with ipcsync.connect(endpoint, name="warm-up", timeout=20.0) as client:
+            for engine in ("event", "timeline"):
+                with client.event(f"warm-up-{engine}", recorder=True, engine=engine) as event:
+                    event.record(stream).synchronize(10)
+
+    _, status = os.waitpid(fork(run), 0)
+    if status:
+        raise RuntimeError("no session with a fresh coordinator")
+
+
+def descriptors(pid: int) -> list[str]:
+    """What the file descriptors of another process lead to."""
+    directory = Path(f"/proc/{pid}/fd")
+    found = []
+    for fd in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            found.append(os.readlink(fd))
+    return sorted(found)
+
+
+def private_kib(pid: int) -> int:
+    """The private memory of a process that is resident.
+
+    Shared memory is left out: what a process touched of the host driver's tables grows up to their size.
+    """
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon:"))
+
+
+def shared_files(segment: str, board: str) -> set[str]:
+    """The files in shared memory that are of this soak."""
+    return {name for name in os.listdir("/dev/shm") if segment in name or name == os.path.basename(board)}
+
+
+def board_of(pid: int) -> str:
+    """The path of the board that the coordinator has mapped."""
+    with open(f"/proc/{pid}/maps") as file:
+        return next((line.split()[-1] for line in file if "board" in line.rpartition("/")[2]), "")

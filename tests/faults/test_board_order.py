@@ -1,0 +1,415 @@
+"""The model's steps are the code's: the engines and the coordinator's effects run over a board that writes them down.
+
+Whoever moves a step in the code moves it in the model too (`board_waiter`, `board_recorder`), and sees there whether
+every promise still holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
+from ipcsync._drivers import SUCCESS
+from ipcsync._engines import EventEngine, TimelineEngine, base, imports, timeline
+from ipcsync._wire.messages import Attachment
+from ipcsync.errors import EventClosed, RecorderLost
+from ipcsync.native import capture
+from ipcsync_coordinator.effects import Effects
+from ipcsync_coordinator.registry import Session, Slot
+from tests.faults import board_world
+from tests.faults.board_recorder import Model
+from tests.faults.board_world import MAX, RECORDER, Process, Scenario, World
+from tests.faults.explorer import run_alone
+
+# What the model does within a process that the code does too, but that nobody outside can see.
+_WITHIN = {"", "slept", "tell", "own seen", "own made", "own done", "own inside", "own has_import"}
+_STREAM = 4096
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, and what it finds."""
+
+    call: str
+    engine: str = "event"
+    generation: int = 1
+    depth: int = 1
+    recorded: int = 0
+    completed: int = 0
+    state: int = OPEN
+    watermark: int = 0
+    says_complete: bool = False  # the driver, of what was recorded
+    is_alive: bool = True  # the recorder
+    is_closed: bool = False  # here, by another thread
+    made: int = 0  # by the recorder, of which `done` are known complete
+    done: int = 0
+    stream: int = 1  # the one before was 1
+    meanwhile: dict[str, Any] = field(default_factory=dict)  # stored on the board while it sleeps
+
+
+CASES: dict[str, Case] = {
+    "query: complete on the board": Case("query", recorded=1, completed=1),
+    "query: not recorded": Case("query"),
+    "query: pending": Case("query", recorded=1),
+    "query: complete by the driver": Case("query", recorded=1, says_complete=True),
+    "query: complete by the driver, the recorder dead": Case("query", recorded=1, says_complete=True, is_alive=False),
+    "query: complete by the driver, broken": Case("query", recorded=1, says_complete=True, state=BROKEN),
+    "query: broken, kept": Case("query", recorded=2, completed=2, state=BROKEN, watermark=1),
+    "query: broken, not recorded": Case("query", state=BROKEN),
+    "query: closed, not recorded": Case("query", state=CLOSED),
+    "query: closed here": Case("query", recorded=1, is_closed=True),
+    "query: timeline, released": Case("query", engine="timeline", recorded=1, completed=MAX, state=CLOSED, watermark=1),
+    "query: timeline, pending": Case("query", engine="timeline", recorded=1),
+    "synchronize: complete on the board": Case("synchronize", recorded=1, completed=1),
+    "synchronize: complete by the driver": Case("synchronize", recorded=1, says_complete=True),
+    "synchronize: the recorder dead": Case("synchronize", recorded=1, says_complete=True, is_alive=False),
+    "synchronize: recorded while it sleeps": Case("synchronize", says_complete=True, meanwhile={"recorded": 1}),
+    "synchronize: nothing recorded, the recorder dead": Case("synchronize", is_alive=False),
+    "synchronize: broken while it sleeps": Case("synchronize", meanwhile={"state": BROKEN}),
+    "synchronize: pending, broken": Case("synchronize", recorded=1, state=BROKEN),
+    "wait: complete on the board": Case("wait", recorded=1, completed=1),
+    "wait: recorded": Case("wait", recorded=1),
+    "wait: recorded while it sleeps": Case("wait", meanwhile={"recorded": 1}),
+    "wait: the recorder dead": Case("wait", recorded=1, is_alive=False),
+    "wait: broken": Case("wait", recorded=1, state=BROKEN),
+    "wait: timeline": Case("wait", engine="timeline", recorded=1),
+    "wait: timeline, ahead": Case("ahead", engine="timeline"),
+    "record: the first": Case("record"),
+    "record: room in the ring": Case("record", depth=4, recorded=1, made=1),
+    "record: room after a look": Case("record", recorded=1, made=1, says_complete=True),
+    "record: another stream": Case("record", depth=4, recorded=1, made=1, stream=2),
+    "record: finished": Case("record", state=BROKEN),
+    "record: closed here": Case("record", is_closed=True),
+    "record: timeline": Case("record", engine="timeline"),
+    "record: timeline, another stream": Case("record", engine="timeline", recorded=1, made=1, stream=2),
+    "harvest: complete": Case("harvest", depth=4, recorded=2, made=2, says_complete=True),
+    "harvest: pending": Case("harvest", depth=4, recorded=2, made=2),
+    "harvest: broken": Case("harvest", recorded=1, made=1, says_complete=True, state=BROKEN),
+    "let go: nothing recorded": Case("let go"),
+    "let go: complete": Case("let go", recorded=1, made=1, says_complete=True),
+    "let go: pending": Case("let go", recorded=1, made=1),
+    "let go: broken": Case("let go", recorded=1, made=1, says_complete=True, state=BROKEN),
+}
+
+
+# --- the code ---------------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """The board's words; every access to the slot's is written down."""
+
+    def __init__(self, words: Any, first: int, log: list[str]) -> None:
+        self._words = words
+        self._log = log
+        names = ((0, "incarnation"), (1, "state"), (2, "recorder"), (3, "watermark"), (8, "recorded"), (9, "completed"))
+        self._names = {first + offset: name for offset, name in names}
+        self.places = {name: first + offset for offset, name in names}
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self._names:
+            self._log.append(f"load {self._names[index]}")
+        return self._words[index]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        if index in self._names:
+            self._log.append(f"store {self._names[index]}")
+        self._words[index] = value
+
+    def put(self, name: str, value: int) -> None:
+        """Somebody else stores a word."""
+        self._words[self.places[name]] = INT64_MAX if value == MAX else value
+
+
+class Rig:
+    """What an engine is given: board, driver, futex, lock, guard and peer, all of which write down what is done."""
+
+    def __init__(self, case: Case, directory: Path) -> None:
+        self.case = case
+        self.log: list[str] = []
+        self.board = Board.create(str(directory / f"board-{case.call}"), b"e" * 16, 1, 1)
+        self.words = Words(self.board.words, (self.board.page_of_slots - self.board.address) // 8, self.log)
+        self.board.words = self.words  # type: ignore[assignment] # what the lines index
+        self.line = self.board.slot(0)
+        self.line.futex = self  # type: ignore[assignment] # wake and wait, below
+        for name in ("recorded", "completed", "state", "watermark"):
+            self.words.put(name, getattr(case, name))
+        self.words.put("incarnation", 1)
+        self.words.put("recorder", 1)
+        self.serial = 1
+
+    def close(self) -> None:
+        """Remove the board."""
+        self.board.close()
+        self.board.unlink()
+
+    # A futex, a lock, a guard, a peer.
+
+    def wake(self) -> None:
+        self.log.append("wake")
+
+    def wait(self, _seen: int, _timeout_ns: int) -> None:
+        self.log.append("sleep")
+        for name, value in self.case.meanwhile.items():
+            self.words.put(name, value)
+
+    def __enter__(self) -> None:
+        self.log.append("lock")
+
+    def __exit__(self, *_: object) -> None:
+        self.log.append("unlock")
+
+    def check(self) -> None:
+        self.log.append("guard.check")
+
+    def look(self) -> None:
+        self.log.append("guard.look")
+
+    def coordinator_is_alive(self) -> bool:
+        return True
+
+    def count_full_ring(self) -> None:
+        """Not a step of the protocol."""
+
+    def is_alive(self) -> bool:
+        self.log.append("recorder alive?")
+        return self.case.is_alive
+
+    # The driver.
+
+    def wait_event(self, _event: str, _deadline_ns: int) -> bool:
+        self.log.append("wait_event")
+        return self.case.says_complete
+
+    def cuStreamIsCapturing(self, _stream: int) -> Any:  # noqa: N802 - the driver's name
+        self.log.append("cuStreamIsCapturing")
+        return SUCCESS, base._NOT_CAPTURING
+
+    def cuStreamGetId(self, _stream: int) -> Any:  # noqa: N802 - the driver's name
+        self.log.append("cuStreamGetId")
+        return SUCCESS, self.case.stream
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> Any:  # noqa: N802 - the driver's name
+        return SUCCESS, mode
+
+    def cuEventCreate(self, _flags: int) -> Any:  # noqa: N802 - the driver's name
+        return SUCCESS, "marker"
+
+    def cuEventDestroy(self, _event: str) -> Any:  # noqa: N802 - the driver's name
+        return (SUCCESS,)
+
+    def cuEventRecord(self, event: str, _stream: int) -> Any:  # noqa: N802 - the driver's name
+        self.log.append("mark" if event == "marker" else "cuEventRecord")
+        return (SUCCESS,)
+
+    def cuEventQuery(self, _event: str) -> Any:  # noqa: N802 - the driver's name
+        self.log.append("cuEventQuery")
+        return (SUCCESS if self.case.says_complete else base._NOT_READY,)
+
+    def cuStreamWaitEvent(self, *_: Any) -> Any:  # noqa: N802 - the driver's name
+        self.log.append("cuStreamWaitEvent")
+        return (SUCCESS,)
+
+    def cuStreamWriteValue64(self, *_: Any) -> Any:  # noqa: N802 - the driver's name
+        self.log.append("cuStreamWriteValue64")
+        return (SUCCESS,)
+
+    def cuStreamWaitValue64(self, *_: Any) -> Any:  # noqa: N802 - the driver's name
+        self.log.append("cuStreamWaitValue64")
+        return (SUCCESS,)
+
+
+def _engine(rig: Rig) -> Any:
+    kind: Any = EventEngine if rig.case.engine == "event" else TimelineEngine
+
+    class Watched(kind):  # type: ignore[misc] # one of two classes
+        """The engine, whose `is_closed` is written down too."""
+
+        @property
+        def is_closed(self) -> bool:
+            rig.log.append("own is_closed")
+            return self._is_closed
+
+        @is_closed.setter
+        def is_closed(self, value: bool) -> None:
+            self._is_closed = value
+
+    attachment = Attachment(
+        name="e",
+        slot=0,
+        incarnation=1,
+        base=0,
+        device="",
+        engine=rig.case.engine,
+        depth=rig.case.depth,
+        recorder=rig.case.call in ("record", "harvest", "let go"),
+        handles=[b""] * rig.case.depth,
+        serials=list(range(rig.case.depth)),
+    )
+    engine = Watched(rig.board, rig, attachment, 0)
+    engine.line = rig.line
+    engine._lock = rig
+    engine._recorded = rig.case.made
+    engine._completed = rig.case.done
+    engine._last_stream = 1
+    engine._is_closed = rig.case.is_closed
+    return engine
+
+
+@pytest.fixture
+def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Case], Rig]]:
+    """Makes rigs, and puts them where the engines look for their driver."""
+    rigs: list[Rig] = []
+
+    def make(case: Case) -> Rig:
+        rig = Rig(case, tmp_path)
+        rigs.append(rig)
+        monkeypatch.setattr("ipcsync.native.context.driver", lambda: rig)
+        monkeypatch.setattr(base, "stream_handle", lambda *_: (_STREAM, 0))
+        monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(base, "peer_of", lambda *_: rig)
+        monkeypatch.setattr(imports, "acquire", lambda *_: "ring")
+        monkeypatch.setattr(imports, "release", lambda *_: None)
+        monkeypatch.setattr(timeline, "device_word", lambda address: address)
+        monkeypatch.setattr("ipcsync._drivers.wait_event", rig.wait_event)
+        monkeypatch.setattr(capture, "relaxed_call", lambda function, *args: function(*args))
+        return rig
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+def _run_code(rig: Rig) -> tuple[list[str], str]:
+    case, engine = rig.case, _engine(rig)
+    calls: dict[str, Callable[[], Any]] = {
+        "query": lambda: engine.query(case.generation),
+        "synchronize": lambda: engine.synchronize(case.generation, None) or "ok",
+        "wait": lambda: engine.wait(case.generation, _STREAM, None, ahead=False) or "ok",
+        "ahead": lambda: engine.wait(case.generation, _STREAM, None, ahead=True) or "ok",
+        "record": lambda: engine.record(_STREAM, None) and "",
+        "harvest": lambda: engine.harvest() or "",
+        "let go": engine.try_let_go,
+    }
+    rig.log.clear()
+    try:
+        outcome = str(calls[case.call]())
+    except RecorderLost:
+        outcome = "lost"
+    except EventClosed:
+        outcome = "closed"
+    return rig.log, outcome
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def _run_model(case: Case) -> tuple[list[str], str]:
+    model = Model(Scenario(engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True))
+    process = Process(is_closed=case.is_closed, made=case.made, done=case.done)
+    world = World(
+        state=case.state,
+        watermark=case.watermark,
+        recorded=case.recorded,
+        completed=case.completed,
+        ring=tuple(range(1, case.depth + 1)),
+        truth=frozenset(range(1, 9) if case.says_complete else ()),
+        lies=not case.is_alive,
+        processes=(process._replace(is_alive=case.is_alive), process),
+    )
+    programs = {
+        "query": lambda: model.query(1, "w", case.generation),
+        "synchronize": lambda: model.synchronize(1, "w", case.generation),
+        "wait": lambda: model.wait(1, "w", case.generation, False),
+        "ahead": lambda: model.wait(1, "w", case.generation, True),
+        "record": lambda: model.record(RECORDER, case.made + 1, case.stream, 1),
+        "harvest": lambda: model.under_lock(RECORDER, "h", model.harvest, RECORDER),
+        "let go": lambda: model.under_lock(RECORDER, "r", model.let_go, RECORDER),
+    }
+
+    def after(label: str, world: World) -> World:
+        return world._replace(**case.meanwhile) if label == "sleep" else world
+
+    labels, outcome = run_alone(world, programs[case.call](), after)
+    return [label for label in labels if label not in _WITHIN and label != "markers?"], outcome
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engines_take_the_steps_of_the_model_in_its_order(name: str, new_rig: Callable[[Case], Rig]) -> None:
+    case = CASES[name]
+    assert _run_code(new_rig(case)) == _run_model(case)
+
+
+# --- the coordinator --------------------------------------------------------------------------------------------------
+
+_EFFECTS = [
+    ("broken", "event", OPEN, 1),
+    ("broken", "timeline", OPEN, 1),
+    ("drained", "timeline", CLOSED, 2),
+    ("drained", "event", CLOSED, 2),
+    ("freed", "event", BROKEN, 1),
+    ("freed", "event", CLOSED, 2),
+    ("freed", "timeline", BROKEN, MAX),
+    ("freed", "timeline", CLOSED, MAX),
+]
+
+
+class _Feed:
+    def announce(self, *_: Any, **__: Any) -> None:
+        """Nobody listens."""
+
+
+class _Pool:
+    def give_back(self, *_: Any) -> None:
+        """Nothing was made."""
+
+    destroy = give_back
+
+
+def _run_effect(rig: Rig, kind: str) -> list[str]:
+    effects = Effects(rig.board, _Pool(), _Feed(), lambda _: None)  # type: ignore[arg-type] # as much of them as is used
+    slot = Slot(0, incarnation=1, ring=[], engine=rig.case.engine, recorder=Session("s", 1, 0, "recorder"))
+    effects._lines[0] = rig.line
+    rig.log.clear()
+    getattr(effects, f"_{kind}")(slot)
+    return rig.log
+
+
+@pytest.mark.parametrize(("kind", "engine", "state", "completed"), _EFFECTS)
+def test_the_coordinator_takes_the_steps_of_the_model_in_its_order(
+    kind: str, engine: str, state: int, completed: int, new_rig: Callable[[Case], Rig]
+) -> None:
+    case = Case(kind, engine=engine, state=state, recorded=2, completed=completed)
+    model = Model(Scenario(engine=engine, dies=True, closes=True, reuse=True))
+    world = World(state=state, recorded=2, completed=completed, processes=(Process(),))
+    labels, _ = run_alone(world, getattr(model, kind)(), lambda _, world: world)
+    steps = [label for label in labels if label not in _WITHIN]
+    taken = _run_effect(new_rig(case), kind)
+    assert taken[: len(steps)] == steps
+    assert all(label.startswith("load ") for label in taken[len(steps) :]), "what follows is for the log"
+
+
+def test_a_slot_is_opened_and_finished_in_the_models_order(new_rig: Callable[[Case], Rig]) -> None:
+    model = Model(Scenario(dies=True, reuse=True))
+    world = World(state=board_world.FREE, recorded=2, completed=2, processes=(Process(),))
+    for kind, program in (("opened", model.opened()), ("closed", model.finish(board_world.CLOSED))):
+        labels, _ = run_alone(world, program, lambda _, world: world)
+        steps = [label for label in labels if label not in _WITHIN and label != "a new recorder's work"]
+        assert _run_effect(new_rig(Case(kind, recorded=2, completed=2)), kind) == steps
+
+
+def test_a_released_word_is_released_again_once_it_was_pulled_down(new_rig: Callable[[Case], Rig]) -> None:
+    rig = new_rig(Case("again", engine="timeline", recorded=2, completed=1))
+    effects = Effects(rig.board, _Pool(), _Feed(), lambda _: None)  # type: ignore[arg-type] # as much of them as is used
+    effects.releaser.hold(rig.line)
+    rig.words.put("completed", 2)
+    rig.log.clear()
+    effects.releaser.again()
+    effects.releaser.again()
+    assert rig.log == ["load completed", "store completed", "load completed"]
+    assert rig.line.completed == INT64_MAX

@@ -1,0 +1,236 @@
+"""Row 40: stream capture is refused before it does harm, and harmed by none of our looks. Row 35: a test that ends its
+whole process under xdist takes nobody else down.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda.bindings.driver import CUstreamCaptureMode
+
+import ipcsync
+from ipcsync._drivers import check, load
+from ipcsync.testing import StreamGate
+
+GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[ipcsync.Client]:
+    """One client for all of these tests."""
+    with ipcsync.launch(lease_ttl=60) as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+        yield client
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+@pytest.fixture
+def event(client: ipcsync.Client, engine: str, request: pytest.FixtureRequest) -> Iterator[ipcsync.SharedEvent]:
+    """An event of the test's own, that this process records on."""
+    with client.event(request.node.name, recorder=True, engine=engine) as event:
+        yield event
+
+
+def begin(stream: ipcsync.Stream) -> None:
+    check(load().cuStreamBeginCapture(stream.cuda_stream, GLOBAL), "cuStreamBeginCapture")
+
+
+def end(stream: ipcsync.Stream) -> None:
+    """End the capture, which raises if anything spoiled it."""
+    graph = check(load().cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
+    check(load().cuGraphDestroy(graph), "cuGraphDestroy")
+
+
+@pytest.fixture
+def captured() -> Iterator[ipcsync.Stream]:
+    """A stream that this thread captures in global mode, which is still whole at the end."""
+    stream = ipcsync.Stream()
+    begin(stream)
+    yield stream
+    end(stream)
+
+
+def test_a_record_on_a_capturing_stream_is_refused_and_nothing_is_stored(
+    event: ipcsync.SharedEvent, captured: ipcsync.Stream
+) -> None:
+    before = event.record(ipcsync.Stream())
+    for _ in range(event.depth + 1):
+        with pytest.raises(ipcsync.StreamCapturing):
+            event.record(captured)
+    assert (event.generation, event.latest) == (1, before)
+    assert captured.is_capturing()
+    assert event.record(ipcsync.Stream()).generation == 2
+
+
+def test_a_wait_on_a_capturing_stream_is_refused_whatever_it_waits_for(
+    event: ipcsync.SharedEvent, captured: ipcsync.Stream, engine: str
+) -> None:
+    done = event.record(ipcsync.Stream())
+    done.synchronize(10)
+    for point in (done, event.at(2)):
+        with pytest.raises(ipcsync.StreamCapturing):
+            point.wait(captured, timeout=0)
+    if engine == "timeline":
+        with pytest.raises(ipcsync.StreamCapturing):
+            event.at(2).wait(captured, ahead=True)
+    assert captured.is_capturing()
+
+
+def test_the_clients_unnamed_event_refuses_too(client: ipcsync.Client, captured: ipcsync.Stream) -> None:
+    with pytest.raises(ipcsync.StreamCapturing):
+        client.record(captured)
+    assert captured.is_capturing()
+
+
+def test_a_stream_can_be_recorded_on_once_its_capture_has_ended(event: ipcsync.SharedEvent) -> None:
+    stream = ipcsync.Stream()
+    begin(stream)
+    with pytest.raises(ipcsync.StreamCapturing):
+        event.record(stream)
+    end(stream)
+    event.record(stream).synchronize(10)
+
+
+class Capturing:
+    """Another thread that captures a stream of its own in global mode, for as long as the block."""
+
+    def __init__(self) -> None:
+        self._began, self._ending = threading.Event(), threading.Event()
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            stream = ipcsync.Stream()
+            begin(stream)
+            self._began.set()
+            self._ending.wait(60)
+            end(stream)
+        except BaseException as error:  # noqa: BLE001 - it is raised by __exit__
+            self._problem = error
+            self._began.set()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        assert self._began.wait(30)
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join(30)
+        assert self._problem is None, f"the capture was spoiled: {self._problem!r}"
+
+
+def _look_at_all(client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
+    """Every call that asks the driver something, of pending and of complete work."""
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        point = event.record(stream)
+        assert not point.query()
+        with pytest.raises(ipcsync.WaitTimeout):
+            point.synchronize(0.02)
+        point.wait(other)
+        again = client.point(bytes(point))
+        assert not again.query()
+        assert event.completed < point.generation
+        gate.open()
+        point.synchronize(10)
+    assert again.query()
+    for _ in range(event.depth + 1):  # round the ring, which is asked for its oldest
+        event.record(stream)
+    event.at(event.generation).synchronize(10)
+    client._attachments.beat()
+
+
+def test_no_look_of_ours_spoils_another_threads_capture(client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
+    with Capturing():
+        _look_at_all(client, event)
+
+
+def test_what_comes_first_spoils_no_capture_either(client: ipcsync.Client, engine: str) -> None:
+    """Opening handles, registering the board, making events: what happens once, happens during the capture."""
+    with Capturing(), client.event(f"first-{engine}", recorder=True, engine=engine, depth=3) as event:
+        _look_at_all(client, event)
+    with Capturing():
+        client.check()
+        client.record().synchronize(10)
+        ipcsync.ipc_collect()
+
+
+def test_a_process_may_connect_and_close_amid_a_capture(client: ipcsync.Client) -> None:
+    with Capturing(), ipcsync.connect(client.endpoint) as second:
+        _look_at_all(second, second.event("second's", recorder=True))
+
+
+# --- row 35 -----------------------------------------------------------------------------------------------------------
+
+_SUITE = """
+    import os
+    import pytest
+    import ipcsync
+
+    @pytest.fixture
+    def event(request):
+        with ipcsync.connect(name="doomed" if "ends" in request.node.name else "other") as client:
+            with client.event(request.node.name, recorder=True) as event:
+                point = event.record()
+                point.synchronize(20)
+                yield event
+
+    def test_that_ends_its_process(event):
+        os._exit(3)
+
+    @pytest.mark.parametrize("number", range(6))
+    def test_that_goes_on(event, number):
+        event.record().synchronize(20)
+        assert event.generation == 2
+"""
+
+
+def _wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "not within 20 s"
+
+
+def test_a_test_that_ends_its_process_under_xdist_frees_its_leases_and_the_run_goes_on(
+    tmp_path: Path, coordinator: ipcsync.Coordinator
+) -> None:
+    (tmp_path / "test_suite.py").write_text(textwrap.dedent(_SUITE))
+    with ipcsync.connect(coordinator.endpoint, name="outside") as client:
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-p", "no:randomly"]
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "IPCSYNC_TEST"))
+        }
+        done = subprocess.run(
+            [*command, "--rootdir", str(tmp_path), str(tmp_path)],
+            env={**environment, "IPCSYNC_ENDPOINT": coordinator.endpoint},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "6 passed" in done.stdout, done.stdout + done.stderr
+        assert "1 failed" in done.stdout
+        assert "crashed while running 'test_suite.py::test_that_ends_its_process'" in done.stdout
+        _wait_until(lambda: [each.name for each in client.list_sessions()] == ["outside"])
+        _wait_until(lambda: client.list_events() == [])
+        stats = client.stats()
+        assert stats["deaths"] == {"pidfd": 1, "ttl": 0}
+        assert stats["quarantined"] == stats["pool_in_use"] == 0
+        with client.event("test_that_ends_its_process", recorder=True) as event:
+            event.record().synchronize(10)

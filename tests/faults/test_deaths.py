@@ -1,0 +1,333 @@
+"""Rows 1, 2, 3, 6 and 7: sessions whose process dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+import ipcsync
+from ipcsync._linux.process import Process, is_running, start_time
+from ipcsync.testing import StreamGate
+from ipcsync_coordinator.liveness import Watch
+from tests.faults import actions, scenes
+from tests.faults.scenes import Blocked, until, until_lost
+from tests.peer import Peer
+
+
+@pytest.fixture(params=scenes.ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+def _assert_a_name_can_be_opened_anew(client: ipcsync.Client, name: str, engine: str, old: ipcsync.SharedEvent) -> None:
+    """And the new event has nothing of the old one, which still stands in quarantine."""
+    with client.event(name, recorder=True, engine=engine) as event:
+        assert (event.generation, event.completed, event.state) == (0, 0, "open")
+        assert event._engine.slot != old._engine.slot  # `old` is still attached: its slot must not be used again
+        scenes.finish(event.record(ipcsync.Stream()))
+
+
+# --- row 1 ------------------------------------------------------------------------------------------------------------
+
+
+def test_row_01_a_killed_holder_loses_each_lease_once_and_its_peers_are_told(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
+) -> None:
+    names = [f"{kind}/{number}" for kind in scenes.ENGINES for number in range(4)]
+    peer.call(actions.connect, coordinator.endpoint, "holder")
+    for name in names:
+        peer.call(actions.open_event, name, name.partition("/")[0])
+    ours = [client.event(name) for name in names]
+    client.event("not-its-own", recorder=True)
+    peer.call(actions.open_event, "not-its-own", "auto", False)
+    waiting = [Blocked(event.at(1).synchronize, "await_recorded") for event in ours]
+    watch = client.watch(timeout=2.0)
+    # A snapshot of nine events and two sessions.
+    assert sorted(notice.kind for notice in (next(watch) for _ in range(11))) == ["opened"] * 9 + ["session_opened"] * 2
+    before = client.stats()["feed_number"]
+
+    peer.kill()
+
+    told = Counter((notice.kind, notice.name) for notice in (next(watch) for _ in range(9)))
+    assert told == Counter([*(("broken", name) for name in names), ("session_closed", "holder")])
+    for call in waiting:
+        assert isinstance(call.outcome(), ipcsync.RecorderLost)
+    for event in ours:
+        assert event.state == "broken"
+        _assert_a_name_can_be_opened_anew(client, event.name, event.engine, event)
+    stats = client.stats()
+    assert stats["deaths"] == {"pidfd": 1, "ttl": 0}
+    assert stats["quarantined"] == len(names)
+    assert stats["feed_number"] == before + 9 + 2 * len(names)  # the new events were opened and closed
+    assert next(info for info in client.list_events() if info.name == "not-its-own").attached == 1
+    for event in ours:
+        event.close()
+    until(lambda: client.stats()["pool_in_use"] == 1, "all slots but one free again")
+
+
+def test_row_01_a_killed_waiter_breaks_nothing(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    stream = ipcsync.Stream()
+    peer.call(actions.connect, coordinator.endpoint, "waiter")
+    with StreamGate(stream) as gate:
+        point = event.record(stream)
+        peer.call(actions.take, bytes(point), "p")
+        peer.call(actions.wait_on_stream, "p")
+        peer.begin(actions.synchronize, "p")
+        peer.kill()
+        until_lost(client, "pidfd")
+        assert (event.state, event.completed) == ("open", 0)
+        gate.open()
+        scenes.finish(point)
+    for _ in range(2 * event.depth):
+        scenes.finish(event.record(stream))
+
+
+# --- row 2 ------------------------------------------------------------------------------------------------------------
+
+
+def test_row_02_work_that_a_dead_recorder_left_unfinished_is_lost_for_every_waiter_and_for_ever(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[[], Peer], engine: str
+) -> None:
+    recorder, waiter = new_peer(), new_peer()
+    recorder.call(actions.open_recorder, coordinator.endpoint, "e", engine)
+    good = recorder.call(actions.record_complete, "e")
+    recorder.call(actions.hold)
+    lost = client.point(recorder.call(actions.record, "e"))
+    event = client.event("e", engine=engine)
+    waiter.call(actions.connect, coordinator.endpoint, "waiter")
+    waiter.call(actions.take, bytes(lost), "lost")
+    waiter.call(actions.wait_on_stream, "lost")
+    waiter.begin(actions.error_of, actions.synchronize, "lost")
+    told: list[ipcsync.Point] = []
+    lost.add_done_callback(told.append)
+    waiting = [Blocked(lost.synchronize, "_driver_wait"), Blocked(event.at(3).synchronize, "await_recorded")]
+    assert not lost.query()
+    quarantined = client.stats()["quarantined"]
+
+    recorder.kill()
+
+    for call in waiting:
+        assert isinstance(call.outcome(), ipcsync.RecorderLost)
+    assert waiter.result() == "RecorderLost"
+    until(lambda: bool(told), "the callback")
+    until_lost(client, "pidfd")
+    for _ in range(3):
+        with pytest.raises(ipcsync.RecorderLost) as caught:
+            lost.query()
+        assert caught.value.generation == lost.generation
+    assert isinstance(told[0].exception(), ipcsync.RecorderLost)
+    assert client.point(good).query()  # what was known complete stays good
+    assert (event.state, event.completed, client.stats()["quarantined"]) == ("broken", 1, quarantined + 1)
+    _assert_a_name_can_be_opened_anew(client, "e", engine, event)
+    assert waiter.call(actions.error_of, actions.query, "lost") == "RecorderLost"
+    if engine == "timeline":
+        # What was queued on a stream is released, and does not count as success.
+        until(lambda: waiter.call(actions.stream_is_done), "the stream's release")
+        assert waiter.call(actions.error_of, actions.query, "lost") == "RecorderLost"
+    waiter.kill()
+    event.close()
+    until(lambda: client.stats()["quarantined"] == 0, "the end of the quarantine")
+
+
+def test_row_02_work_that_its_driver_calls_complete_after_the_death_does_not_count(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[[], Peer]
+) -> None:
+    """Before the coordinator knows: it is stopped, so that only the look at the recorder's process can tell."""
+    recorder = new_peer()
+    recorder.call(actions.open_recorder, coordinator.endpoint, "e", "event")
+    recorder.call(actions.hold)
+    lost = client.point(recorder.call(actions.record, "e"))
+    assert not lost.query()
+    scenes.stop(coordinator.pid)
+    try:
+        recorder.kill()
+        with pytest.raises(ipcsync.RecorderLost):
+            lost.synchronize(scenes.DEADLINE_S)
+    finally:
+        scenes.resume(coordinator.pid)
+    until_lost(client, "pidfd")
+    with pytest.raises(ipcsync.RecorderLost):
+        lost.query()
+
+
+# --- row 3 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "held"), [*((step, False) for step in actions.STEPS), *((step, True) for step in actions.STEPS[1:])]
+)
+def test_row_03_a_recorder_killed_inside_a_record_leaves_nothing_half_published(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str, step: str, held: bool
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
+    first = client.point(peer.call(actions.record_complete, "e"))
+    event = client.event("e", engine=engine)
+    second = event.at(2)
+    stream = ipcsync.Stream()
+    waiting = [
+        Blocked(second.synchronize, "await_recorded"),
+        Blocked(lambda: second.wait(stream), "await_recorded"),
+        Blocked(event.at(3).synchronize, "await_recorded"),
+    ]
+    if held:
+        peer.call(actions.hold)
+
+    peer.begin(actions.die_in_record, "e", step)
+
+    outcomes = [call.outcome() for call in waiting]
+    was_published = step == "before the wake"
+    assert event.generation == (2 if was_published else 1)
+    assert isinstance(outcomes[2], ipcsync.RecorderLost)
+    if held or not was_published:
+        assert isinstance(outcomes[0], ipcsync.RecorderLost)
+        assert second.is_recorded == was_published
+    else:
+        assert outcomes[0] is None or isinstance(outcomes[0], ipcsync.RecorderLost)
+    # A wait is queued once the point is recorded: whether it counts is then asked of the point.
+    assert isinstance(outcomes[1], ipcsync.RecorderLost) or (was_published and outcomes[1] is None)
+    until_lost(client, "pidfd")
+    assert first.query()
+    if outcomes[0] is not None:
+        for point in (second, event.at(3)):
+            with pytest.raises(ipcsync.RecorderLost):
+                point.query()
+    assert event.completed == (2 if outcomes[0] is None else 1)
+    _assert_a_name_can_be_opened_anew(client, "e", engine, event)
+
+
+@pytest.mark.parametrize("step", actions.STEPS)
+def test_row_03_a_ring_that_a_record_was_killed_in_is_not_used_again(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, step: str
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", "event")
+    event = client.event("e")
+    peer.call(actions.hold)
+    handles = set(event.handles)
+    peer.begin(actions.die_in_record, "e", step)
+    until_lost(client, "pidfd")
+    event.close()
+    until(lambda: client.stats()["pool_in_use"] == 0, "the slot free again")
+    for number in range(40):  # more than there are spare ones
+        assert not handles & set(client.event(f"new-{number}", engine="event").handles)
+
+
+# --- row 6 ------------------------------------------------------------------------------------------------------------
+
+
+def test_row_06_a_zombie_that_nobody_reaps_is_dead(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
+    peer.call(actions.hold)
+    point = client.point(peer.call(actions.record, "e"))
+    started = start_time(peer.pid)
+    assert started is not None
+    waiting = Blocked(point.synchronize, "_driver_wait")
+
+    os.kill(peer.pid, signal.SIGKILL)  # the test is its parent, and does not wait for it
+
+    assert isinstance(waiting.outcome(), ipcsync.RecorderLost)
+    until_lost(client, "pidfd")
+    assert scenes.state_of(peer.pid) == "Z"
+    assert not is_running(peer.pid, started)
+    assert client.stats()["deaths"] == {"pidfd": 1, "ttl": 0}
+    client.event("e", recorder=True, engine=engine)
+
+
+# --- row 7 ------------------------------------------------------------------------------------------------------------
+
+
+def test_row_07_a_pid_with_another_start_time_is_another_process() -> None:
+    started = start_time(os.getpid())
+    assert started is not None
+    assert Process(os.getpid(), started).is_alive()
+    assert not Process(os.getpid(), started + 1).is_alive()
+    assert not is_running(os.getpid(), started - 1)
+
+
+class _Loop:
+    """Counts who is watched."""
+
+    def __init__(self) -> None:
+        self.readers: list[object] = []
+
+    def add_reader(self, fd: object, _: object) -> None:
+        self.readers.append(fd)
+
+    def remove_reader(self, fd: object) -> None:
+        self.readers.remove(fd)
+
+
+def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_connection(
+    client: ipcsync.Client,
+) -> None:
+    loop = _Loop()
+    watch = Watch(os.getpid(), b"first", client._lease.board, 0)
+    watch.confirm(b"another connection", loop, lambda: None)  # type: ignore[arg-type] # as much of a loop as it needs
+    assert not loop.readers
+    watch.confirm(b"first", loop, lambda: None)  # type: ignore[arg-type]
+    watch.confirm(b"first", loop, lambda: None)  # type: ignore[arg-type]
+    assert len(loop.readers) == 1
+    watch.close()
+    assert not loop.readers
+
+
+@pytest.fixture
+def peer_with_pid(new_peer: Callable[[], Peer]) -> Callable[[int], Peer]:
+    """Starts a peer with the pid that is asked for, which must be free."""
+    path = "/proc/sys/kernel/ns_last_pid"
+    if not os.access(path, os.W_OK):
+        pytest.skip("a pid can be chosen only by who may write ns_last_pid (root)")
+
+    def start(pid: int) -> Peer:
+        for _ in range(200):
+            try:
+                with open(path, "w") as file:
+                    file.write(str(pid - 1))
+            except OSError as error:
+                pytest.skip(f"a pid cannot be chosen here: {error.strerror}")
+            peer = new_peer()
+            if peer.pid == pid:
+                return peer
+            peer.kill()  # another process on this machine was faster
+        pytest.skip(f"pid {pid} was not to be had in 200 tries: the machine is too busy")
+
+    return start
+
+
+def test_row_07_a_new_process_with_the_pid_of_a_dead_recorder_is_not_taken_for_it(
+    coordinator: ipcsync.Coordinator,
+    client: ipcsync.Client,
+    new_peer: Callable[[], Peer],
+    peer_with_pid: Callable[[int], Peer],
+    engine: str,
+) -> None:
+    recorder = new_peer()
+    recorder.call(actions.open_recorder, coordinator.endpoint, "e", engine)
+    recorder.call(actions.hold)
+    point = client.point(recorder.call(actions.record, "e"))
+    assert not point.query()
+    scenes.stop(coordinator.pid)  # so that it learns of the death only once the pid is taken again
+    try:
+        recorder.kill()
+        reborn = peer_with_pid(recorder.pid)
+        with pytest.raises(ipcsync.RecorderLost):
+            point.synchronize(scenes.DEADLINE_S)
+    finally:
+        scenes.resume(coordinator.pid)
+    until_lost(client, "pidfd")
+    reborn.call(actions.open_recorder, coordinator.endpoint, "e", engine)  # the name is free
+    with pytest.raises(ipcsync.RecorderLost):
+        point.query()
+    sessions = {info.name: info.pid for info in client.list_sessions()}
+    assert sessions["recorder"] == recorder.pid
+    scenes.finish(client.point(reborn.call(actions.record_complete, "e")))
+    assert client.stats()["deaths"] == {"pidfd": 1, "ttl": 0}

@@ -1,0 +1,400 @@
+"""Row 31: in a child forked after use nothing works, nothing is touched, whoever forked; the parent does not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._board import Board
+from ipcsync._linux import locks
+from ipcsync.testing import StreamGate
+from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
+from tests.peer import Peer
+
+FORKS = ("os.fork", "PyDLL", "CDLL")
+ENGINES = ("event", "timeline")
+# No heartbeat is due while a test forks: of CDLL's fork, a thread that holds the GIL in that instant leaves a child
+# without one, which is between C and Python.
+TTL = 60
+
+kept: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """One coordinator for all of these tests."""
+    with ipcsync.launch(lease_ttl=TTL) as coordinator:
+        yield coordinator.endpoint
+
+
+# --- in a peer, which is the parent -----------------------------------------------------------------------------------
+
+
+def _use_everything(endpoint: str) -> None:
+    """One of each: events recorded on and waited for, on both engines, a closed gate, native objects."""
+    client = ipcsync.connect(endpoint, name=f"parent-{os.getpid()}")
+    stream, event = ipcsync.Stream(), ipcsync.Event(interprocess=True)
+    stream.record_event(event)
+    kept.update(client=client, stream=stream, event=event, held=ipcsync.Stream())
+    for engine in ENGINES:
+        shared = client.event(f"{engine}-{os.getpid()}", recorder=True, engine=engine)
+        point = shared.record(stream)
+        point.synchronize(10)
+        kept.update({engine: shared, f"{engine} point": point, f"{engine} next": shared.at(2)})
+    kept["unpickled"] = pickle.loads(pickle.dumps(kept["event point"]))
+    kept["gate"] = StreamGate(kept["held"]).__enter__()
+    kept["gated"] = client.event(f"gated-{os.getpid()}", recorder=True)
+    kept["pending"] = kept["gated"].record(kept["held"])
+
+
+def _calls() -> dict[str, Callable[[], Any]]:
+    client, stream, data = kept["client"], kept["stream"], bytes(kept["event point"])
+    calls: dict[str, Callable[[], Any]] = {
+        "connect": lambda: ipcsync.connect(client.endpoint),
+        "client.event": lambda: client.event("another"),
+        "client.record": client.record,
+        "client.record(stream)": lambda: client.record(stream),
+        "client.point": lambda: client.point(data),
+        "client.stream": lambda: client.stream("s"),
+        "client.list_events": client.list_events,
+        "client.list_sessions": client.list_sessions,
+        "client.stats": client.stats,
+        "client.check": client.check,
+        "client.watch": lambda: next(client.watch(timeout=0.1)),
+        "StreamGate": lambda: StreamGate(stream),
+        "gate.open": kept["gate"].open,
+        "gate.is_open": lambda: kept["gate"].is_open,
+        "gate.__exit__": lambda: kept["gate"].__exit__(None, None, None),
+        "Stream": ipcsync.Stream,
+        "Event": ipcsync.Event,
+        "stream.query": stream.query,
+        "unpickled.query": kept["unpickled"].query,
+    }
+    for engine in ENGINES:
+        calls |= _event_calls(engine, kept[engine])
+        for which in (f"{engine} point", f"{engine} next"):
+            calls |= _point_calls(which, kept[which])
+    return calls
+
+
+def _event_calls(which: str, shared: ipcsync.SharedEvent) -> dict[str, Callable[[], Any]]:
+    return {
+        f"{which}.record": shared.record,
+        f"{which}.record(stream)": lambda: shared.record(kept["stream"]),
+        f"{which}.at": lambda: shared.at(1),
+        f"{which}.latest": lambda: shared.latest,
+        f"{which}.generation": lambda: shared.generation,
+        f"{which}.completed": lambda: shared.completed,
+        f"{which}.state": lambda: shared.state,
+    }
+
+
+def _point_calls(which: str, point: ipcsync.Point) -> dict[str, Callable[[], Any]]:
+    return {
+        f"{which}.query": point.query,
+        f"{which}.wait": point.wait,
+        f"{which}.wait(stream)": lambda: point.wait(kept["stream"], timeout=0.1),
+        f"{which}.synchronize": lambda: point.synchronize(0.1),
+        f"{which}.is_recorded": lambda: point.is_recorded,
+        f"{which}.exception": point.exception,
+        f"{which}.add_done_callback": lambda: point.add_done_callback(print),
+        f"{which} bytes": lambda: bytes(point),
+        f"{which} pickle": lambda: pickle.dumps(point),
+    }
+
+
+def _refuse_everything() -> dict[str, str]:
+    """In the child: what was not refused, or touched the driver."""
+    calls = _calls_of_parent
+    driver = forbid_touching(kept["client"]._lease.board)
+    wrong = not_refused(calls)
+    for name in ("client", *ENGINES):
+        kept[name].close()
+        kept[name].close()
+        with contextlib.ExitStack() as stack:
+            stack.push(kept[name].__exit__)
+    assert not kept["client"].is_connected
+    assert ipcsync.is_in_bad_fork()
+    assert [repr(each) for each in kept.values()], "a look at them in a debugger or a log touches nothing"
+    return wrong | dict.fromkeys(driver.asked, "asked of the driver")
+
+
+_calls_of_parent: dict[str, Callable[[], Any]] = {}
+
+
+def _everything_is_refused(endpoint: str, kind: str) -> dict[str, str]:
+    _use_everything(endpoint)
+    _calls_of_parent.update(_calls())
+    wrong: dict[str, str]
+    if kind == "multiprocessing":
+        wrong = _in_multiprocessing(_refuse_everything)
+    elif kind == "thread":
+        wrong = thread_forked(_refuse_everything)
+    else:
+        wrong = Child(kind, _refuse_everything).result()
+    return wrong
+
+
+def _send(pipe: Any, body: Callable[[], Any]) -> None:
+    pipe.send(body())
+
+
+def _in_multiprocessing(body: Callable[[], Any], method: str = "fork", *args: Any) -> Any:
+    context: Any = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_send, args=(theirs, body), daemon=True)
+    child.start()
+    theirs.close()
+    assert ours.poll(30), "the child hangs"
+    result = ours.recv()
+    child.join(30)
+    assert child.exitcode == 0
+    return result
+
+
+def _parent_goes_on() -> None:
+    """All of it still works, over the same session."""
+    client, stream = kept["client"], kept["stream"]
+    assert client.is_connected
+    assert client.session_id in [session.id for session in client.list_sessions()]
+    assert client._lease.board.session(client._lease.welcome.line).heartbeat
+    assert not kept["pending"].query()
+    kept["gate"].open()
+    kept["pending"].synchronize(10)
+    for engine in ENGINES:
+        other = ipcsync.Stream()
+        point = kept[engine].record(stream)
+        client.point(bytes(point)).wait(other)
+        point.synchronize(10)
+        other.synchronize()
+        assert kept[engine].state == "open"
+    kept["gate"].__exit__(None, None, None)
+    client.event("after").close()
+    client.close()
+
+
+@pytest.mark.parametrize("kind", [*FORKS, "thread", "multiprocessing"])
+def test_everything_is_refused_in_a_child_and_the_parent_goes_on(endpoint: str, peer: Peer, kind: str) -> None:
+    assert peer.call(_everything_is_refused, endpoint, kind) == {}
+    peer.call(_parent_goes_on)
+
+
+# --- what goes without a call -----------------------------------------------------------------------------------------
+
+
+def _finalize_everything() -> list[str]:
+    driver = forbid_touching(kept["client"]._lease.board)
+    collect_everything(kept)
+    return driver.asked
+
+
+def _finalizers_do_nothing(endpoint: str, kind: str) -> list[str]:
+    _use_everything(endpoint)
+    asked: list[str] = Child(kind, _finalize_everything).result()
+    return asked
+
+
+@pytest.mark.parametrize("kind", FORKS)
+def test_finalizers_do_nothing_in_a_child(endpoint: str, peer: Peer, kind: str) -> None:
+    assert peer.call(_finalizers_do_nothing, endpoint, kind) == []
+    peer.call(_parent_goes_on)
+
+
+@pytest.mark.parametrize("fork", ["os.fork()", "ctypes.PyDLL(None).fork()"])
+@pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "del client, events, points, gate; sys.exit(0)"])
+def test_a_child_ends_like_any_process(endpoint: str, fork: str, end: str) -> None:
+    script = f"""
+        import ctypes, os, signal, sys
+        import ipcsync
+        from ipcsync.testing import StreamGate
+        client = ipcsync.connect({endpoint!r})
+        held = ipcsync.Stream()
+        events = [client.event(f"{{engine}}-{{os.getpid()}}", recorder=True, engine=engine)
+                  for engine in ("event", "timeline")]
+        points = [event.record() for event in events]
+        gate = StreamGate(held).__enter__()
+        points.append(events[0].record(held))
+        pid = {fork}
+        if pid == 0:
+            signal.alarm(20)  # rather than hang
+            {end}
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status == 0, status
+        gate.open()
+        points[-1].synchronize(10)
+        client.event("after").close()
+        gate.__exit__(None, None, None)
+        client.close()
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# --- while other threads are at work ----------------------------------------------------------------------------------
+
+
+def _fork_amid_work(endpoint: str, engine: str) -> int:
+    """Forks while one thread records as fast as it can, another is blocked in a wait, a third in a synchronize."""
+    _use_everything(endpoint)
+    _calls_of_parent.update(_calls())
+    client, shared = kept["client"], kept[engine]
+    ending = threading.Event()
+    problems: list[BaseException] = []
+
+    def guarded(work: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - it is raised below
+                problems.append(error)
+
+        return run
+
+    def record() -> None:
+        while not ending.is_set():
+            shared.record(kept["stream"]).synchronize(10)
+
+    never = client.event(f"never-{os.getpid()}", engine=engine).at(1)
+    works = [record, lambda: never.wait(ipcsync.Stream()), never.synchronize, client.list_events]
+    threads = [threading.Thread(target=guarded(work)) for work in works]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        wrong = Child("os.fork", _refuse_everything).result()
+        assert wrong == {}, wrong
+    ending.set()
+    client.event(f"never-{os.getpid()}", recorder=True, engine=engine).record()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert problems == [], [repr(problem) for problem in problems]
+    return int(shared.generation)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_fork_amid_records_and_blocked_waits_hurts_nobody(endpoint: str, peer: Peer, engine: str) -> None:
+    assert peer.call(_fork_amid_work, endpoint, engine) > 1
+    peer.call(_parent_goes_on)
+
+
+# --- before first use -------------------------------------------------------------------------------------------------
+
+
+def _works_fully() -> tuple[int, bool]:
+    """Connect, record, wait; the endpoint comes by the environment, as the child has it from its parent."""
+    with ipcsync.connect() as client, client.event(f"own-{os.getpid()}", recorder=True) as event:
+        stream, other = ipcsync.Stream(), ipcsync.Stream()
+        point = event.record(stream)
+        client.point(bytes(point)).wait(other)
+        other.synchronize()
+        point.synchronize(10)
+        return point.generation, ipcsync.is_in_bad_fork()
+
+
+def _fork_before_use(endpoint: str, kind: str) -> tuple[Any, Any]:
+    os.environ["IPCSYNC_ENDPOINT"] = endpoint
+    if kind in ("fork", "forkserver", "spawn"):
+        child = _in_multiprocessing(_works_fully, kind)
+    else:
+        child = Child(kind, _works_fully).result()
+    return child, _works_fully()
+
+
+@pytest.mark.parametrize("kind", [*FORKS, "fork", "forkserver", "spawn"])
+def test_a_child_forked_before_first_use_works_and_so_does_its_parent(endpoint: str, peer: Peer, kind: str) -> None:
+    assert peer.call(_fork_before_use, endpoint, kind) == ((1, False), (1, False))
+
+
+# A spawned child, and one of a fork server, share nothing with their parent: they work after its use too.
+
+
+def _spawn_after_use(endpoint: str, method: str) -> Any:
+    os.environ["IPCSYNC_ENDPOINT"] = endpoint
+    _works_fully()
+    return _in_multiprocessing(_works_fully, method)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_spawned_child_works_after_use(endpoint: str, peer: Peer, method: str) -> None:
+    assert peer.call(_spawn_after_use, endpoint, method) == (1, False)
+
+
+# --- the lifeline -----------------------------------------------------------------------------------------------------
+
+
+def _wait_for_signals() -> None:
+    signal.pause()
+
+
+def _fork_and_stay(endpoint: str, kind: str) -> tuple[str, str, int, int]:
+    client = ipcsync.connect(endpoint, name=f"dies-{os.getpid()}")
+    kept["client"] = client
+    child = Child(kind, _wait_for_signals)
+    board = client._lease.board
+    return client.session_id, board.path, board.session(client._lease.welcome.line).offset, child.pid
+
+
+def _has_lock(path: str, offset: int) -> bool:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return locks.is_locked(fd, offset)
+    finally:
+        os.close(fd)
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "not within 20 s"
+
+
+@pytest.mark.parametrize("kind", ["os.fork", "PyDLL"])
+def test_a_living_child_does_not_hide_its_parents_death(
+    endpoint: str, new_peer: Callable[..., Peer], kind: str
+) -> None:
+    parent = new_peer()
+    session, path, offset, child = parent.call(_fork_and_stay, endpoint, kind)
+    try:
+        assert _has_lock(path, offset)
+        with ipcsync.connect(endpoint) as client:
+            deaths = client.stats()["deaths"]["pidfd"]
+            parent.kill()
+            os.kill(child, 0)  # it lives on
+            _wait_until(lambda: session not in [each.id for each in client.list_sessions()])
+            assert client.stats()["deaths"]["pidfd"] == deaths + 1
+        # Only of a fork that Python makes do we hear in the child.
+        assert _has_lock(path, offset) == (kind == "PyDLL")
+        with ipcsync.connect(endpoint) as another, ipcsync.connect(endpoint) as third:
+            assert {another.session_id, third.session_id} <= {each.id for each in another.list_sessions()}
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_the_board_is_another_open_file_than_the_lifeline(tmp_path: Any) -> None:
+    board = Board.create(str(tmp_path / "board"), b"e" * 16, 1, 1)
+    try:
+        assert _has_lock(board.path, 0)
+        board.drop_descriptor()
+        assert not _has_lock(board.path, 0), "the mapping, which a child inherits, holds no lock"
+    finally:
+        board.unlink()

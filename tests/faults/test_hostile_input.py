@@ -1,0 +1,355 @@
+"""Whatever comes over the socket harms nobody but its sender: rows 25 to 30."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import time
+
+import msgpack
+import pytest
+import zmq
+
+import ipcsync
+from ipcsync._wire import codec, endpoints, messages
+from tests.faults import flood
+from tests.faults.raw import Raw, await_end, failure_in, request, resident_kib, unix_socket, until
+from tests.peer import Peer
+
+_FRAME = codec.MAX_FRAME
+
+
+def _refusals(client: ipcsync.Client) -> dict[str, int]:
+    return dict(client.stats()["refusals"])
+
+
+def _assert_serves(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    """The one who is there goes on, and so can a new one."""
+    assert coordinator.is_running
+    assert client.list_sessions()
+    with ipcsync.connect(coordinator.endpoint, name="after"):
+        assert {session.name for session in client.list_sessions()} >= {"main", "after"}
+
+
+# --- row 25 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_25_a_frame_over_the_limit_is_refused_with_a_typed_reply(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    with Raw(coordinator.endpoint) as raw:
+        reply = raw.exchange(request("open", {"name": "x" * _FRAME}, id=9))
+        assert codec.decode_reply(reply)[0] == 9
+        assert failure_in(reply).attributes["code"] == "too_large"
+    assert _refusals(client)["too_large"] == 1
+    _assert_serves(coordinator, client)
+
+
+def test_row_25_a_frame_far_over_the_limit_ends_its_connection_only(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    with Raw(coordinator.endpoint) as raw:
+        monitor = raw.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        raw.send(b"x" * (5 * _FRAME))
+        assert monitor.poll(10_000), "the connection is still there"
+        monitor.close()
+        raw.socket.disable_monitor()
+    _assert_serves(coordinator, client)
+
+
+def test_row_25_a_message_of_10000_frames_is_refused_and_counted(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    with Raw(coordinator.endpoint) as raw:
+        raw.send(*[request("stats")] * 10_000)
+        raw.send(request("stats"), b"")
+        raw.hello()  # behind them, on the same connection
+    assert _refusals(client)["too_many_frames"] == 2
+    _assert_serves(coordinator, client)
+
+
+# --- row 26 -----------------------------------------------------------------------------------------------------------
+
+_GOOD = request("events", {"prefix": "abc"})
+_HEAD = b"\x96\x01\x07"  # an array of six: version 1, id 7, …
+_MALFORMED = {
+    "empty": b"",
+    "truncated": _GOOD[:-1],
+    "trailing": _GOOD + b"\x00",
+    "5,000 deep": b"\x91" * 5000 + b"\xc0",
+    "1,000 deep operation": _HEAD + b"\x91" * 1000 + b"\xc0\xc4\x00\x00\x80",
+    "200 deep body": request("events", msgpack.unpackb(b"\x91" * 200 + b"\xc0")),
+    "maps 200 deep": request("events", msgpack.unpackb(b"\x81\xa1a" * 200 + b"\xc0")),
+    "array32 bomb": b"\xdd\xff\xff\xff\xff",
+    "array32 bomb in the body": _HEAD + b"\xa6events\xc4\x00\x00\xdd\xff\xff\xff\xff",
+    "array16 bombs in each other": b"\xdc\x0f\xff" * 900,
+    "map32 bomb": b"\xdf\xff\xff\xff\xff",
+    "str32 bomb": b"\xdb\xff\xff\xff\xff",
+    "bin32 bomb": b"\xc6\xff\xff\xff\xff",
+    "ext32 bomb": b"\xc9\xff\xff\xff\xff\x01",
+    "timestamp": _HEAD + b"\xd6\xff\x00\x00\x00\x00\xc4\x00\x00\x80",
+    "invalid UTF-8": _GOOD.replace(b"abc", b"\xff\xfe\x80"),
+    "a list as a map's key": _HEAD + b"\xa6events\xc4\x00\x00\x81\x90\xc0",
+    "reserved byte": b"\xc1",
+    "no array": b"\x07",
+    "empty array": b"\x90",
+    "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+
+
+def test_row_26_malformed_messages_get_a_typed_error_each(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    with Raw(coordinator.endpoint) as raw:
+        for what, frame in _MALFORMED.items():
+            failure = failure_in(raw.exchange(frame))
+            assert failure.kind == "ProtocolError", what
+            assert failure.attributes["code"] in ("malformed", "too_deep", "invalid"), what
+    assert sum(_refusals(client).values()) == len(_MALFORMED)
+    _assert_serves(coordinator, client)
+
+
+def test_row_26_random_bytes_get_a_typed_error_or_nothing(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    random_bytes = random.Random(26)
+    with Raw(coordinator.endpoint) as raw:
+        for _ in range(500):
+            frame = random_bytes.randbytes(random_bytes.randrange(200))
+            assert failure_in(raw.exchange(frame)).kind == "ProtocolError"
+    with unix_socket(coordinator.endpoint) as connection:
+        connection.sendall(b"\x7f" + random_bytes.randbytes(1000))
+        await_end(connection)
+    _assert_serves(coordinator, client)
+
+
+def test_row_26_raw_http_is_dropped(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    with unix_socket(coordinator.endpoint) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nUser-Agent: curl/8\r\n\r\n" * 3)
+        assert b"HTTP" not in await_end(connection)
+    _assert_serves(coordinator, client)
+
+
+def test_row_26_a_flood_of_malformed_messages_leaves_the_coordinator_as_it_was(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    flood.pour(coordinator.endpoint, 1000, seed=1)  # the allocator's own first growth
+    client.stats()
+    before = resident_kib(coordinator.pid)
+    sent = flood.pour(coordinator.endpoint, 3000, seed=2)
+    assert sent == 3000
+    _assert_serves(coordinator, client)
+    assert resident_kib(coordinator.pid) - before < 8 * 1024
+    assert _refusals(client).get("internal", 0) == 0
+
+
+# --- row 27 -----------------------------------------------------------------------------------------------------------
+
+_HELLO = {"nonce": b"n" * 16, "driver": "host"}
+_UNKNOWN = {
+    "unknown operation": (request("shutdown"), "unknown_op"),
+    "operation of another type": (request(5), "unknown_op"),
+    "unknown field": (request("events", {"prefix": "", "all": True}), "invalid"),
+    "version 2": (request(version=2), "version"),
+    "version as a float": (request(version=1.0), "malformed"),
+    "no version": (msgpack.packb(["1"]), "malformed"),
+    "id as text": (request(id="7"), "malformed"),
+    "id 0": (request(id=0), "malformed"),
+    "id below 0": (request(id=-1), "malformed"),
+    "id over 63 bits": (request(id=1 << 63), "malformed"),
+    "deadline as a float": (request(deadline=1.5), "malformed"),
+    "token as text": (request(token="t" * 16), "malformed"),
+    "five parts": (msgpack.packb([1, 7, "renew", b"", 0]), "malformed"),
+    "seven parts": (msgpack.packb([1, 7, "renew", b"", 0, {}, {}]), "malformed"),
+    "body as an array": (request("events", [""]), "invalid"),
+    "prefix as a number": (request("events", {"prefix": 5}), "invalid"),
+    "missing field": (request("attach", {"slot": 1}), "invalid"),
+    "negative slot": (request("attach", {"slot": -1, "incarnation": 1}), "invalid"),
+    "slot over 63 bits": (request("attach", {"slot": 1 << 63, "incarnation": 1}), "invalid"),
+    "slot as a bool": (request("attach", {"slot": True, "incarnation": 1}), "invalid"),
+    "depth 0": (request("open", {"name": "e", "depth": 0}), "invalid"),
+    "depth 1025": (request("open", {"name": "e", "depth": 1025}), "invalid"),
+    "short nonce": (request("hello", {**_HELLO, "nonce": b"n"}), "invalid"),
+    "ttl as text": (request("hello", {**_HELLO, "lease_ttl": "5"}), "invalid"),
+}
+
+
+def test_row_27_unknown_and_ill_typed_requests_get_typed_errors(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    with Raw(coordinator.endpoint) as raw:
+        for what, (frame, code) in _UNKNOWN.items():
+            failure = failure_in(raw.exchange(frame))
+            assert (failure.kind, failure.attributes["code"]) == ("ProtocolError", code), what
+    refusals = _refusals(client)
+    for code in {code for _, code in _UNKNOWN.values()}:
+        assert refusals[code] == sum(other == code for _, other in _UNKNOWN.values())
+    _assert_serves(coordinator, client)
+
+
+_BAD_NAMES = ["x" * 256, "é" * 128, "x" * 10_000, "a\x00b", "a\nb", "\x7f"]
+_BAD_NAMES += ["..", ".", "a/../b", "a/./b", "/a", "a/", "a//b"]
+
+
+def test_row_27_bad_names_get_typed_errors(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    with Raw(coordinator.endpoint) as raw:
+        token = raw.hello().token
+        for name in _BAD_NAMES:
+            for body in (messages.Open(name), messages.StreamSpec(name)):
+                error = raw.refused(body, token)
+                assert isinstance(error, ipcsync.ProtocolError), name
+                assert error.code in ("name", "invalid"), name
+        assert isinstance(raw.refused(messages.StreamSpec(""), token), ipcsync.ProtocolError)
+    assert client.list_events() == []
+    for name in ["", *_BAD_NAMES, "\ud800"]:
+        with pytest.raises(ipcsync.ProtocolError):
+            client.event(name)
+        with pytest.raises(ipcsync.ProtocolError):
+            client.stream(name)
+    for name in ["x" * 256, "a\x00b", "\ud800"]:
+        with pytest.raises(ipcsync.ProtocolError):
+            ipcsync.connect(coordinator.endpoint, name=name)
+    with pytest.raises(ipcsync.ProtocolError):
+        client.list_events("\ud800")
+    with pytest.raises(ipcsync.ProtocolError):
+        client.stream("s", priority=1 << 70)
+    _assert_serves(coordinator, client)
+
+
+def test_row_27_the_longest_names_work(client: ipcsync.Client) -> None:
+    for name in ("x" * 255, "é" * 127, "a/b.c/..d/…"):
+        assert client.event(name, recorder=True).name == name
+    assert len(client.list_events()) == 3
+
+
+def test_row_27_unserved_devices_and_unknown_engines_get_typed_errors(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    with Raw(coordinator.endpoint) as raw:
+        token = raw.hello().token
+        for engine in ("event", "timeline", "auto"):
+            error = raw.refused(messages.Open("e", device="no", engine=engine), token)
+            assert isinstance(error, ipcsync.DeviceMismatch)
+        assert isinstance(raw.refused(messages.Open("e", engine="magic"), token), ipcsync.ProtocolError)
+        assert isinstance(raw.refused(messages.Probe("no"), token), ipcsync.DeviceMismatch)
+    assert client.stats()["pool_in_use"] == 0
+
+
+# --- row 28 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_words", [b"", b"\xff" + bytes(7) + b"\x01\x7f"], ids=["nothing", "half a greeting"])
+def test_row_28_a_connection_that_says_nothing_is_closed_at_the_handshake_limit(
+    new_coordinator: object, first_words: bytes
+) -> None:
+    coordinator = ipcsync.launch(handshake_s=0.4)
+    with coordinator, unix_socket(coordinator.endpoint) as connection:
+        began = time.monotonic()
+        connection.sendall(first_words)
+        await_end(connection)
+        assert time.monotonic() - began >= 0.35
+        with ipcsync.connect(coordinator.endpoint) as client:
+            assert client.list_sessions()
+            until(lambda: _refusals(client) == {"handshake": 1}, "the silent one was counted")
+
+
+# --- row 29 -----------------------------------------------------------------------------------------------------------
+
+
+def _knock_as_nobody(endpoint: str) -> None:
+    """In the peer: become another user and send well-formed requests."""
+    hello = codec.encode_request(1, messages.Hello(b"n" * 16, ipcsync.driver_name()), b"", 0)
+    importlib.import_module("ipcsync.client")  # all that is needed, while its files can still be read
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    raw = Raw(endpoint)
+    _peer["raw"] = raw
+    raw.socket.send(hello, zmq.NOBLOCK)
+    raw.socket.send(request("stats"), zmq.NOBLOCK)
+
+
+def _heard() -> bool:
+    """In the peer: whether any reply came."""
+    with _peer.pop("raw") as raw:
+        return raw.receive_bytes(0.2) is not None
+
+
+_peer: dict[str, Raw] = {}
+
+
+def _connect_as_nobody(endpoint: str) -> str:
+    try:
+        ipcsync.connect(endpoint, timeout=5.0)
+    except ipcsync.ConnectError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_row_29_another_uid_never_reaches_the_dispatcher_and_is_counted(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
+) -> None:
+    # Its mode keeps others out of the directory; the door is what is tried here.
+    os.chmod(coordinator.runtime_dir, 0o711)
+    os.chmod(endpoints.socket_path(coordinator.endpoint), 0o777)
+    asked = client.stats()["requests"]
+    peer.call(_knock_as_nobody, coordinator.endpoint)
+    until(lambda: _refusals(client).get("uid"), "the other uid was counted")
+    assert not peer.call(_heard)
+    now = client.stats()
+    assert now["requests"]["hello"] == asked["hello"]
+    assert set(now["refusals"]) == {"uid"}
+    assert "uid 0" in peer.call(_connect_as_nobody, coordinator.endpoint)
+    _assert_serves(coordinator, client)
+
+
+# --- row 30 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_30_a_forged_token_is_refused(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    with Raw(coordinator.endpoint) as owner, Raw(coordinator.endpoint) as thief:
+        welcome = owner.hello("owner")
+        held = owner.ask(messages.Open("e", recorder=True), welcome.token, messages.Attachment)
+        known = thief.hello("thief")
+        guesses = [
+            b"",
+            os.urandom(16),
+            bytes(16),
+            welcome.token[:-1],
+            welcome.token + b"\x00",
+            welcome.epoch,
+            welcome.session.encode().ljust(16, b"\x00"),
+            welcome.serial.to_bytes(16, "little"),
+            bytes([known.token[0] ^ 1]) + known.token[1:],
+        ]
+        for token in guesses:
+            for body in (messages.Close(held.slot, held.incarnation), messages.Bye(), messages.Open("e")):
+                assert isinstance(thief.refused(body, token), ipcsync.SessionExpired)
+        assert _refusals(client)["SessionExpired"] == 3 * len(guesses)
+        (row,) = owner.ask(messages.Events("e"), welcome.token, messages.EventList).events
+        assert (row.state, row.recorder, row.attached) == ("open", "owner", 1)
+
+
+def test_row_30_a_forged_routing_id_gets_nothing_of_its_owner(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    with Raw(coordinator.endpoint, routing=b"owner") as owner:
+        token = owner.hello("owner").token
+        with Raw(coordinator.endpoint, routing=b"owner") as thief:
+            thief.send(request("stats", token=os.urandom(16)))
+            for _ in range(100):
+                owner.ask(messages.Open("e", recorder=True), token, messages.Attachment)
+            assert thief.receive_bytes(0.1) is None, "a second connection of one routing id was served"
+        owner.ask(messages.Renew(), token, messages.Done)
+    _assert_serves(coordinator, client)
+
+
+def test_row_30_the_tokens_owner_goes_on_over_another_connection(coordinator: ipcsync.Coordinator) -> None:
+    with Raw(coordinator.endpoint, routing=b"first") as first:
+        token = first.hello("owner").token
+        first.ask(messages.Open("e", recorder=True), token, messages.Attachment, request_id=1000)
+    with Raw(coordinator.endpoint, routing=b"second") as second:
+        (row,) = second.ask(messages.Events(), token, messages.EventList, request_id=1001).events
+        assert row.recorder == "owner"

@@ -1,0 +1,317 @@
+"""Rows 4, 5, 16, 18 and 19: leases that run out, are asked for too late, or are asked for wrongly."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._wire import messages
+from ipcsync.testing import StreamGate
+from ipcsync_coordinator import config
+from tests.faults import actions, patched, scenes
+from tests.faults.scenes import Blocked, until, until_lost
+from tests.peer import Peer
+
+TTL_S = 0.5
+
+
+@pytest.fixture(params=scenes.ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+@pytest.fixture
+def owner(peer: Peer, coordinator: ipcsync.Coordinator, engine: str) -> Peer:
+    """A peer that records on the event "e", with a short lease and one record complete."""
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", engine, TTL_S)
+    peer.call(actions.record_complete, "e")
+    return peer
+
+
+class Successor:
+    """Another session that opened the name anew, with a record that is not complete."""
+
+    def __init__(self, client: ipcsync.Client, engine: str) -> None:
+        self.stream = ipcsync.Stream()
+        self.gate = StreamGate(self.stream).__enter__()
+        self.event = client.event("e", recorder=True, engine=engine)
+        self.point = self.event.record(self.stream)
+
+    def assert_untouched(self) -> None:
+        assert (self.event.generation, self.event.completed, self.event.state) == (1, 0, "open")
+        assert not self.point.query()
+
+    def end(self) -> None:
+        """Its own work, and nobody else's, completes it."""
+        self.assert_untouched()
+        self.gate.open()
+        scenes.finish(self.point)
+        for generation in range(2, 8):
+            assert self.event.record(self.stream).generation == generation
+        scenes.finish(self.event.at(7))
+
+
+@pytest.fixture
+def new_successor(client: ipcsync.Client, engine: str) -> Iterator[Callable[[], Successor]]:
+    """Makes them; their gates are open after the test."""
+    made: list[Successor] = []
+
+    def make() -> Successor:
+        made.append(Successor(client, engine))
+        return made[-1]
+
+    yield make
+    for successor in made:
+        successor.gate.__exit__(None, None, None)
+
+
+ALL_EXPIRED = dict.fromkeys(("record", "at", "open", "open again", "stats", "unnamed"), "SessionExpired")
+
+
+def _assert_the_process_lets_go(client: ipcsync.Client, owner: Peer) -> None:
+    """Its slot waits for it in quarantine, however long, and is free once it closes."""
+    assert client.stats()["quarantined"] == 1
+    owner.call(actions.close_client)
+    until(lambda: client.stats()["quarantined"] == 0, "the end of the quarantine")
+
+
+# --- row 4 ------------------------------------------------------------------------------------------------------------
+
+
+def test_row_04_a_stopped_process_finds_its_session_expired_and_reaches_nobody(
+    client: ipcsync.Client, owner: Peer, new_successor: Callable[[], Successor]
+) -> None:
+    old = client.event("e")
+    waiting = Blocked(old.at(2).synchronize, "await_recorded")
+
+    scenes.stop(owner.pid)
+    until_lost(client, "ttl")
+
+    assert isinstance(waiting.outcome(), ipcsync.RecorderLost)
+    assert old.at(1).query()
+    successor = new_successor()
+    assert successor.event._engine.slot != old._engine.slot
+    old.close()
+    scenes.resume(owner.pid)
+    assert owner.call(actions.errors_of_every_use, "e") == ALL_EXPIRED
+    assert owner.call(actions.errors_of_every_use, "e") == ALL_EXPIRED  # for good
+    successor.assert_untouched()
+    _assert_the_process_lets_go(client, owner)
+    successor.end()
+    assert client.stats()["deaths"] == {"pidfd": 0, "ttl": 1}
+
+
+@pytest.mark.parametrize("step", actions.STEPS)
+def test_row_04_a_process_stopped_inside_a_record_reaches_nobody_when_it_goes_on(
+    client: ipcsync.Client, owner: Peer, new_successor: Callable[[], Successor], step: str
+) -> None:
+    old = client.event("e")
+    owner.begin(actions.stop_in_record, "e", step)
+    until(lambda: scenes.state_of(owner.pid) == "T", "the recorder stopped")
+    until_lost(client, "ttl")
+    assert old.state == "broken"
+    was_complete = old.completed == 2  # told before the break: the wake alone was missing
+    assert not was_complete or step == "before the wake"
+    successor = new_successor()
+
+    scenes.resume(owner.pid)
+
+    assert owner.result() == "SessionExpired"
+    if not was_complete:
+        for _ in range(2):
+            with pytest.raises(ipcsync.RecorderLost):
+                old.at(2).query()
+    assert old.at(1).query()
+    assert old.completed == (2 if was_complete else 1)
+    successor.assert_untouched()
+    old.close()
+    _assert_the_process_lets_go(client, owner)
+    successor.end()
+
+
+def test_row_04_a_process_stopped_inside_a_heartbeat_keeps_its_line_and_harms_no_later_session(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[[], Peer]
+) -> None:
+    """It has no event: what it could still write to, and what its lifeline lies on, is its session's line alone."""
+    stopped, later = new_peer(), new_peer()
+    line = stopped.call(actions.connect, coordinator.endpoint, "stopped", TTL_S)
+    stopped.call(actions.stop_in_heartbeat)
+    until(lambda: scenes.state_of(stopped.pid) == "T", "its heartbeat stopped")
+    until_lost(client, "ttl")
+    assert later.call(actions.connect, coordinator.endpoint, "later") != line
+    scenes.resume(stopped.pid)
+    assert stopped.call(actions.error_of, actions.stats) == "SessionExpired"
+    assert [info.name for info in client.list_sessions()] == ["main", "later"]
+    stopped.kill()
+    until(lambda: not _is_attached(client, line), "the line free again")
+    assert client.stats()["deaths"] == {"pidfd": 0, "ttl": 1}
+
+
+def _is_attached(client: ipcsync.Client, line: int) -> bool:
+    return bool(client._lease.board.session(line).state)
+
+
+# --- row 5 ------------------------------------------------------------------------------------------------------------
+
+
+def test_row_05_a_process_that_held_the_gil_too_long_finds_its_session_expired(
+    client: ipcsync.Client, owner: Peer, new_successor: Callable[[], Successor]
+) -> None:
+    old = client.event("e")
+    owner.begin(actions.hold_the_gil_and_record, "e", 3 * TTL_S)
+    until_lost(client, "ttl")
+    assert old.state == "broken"
+    old.close()
+    successor = new_successor()
+    assert owner.result() == "SessionExpired"
+    assert owner.call(actions.errors_of_every_use, "e") == ALL_EXPIRED
+    successor.assert_untouched()
+    _assert_the_process_lets_go(client, owner)
+    successor.end()
+
+
+def test_row_05_a_process_judges_its_lease_by_its_own_clock_even_if_nobody_else_does(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, owner: Peer
+) -> None:
+    """The coordinator is stopped meanwhile, so that the board goes on saying that the session lives."""
+    scenes.stop(coordinator.pid)
+    try:
+        assert owner.call(actions.hold_the_gil_and_record, "e", 2 * TTL_S) == "SessionExpired"
+        assert owner.call(actions.errors_of_every_use, "e") == ALL_EXPIRED
+    finally:
+        scenes.resume(coordinator.pid)
+    until_lost(client, "ttl")  # it does not beat any more
+    assert client.event("e", recorder=True).generation == 0
+
+
+# --- row 16 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def late_client() -> Iterator[ipcsync.Client]:
+    """A client of a coordinator whose replies for names that begin with "late" come late."""
+    with (
+        scenes.launch_patched("late-replies", scenes.private_dir()) as coordinator,
+        ipcsync.connect(coordinator.endpoint, name="late", lease_ttl=TTL_S) as client,
+    ):
+        yield client
+
+
+def _open_too_late(client: ipcsync.Client, recorder: bool) -> None:
+    with pytest.raises(ipcsync.WaitTimeout):
+        client.event("late", recorder=recorder, timeout=patched.LATE_S / 3)
+
+
+@pytest.mark.parametrize("recorder", [False, True])
+def test_row_16_what_a_request_got_after_its_client_gave_up_is_released(
+    late_client: ipcsync.Client, recorder: bool
+) -> None:
+    _open_too_late(late_client, recorder)
+    stats = late_client.stats()  # answered after it
+    assert stats["requests"]["open"] == 1
+    until(lambda: late_client.stats()["requests"].get("close") == 1, "the close of what came late")
+    assert late_client.list_events() == []
+    assert late_client.stats()["pool_in_use"] == 0
+
+
+@pytest.mark.parametrize("recorder", [False, True])
+def test_row_16_what_came_late_is_kept_if_it_was_asked_for_again(late_client: ipcsync.Client, recorder: bool) -> None:
+    _open_too_late(late_client, recorder)
+    event = late_client.event("late", recorder=recorder)
+    beats = late_client._lease._last_ns
+    until(lambda: late_client._lease._last_ns > beats, "a heartbeat, which tells of what came late")
+    late_client.stats()
+    until(lambda: not late_client._attachments._untold, "nothing to tell")
+    (info,) = late_client.list_events()
+    assert (info.state, info.attached, info.recorder) == ("open", 1, "late" if recorder else "")
+    if recorder:
+        scenes.finish(event.record())
+    event.close()
+    assert late_client.list_events() == []
+
+
+def test_row_16_a_role_that_came_late_goes_to_the_event_that_is_open_already(late_client: ipcsync.Client) -> None:
+    late_client.event("other")
+    first = late_client.event("late")
+    _open_too_late(late_client, True)
+    until(lambda: late_client._attachments.find(_key(first)).engine.is_recorder, "the role")  # type: ignore[union-attr]
+    until(lambda: not late_client._attachments._untold, "nothing to tell")
+    assert {info.name: info.recorder for info in late_client.list_events()} == {"late": "late", "other": ""}
+    scenes.finish(late_client.event("late", recorder=True).record())
+
+
+def _key(event: ipcsync.SharedEvent) -> tuple[int, int]:
+    return event._engine.slot, event._engine.incarnation
+
+
+# --- row 18 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_18_renewing_an_expired_session_is_refused_and_never_revives_it(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_client: Callable[..., ipcsync.Client]
+) -> None:
+    silent = new_client("silent", lease_ttl=TTL_S)
+    event = silent.event("e", recorder=True)
+    _renew(silent)
+    beat = silent._lease._beat
+    silent._lease._beat = lambda: None  # type: ignore[method-assign] # its thread says nothing any more
+    until_lost(client, "ttl")
+    for _ in range(3):
+        silent._lease._line.heartbeat = time.monotonic_ns()
+        with pytest.raises(ipcsync.SessionExpired):
+            _renew(silent)
+    with pytest.raises(ipcsync.SessionExpired):
+        event.record()
+    assert [info.name for info in client.list_sessions()] == ["main"]
+    assert client.event("e", recorder=True).generation == 0  # the name is free
+    silent._lease._beat = beat  # type: ignore[method-assign]
+
+
+def _renew(client: ipcsync.Client) -> Any:
+    return client._connection.request(messages.Renew(), client._token, 5.0)
+
+
+# --- row 19 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_19_a_ttl_that_is_none_is_refused(new_client: Callable[..., ipcsync.Client]) -> None:
+    for wrong in (0, 0.0, -1.0, -math.inf, math.nan):
+        with pytest.raises(ipcsync.ProtocolError) as caught:
+            new_client(lease_ttl=wrong)
+        assert caught.value.code == "ttl"
+    assert [info.name for info in new_client("another").list_sessions()] == ["another"]
+
+
+def test_row_19_a_ttl_is_clamped_and_the_granted_one_is_told(new_client: Callable[..., ipcsync.Client]) -> None:
+    for asked, granted in ((1e300, 3600.0), (math.inf, 3600.0), (1e-300, 0.2), (7, 7.0), (None, 5.0)):
+        assert new_client(lease_ttl=asked).lease_ttl == granted
+
+
+def test_row_19_a_coordinator_refuses_a_default_ttl_that_is_none() -> None:
+    for wrong in (0.0, -1.0, math.nan, 1e300, math.inf):
+        with pytest.raises(config.ConfigError, match="lease_ttl"):
+            config.load({"lease_ttl": wrong}, None)
+    with pytest.raises(ipcsync.ConnectError, match="status 2"):
+        ipcsync.launch(lease_ttl="nan")
+
+
+def test_row_19_the_granted_ttl_is_the_one_that_holds(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[[], Peer]
+) -> None:
+    patient, impatient = new_peer(), new_peer()
+    patient.call(actions.connect, coordinator.endpoint, "patient", 1e300)
+    impatient.call(actions.connect, coordinator.endpoint, "impatient", TTL_S)
+    for each in (patient, impatient):
+        scenes.stop(each.pid)
+    until_lost(client, "ttl")
+    assert [info.name for info in client.list_sessions()] == ["main", "patient"]
+    for each in (patient, impatient):
+        scenes.resume(each.pid)
+    assert patient.call(actions.error_of, actions.stats) == ""
+    assert impatient.call(actions.error_of, actions.stats) == "SessionExpired"

@@ -1,0 +1,271 @@
+"""Every limit refuses what is beyond it, and nobody else notices: rows 24, 32 and 33."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Callable
+
+import pytest
+
+import ipcsync
+from ipcsync._wire import codec, endpoints, messages
+from ipcsync_coordinator import config
+from tests.faults.raw import Raw, request, resident_kib, until
+from tests.peer import Peer
+
+NewCoordinator = Callable[..., ipcsync.Coordinator]
+
+
+# --- row 24 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_24_a_client_that_never_reads_its_replies_is_dropped_and_counted(
+    new_coordinator: NewCoordinator,
+) -> None:
+    coordinator = new_coordinator(reply_queue=8)
+    with ipcsync.connect(coordinator.endpoint, name="good") as good:
+        for number in range(60):
+            good.event(f"an/event/with/a/long/name/to/fill/the/replies/{number:03}", recorder=True)
+        with Raw(coordinator.endpoint, receive_queue=1) as deaf:
+            token = deaf.hello("deaf").token
+            ask = codec.encode_request(5, messages.Events(), token, 0)
+
+            def refused() -> bool:
+                for _ in range(50):
+                    deaf.send(ask)
+                return "slow_client" in good.stats()["refusals"]
+
+            until(refused, "replies to the deaf one are dropped")
+            before = resident_kib(coordinator.pid)
+            for _ in range(2000):
+                deaf.send(ask)
+            assert good.stats()["requests"]["events"] > 0
+            assert good.event("f", recorder=True).record(ipcsync.Stream()).generation == 1
+            assert resident_kib(coordinator.pid) - before < 8 * 1024
+            # It is served again as soon as it reads.
+            while deaf.receive_bytes(0.3) is not None:
+                continue
+            deaf.ask(messages.Renew(), token, messages.Done, request_id=6)
+
+
+# --- row 32 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_32_more_sessions_than_may_be_are_refused_and_those_that_exist_go_on(
+    new_coordinator: NewCoordinator,
+) -> None:
+    coordinator = new_coordinator(max_sessions=3, lease_ttl=0.5)
+    clients = [ipcsync.connect(coordinator.endpoint) for _ in range(3)]
+    try:
+        with Raw(coordinator.endpoint) as raw:
+            hello = messages.Hello(os.urandom(16), ipcsync.driver_name())
+            for _ in range(200):
+                error = raw.refused(hello, b"")
+                assert isinstance(error, ipcsync.QuotaExceeded)
+                assert error.limit == 3
+        with pytest.raises(ipcsync.QuotaExceeded, match="--max-sessions"):
+            ipcsync.connect(coordinator.endpoint)
+        assert clients[0].stats()["refusals"] == {"QuotaExceeded": 201}
+        _assert_renewed(clients, ttl=0.5)
+        clients.pop().close()
+        clients.append(ipcsync.connect(coordinator.endpoint))
+    finally:
+        for client in clients:
+            client.close()
+
+
+def _assert_renewed(clients: list[ipcsync.Client], ttl: float) -> None:
+    """Two TTLs later, by the coordinator's clock, they all are there."""
+    began = clients[0].stats()["uptime_s"]
+    until(lambda: clients[0].stats()["uptime_s"] > began + 2 * ttl, "two TTLs have passed")
+    assert all(client.is_connected and client.stats() for client in clients)
+    assert clients[0].stats()["deaths"] == {"pidfd": 0, "ttl": 0}
+
+
+def _connect_many(endpoint: str, most: int) -> tuple[int, int, str]:
+    """In the peer: how many sessions there came to be, the limit told, and by which error."""
+    kept: list[ipcsync.Client] = []
+    try:
+        while len(kept) < most:
+            kept.append(ipcsync.connect(endpoint))
+    except ipcsync.QuotaExceeded as error:
+        return len(kept), error.limit, str(error)
+    finally:
+        for client in kept:
+            client.close()
+    return len(kept), 0, ""
+
+
+def test_row_32_sessions_are_refused_before_the_file_descriptors_are_used_up(
+    new_coordinator: NewCoordinator, peer: Peer
+) -> None:
+    coordinator = new_coordinator(lease_ttl=0.5)
+    resource.prlimit(coordinator.pid, resource.RLIMIT_NOFILE, (90, 90))
+    with ipcsync.connect(coordinator.endpoint) as client:
+        opened, limit, why = peer.call(_connect_many, coordinator.endpoint, 100)
+        assert opened == limit - 1  # the other one is ours
+        assert "ulimit -n" in why
+        assert 2 < limit < 30
+        _assert_renewed([client], ttl=0.5)
+
+
+def test_row_32_connections_that_use_up_the_descriptors_are_kept_out_and_sessions_renew(
+    new_coordinator: NewCoordinator, peer: Peer
+) -> None:
+    coordinator = new_coordinator(lease_ttl=0.5, handshake_s=600)
+    limit = 1024
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(coordinator.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    crowd: list[socket.socket] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with ipcsync.connect(coordinator.endpoint) as client:
+            until(lambda: not _crowd_in(crowd, coordinator.endpoint, 2 * limit), "the door is shut")
+            assert len(crowd) < limit
+            assert coordinator.is_running
+            assert not os.path.exists(endpoints.socket_path(coordinator.endpoint))
+            assert client.event("e", recorder=True).record(ipcsync.Stream()).generation == 1
+            _assert_renewed([client], ttl=0.5)
+            assert client.stats()["refusals"]["descriptors"] == 1
+            assert peer.call(_cannot_connect, coordinator.endpoint)
+            for one in crowd:
+                one.close()
+            with ipcsync.connect(coordinator.endpoint, timeout=20) as late:
+                assert late.list_events()
+    finally:
+        for one in crowd:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _crowd_in(crowd: list[socket.socket], endpoint: str, most: int) -> bool:
+    """Connect, and say nothing, until nobody can; whether anybody could."""
+    could = False
+    while len(crowd) < most:
+        one = socket.socket(socket.AF_UNIX)
+        one.setblocking(False)
+        try:
+            one.connect(endpoints.socket_path(endpoint))
+        except BlockingIOError:
+            one.close()
+            return True  # those before it are still to be accepted
+        except (FileNotFoundError, ConnectionRefusedError):
+            one.close()
+            return could
+        could = True
+        crowd.append(one)
+    raise AssertionError("the door was never shut")
+
+
+def _cannot_connect(endpoint: str) -> bool:
+    try:
+        ipcsync.connect(endpoint, timeout=0.5)
+    except ipcsync.ConnectError:
+        return True
+    return False
+
+
+# --- row 33 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["event", "timeline"])
+def test_row_33_an_exhausted_pool_is_refused_with_its_limit_and_a_close_makes_room(
+    new_coordinator: NewCoordinator, engine: str
+) -> None:
+    coordinator = new_coordinator(pool=3)
+    with ipcsync.connect(coordinator.endpoint) as client:
+        events = [client.event(f"e{number}", recorder=True, engine=engine) for number in range(3)]
+        for _ in range(50):
+            with pytest.raises(ipcsync.QuotaExceeded, match="--pool") as caught:
+                client.event("more", engine=engine)
+            assert caught.value.limit == 3
+        with pytest.raises(ipcsync.QuotaExceeded):
+            client.record(ipcsync.Stream())
+        assert client.event("e1", engine=engine).name == "e1"  # what is there can be joined
+        stats = client.stats()
+        assert (stats["pool_in_use"], stats["pool_size"], stats["pool_high_water"]) == (3, 3, 3)
+        assert stats["refusals"]["QuotaExceeded"] == 51
+        events[0].close()
+        assert client.event("more", recorder=True, engine=engine).record(ipcsync.Stream()).generation == 1
+
+
+def test_row_33_quarantined_slots_count_and_the_holders_death_makes_room(
+    new_coordinator: NewCoordinator, peer: Peer
+) -> None:
+    coordinator = new_coordinator(pool=1)
+    with ipcsync.connect(coordinator.endpoint) as client:
+        peer.call(_hold, coordinator.endpoint)
+        joined = client.event("e")
+        peer.kill()
+        until(lambda: client.stats()["deaths"]["pidfd"] == 1, "the death was seen")
+        assert client.stats()["quarantined"] == 1
+        with pytest.raises(ipcsync.QuotaExceeded):
+            client.event("f")
+        joined.close()
+        assert client.stats()["quarantined"] == 0
+        assert client.event("f", recorder=True).record(ipcsync.Stream()).generation == 1
+
+
+_held: list[object] = []
+
+
+def _hold(endpoint: str) -> None:
+    """In the peer: record on an event, and keep it."""
+    client = ipcsync.connect(endpoint)
+    _held.extend([client, client.event("e", recorder=True)])
+
+
+def test_row_33_cuda_events_streams_and_attachments_have_limits_too(new_coordinator: NewCoordinator) -> None:
+    coordinator = new_coordinator(max_cuda_events=64, max_streams=2, max_attachments=3)
+    with ipcsync.connect(coordinator.endpoint) as client:
+        with pytest.raises(ipcsync.QuotaExceeded, match="--max-cuda-events") as caught:
+            client.event("e", engine="event", depth=65)
+        assert caught.value.limit == 64
+        client.stream("a")
+        client.stream("b")
+        with pytest.raises(ipcsync.QuotaExceeded, match="streams") as caught:
+            client.stream("c")
+        assert caught.value.limit == 2
+        assert client.stream("a")
+        held = [client.event(f"e{number}", recorder=True) for number in range(3)]
+        with pytest.raises(ipcsync.QuotaExceeded, match="attached to 3") as caught:
+            client.event("e3")
+        assert caught.value.limit == 3
+        held[0].close()
+        client.event("e3", recorder=True)
+
+
+def test_every_limit_is_a_setting_with_a_default() -> None:
+    limits = {
+        "max_frame", "max_frames", "max_nesting", "max_name", "max_sessions", "max_attachments", "max_streams",
+        "max_cuda_events", "pool", "reply_queue", "feed_queue", "remembered_requests", "handshake_s",
+    }  # fmt: skip
+    assert limits <= set(config.FIELDS)
+    assert all(getattr(config.Settings(), name) > 0 for name in limits)
+
+
+def test_limits_on_frames_and_nesting_are_those_that_were_set(new_coordinator: NewCoordinator) -> None:
+    coordinator = new_coordinator(max_frame=200_000, max_frames=2, max_nesting=4, max_name=10)
+    with Raw(coordinator.endpoint) as raw:
+        token = raw.hello().token
+        raw.send(codec.encode_request(50, messages.Renew(), token, 0), b"ignored")
+        assert raw.receive() == (50, messages.Done())
+        for size, code in ((150_000, "invalid"), (250_000, "too_large")):
+            failure = raw_failure(raw, request("events", {"prefix": "x" * size}))
+            assert failure.attributes["code"] == code
+        for depth, code in ((3, "invalid"), (4, "too_deep")):
+            body: object = {}
+            for _ in range(depth - 1):
+                body = {"a": body}
+            assert raw_failure(raw, request("renew", body)).attributes["code"] == code
+        assert isinstance(raw.refused(messages.Open("12345678901"), token), ipcsync.ProtocolError)
+        raw.ask(messages.Open("1234567890"), token, messages.Attachment)
+
+
+def raw_failure(raw: Raw, frame: bytes) -> messages.Failure:
+    """The failure that a frame is answered with."""
+    _, body = codec.decode_reply(raw.exchange(frame))
+    assert isinstance(body, messages.Failure)
+    return body

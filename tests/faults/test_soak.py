@@ -1,0 +1,24 @@
+"""Row 37: many processes at random, some of them killed; then the checker reads what they saw."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SECONDS = float(os.environ.get("IPCSYNC_SOAK_SECONDS", "15"))
+_ENGINE = os.environ.get("IPCSYNC_SOAK_ENGINE", "")
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(_SECONDS + 240)
+@pytest.mark.parametrize("engine", [_ENGINE] if _ENGINE else ["event", "timeline"])
+def test_row_37_a_soak_breaks_no_promise_and_leaves_nothing_behind(engine: str) -> None:
+    command = [sys.executable, "-m", "tests.faults.soak", "--minutes", str(_SECONDS / 60), "--engine", engine]
+    # A process of its own: its workers are forks of one that never used ipcsync.
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_SECONDS + 180, check=False)
+    sys.stdout.write(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,586 @@
+"""The client for asyncio: as the other one, and the loop goes on whatever is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.peer import Peer
+
+LONG_S = 30.0
+TURNS = 20  # of the loop: enough for a task to get to where it waits
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+@asynccontextmanager
+async def two_clients(endpoint: str) -> AsyncIterator[tuple[ipcsync.AsyncClient, ipcsync.AsyncClient]]:
+    async with await ipcsync.aconnect(endpoint, name="one") as one, await ipcsync.aconnect(endpoint, name="two") as two:
+        yield one, two
+
+
+@contextmanager
+def stopped(coordinator: ipcsync.Coordinator) -> Iterator[Callable[[], None]]:
+    """A coordinator that answers nothing until it is told to go on."""
+
+    def go_on() -> None:
+        os.kill(coordinator.pid, signal.SIGCONT)
+
+    os.kill(coordinator.pid, signal.SIGSTOP)
+    try:
+        yield go_on
+    finally:
+        go_on()
+
+
+async def turns() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+# --- what it does -----------------------------------------------------------------------------------------------------
+
+
+def test_a_point_is_complete_only_once_the_recorders_work_is(coordinator: ipcsync.Coordinator, engine: str) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter):
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            with StreamGate(stream) as gate:
+                async with await recorder.event("e", recorder=True, engine=engine) as event:
+                    recorded = await event.record(stream)
+                    point = await waiter.point(bytes(recorded))
+                    assert point == recorded
+                    assert point.is_recorded
+                    assert not await point.query()
+                    with pytest.raises(ipcsync.WaitTimeout):
+                        await point.synchronize(0.05)
+                    await point.wait(other)
+                    assert not other.query()
+                    gate.open()
+                    await point.synchronize(10)
+                    other.synchronize()
+                    assert await point.query()
+                    assert await point.exception() is None
+                    assert (event.generation, event.completed, event.state) == (1, 1, "open")
+
+    asyncio.run(scenario())
+
+
+def test_every_name_of_the_client_is_there(coordinator: ipcsync.Coordinator) -> None:
+    for kind, twin in [
+        (ipcsync.Client, ipcsync.AsyncClient),
+        (ipcsync.SharedEvent, ipcsync.AsyncSharedEvent),
+        (ipcsync.Point, ipcsync.AsyncPoint),
+    ]:
+        wanted = {name for name in vars(kind) if not name.startswith("_")} - {"record_on"}
+        assert not wanted - set(dir(twin)), twin
+
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            point = await one.record()
+            assert await (await two.point(bytes(point))).exception() is None
+            assert (await one.stream("s")).device_index == 0
+            assert [session.name for session in await one.list_sessions()] == ["one", "two"]
+            async with await one.event("n") as event:
+                assert [info.name for info in await two.list_events("n")] == ["n"]
+                assert event.latest is None
+                assert event.at(3).generation == 3
+            assert (await one.stats())["sessions"] == 2
+            assert (await one.check())["event"]["ok"]
+            assert (one.name, one.endpoint, one.epoch) == ("one", coordinator.endpoint, two.epoch)
+            assert one.is_connected
+
+    asyncio.run(scenario())
+
+
+def _messages(sync: Callable[[], object]) -> tuple[type, str, dict[str, object]]:
+    with pytest.raises(ipcsync.IpcSyncError) as caught:
+        sync()
+    return caught.type, str(caught.value), vars(caught.value)
+
+
+async def _amessages(coroutine: Awaitable[object]) -> tuple[type, str, dict[str, object]]:
+    with pytest.raises(ipcsync.IpcSyncError) as caught:
+        await coroutine
+    return caught.type, str(caught.value), vars(caught.value)
+
+
+def test_errors_are_the_same_as_without_asyncio(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = ipcsync.Stream()
+            event = await client.event("e", recorder=True, engine="event", depth=1)
+            sync = event._event
+            with StreamGate(stream):
+                point = await event.record(stream)
+                later = event.at(2)
+                for ours, theirs in [
+                    (point.synchronize(0.01), lambda: point._point.synchronize(0.01)),
+                    (later.synchronize(0.01), lambda: later._point.synchronize(0.01)),
+                    (later.wait(stream, timeout=0.01), lambda: later._point.wait(stream, timeout=0.01)),
+                    (later.wait(stream, ahead=True), lambda: later._point.wait(stream, ahead=True)),
+                    (event.record(stream, timeout=0.01), lambda: sync.record(stream, timeout=0.01)),
+                ]:
+                    assert await _amessages(ours) == _messages(theirs)
+            await point.synchronize(10)
+            with pytest.raises(ValueError, match="timeout"):
+                await point.synchronize(-1)
+            with pytest.raises(TypeError):
+                await point.wait("no stream")
+            await event.close()
+            assert await _amessages(event.record(stream)) == _messages(lambda: sync.record(stream))
+
+    asyncio.run(scenario())
+
+
+def test_work_goes_to_the_stream_that_is_current_where_it_is_awaited(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter):
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            event = await recorder.event("e", recorder=True)
+            with StreamGate(stream) as gate:
+                with ipcsync.stream(stream):
+                    named, unnamed = await event.record(), await recorder.record()
+                assert not await named.query()
+                assert not await unnamed.query()
+                with ipcsync.stream(other):
+                    await (await waiter.point(bytes(named))).wait()
+                assert not other.query()
+                gate.open()
+                await asyncio.gather(named.synchronize(10), unnamed.synchronize(10))
+            other.synchronize()
+
+    asyncio.run(scenario())
+
+
+def _devices_of_events() -> list[str]:
+    """In a peer with two devices: the device of an event that is made while device 1, then 0, is current."""
+
+    async def scenario() -> list[str]:
+        with ipcsync.launch() as coordinator:
+            async with await ipcsync.aconnect(coordinator.endpoint) as client:
+                found: list[str] = []
+                for ordinal in (1, 0, 1):
+                    with ipcsync.device(ordinal):
+                        event = await client.event(f"on-{len(found)}")
+                        found.append(f"{event.device.index} {(await client.stream(f's-{len(found)}')).device_index}")
+                return found
+
+    return asyncio.run(scenario())
+
+
+def test_the_device_is_the_one_that_is_current_where_it_is_awaited(new_peer: Callable[..., Peer]) -> None:
+    segment = f"async-{os.getpid()}"
+    peer = new_peer(
+        IPCSYNC_HOST_DEVICES="2", IPCSYNC_HOST_SEGMENT=segment, SIMCUDA_DEVICES="2", SIMCUDA_SEGMENT=segment
+    )
+    if peer.call(ipcsync.device_count) < 2:
+        pytest.skip("this machine has one GPU: the test needs two")
+    assert peer.call(_devices_of_events) == ["1 1", "0 0", "1 1"]
+
+
+# --- nothing blocks the loop ------------------------------------------------------------------------------------------
+
+
+def test_waits_for_gpu_work_do_not_block_the_loop(coordinator: ipcsync.Coordinator, engine: str) -> None:
+    # Whatever blocked would wait for what only this very loop does next, and run into its timeout.
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter):
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            event = await recorder.event("e", recorder=True, engine=engine, depth=1)
+            seen = await waiter.event("e")
+            with StreamGate(stream) as gate:
+                first = await event.record(stream)
+                waits = [
+                    asyncio.create_task(wait)
+                    for wait in (
+                        first.synchronize(LONG_S),
+                        seen.at(1).synchronize(LONG_S),
+                        seen.at(2).synchronize(LONG_S),
+                        seen.at(3).wait(other, timeout=LONG_S),
+                    )
+                ]
+                record = asyncio.create_task(event.record(stream, timeout=LONG_S))
+                await turns()
+                assert not any(task.done() for task in waits)
+                if engine == "timeline":
+                    await record  # which has no ring to be full
+                assert record.done() == (engine == "timeline")
+                gate.open()
+                await record
+            await event.record(stream)
+            await asyncio.gather(*waits)
+            other.synchronize()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        pytest.param(lambda client, _: client.event("new"), id="event"),
+        pytest.param(lambda client, _: client.record(ipcsync.Stream()), id="record"),
+        pytest.param(lambda client, data: client.point(data), id="point"),
+        pytest.param(lambda client, _: client.stream("s"), id="stream"),
+        pytest.param(lambda client, _: client.list_events(), id="list_events"),
+        pytest.param(lambda client, _: client.list_sessions(), id="list_sessions"),
+        pytest.param(lambda client, _: client.stats(), id="stats"),
+        pytest.param(lambda client, _: client.check(), id="check"),
+        pytest.param(lambda client, _: anext(client.watch()), id="watch"),
+        pytest.param(lambda client, _: ipcsync.aconnect(client.endpoint), id="aconnect"),
+        pytest.param(lambda client, _: client.close(), id="close"),
+    ],
+)
+def test_requests_do_not_block_the_loop(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, request_of: Callable[..., Awaitable[Any]]
+) -> None:
+    # Whatever blocked would wait for an answer of the coordinator that this very loop sets going again.
+    data = bytes(client.record())
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as mine:
+            with stopped(coordinator) as go_on:
+                task = asyncio.ensure_future(request_of(mine, data))
+                await turns()
+                assert not task.done()
+                go_on()
+                answer = await task
+            if isinstance(answer, ipcsync.AsyncClient):
+                await answer.close()
+
+    asyncio.run(scenario())
+
+
+def test_hundreds_of_waits_take_no_threads_and_keep_none_from_others(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter):
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            events = [await recorder.event(f"e{i}", recorder=True, engine="event", depth=1) for i in range(10)]
+            seen = [await waiter.event(f"e{i}") for i in range(10)]
+            before = threading.active_count()
+            with StreamGate(stream) as gate:
+                await asyncio.gather(*(event.record(stream) for event in events))
+                full = [asyncio.create_task(event.record(stream, timeout=LONG_S)) for event in events]
+                waits = [
+                    asyncio.create_task(wait)
+                    for event in seen
+                    for generation in range(1, 11)
+                    for wait in (
+                        event.at(generation).synchronize(LONG_S),
+                        event.at(generation).wait(other, timeout=LONG_S),
+                    )
+                ]
+                await turns()
+                assert len(waits) == 200
+                assert threading.active_count() <= before + 16
+                assert await (await recorder.record(ipcsync.Stream())).exception() is None  # others go on
+                gate.open()
+                await asyncio.gather(*full)
+                for event in events:
+                    for _ in range(8):
+                        await event.record(stream, timeout=LONG_S)
+                await asyncio.gather(*waits)
+            other.synchronize()
+
+    asyncio.run(scenario())
+
+
+# --- cancellation -----------------------------------------------------------------------------------------------------
+
+
+async def cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_cancelled_wait_leaves_nothing_behind(coordinator: ipcsync.Coordinator, engine: str) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter):
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            event = await recorder.event("e", recorder=True, engine=engine)
+            seen = await waiter.event("e")
+            with StreamGate(stream) as gate:
+                await event.record(stream)
+                tasks = [
+                    asyncio.create_task(seen.at(1).synchronize()),
+                    asyncio.create_task(seen.at(2).synchronize()),
+                    asyncio.create_task(seen.at(2).wait(other)),
+                ]
+                while waiter._client._callbacks.count < 3:
+                    await asyncio.sleep(0)
+                for task in tasks:
+                    await cancel(task)
+                assert waiter._client._callbacks.count == 0
+                gate.open()
+                assert other.query()  # nothing was queued on it
+                await seen.at(1).synchronize(10)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(seen.at(2).synchronize(), 0.01)
+            assert waiter._client._callbacks.count == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_record_that_is_cancelled_while_the_ring_is_full_is_not_made(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = ipcsync.Stream()
+            event = await client.event("e", recorder=True, engine="event", depth=1)
+            with StreamGate(stream) as gate:
+                await event.record(stream)
+                task = asyncio.create_task(event.record(stream))
+                while not client._client._callbacks.count:
+                    await asyncio.sleep(0)
+                await cancel(task)
+                gate.open()
+                await event.at(1).synchronize(10)
+            assert event.generation == 1
+            assert (await event.record(stream)).generation == 2
+
+    asyncio.run(scenario())
+
+
+def _await_notice(notices: Iterator[ipcsync.Notice], kind: str, name: str) -> None:
+    for notice in notices:
+        if (notice.kind, notice.name) == (kind, name):
+            return
+    raise AssertionError(f"{name} was not {kind} within the watch's time")
+
+
+def test_a_cancelled_event_is_closed_again(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint, name="other") as other:
+            with stopped(coordinator) as go_on:
+                before = other.messages_sent
+                task = asyncio.create_task(other.event("e", recorder=True, timeout=LONG_S))
+                while other.messages_sent == before:
+                    await asyncio.sleep(0)
+                await cancel(task)
+                go_on()
+            await asyncio.to_thread(_await_notice, notices, "opened", "e")
+            await asyncio.to_thread(_await_notice, notices, "closed", "e")
+            assert client.list_events("e") == []
+
+    asyncio.run(scenario())
+
+
+def test_an_event_that_is_there_when_the_cancellation_comes_is_closed_again(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as other:
+            task = asyncio.create_task(other.event("e"))
+            await asyncio.sleep(0)
+            _await_notice(notices, "opened", "e")  # blocks the loop, which does not learn of the answer meanwhile
+            await cancel(task)
+            await asyncio.to_thread(_await_notice, notices, "closed", "e")
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_connect_closes_its_session(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+
+    async def scenario() -> None:
+        with stopped(coordinator) as go_on:
+            task = asyncio.create_task(ipcsync.aconnect(coordinator.endpoint, name="late", timeout=LONG_S))
+            before = threading.active_count()
+            while threading.active_count() == before:  # until it is under way
+                await asyncio.sleep(0)
+            await cancel(task)
+            go_on()
+        await asyncio.to_thread(_await_notice, notices, "session_opened", "late")
+        await asyncio.to_thread(_await_notice, notices, "session_closed", "late")
+
+    asyncio.run(scenario())
+    assert [session.name for session in client.list_sessions()] == ["main"]
+
+
+# --- watch, callbacks, the end ----------------------------------------------------------------------------------------
+
+
+def test_watch_tells_a_snapshot_and_then_every_change(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            first = await one.event("n/1")
+            notices = two.watch("n/", timeout=LONG_S)
+            kinds = [await anext(notices) for _ in range(3)]
+            assert [(notice.kind, notice.name) for notice in kinds] == [
+                ("session_opened", "one"),
+                ("session_opened", "two"),
+                ("opened", "n/1"),
+            ]
+            second = await one.event("n/2")
+            await one.event("other")
+            await first.close()
+            await second.close()
+            told = [await anext(notices) for _ in range(3)]
+            assert [(n.kind, n.name) for n in told] == [("opened", "n/2"), ("closed", "n/1"), ("closed", "n/2")]
+            await notices.aclose()
+            assert [notice.kind async for notice in two.watch("none", timeout=0)] == ["session_opened"] * 2
+
+    asyncio.run(scenario())
+
+
+def _watch_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("ipcsync-watch")]
+
+
+def test_a_watch_that_is_cancelled_or_left_ends_its_thread(coordinator: ipcsync.Coordinator) -> None:
+    async def read(client: ipcsync.AsyncClient, started: asyncio.Event) -> None:
+        async for _ in client.watch():
+            started.set()
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            started = asyncio.Event()
+            task = asyncio.create_task(read(client, started))
+            await started.wait()
+            threads = _watch_threads()
+            assert len(threads) == 1
+            await cancel(task)
+            threads[0].join(LONG_S)
+            notices = client.watch()
+            async for _ in notices:
+                threads = _watch_threads()
+                break
+            await notices.aclose()
+            threads[0].join(LONG_S)
+            assert not _watch_threads()
+
+    asyncio.run(scenario())
+
+
+def test_a_done_callback_is_called_by_the_loop(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = ipcsync.Stream()
+            loop = asyncio.get_running_loop()
+            called: asyncio.Future[tuple[ipcsync.AsyncPoint, int]] = loop.create_future()
+            with StreamGate(stream) as gate:
+                point = await client.record(stream)
+                point.add_done_callback(lambda done: called.set_result((done, threading.get_ident())))
+                await turns()
+                assert not called.done()
+                gate.open()
+                assert await asyncio.wait_for(called, LONG_S) == (point, threading.get_ident())
+
+    asyncio.run(scenario())
+
+
+def test_an_unpickled_point_finds_its_client(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            event = await client.event("e", recorder=True)
+            point = await event.record()
+            again = pickle.loads(pickle.dumps(point))
+            assert (again, hash(again), bytes(again)) == (point, hash(point), bytes(point))
+            with pytest.raises(ipcsync.ConnectError):
+                again.event_name  # noqa: B018 - looking is the test
+            await again.synchronize(10)
+            assert (again.event_name, again.device, again.is_recorded) == ("e", event.device, True)
+        with pytest.raises(ipcsync.ConnectError):
+            await pickle.loads(pickle.dumps(point)).query()
+
+    asyncio.run(scenario())
+
+
+def test_close_ends_what_waits_and_later_calls_say_so(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        client = await ipcsync.aconnect(coordinator.endpoint)
+        event = await client.event("e", recorder=True)
+        point = event.at(1)
+        waiting = asyncio.create_task(point.synchronize())
+        await turns()
+        await client.close()
+        await client.close()
+        with pytest.raises(ipcsync.EventClosed):
+            await waiting
+        for call in (client.event("f"), client.list_events(), client.record(), anext(client.watch())):
+            with pytest.raises(ipcsync.ClientClosed):
+                await call
+        for use in (point.query(), point.synchronize(), point.wait(), event.record()):
+            with pytest.raises(ipcsync.EventClosed):
+                await use
+        assert not client.is_connected
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_coordinator_ends_what_waits(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            event = await client.event("e")
+            reader = asyncio.ensure_future(_read_all(client))
+            waiting = asyncio.create_task(event.at(1).synchronize())
+            await turns()
+            os.kill(coordinator.pid, signal.SIGKILL)
+            for task in (waiting, reader):
+                with pytest.raises(ipcsync.CoordinatorLost):
+                    await asyncio.wait_for(task, LONG_S)
+
+    asyncio.run(scenario())
+
+
+async def _read_all(client: ipcsync.AsyncClient) -> None:
+    async for _ in client.watch():
+        continue
+
+
+def _use_in_forked_child(endpoint: str) -> int:
+    """In a peer: how many uses raise ForkedProcessError in a forked child."""
+
+    async def connect_and_record() -> tuple[ipcsync.AsyncClient, ipcsync.AsyncSharedEvent, ipcsync.AsyncPoint]:
+        client = await ipcsync.aconnect(endpoint)
+        event = await client.event("e", recorder=True)
+        return client, event, await event.record()
+
+    client, event, point = asyncio.run(connect_and_record())
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in (
+            lambda: point.synchronize(5),
+            point.query,
+            lambda: point.wait(timeout=5),
+            lambda: event.record(timeout=5),
+            client.list_events,
+            lambda: client.event("f"),
+            lambda: anext(client.watch()),
+            lambda: ipcsync.aconnect(endpoint),
+        ):
+            with suppress(ipcsync.ForkedProcessError):
+                asyncio.new_event_loop().run_until_complete(use())
+                os._exit(100)
+            refused += 1
+        os._exit(refused)
+    refused = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    asyncio.run(client.close())
+    return refused
+
+
+def test_a_forked_child_is_refused(coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]) -> None:
+    peer = new_peer(PYTHONWARNINGS="default")  # Python warns of a fork with threads, which is the point here
+    assert peer.call(_use_in_forked_child, coordinator.endpoint) == 8

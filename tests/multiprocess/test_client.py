@@ -1,0 +1,462 @@
+"""The client: connecting, its unnamed events and named streams, what it lists, and its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.contract.rig import until
+from tests.multiprocess import worker
+from tests.peer import Peer
+
+NewClient = Callable[..., ipcsync.Client]
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+# --- connecting -------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_says_what_it_is_connected_to(coordinator: ipcsync.Coordinator) -> None:
+    with ipcsync.connect(coordinator.endpoint, name="worker") as client:
+        assert (client.endpoint, client.name, client.is_connected) == (coordinator.endpoint, "worker", True)
+        assert isinstance(client.epoch, bytes)
+        assert len(client.epoch) == 16
+        assert repr(client) == f"<ipcsync.Client 'worker' connected {coordinator.endpoint}>"
+    assert not client.is_connected
+    assert "closed" in repr(client)
+
+
+def test_clients_of_one_coordinator_share_its_epoch_and_have_sessions_of_their_own(
+    new_client: NewClient, new_coordinator: Callable[..., ipcsync.Coordinator]
+) -> None:
+    first, second = new_client(), new_client()
+    assert first.epoch == second.epoch
+    assert len({row.id for row in first.list_sessions()}) == 2
+    with ipcsync.connect(new_coordinator().endpoint) as elsewhere:
+        assert elsewhere.epoch != first.epoch
+
+
+def test_the_endpoint_is_taken_from_the_environment(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPCSYNC_ENDPOINT", coordinator.endpoint)
+    with ipcsync.connect() as client:
+        assert client.endpoint == coordinator.endpoint
+    monkeypatch.delenv("IPCSYNC_ENDPOINT")
+    monkeypatch.setenv("IPCSYNC_RUNTIME_DIR", coordinator.runtime_dir)
+    with ipcsync.connect() as client:
+        assert client.endpoint == coordinator.endpoint
+
+
+def test_no_coordinator_is_a_connect_error_with_the_endpoint(tmp_path: Any) -> None:
+    endpoint = f"ipc://{tmp_path}/coordinator.sock"
+    with pytest.raises(ipcsync.ConnectError, match="ipcsync coordinator") as caught:
+        ipcsync.connect(endpoint, timeout=0.1)
+    assert caught.value.endpoint == endpoint
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1", "ipc://", "/run/x.sock", f"ipc:///tmp/{'x' * 120}"])
+def test_an_endpoint_of_another_kind_is_a_connect_error(endpoint: str) -> None:
+    with pytest.raises(ipcsync.ConnectError) as caught:
+        ipcsync.connect(endpoint, timeout=0.1)
+    assert caught.value.endpoint == endpoint
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_timeout_that_is_none_is_refused_everywhere(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, timeout: float
+) -> None:
+    uses: list[Callable[[], object]] = [
+        lambda: ipcsync.connect(coordinator.endpoint, timeout=timeout),
+        lambda: client.event("e", timeout=timeout),
+        lambda: client.watch(timeout=timeout),
+    ]
+    for use in uses:
+        with pytest.raises(ValueError, match="timeout"):
+            use()
+    assert client.list_events() == []
+    assert len(client.list_sessions()) == 1
+
+
+def test_a_very_long_timeout_is_as_good_as_any(coordinator: ipcsync.Coordinator) -> None:
+    for timeout in (1e300, float("inf")):
+        with ipcsync.connect(coordinator.endpoint, timeout=timeout) as client:
+            event = client.event("e", recorder=True, timeout=timeout)
+            event.record(ipcsync.Stream(), timeout=timeout).synchronize(timeout)
+            event.at(1).wait(ipcsync.Stream(), timeout=timeout)
+            event.close()
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+GOOD_NAMES = ["e", "a/b/c", "x" * 255, "ü" * 127, "with space", "..a", "a..", "…", "0"]
+BAD_NAMES = [
+    "",
+    "/",
+    "/a",
+    "a/",
+    "a//b",
+    ".",
+    "..",
+    "a/../b",
+    "a/.",
+    "a\0b",
+    "a\nb",
+    "\x7f",
+    "\x85",
+    "x" * 256,
+    "ü" * 128,
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("name", GOOD_NAMES)
+def test_a_good_name_names_an_event_and_a_stream(client: ipcsync.Client, name: str) -> None:
+    with client.event(name) as event:
+        assert event.name == name
+        assert [row.name for row in client.list_events(name)] == [name]
+    assert client.stream(name).query()
+
+
+def test_a_bad_name_is_refused_for_events_and_streams(client: ipcsync.Client) -> None:
+    for name in BAD_NAMES:
+        for use in (client.event, client.stream):
+            with pytest.raises(ipcsync.ProtocolError) as caught:
+                use(name)
+            assert caught.value.code == "name", repr(name)
+    assert client.list_events() == []
+
+
+@pytest.mark.parametrize("name", [None, 1, b"e", ["e"]])
+def test_a_name_that_is_no_str_is_a_type_error(client: ipcsync.Client, name: Any) -> None:
+    for use in (client.event, client.stream):
+        with pytest.raises(TypeError):
+            use(name)
+
+
+# --- unnamed events ---------------------------------------------------------------------------------------------------
+
+
+def test_each_stream_has_an_unnamed_event_leased_once(new_client: NewClient, engine: str) -> None:
+    client, waiter = new_client(), new_client()
+    streams = [ipcsync.Stream() for _ in range(3)]
+    points = [client.record(stream, engine=engine) for stream in streams]
+    assert [point.generation for point in points] == [1, 1, 1]
+    assert len(set(points)) == 3
+    before = client.messages_sent
+    again = [client.record(stream, engine=engine) for stream in streams]
+    assert [point.generation for point in again] == [2, 2, 2]
+    assert client.messages_sent == before
+    for point in [*points, *again]:
+        waiter.point(bytes(point)).synchronize(10)
+    assert len(client.list_events()) == 3
+    assert {row.name for row in client.list_events()} == {""}
+
+
+def test_streams_of_one_client_do_not_wait_for_each_other(client: ipcsync.Client, engine: str) -> None:
+    held, free = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(held):
+        pending = client.record(held, engine=engine)
+        client.record(free, engine=engine).synchronize(10)
+        assert not pending.query()
+
+
+def test_recording_with_no_stream_takes_the_current_one(client: ipcsync.Client, engine: str) -> None:
+    stream = ipcsync.Stream()
+    with StreamGate(stream), ipcsync.stream(stream):
+        point = client.record(engine=engine)
+        assert not point.query()
+        assert client.record(stream, engine=engine).generation == 2
+    point.synchronize(10)
+    client.record(None, engine=engine).synchronize(10)
+    client.record(0, engine=engine).synchronize(10)
+
+
+def test_two_clients_record_on_one_stream_apart(new_client: NewClient) -> None:
+    stream = ipcsync.Stream()
+    first, second = new_client().record(stream), new_client().record(stream)
+    assert first != second
+    first.synchronize(10)
+    second.synchronize(10)
+
+
+def test_threads_that_record_on_one_stream_share_its_event(client: ipcsync.Client, engine: str) -> None:
+    stream = ipcsync.Stream()
+    made: list[ipcsync.Point] = []
+    start = threading.Barrier(4)
+
+    def record() -> None:
+        start.wait(10)
+        for _ in range(10):
+            made.append(client.record(stream, engine=engine))  # noqa: PERF401 - each is there at once
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(point.generation for point in made) == list(range(1, 41))
+    assert len(client.list_events()) == 1
+
+
+def test_a_program_that_makes_a_stream_for_each_record_does_not_use_up_the_pool(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
+    with ipcsync.connect(new_coordinator(pool=8).endpoint) as client:
+        kept = [ipcsync.Stream() for _ in range(4)]
+        for stream in kept:
+            client.record(stream).synchronize(10)
+        assert client.stats()["pool_in_use"] == 4
+
+
+# --- named streams ----------------------------------------------------------------------------------------------------
+
+
+def _named(name: str, priority: int) -> tuple[int, str]:
+    stream = worker.client().stream(name, priority=priority)
+    assert stream.query()
+    return stream.priority, ipcsync.get_device_properties(stream.device).uuid
+
+
+def test_a_named_stream_is_made_to_one_specification_in_every_process(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
+) -> None:
+    _, greatest = ipcsync.Stream.priority_range()
+    mine = client.stream("decode", priority=greatest)
+    peer.call(worker.connect, coordinator.endpoint)
+    spec = (greatest, ipcsync.get_device_properties(mine.device).uuid)
+    assert (mine.priority, ipcsync.get_device_properties(mine.device).uuid) == spec
+    assert peer.call(_named, "decode", 0) == spec
+    assert client.stream("decode").priority == greatest
+    assert client.stream("other").priority == 0
+
+
+def test_a_named_stream_is_a_new_stream_each_time(client: ipcsync.Client) -> None:
+    assert client.stream("decode") != client.stream("decode")
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+def test_list_events_tells_all_of_each_event(new_client: NewClient, engine: str) -> None:
+    recorder, waiter = new_client("rec"), new_client("wait")
+    event = recorder.event("a/one", recorder=True, engine=engine)
+    waiter.event("a/one")
+    waiter.event("b/two", engine=engine)
+    stream = ipcsync.Stream()
+    event.record(stream).synchronize(10)
+    with StreamGate(stream):
+        event.record(stream)
+        (row,) = waiter.list_events("a/")
+        assert (row.name, row.engine, row.state, row.recorder) == ("a/one", engine, "open", "rec")
+        assert row.device == ipcsync.get_device_properties(event.device).uuid
+        assert (row.generation, row.completed, row.attached) == (2, 1, 2)
+    assert {row.name: row.recorder for row in waiter.list_events()} == {"a/one": "rec", "b/two": ""}
+    assert waiter.list_events("nothing") == []
+    with pytest.raises(FrozenInstanceError):
+        row.name = "x"  # type: ignore[misc] # on purpose
+
+
+def test_list_sessions_tells_who_is_connected(
+    coordinator: ipcsync.Coordinator, new_client: NewClient, peer: Peer
+) -> None:
+    client = new_client("mine")
+    peer.call(worker.connect, coordinator.endpoint, "theirs")
+    peer.call(worker.open_event, "e")
+    rows = {row.name: row for row in client.list_sessions()}
+    assert set(rows) == {"mine", "theirs"}
+    assert rows["theirs"].pid == peer.pid
+    assert (rows["mine"].events, rows["theirs"].events) == (0, 1)
+    assert rows["mine"].id != rows["theirs"].id
+    for row in rows.values():
+        assert 0 <= row.last_seen_s <= client.lease_ttl
+        assert row.connected_s >= 0
+    peer.call(worker.close)
+    assert [row.name for row in client.list_sessions()] == ["mine"]
+
+
+def test_stats_count_what_is_there(coordinator: ipcsync.Coordinator, new_client: NewClient, peer: Peer) -> None:
+    client, other = new_client(), new_client()
+    first = client.stats()
+    assert first["sessions"] == 2
+    assert (first["events"], first["pool_in_use"], first["quarantined"]) == (0, 0, 0)
+    assert first["pool_size"] == 2048
+    assert first["deaths"] == {"pidfd": 0, "ttl": 0}
+    with client.event("a"), client.event("b"):
+        with pytest.raises(ipcsync.EngineMismatch):
+            other.event("a", engine="timeline")
+        during = client.stats()
+    assert (during["events"], during["pool_in_use"]) == (2, 2)
+    assert during["requests"]["open"] == 3
+    assert during["refusals"]["EngineMismatch"] == 1
+    assert during["feed_number"] > first["feed_number"]
+    peer.call(worker.connect, coordinator.endpoint)
+    peer.kill()
+    until(lambda: client.stats()["deaths"]["pidfd"] == 1, "the death is counted")
+    last = client.stats()
+    assert (last["sessions"], last["events"], last["pool_high_water"]) == (2, 0, 2)
+    assert last["uptime_s"] > first["uptime_s"]
+    assert last["client"]["messages_sent"] == client.messages_sent
+    assert last["client"]["full_ring_waits"] == 0
+
+
+def test_watch_begins_with_what_is_there_and_tells_every_change(new_client: NewClient) -> None:
+    client, other = new_client("watching"), new_client("acting")
+    with other.event("kept"):
+        notices = client.watch(timeout=5)
+        first = [next(notices) for _ in range(3)]
+        assert {(notice.kind, notice.name) for notice in first} == {
+            ("session_opened", "watching"),
+            ("session_opened", "acting"),
+            ("opened", "kept"),
+        }
+        with other.event("new", engine="timeline"):
+            opened = next(notices)
+            assert (opened.kind, opened.name, opened.engine) == ("opened", "new", "timeline")
+        closed = next(notices)
+        assert (closed.kind, closed.name) == ("closed", "new")
+        assert closed.number == opened.number + 1 > first[0].number
+        notices.close()  # type: ignore[attr-defined] # a generator, told here to end its subscription
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_after_close_every_method_raises_client_closed(new_client: NewClient) -> None:
+    client = new_client()
+    data = bytes(client.record(ipcsync.Stream()))
+    client.close()
+    client.close()
+    uses: list[Callable[[], object]] = [
+        lambda: client.event("e"),
+        client.record,
+        lambda: client.point(data),
+        lambda: client.stream("s"),
+        client.list_events,
+        client.list_sessions,
+        client.stats,
+        client.check,
+        client.watch,
+    ]
+    for use in uses:
+        with pytest.raises(ipcsync.ClientClosed):
+            use()
+
+
+def test_after_close_its_events_and_points_raise_event_closed(new_client: NewClient, engine: str) -> None:
+    client = new_client()
+    event = client.event("e", recorder=True, engine=engine)
+    stream = ipcsync.Stream()
+    points = [event.record(stream), event.at(7), client.record(stream)]
+    points[0].synchronize(10)
+    client.close()
+    uses: list[Callable[[], object]] = [lambda: event.record(stream), lambda: event.at(1), lambda: event.generation]
+    for point in points:
+        uses += [point.query, lambda point=point: point.synchronize(5), lambda point=point: point.wait(stream)]  # type: ignore[misc] # bound now
+    for use in uses:
+        with pytest.raises(ipcsync.EventClosed):
+            use()
+    event.close()
+    assert event.state == "closed"
+
+
+def test_the_same_holds_while_work_of_a_closed_client_is_still_unfinished(new_client: NewClient, engine: str) -> None:
+    client, other = new_client(), new_client()
+    event = client.event("e", recorder=True, engine=engine)
+    seen = other.event("e")
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        point = event.record(stream)
+        client.close()
+        for use in (point.query, point.synchronize, lambda: event.at(2)):
+            with pytest.raises(ipcsync.EventClosed):
+                use()
+        with pytest.raises(ipcsync.ClientClosed):
+            client.stats()
+        assert seen.state == "closed"
+        assert not seen.at(1).query()
+        with pytest.raises(ipcsync.RecorderLost):
+            seen.at(2).query()
+    seen.at(1).synchronize(10)
+    seen.close()
+    until(lambda: other.stats()["quarantined"] == 0, "what was left is let go of")
+    assert len(other.list_sessions()) == 1
+
+
+def test_a_close_wakes_the_clients_own_waits(new_client: NewClient, engine: str) -> None:
+    client, other = new_client(), new_client()
+    recording = other.event("e", recorder=True, engine=engine)
+    event = client.event("e")
+    errors: list[BaseException] = []
+    started = threading.Barrier(4)
+
+    def wait(use: Callable[[], object]) -> None:
+        started.wait(10)
+        try:
+            use()
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            errors.append(error)
+
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        recording.record(stream)
+        uses = [event.at(1).synchronize, event.at(2).synchronize, lambda: event.at(2).wait(ipcsync.Stream())]
+        threads = [threading.Thread(target=wait, args=[use]) for use in uses]
+        for thread in threads:
+            thread.start()
+        started.wait(10)
+        client.close()
+        for thread in threads:
+            thread.join(15)
+    assert [type(error) for error in errors] == [ipcsync.EventClosed] * 3
+
+
+def test_closing_finishes_what_it_recorded_and_frees_its_names(new_client: NewClient, engine: str) -> None:
+    client, other = new_client(), new_client()
+    client.event("mine", recorder=True, engine=engine)
+    client.event("theirs", engine=engine)
+    waiting, kept = other.event("mine"), other.event("theirs")
+    client.close()
+    assert (waiting.state, kept.state) == ("closed", "open")
+    with pytest.raises(ipcsync.RecorderLost):
+        waiting.at(1).query()
+    other.event("mine", recorder=True).close()
+    assert [row.name for row in other.list_sessions()] == [other.name]
+
+
+def test_threads_may_close_at_once(new_client: NewClient) -> None:
+    client, other = new_client(), new_client()
+    client.event("e", recorder=True)
+    threads = [threading.Thread(target=client.close) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(other.list_sessions()) == 1
+    assert not client.is_connected
+
+
+def test_ipc_collect_closes_the_imports_that_nothing_uses(new_client: NewClient) -> None:
+    from ipcsync._engines import imports
+
+    before = imports.count()
+    recorder, waiter = new_client(), new_client()
+    event = recorder.event("e", recorder=True, engine="event", depth=2)
+    data = [bytes(event.record(ipcsync.Stream())) for _ in range(2)]
+    point = waiter.point(data[1])
+    point.synchronize(10)
+    assert imports.count() > before
+    event.close()
+    del point
+    until(lambda: (ipcsync.ipc_collect(), imports.count())[1] == before, "the imports are closed")

@@ -1,0 +1,213 @@
+"""`ipcsync doctor`: every check is made for real, none hangs, and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.cli.doctor.crew import Crew, Member, TrialError
+
+NAMES = [
+    "driver",
+    "devices",
+    "mig",
+    "compute-mode",
+    "coordinator",
+    "dev-shm",
+    "pid-namespace",
+    "pid-values",
+    "event-handles",
+    "timeline",
+    "cpu-writes",
+    "recorder-death",
+    "double-open",
+    "re-export",
+]
+IS_SOFTWARE = "NVIDIA" not in ipcsync.get_device_properties(0).name
+
+
+def doctor(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, which must come by itself."""
+    command = [sys.executable, "-c", "from ipcsync.cli import main; main()", "doctor", *options]
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=100, check=False)
+
+
+def checks_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    """The checks by name; the JSON must be exactly as promised."""
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert list(found) == ["checks"]
+    for check in found["checks"]:
+        assert list(check) == ["name", "result", "detail", "advice"]
+        assert check["result"] in ("ok", "warn", "fail", "skipped")
+        assert all(isinstance(value, str) for value in check.values())
+    assert [check["name"] for check in found["checks"]] == NAMES
+    return {check["name"]: check for check in found["checks"]}
+
+
+def test_with_a_coordinator_that_runs_everything_works_and_nothing_is_left(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    done = doctor("--json", "--endpoint", coordinator.endpoint)
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = checks_of(done)
+    assert f"pid {coordinator.pid}" in checks["coordinator"]["detail"]
+    for name in ("coordinator", "dev-shm", "pid-namespace", "pid-values", "event-handles", "timeline", "cpu-writes"):
+        assert checks[name]["result"] == "ok", checks[name]
+    assert checks["recorder-death"]["detail"].count("RecorderLost") == 2
+    assert checks["double-open"]["detail"].startswith("a handle")
+    assert checks["re-export"]["detail"].startswith("an imported event gives")
+    assert [row.name for row in client.list_sessions()] == ["main"]
+    assert client.list_events() == []
+    assert client.stats()["pool_in_use"] == 0
+
+
+def test_without_a_coordinator_it_brings_its_own_and_says_so(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/coordinator.sock"
+    mark = uuid.uuid4().hex
+    done = doctor("--json", IPCSYNC_ENDPOINT=endpoint, DOCTORS_MARK=mark)
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = checks_of(done)
+    assert endpoint in checks["coordinator"]["detail"]
+    assert "ipcsync coordinator" in checks["coordinator"]["advice"]
+    assert checks["timeline"]["result"] == "ok"
+    assert list(tmp_path.iterdir()) == []
+    assert _processes_with(mark) == []
+
+
+def _processes_with(mark: str) -> list[str]:
+    """The processes that run with a mark in their environment, the doctor's coordinator too."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        # Gone meanwhile, or another user's.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, NotADirectoryError, PermissionError):
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+                found.append(entry.name)
+    return found
+
+
+@pytest.mark.skipif(not IS_SOFTWARE, reason="a real GPU is here")
+def test_a_driver_in_software_is_called_what_it_is(coordinator: ipcsync.Coordinator) -> None:
+    checks = checks_of(doctor("--json", "--endpoint", coordinator.endpoint))
+    said = "host driver" if ipcsync.driver_name() == "host" else "software libcuda"
+    assert checks["driver"]["result"] == "warn"
+    assert said in checks["driver"]["detail"]
+    assert checks["mig"]["result"] == checks["compute-mode"]["result"] == "skipped"
+    assert ipcsync.get_device_properties(0).uuid in checks["devices"]["detail"]
+
+
+def test_for_people_it_prints_plain_lines_where_no_terminal_reads_them(coordinator: ipcsync.Coordinator) -> None:
+    done = doctor("--endpoint", coordinator.endpoint)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    for name in NAMES:
+        assert any(name in line.split() for line in lines), name
+    assert "ok" in lines[-1]
+
+
+def test_on_a_terminal_it_prints_a_table_and_no_color_turns_the_colours_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ipcsync.cli.doctor import report
+
+    findings = [
+        report.Finding("driver", "ok", "the [cuda] driver"),
+        report.Finding("timeline", "fail", "no", "do this"),
+    ]
+    monkeypatch.setattr(report, "is_terminal", lambda _: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    report.show(findings)
+    coloured = capsys.readouterr().out
+    assert "\x1b[32m" in coloured
+    assert "the [cuda] driver" in coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    report.show(findings)
+    plain = capsys.readouterr().out
+    assert "\x1b[3" not in plain
+    assert plain.endswith("1 ok, 1 fail\n")
+
+
+def test_without_a_driver_it_fails_at_once_and_skips_the_rest(tmp_path: Path) -> None:
+    libraries = "" if ipcsync.driver_name() == "host" else str(tmp_path)
+    if libraries == "" and _has_libcuda():
+        pytest.skip("this machine has a libcuda")
+    done = doctor("--json", IPCSYNC_DRIVER="cuda", LD_LIBRARY_PATH=libraries, CUDA_VISIBLE_DEVICES="none")
+    assert done.returncode == 1
+    checks = checks_of(done)
+    assert checks["driver"]["result"] == "fail"
+    assert "NoDriver" in checks["driver"]["detail"]
+    assert {check["result"] for name, check in checks.items() if name != "driver"} == {"skipped"}
+
+
+def _has_libcuda() -> bool:
+    import ctypes.util
+
+    return ctypes.util.find_library("cuda") is not None
+
+
+def test_a_device_list_that_is_empty_fails(coordinator: ipcsync.Coordinator) -> None:
+    done = doctor("--json", "--endpoint", coordinator.endpoint, CUDA_VISIBLE_DEVICES="none")
+    assert done.returncode == 1
+    assert "fail" in {check["result"] for check in checks_of(done).values()}
+
+
+def test_a_socket_that_nobody_serves_is_told_and_the_rest_is_tried(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.sock").touch()
+    done = doctor("--json", "--endpoint", f"ipc://{tmp_path}/coordinator.sock")
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = checks_of(done)
+    assert checks["coordinator"]["result"] == "warn"
+    assert checks["event-handles"]["result"] == "ok"
+
+
+@pytest.mark.parametrize("options", [["--endpoint", "tcp://127.0.0.1:1"], ["--nothing"], ["more"]])
+def test_a_wrong_call_is_no_success(options: list[str]) -> None:
+    done = doctor(*options)
+    assert done.returncode in (1, 2)
+    assert done.stdout == ""
+    assert done.stderr
+
+
+# --- its processes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Crew() as crew:
+        first = crew["one"]
+        place = first.call("place")
+        assert place["pid"] == first.pid
+        monkeypatch.setattr(first, "_deadline", 0.2)
+        os.kill(first.pid, 19)  # SIGSTOP: as stuck as in a driver that hangs
+        began = time.monotonic()
+        with pytest.raises(TrialError, match="did not answer"):
+            first.call("place")
+        assert time.monotonic() - began < 10
+        assert not first.is_running
+        second = crew["one"]
+        assert second.call("place")["pid"] == second.pid != first.pid
+    assert not second.is_running
+
+
+def test_a_process_that_dies_or_fails_is_told_as_what_it_is() -> None:
+    with Crew() as crew:
+        with pytest.raises(TrialError, match="KeyError"):
+            crew["one"].call("record", name="never opened")
+        with pytest.raises(TrialError, match="ConnectError"):
+            crew["one"].call("connect", endpoint="tcp://nowhere")
+        crew["one"].begin("place")
+        member: Member = crew["one"]
+        member.kill()
+        with pytest.raises(TrialError, match="ended with status -9"):
+            member.call("place")

@@ -1,0 +1,64 @@
+"""What is left here of a coordinator that was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+@pytest.fixture
+def kill(
+    coordinator: ipcsync.Coordinator, new_coordinator: Callable[..., ipcsync.Coordinator]
+) -> Iterator[Callable[[], None]]:
+    """Kills the coordinator; after the test another one starts, which takes away what it left in shared memory."""
+    yield lambda: os.kill(coordinator.pid, signal.SIGKILL)
+    coordinator.stop()
+    new_coordinator()
+
+
+def test_a_client_closes_although_its_last_record_was_not_seen_complete(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, engine: str, kill: Callable[[], None]
+) -> None:
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(stream):
+        point = client.event("e", recorder=True, engine=engine).record(stream)
+        point.wait(other)
+        kill()
+        coordinator.stop()
+    client.close()
+    with pytest.raises(ipcsync.ClientClosed):
+        client.record(stream)
+
+
+def test_calls_that_are_made_as_it_dies_say_so_and_not_what_the_driver_says(
+    client: ipcsync.Client, kill: Callable[[], None]
+) -> None:
+    stream = ipcsync.Stream()
+    event = client.event("e", recorder=True, engine="event")
+    event.record(stream)
+    kill()
+
+    def go_on() -> None:
+        while True:
+            event.record(stream).wait(stream)
+
+    with pytest.raises(ipcsync.CoordinatorLost):
+        go_on()
+
+
+def test_a_coordinator_that_is_stopped_as_soon_as_it_is_ready_ends_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    # Ticks this frequent make it likely that one is due when the sockets are gone.
+    assert [ipcsync.launch(lease_ttl=0.2, log_level="error").stop() for _ in range(5)] == [0] * 5
+    assert capfd.readouterr().err == ""

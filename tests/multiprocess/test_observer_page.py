@@ -1,0 +1,175 @@
+"""The observer's page in a real browser, headless: what it shows, by mouse-less hands, and what it never does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import ipcsync
+from tests import browser as browsers
+from tests.browser import Browser
+from tests.multiprocess.observing import Observer, running
+
+pytestmark = pytest.mark.skipif(bool(browsers.why_not()), reason=browsers.why_not() or "there is a browser")
+
+_EVIL = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
+_TAB, _ENTER = "\ue004", "\ue007"
+_NAMES = "return [...document.querySelectorAll('#events tbody th')].map((cell) => cell.textContent)"
+_COMPLETE = """
+    const row = [...document.querySelectorAll('#events tbody tr')].find((row) => row.cells[0].textContent === arguments[0]);
+    const cells = Object.fromEntries([...row?.cells ?? []].map((cell) => [cell.dataset.label, cell.textContent]));
+    return cells.complete === arguments[1] && cells;
+"""  # noqa: E501 - JavaScript
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """A fresh browser, with the observer's page nowhere in it yet."""
+    with Browser(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def new_observer(tmp_path: Path) -> Iterator[Callable[..., Observer]]:
+    """Starts observers; none outlives the test."""
+    with running(tmp_path) as start:
+        yield start
+
+
+def _assert_clean(browser: Browser, observer: Observer) -> None:
+    """Nothing went wrong in the page, and it asked nobody but its observer."""
+    assert browser.console() == []
+    addresses = [urlsplit(address) for address in browser.requested()]
+    asked = {
+        f"{address.scheme}://{address.netloc}" for address in addresses if address.scheme in ("http", "https", "ws")
+    }
+    assert asked == {observer.url}
+
+
+def test_the_page_shows_what_happens_while_it_happens(
+    browser: Browser,
+    coordinator: ipcsync.Coordinator,
+    new_observer: Callable[..., Observer],
+    new_client: Callable[..., ipcsync.Client],
+) -> None:
+    observer = new_observer("--endpoint", coordinator.endpoint)
+    recorder, waiter = new_client("prefill"), new_client("decode")
+    stream = ipcsync.Stream()
+    event = recorder.event("kv/layer-0", recorder=True, engine="event")
+    waiter.event("kv/layer-0")
+    recorder.event(_EVIL, recorder=True)
+    event.record(stream).synchronize(10)
+    browser.look(width=1280, height=900)
+    browser.open(observer.url)
+    shown = browser.until(
+        _COMPLETE,
+        "kv/layer-0",
+        "1",
+        what="the event is shown, with its first generation complete",
+    )
+    assert (shown["state"], shown["engine"], shown["generation"]) == ("open", "event", "1")
+    assert (shown["last recorder"], shown["attached"]) == ("prefill", "2")
+
+    # Live: without another look at the page's address.
+    event.record(stream).synchronize(10)
+    browser.until(_COMPLETE, "kv/layer-0", "2", what="the second generation")
+    browser.until(
+        "return [...document.querySelectorAll('.lane .made')].some((path) => path.getAttribute('d').length > 20)",
+        what="a lane has grown",
+    )
+
+    # Who records, who waits: as a picture, and as text.
+    edges = browser.run(
+        "return [...document.querySelectorAll('.edge')].map((edge) => edge.getAttribute('class').split(' ')[1]).sort()"
+    )
+    assert edges == ["records", "records", "waits"]
+    texts = browser.run("return [...document.querySelectorAll('#links li')].map((item) => item.textContent)")
+    assert sorted(texts)[0] == "decode waits on kv/layer-0"
+    assert "prefill records on kv/layer-0" in texts
+
+    # A name is text, whatever it holds.
+    assert _EVIL in browser.run(_NAMES)
+    assert browser.run("return document.querySelectorAll('main img, main script').length") == 0
+    assert browser.run("return document.title").startswith("ipcsync")
+
+    # An event that is closed goes.
+    event.close()
+    waiter.close()
+    browser.until(
+        f"{_NAMES.replace('return', 'const names =')}; return !names.includes('kv/layer-0')", what="it is gone"
+    )
+    _assert_clean(browser, observer)
+
+
+def test_the_page_is_usable_by_keyboard_and_on_a_phone_in_light_and_dark(
+    browser: Browser, coordinator: ipcsync.Coordinator, new_observer: Callable[..., Observer], client: ipcsync.Client
+) -> None:
+    observer = new_observer("--endpoint", coordinator.endpoint)
+    for number in range(12):
+        client.event(f"layer-{number}", recorder=True).record().synchronize(10)
+    client.event("a/name/" + "that-is-long-" * 15)
+    browser.look(width=390, height=844)
+    browser.open(observer.url)
+    browser.until("return document.querySelectorAll('#events tbody tr').length === 13", what="all events are shown")
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth"), "a phone scrolls sideways"
+    light = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert browser.picture().startswith(b"\x89PNG")
+
+    browser.look(width=1280, height=900, dark=True)
+    dark = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert (light, dark) == ("rgb(255, 255, 255)", "rgb(13, 17, 23)")
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+
+    # The first Tab offers to skip to the events; from there on Tab reaches filter, heads, and the picture's nodes.
+    browser.press(_TAB)
+    assert browser.run("return document.activeElement.className") == "skip"
+    assert browser.run("return document.activeElement.getBoundingClientRect().left >= 0"), "what has focus is seen"
+    browser.press(_ENTER, _TAB)
+    assert browser.run("return document.activeElement.id") == "filter"
+    browser.press(*"layer-1")
+    browser.until(
+        f"{_NAMES.replace('return', 'const names =')}; return names.join() === 'layer-1,layer-10,layer-11'",
+        what="the names that hold what was typed",
+    )
+    browser.press(_TAB, _TAB)  # over the table, which scrolls by keys
+    assert browser.run("return document.activeElement.textContent") == "name"
+    browser.press(_ENTER)
+    assert browser.run(_NAMES) == ["layer-11", "layer-10", "layer-1"]
+    sorting = "return document.activeElement.parentElement.getAttribute('aria-sort')"
+    assert browser.run(sorting) == "descending"
+    for _ in range(40):
+        browser.press(_TAB)
+        if browser.run("return document.activeElement.getAttribute('class')?.startsWith('node') ?? false"):
+            break
+    assert browser.run("return document.activeElement.getAttribute('aria-label')").startswith("main: layer-1")
+    assert browser.run("return document.querySelectorAll('.edge.lit').length") == 3
+    _assert_clean(browser, observer)
+
+
+def test_the_page_says_when_coordinator_or_observer_are_gone(
+    browser: Browser,
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+    new_observer: Callable[..., Observer],
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o700)
+    first = new_coordinator(runtime_dir=str(directory))
+    observer = new_observer("--endpoint", first.endpoint)
+    status = "return document.getElementById('status').textContent.startsWith(arguments[0])"
+    browser.open(observer.url)
+    browser.until(status, "live: ipc://", what="it is live")
+    first.stop()
+    browser.until(status, "not ready: ", what="the coordinator's end is shown")
+    second = new_coordinator(runtime_dir=str(directory))
+    with ipcsync.connect(second.endpoint, name="next") as client, client.event("again"):
+        browser.until(status, "live: ipc://", what="it is live again")
+        browser.until(
+            f"{_NAMES.replace('return', 'const names =')}; return names.includes('again')", what="a new event"
+        )
+    assert browser.console() == []
+    observer.stop()
+    browser.until(status, "the observer does not answer", what="the observer's end is shown")

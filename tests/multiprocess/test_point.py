@@ -1,0 +1,426 @@
+"""Points: what they name, how they travel, and how they tell of their end."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.contract.rig import until
+from tests.multiprocess import worker
+from tests.peer import Peer
+
+NewClient = Callable[..., ipcsync.Client]
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+@pytest.fixture
+def event(client: ipcsync.Client, engine: str) -> ipcsync.SharedEvent:
+    """An event of this process, which records on it."""
+    return client.event("e", recorder=True, engine=engine)
+
+
+class Calls:
+    """A done callback that keeps the points it was called with."""
+
+    def __init__(self) -> None:
+        self.points: list[ipcsync.Point] = []
+        self.threads: list[str] = []
+
+    def __call__(self, point: ipcsync.Point) -> None:
+        self.points.append(point)
+        self.threads.append(threading.current_thread().name)
+
+
+# --- a value ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_point_says_what_it_is_of(event: ipcsync.SharedEvent) -> None:
+    point = event.at(1)
+    assert (point.event_name, point.generation, point.device) == ("e", 1, event.device)
+    assert not point.is_recorded
+    assert event.record(ipcsync.Stream()) == point
+    assert point.is_recorded
+    assert repr(point) == "<ipcsync.Point e generation=1>"
+
+
+def test_a_point_cannot_be_changed(event: ipcsync.SharedEvent) -> None:
+    point = event.at(1)
+    for name in ("generation", "event_name", "device", "is_recorded", "other"):
+        with pytest.raises(AttributeError):
+            setattr(point, name, 2)
+
+
+def test_equal_points_are_the_same_record_and_hash_alike(
+    client: ipcsync.Client, event: ipcsync.SharedEvent, new_client: NewClient
+) -> None:
+    point = event.record(ipcsync.Stream())
+    same = [
+        event.at(1),
+        event.latest,
+        client.point(bytes(point)),
+        new_client().point(bytes(point)),
+        pickle.loads(pickle.dumps(point)),
+    ]
+    for other in same:
+        assert other == point
+        assert hash(other) == hash(point)
+    assert len({point, *same}) == 1
+    assert event.at(2) != point
+    assert client.event("other").at(1) != point
+    assert point != bytes(point)
+    assert point != 1
+
+
+def test_a_points_bytes_are_48_and_any_bytes_like_makes_it_again(
+    client: ipcsync.Client, event: ipcsync.SharedEvent
+) -> None:
+    point = event.record(ipcsync.Stream())
+    data = bytes(point)
+    assert len(data) == 48
+    for kind in (bytes, bytearray, memoryview):
+        assert client.point(kind(data)) == point
+    assert bytes(client.point(data)) == data
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 48, b"x" * 48, bytes(47), bytes(49)])
+def test_bytes_that_are_no_point_are_refused(client: ipcsync.Client, data: bytes) -> None:
+    with pytest.raises(ipcsync.ProtocolError) as caught:
+        client.point(data)
+    assert caught.value.code == "point"
+
+
+def test_one_wrong_bit_anywhere_is_refused(client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
+    data = bytes(event.record(ipcsync.Stream()))
+    for bit in range(48 * 8):
+        wrong = bytearray(data)
+        wrong[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ipcsync.ProtocolError):
+            client.point(wrong)
+
+
+@pytest.mark.parametrize("data", ["x" * 48, 48, None, [0] * 48])
+def test_what_is_no_bytes_is_a_type_error(client: ipcsync.Client, data: Any) -> None:
+    with pytest.raises(TypeError):
+        client.point(data)
+
+
+# --- on its way -------------------------------------------------------------------------------------------------------
+
+
+def _query_pickled(data: bytes) -> bool:
+    point = pickle.loads(data)
+    assert isinstance(point, ipcsync.Point)
+    return point.query()
+
+
+def _generation_of_pickled(data: bytes) -> int:
+    point = pickle.loads(data)
+    assert isinstance(point, ipcsync.Point)
+    assert point == pickle.loads(data)
+    return point.generation
+
+
+def test_an_unpickled_point_belongs_to_the_processs_client(
+    coordinator: ipcsync.Coordinator, event: ipcsync.SharedEvent, peer: Peer
+) -> None:
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        data = pickle.dumps(event.record(stream))
+        assert peer.call(_generation_of_pickled, data) == 1
+        error = peer.call(worker.error_of, _query_pickled, data)
+        assert error is not None
+        assert error[0] == "ConnectError"
+        assert "connect" in error[1]
+        peer.call(worker.connect, coordinator.endpoint)
+        assert peer.call(_query_pickled, data) is False
+    event.at(1).synchronize(10)
+    assert peer.call(_query_pickled, data) is True
+
+
+def test_an_unpickled_point_takes_the_first_client_that_is_still_open(new_client: NewClient, engine: str) -> None:
+    recorder = new_client()
+    point = recorder.event("e", recorder=True, engine=engine).record(ipcsync.Stream())
+    first, second = new_client(), new_client()
+    recorder_lives = pickle.loads(pickle.dumps(point))
+    assert recorder_lives.event_name == "e"
+    attached = [row.attached for row in second.list_events("e")]
+    first.close()
+    assert pickle.loads(pickle.dumps(point)).event_name == "e"
+    assert [row.attached for row in second.list_events("e")] == attached
+
+
+def test_a_point_of_another_coordinator_is_refused(
+    new_coordinator: Callable[..., ipcsync.Coordinator], event: ipcsync.SharedEvent
+) -> None:
+    data = bytes(event.record(ipcsync.Stream()))
+    with ipcsync.connect(new_coordinator().endpoint) as elsewhere, pytest.raises(ipcsync.CoordinatorLost):
+        elsewhere.point(data)
+
+
+def test_a_point_of_an_earlier_use_of_its_slot_is_refused_for_ever(new_client: NewClient, engine: str) -> None:
+    recorder, other = new_client(), new_client()
+    with recorder.event("e", recorder=True, engine=engine) as event:
+        point = event.record(ipcsync.Stream())
+        point.synchronize(10)
+    until(lambda: recorder.stats()["pool_in_use"] == 0, "the slot is free again")
+    for _ in range(2):
+        for client in (recorder, other):
+            with pytest.raises(ipcsync.EventClosed):
+                client.point(bytes(point))
+        recorder.event("anew", recorder=True, engine=engine).record(ipcsync.Stream())
+    with pytest.raises(ipcsync.EventClosed):
+        point.query()
+
+
+def test_a_point_of_an_unnamed_event_works_like_any_other(new_client: NewClient, engine: str) -> None:
+    recorder, waiter = new_client(), new_client()
+    stream, waiting = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        point = recorder.record(stream, engine=engine)
+        assert point.event_name == ""
+        assert point.generation == 1
+        seen = waiter.point(bytes(point))
+        assert seen == point
+        seen.wait(waiting)
+        assert not seen.query()
+        gate.open()
+        seen.synchronize(10)
+    until(waiting.query, "the waiter goes on")
+    assert "slot" in repr(seen) or "generation=1" in repr(seen)
+
+
+def test_points_alone_keep_an_attachment_only_until_the_event_is_over(new_client: NewClient, engine: str) -> None:
+    recorder, waiter = new_client(), new_client(lease_ttl=0.3)
+    event = recorder.event("e", recorder=True, engine=engine)
+    data = bytes(event.record(ipcsync.Stream()))
+    waiter.point(data).synchronize(10)
+    assert recorder.list_events("e")[0].attached == 2
+    point = waiter.point(data)
+    event.close()
+    assert point.query()
+    del point
+    until(lambda: recorder.stats()["pool_in_use"] == 0, "the finished event is let go of")
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_query_is_false_before_the_record_and_while_it_is_pending(event: ipcsync.SharedEvent) -> None:
+    stream = ipcsync.Stream()
+    point = event.at(1)
+    assert point.query() is False
+    with StreamGate(stream) as gate:
+        event.record(stream)
+        assert point.query() is False
+        gate.open()
+        point.synchronize(10)
+    assert point.query() is True
+    assert point.exception() is None
+
+
+def test_a_wait_that_runs_out_of_time_says_what_for(event: ipcsync.SharedEvent) -> None:
+    stream = ipcsync.Stream()
+    uses: list[tuple[Callable[[ipcsync.Point], object], int]] = [
+        (lambda point: point.synchronize(0.02), 1),
+        (lambda point: point.synchronize(0), 1),
+        (lambda point: point.wait(stream, timeout=0.02), 2),
+        (lambda point: point.wait(stream, timeout=0), 2),
+    ]
+    held = ipcsync.Stream()
+    with StreamGate(held):
+        event.record(held)
+        for use, generation in uses:
+            with pytest.raises(ipcsync.WaitTimeout) as caught:
+                use(event.at(generation))
+            assert isinstance(caught.value, TimeoutError)
+            assert (caught.value.event, caught.value.generation) == ("e", generation)
+            assert caught.value.timeout in (0, 0.02)
+        # A record that was made is no reason to wait on the host.
+        event.at(1).wait(stream, timeout=0)
+        assert not stream.query()
+
+
+def test_a_timeout_that_is_none_is_refused(event: ipcsync.SharedEvent) -> None:
+    for timeout in (-1, float("nan")):
+        for use in (event.at(1).synchronize, lambda timeout: event.at(1).wait(timeout=timeout)):
+            with pytest.raises(ValueError, match="timeout"):
+                use(timeout)
+
+
+def test_waiting_with_no_stream_holds_the_current_one(event: ipcsync.SharedEvent) -> None:
+    held, current = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(held):
+        point = event.record(held)
+        with ipcsync.stream(current):
+            point.wait()
+        assert not current.query()
+    until(current.query, "the current stream goes on")
+
+
+def test_only_work_after_the_wait_is_held(event: ipcsync.SharedEvent) -> None:
+    held, stream = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(held):
+        point = event.record(held)
+        before, after = ipcsync.Event(), ipcsync.Event()
+        before.record(stream)
+        point.wait(stream)
+        after.record(stream)
+        until(before.query, "what was queued before the wait is done")
+        assert not after.query()
+    until(after.query, "what was queued after it goes on")
+
+
+def test_many_streams_and_threads_wait_for_one_point(event: ipcsync.SharedEvent) -> None:
+    held = ipcsync.Stream()
+    streams = [ipcsync.Stream() for _ in range(8)]
+    point = event.at(1)
+    errors: list[BaseException] = []
+
+    def wait(stream: ipcsync.Stream) -> None:
+        try:
+            point.wait(stream, timeout=15)
+            point.synchronize(15)
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait, args=[stream]) for stream in streams]
+    for thread in threads:
+        thread.start()
+    with StreamGate(held):
+        event.record(held)
+    for thread in threads:
+        thread.join(20)
+    assert errors == []
+    for stream in streams:
+        until(stream.query, "each stream goes on")
+
+
+def test_waiting_on_ever_new_streams_keeps_no_driver_events(event: ipcsync.SharedEvent) -> None:
+    held = ipcsync.Stream()
+    engine = event._attached.engine
+    for _ in range(20):
+        with StreamGate(held):
+            point = event.record(held)
+            for _ in range(8):
+                point.wait(ipcsync.Stream())
+        point.synchronize(10)
+    assert len(engine._markers) < 64
+
+
+# --- callbacks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_done_callback_is_called_once_on_a_thread_of_the_client(event: ipcsync.SharedEvent) -> None:
+    stream, calls = ipcsync.Stream(), Calls()
+    with StreamGate(stream) as gate:
+        point = event.record(stream)
+        point.add_done_callback(calls)
+        assert calls.points == []
+        gate.open()
+        until(lambda: bool(calls.points), "the callback is called")
+    assert calls.points == [point]
+    assert calls.points[0].exception() is None
+    assert calls.threads != [threading.current_thread().name]
+
+
+def test_a_done_callback_may_be_added_before_the_record_and_after_the_end(event: ipcsync.SharedEvent) -> None:
+    calls, late = Calls(), Calls()
+    event.at(1).add_done_callback(calls)
+    event.record(ipcsync.Stream())
+    until(lambda: bool(calls.points), "the callback is called")
+    event.at(1).add_done_callback(late)
+    until(lambda: bool(late.points), "the late callback is called too")
+
+
+def test_callbacks_are_called_in_the_order_of_their_points_and_in_which_they_were_added(
+    event: ipcsync.SharedEvent,
+) -> None:
+    stream, order = ipcsync.Stream(), []
+    with StreamGate(stream):
+        points = [event.record(stream) for _ in range(4)]
+        for number, point in enumerate([*points, *points]):
+            point.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc] # bound now
+    points[-1].synchronize(10)
+    until(lambda: len(order) == 8, "all are called")
+    assert sorted(order) == list(range(8))
+    for first in range(4):
+        assert order.index(first) < order.index(first + 4), "of one point, in the order in which they were added"
+    for added in (range(4), range(4, 8)):
+        assert [number for number in order if number in added] == list(added), "older generations first"
+
+
+def test_a_callback_that_raises_stops_no_other(event: ipcsync.SharedEvent, caplog: pytest.LogCaptureFixture) -> None:
+    calls = Calls()
+
+    def wrong(_: ipcsync.Point) -> None:
+        raise ZeroDivisionError("in the callback")
+
+    point = event.at(1)
+    point.add_done_callback(wrong)
+    point.add_done_callback(calls)
+    event.record(ipcsync.Stream())
+    until(lambda: bool(calls.points), "the other callback is called")
+    until(lambda: "in the callback" in caplog.text, "the error is logged")
+
+
+def test_a_callback_may_use_the_client_and_add_callbacks(client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
+    calls, stream = Calls(), ipcsync.Stream()
+
+    def more(_: ipcsync.Point) -> None:
+        assert client.list_events("e")
+        event.record(stream).add_done_callback(calls)
+
+    event.record(stream).add_done_callback(more)
+    until(lambda: bool(calls.points), "the second callback is called")
+    assert [point.generation for point in calls.points] == [2]
+
+
+def test_what_is_not_callable_is_refused(event: ipcsync.SharedEvent) -> None:
+    with pytest.raises(TypeError):
+        event.at(1).add_done_callback("print")  # type: ignore[arg-type] # on purpose
+
+
+def test_a_callback_is_told_of_a_point_that_its_recorder_never_made(new_client: NewClient, engine: str) -> None:
+    recorder, waiter = new_client(), new_client()
+    event = recorder.event("e", recorder=True, engine=engine)
+    point, calls = waiter.event("e").at(1), Calls()
+    point.add_done_callback(calls)
+    event.close()
+    until(lambda: bool(calls.points), "the callback is called")
+    error = point.exception()
+    assert isinstance(error, ipcsync.RecorderLost)
+    assert error.generation == 1
+
+
+def test_a_callback_is_told_of_a_recorders_death(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+) -> None:
+    peer.call(worker.connect, coordinator.endpoint)
+    peer.call(worker.open_event, "e", {"recorder": True, "engine": engine})
+    peer.call(worker.hold)
+    (data,) = peer.call(worker.record, "e")
+    point, calls = client.point(data), Calls()
+    point.add_done_callback(calls)
+    peer.kill()
+    until(lambda: bool(calls.points), "the callback is called")
+    assert isinstance(point.exception(), ipcsync.RecorderLost)
+
+
+def test_a_callback_is_told_of_the_clients_own_close(new_client: NewClient, engine: str) -> None:
+    client = new_client()
+    point, calls = client.event("e", engine=engine).at(1), Calls()
+    point.add_done_callback(calls)
+    client.close()
+    assert calls.points == [point]
+    assert isinstance(point.exception(), ipcsync.EventClosed)

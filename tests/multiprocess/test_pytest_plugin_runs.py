@@ -1,0 +1,515 @@
+"""The pytest plugin in real runs: one coordinator for a run, and nothing left of it however the run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._linux.process import PidFd, is_running
+from ipcsync.pytest_plugin.spawned import Child, ChildError
+
+LONG_S = 100.0
+
+# Each test tells, in a file of its own, of the coordinator and of the namespace that it got.
+SUITE = """
+import json, os, pathlib, secrets, time
+import pytest
+import ipcsync
+from ipcsync._linux.process import start_time
+
+SEEN = pathlib.Path(__file__).parent / "seen"
+
+def tell(coordinator, namespace="", *pids):
+    SEEN.mkdir(exist_ok=True)
+    said = {"pid": coordinator.pid, "started": coordinator.started, "endpoint": coordinator.endpoint,
+            "namespace": namespace, "children": [(pid, start_time(pid)) for pid in pids], "worker": os.getpid(),
+            "log": coordinator.log}
+    (SEEN / secrets.token_hex(8)).write_text(json.dumps(said))
+    fifo = os.environ.get("TELL")
+    if fifo:
+        with open(fifo, "w") as file:
+            file.write(json.dumps(said) + "\\n")
+
+def hand_over(client, name):
+    with client.event(name, recorder=True) as event:
+        point = event.record(ipcsync.Stream())
+        point.synchronize(30)
+        client.event("seen").at(1).synchronize(30)
+        return os.getpid(), bytes(point)
+
+def block(client):
+    time.sleep(600)
+
+def fail(client, text):
+    raise ipcsync.RecorderLost(text, generation=5)
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> Callable[[str], Path]:
+    """Makes a test file out of its tests."""
+
+    def make(tests: str) -> Path:
+        return pytester.makepyfile(test_inner=SUITE + tests)
+
+    return make
+
+
+def seen(pytester: pytest.Pytester) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in (pytester.path / "seen").iterdir()]
+
+
+def assert_one_and_gone(told: list[dict[str, Any]]) -> None:
+    """All tests had the same coordinator, and now nothing of it is left."""
+    assert len({(said["pid"], said["endpoint"]) for said in told}) == 1
+    coordinator = told[0]
+    assert not is_running(coordinator["pid"], coordinator["started"])
+    assert not Path(coordinator["endpoint"].removeprefix("ipc://")).parents[1].exists()
+    for said in told:
+        for pid, started in said["children"]:
+            assert not is_running(pid, started)
+
+
+def await_gone(pid: int, started: int) -> None:
+    if not is_running(pid, started):
+        return
+    process = PidFd(pid)
+    try:
+        assert select.select([process], [], [], LONG_S)[0], f"the process {pid} is still there"
+    finally:
+        process.close()
+
+
+HAND_OVERS = """
+@pytest.mark.parametrize("i", range(4))
+@pytest.mark.xdist_group("all")
+def test_hand_over(ipcsync_coordinator, ipcsync_client, ipcsync_namespace, ipcsync_spawn, i):
+    child = ipcsync_spawn(hand_over, "same")
+    event = ipcsync_client.event("same")
+    event.at(1).synchronize(30)
+    assert event.name == f"{ipcsync_namespace}/same"
+    assert event.name in [info.name for info in ipcsync_client.list_events()]
+    assert all(info.name.startswith(ipcsync_namespace) for info in ipcsync_client.list_events())
+    assert len(ipcsync_client.list_sessions()) == 2
+    ipcsync_client.event("seen", recorder=True).record()
+    pid, data = child.result(30)
+    assert (pid, data) == (child.pid, bytes(event.at(1)))
+    tell(ipcsync_coordinator, ipcsync_namespace, child.pid)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "needs", "count"),
+    [
+        pytest.param([], "pytest", 4, id="plain"),
+        pytest.param(["-n", "4"], "xdist", 4, id="xdist"),
+        pytest.param(["-n", "4", "--maxschedchunk", "1"], "xdist", 4, id="maxschedchunk"),
+        pytest.param(["-n", "2", "--dist", "loadgroup"], "xdist", 4, id="loadgroup"),
+        pytest.param(["-n", "2", "-p", "randomly", "-p", "xdist"], "pytest_randomly", 4, id="randomly"),
+        pytest.param(["-n", "2", "--count", "2"], "pytest_repeat", 8, id="repeat"),
+    ],
+)
+def test_a_run_has_one_coordinator_and_each_test_its_own_names(
+    pytester: pytest.Pytester, suite: Callable[[str], Path], options: list[str], needs: str, count: int
+) -> None:
+    pytest.importorskip(needs)
+    suite(HAND_OVERS)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", *options, timeout=LONG_S).assert_outcomes(passed=count)
+    told = seen(pytester)
+    assert len(told) == count
+    assert len({said["namespace"] for said in told}) == count
+    assert_one_and_gone(told)
+
+
+def test_workers_whose_controller_told_them_nothing_share_one_too(
+    pytester: pytest.Pytester, suite: Callable[[str], Path]
+) -> None:
+    suite(HAND_OVERS)
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_configure_node(node):
+            del node.workerinput["ipcsync_run"]
+        """
+    )
+    pytester.runpytest_subprocess("-n", "2", timeout=LONG_S).assert_outcomes(passed=4)
+    told = seen(pytester)
+    assert len({said["pid"] for said in told}) == 1
+    await_gone(told[0]["pid"], told[0]["started"])
+
+
+def test_a_worker_that_crashes_takes_nothing_with_it(pytester: pytest.Pytester, suite: Callable[[str], Path]) -> None:
+    suite(
+        """
+def test_crash(ipcsync_coordinator, ipcsync_client, ipcsync_spawn):
+    ipcsync_client.event("held", recorder=True)
+    tell(ipcsync_coordinator, "", ipcsync_spawn(block).pid)
+    os._exit(3)
+
+@pytest.mark.parametrize("i", range(3))
+def test_others(ipcsync_coordinator, ipcsync_client, i):
+    ipcsync_client.event("held", recorder=True)
+    tell(ipcsync_coordinator)
+"""
+    )
+    # One worker: the one that crashes is the one that started the coordinator.
+    result = pytester.runpytest_subprocess("-n", "1", "-p", "no:randomly", timeout=LONG_S)
+    result.assert_outcomes(passed=3, failed=1)
+    told = seen(pytester)
+    assert len({said["worker"] for said in told}) == 2
+    for said in told:
+        for pid, started in said["children"]:
+            await_gone(pid, started)
+    assert_one_and_gone(told)
+
+
+def test_a_run_that_stops_at_its_first_failure_leaves_nothing(
+    pytester: pytest.Pytester, suite: Callable[[str], Path]
+) -> None:
+    suite(
+        """
+@pytest.mark.parametrize("i", range(20))
+def test_fails(ipcsync_coordinator, ipcsync_client, ipcsync_spawn, i):
+    tell(ipcsync_coordinator, "", ipcsync_spawn(block).pid)
+    assert False
+"""
+    )
+    result = pytester.runpytest_subprocess("-n", "2", "-x", timeout=LONG_S)
+    assert result.ret in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
+    assert_one_and_gone(seen(pytester))
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Reads what the inner tests tell while they run; $TELL is its path."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDWR)  # for writing too, so that it has no end while nobody writes
+    file = os.fdopen(fd)
+
+    def read() -> dict[str, Any]:
+        assert select.select([file], [], [], LONG_S)[0], "no inner test said anything"
+        said: dict[str, Any] = json.loads(file.readline())
+        return said
+
+    yield read
+    file.close()
+
+
+def start(pytester: pytest.Pytester, tmp_path: Path, *options: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
+        cwd=pytester.path,
+        env={**os.environ, "TELL": str(tmp_path / "fifo")},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+BLOCKED = """
+def test_blocked(ipcsync_coordinator, ipcsync_client, ipcsync_spawn):
+    child = ipcsync_spawn(block)
+    tell(ipcsync_coordinator, "", child.pid)
+    child.result()
+
+def test_blocked_too(ipcsync_coordinator):
+    tell(ipcsync_coordinator)
+    time.sleep(600)
+"""
+
+
+def test_a_run_that_is_interrupted_leaves_nothing(
+    pytester: pytest.Pytester, suite: Callable[[str], Path], tmp_path: Path, fifo: Callable[[], dict[str, Any]]
+) -> None:
+    suite(BLOCKED)
+    process = start(pytester, tmp_path, "-n", "2")
+    try:
+        told = [fifo(), fifo()]
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        process.wait(LONG_S)
+    finally:
+        process.kill()
+        process.wait()
+    for said in told:
+        for pid, started in said["children"]:
+            await_gone(pid, started)
+    assert_one_and_gone(told)
+
+
+@pytest.mark.parametrize("options", [["-n", "2"], ["-p", "no:xdist"]], ids=["xdist", "plain"])
+def test_a_run_that_is_killed_takes_its_coordinator_with_it(
+    pytester: pytest.Pytester,
+    suite: Callable[[str], Path],
+    tmp_path: Path,
+    fifo: Callable[[], dict[str, Any]],
+    options: list[str],
+) -> None:
+    suite(BLOCKED)
+    process = start(pytester, tmp_path, "-p", "no:randomly", *options)
+    try:
+        said = fifo()
+    finally:
+        process.kill()
+        process.wait()
+    await_gone(said["pid"], said["started"])
+    for pid, started in said["children"]:
+        await_gone(pid, started)  # under xdist once execnet has ended the worker
+
+
+def test_a_failure_names_the_log_and_shows_the_childs_traceback(
+    pytester: pytest.Pytester, suite: Callable[[str], Path]
+) -> None:
+    suite(
+        """
+def test_failing(ipcsync_coordinator, ipcsync_spawn):
+    tell(ipcsync_coordinator)
+    ipcsync_spawn(fail, "the reason").result()
+"""
+    )
+    result = pytester.runpytest_subprocess("-n", "1", timeout=LONG_S)
+    result.assert_outcomes(failed=1)
+    log = seen(pytester)[0]["log"]
+    result.stdout.fnmatch_lines(
+        [
+            "E * ipcsync.errors.RecorderLost: the reason",
+            "E * fail-1 (pid *) raised; its traceback:",
+            "E *test_inner.py*, line *, in fail",
+            "*ipcsync coordinator*",
+            f"*its log is {log}, which ends with:",
+            "*session opened*fail-1*",
+        ]
+    )
+    assert " event=ready endpoint=" in Path(log).read_text()
+
+
+def test_the_driver_is_host_unless_told(
+    pytester: pytest.Pytester, suite: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("IPCSYNC_DRIVER", raising=False)
+    suite(
+        """
+def name(client):
+    return ipcsync.driver_name()
+
+def test_driver(ipcsync_client, ipcsync_spawn):
+    assert ipcsync.driver_name() == "host"
+    assert ipcsync_spawn(name).result() == "host"
+"""
+    )
+    pytester.runpytest_subprocess(timeout=LONG_S).assert_outcomes(passed=1)
+    monkeypatch.setenv("IPCSYNC_DRIVER", "auto")
+    pytester.runpytest_subprocess("--ipcsync-driver=host", timeout=LONG_S).assert_outcomes(passed=1)
+
+
+def test_modules_that_pytest_imports_by_their_file_are_found_by_children(
+    pytester: pytest.Pytester, suite: Callable[[str], Path]
+) -> None:
+    suite(HAND_OVERS)
+    result = pytester.runpytest_subprocess("--import-mode=importlib", "-k", "0 or 1", timeout=LONG_S)
+    result.assert_outcomes(passed=2, deselected=2)
+
+
+def test_an_error_that_nobody_asked_for_is_a_warning(pytester: pytest.Pytester, suite: Callable[[str], Path]) -> None:
+    suite(
+        """
+def test_careless(ipcsync_client, ipcsync_spawn):
+    child = ipcsync_spawn(fail, "unseen")
+    assert child._pipe.poll(30)
+"""
+    )
+    result = pytester.runpytest_subprocess(timeout=LONG_S)
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*PytestWarning: fail-1 (pid *) raised, and nobody asked for its result*"])
+
+
+# --- spawned processes, with the fixtures themselves ------------------------------------------------------------------
+
+
+def _whoami(client: ipcsync.Client) -> tuple[int, str]:
+    return os.getpid(), client.name
+
+
+def _raise(client: ipcsync.Client) -> None:
+    raise ipcsync.QuotaExceeded("enough", limit=7)
+
+
+def _exit(client: ipcsync.Client, status: int) -> None:
+    os._exit(status)
+
+
+def _segfault(client: ipcsync.Client) -> None:
+    import faulthandler
+
+    faulthandler._sigsegv()  # type: ignore[attr-defined] # for tests like this one
+
+
+def _hold_the_gil(client: ipcsync.Client) -> None:
+    import ctypes
+
+    ctypes.PyDLL(None).sleep(600)
+
+
+def _start_another(client: ipcsync.Client) -> int:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
+
+
+def _give(client: ipcsync.Client, value: object) -> object:
+    return value
+
+
+def _give_a_lambda(client: ipcsync.Client) -> object:
+    return lambda: None
+
+
+def _sleep(client: ipcsync.Client) -> None:
+    time.sleep(600)
+
+
+class Things:
+    """What a test module defines travels there and back."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    @staticmethod
+    def double(client: ipcsync.Client, things: Things) -> Things:
+        return Things(2 * things.value)
+
+
+def test_a_child_runs_the_function_in_a_process_of_its_own(ipcsync_spawn: Callable[..., Child]) -> None:
+    children = [ipcsync_spawn(_whoami) for _ in range(2)]
+    answers = [child.result() for child in children]
+    assert [pid for pid, _ in answers] == [child.pid for child in children]
+    assert len({name for _, name in answers}) == 2
+    assert children[0].result() == answers[0]  # asked twice, told twice
+    assert ipcsync_spawn(Things.double, Things(4)).result().value == 8
+    assert len(ipcsync_spawn(_give, b"x" * 10_000_000).result()) == 10_000_000
+
+
+def test_a_child_raises_here_what_it_raised_there(ipcsync_spawn: Callable[..., Child]) -> None:
+    child = ipcsync_spawn(_raise)
+    for _ in range(2):
+        with pytest.raises(ipcsync.QuotaExceeded, match=r"in _raise\n") as caught:
+            child.result()
+        assert caught.value.limit == 7
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "message", "status"),
+    [
+        (_exit, (5,), "ended without a result, status 5", 5),
+        (_segfault, (), r"killed by SIGSEGV; its traceback:\n(.|\n)*_segfault", -signal.SIGSEGV),
+        (_give_a_lambda, (), r"_give_a_lambda-1 \(pid \d+\) raised|[Cc]an't (pickle|get)", None),
+    ],
+)
+def test_a_child_without_a_result_says_why(
+    ipcsync_spawn: Callable[..., Child], fn: Callable[..., Any], args: tuple[Any, ...], message: str, status: int | None
+) -> None:
+    with pytest.raises(Exception, match=message) as caught:
+        ipcsync_spawn(fn, *args).result()
+    assert status is None or (isinstance(caught.value, ChildError) and caught.value.status == status)
+
+
+def test_a_child_that_is_killed_says_so(ipcsync_spawn: Callable[..., Child]) -> None:
+    child = ipcsync_spawn(_sleep)
+    with pytest.raises(ChildError, match="runs on"):
+        child.result(timeout=0.01)
+    child.kill()
+    child.kill()
+    with pytest.raises(ChildError, match="killed by SIGKILL") as caught:
+        child.result()
+    assert caught.value.status == -signal.SIGKILL
+
+
+def test_a_child_past_its_time_is_ended_with_its_traceback(
+    pytester: pytest.Pytester, suite: Callable[[str], Path]
+) -> None:
+    suite(
+        """
+from tests.multiprocess.test_pytest_plugin_runs import _hold_the_gil
+from ipcsync.pytest_plugin.spawned import ChildError
+
+def test_late(ipcsync_spawn):
+    with pytest.raises(ChildError, match="ran past its 3 s(.|\\\\n)*_hold_the_gil"):
+        ipcsync_spawn(_hold_the_gil).result()
+"""
+    )
+    pytester.syspathinsert(Path(__file__).parents[2])
+    pytester.runpytest_subprocess("--ipcsync-timeout=3", timeout=LONG_S).assert_outcomes(passed=1)
+
+
+def test_a_child_that_is_stopped_past_its_time_is_killed(
+    pytester: pytest.Pytester, suite: Callable[[str], Path]
+) -> None:
+    suite(
+        """
+import signal
+from ipcsync.pytest_plugin.spawned import ChildError
+
+def test_stopped(ipcsync_spawn):
+    child = ipcsync_spawn(block)
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(ChildError, match="ran past its 1 s"):
+        child.result()
+"""
+    )
+    pytester.runpytest_subprocess("--ipcsync-timeout=1", timeout=LONG_S).assert_outcomes(passed=1)
+
+
+@pytest.fixture
+def after_the_children() -> Iterator[list[tuple[int, int]]]:
+    """Looks, after `ipcsync_spawn` has ended, whether the processes that the test names are gone."""
+    processes: list[tuple[int, int]] = []
+    yield processes
+    for pid, started in processes:
+        assert not is_running(pid, started)
+
+
+def test_no_child_outlives_its_test_nor_what_it_started(
+    after_the_children: list[tuple[int, int]], ipcsync_spawn: Callable[..., Child]
+) -> None:
+    from ipcsync._linux.process import start_time
+
+    sleeping, parent = ipcsync_spawn(_sleep), ipcsync_spawn(_start_another)
+    pids = (sleeping.pid, parent.pid, parent.result())
+    after_the_children.extend((pid, start_time(pid) or 0) for pid in pids)
+
+
+def test_a_client_sees_its_own_namespace_only(
+    ipcsync_coordinator: Any,
+    ipcsync_client: ipcsync.Client,
+    ipcsync_namespace: str,
+    ipcsync_spawn: Callable[..., Child],
+) -> None:
+    with ipcsync.connect(ipcsync_coordinator.endpoint, name="stranger") as stranger:
+        notices = ipcsync_client.watch(timeout=0.2)
+        assert next(notices).name == f"{ipcsync_namespace}/test"
+        foreign, mine = stranger.event("e"), ipcsync_client.event("e")
+        assert (foreign.name, mine.name) == ("e", f"{ipcsync_namespace}/e")
+        assert ipcsync_client.event(mine.name).name == mine.name
+        assert [info.name for info in ipcsync_client.list_events("e")] == [mine.name]
+        assert [session.name for session in ipcsync_client.list_sessions()] == [f"{ipcsync_namespace}/test"]
+        ipcsync_spawn(_whoami).result()
+        told = [(notice.kind, notice.name.removeprefix(ipcsync_namespace)) for notice in notices]
+        assert told == [("opened", "/e"), ("session_opened", "/_whoami-1"), ("session_closed", "/_whoami-1")]
+        least, greatest = ipcsync.Stream.priority_range()
+        stranger.stream("s", priority=greatest)
+        assert ipcsync_client.stream("s", priority=least).priority == least
+        with pytest.raises(ipcsync.ProtocolError):
+            ipcsync_client.event("")
+        with pytest.raises(TypeError):
+            ipcsync_client.event(7)  # type: ignore[arg-type] # wrong on purpose
+        foreign.close()

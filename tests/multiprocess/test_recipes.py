@@ -1,0 +1,93 @@
+"""Each recipe runs by its command and checks its own result, and is wrong without its waits."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+
+_RECIPES = Path(__file__).parents[2] / "services" / "recipes"
+_PARTS = {"device_memory", "processes"}
+_NAMES = sorted(path.stem for path in _RECIPES.glob("*.py") if path.stem not in _PARTS)
+_DEADLINE_S = 90.0
+_ORDERED_BY_WAITS = ["cache_daemon", "encoder_fanout", "kv_handover", "lmcache_backend", "weight_refresh"]
+
+# Python imports it at the start of every process that finds it on its path, so of those too that a recipe starts.
+_WITHOUT_WAITS = """
+from ipcsync.client import Point
+
+Point.wait = lambda self, stream=None, **options: None
+"""
+
+
+def _run(name: str, **env: str) -> subprocess.CompletedProcess[str]:
+    settings = {**os.environ, "PYTHONWARNINGS": "error", **env}
+    command = [sys.executable, str(_RECIPES / f"{name}.py")]
+    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_recipe_runs_by_its_command(name: str) -> None:
+    done = _run(name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 1 <= len(done.stdout.splitlines()) <= 12
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_recipe_says_what_goes_wrong_without_ipcsync(name: str) -> None:
+    text = (_RECIPES / f"{name}.py").read_text()
+    assert "Without ipcsync" in text
+    assert f"python services/recipes/{name}.py" in text
+
+
+def test_a_recipe_uses_the_coordinator_that_is_there(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    before = client.stats()["requests"]["hello"]
+    done = _run("kv_handover", IPCSYNC_ENDPOINT=coordinator.endpoint)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert client.stats()["requests"]["hello"] == before + 2
+
+
+@pytest.mark.parametrize("name", _ORDERED_BY_WAITS)
+def test_a_recipe_fails_when_its_waits_are_taken_out(name: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_WITHOUT_WAITS)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # On the host driver, where an idle stream does its work within the call: with asynchronous work, a copy that does
+    # not wait could still be late enough to be right.
+    done = _run(name, PYTHONPATH=path, IPCSYNC_DRIVER="host", IPCSYNC_HOST_ASYNC="0")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "before it was" in done.stderr
+
+
+@pytest.fixture
+def backend(client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The event backend for LMCache over the test's client."""
+    monkeypatch.syspath_prepend(str(_RECIPES))
+    return importlib.import_module("lmcache_backend").IpcSyncEventBackend(client)
+
+
+def test_the_backend_for_lmcache_refuses_what_was_not_recorded(backend: Any) -> None:
+    backend.check_event_support(0)
+    event = backend.create_event(0)
+    with pytest.raises(RuntimeError, match="not recorded"):
+        backend.export_event(event, 0)
+    with pytest.raises(RuntimeError, match="not recorded"):
+        backend.wait_event(event, ipcsync.Stream())
+
+
+def test_the_backend_for_lmcache_exports_one_record(backend: Any) -> None:
+    stream, event = ipcsync.Stream(), backend.create_event(0)
+    with StreamGate(stream):
+        backend.record_event(event, stream)
+        same = backend.import_event(backend.export_event(event, 0), 0)
+        assert not backend.query_event(same)
+    backend.synchronize_event(same, 0)
+    assert backend.query_event(same)

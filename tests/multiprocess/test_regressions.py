@@ -1,0 +1,85 @@
+"""Faults that the soak found, each made to happen for certain."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.peer import Peer
+
+_kept: list[object] = []
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+def _eventually(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _record_gated(endpoint: str, name: str) -> None:
+    """In the peer: a record that will never be complete."""
+    client = ipcsync.connect(endpoint)
+    stream = ipcsync.Stream()
+    gate = StreamGate(stream)
+    gate.__enter__()
+    event = client.event(name, recorder=True, engine="event")
+    event.record(stream)
+    _kept.extend((client, stream, gate, event))
+
+
+def test_a_slot_that_a_dead_recorder_left_unfinished_can_be_let_go_of_by_its_next_recorder(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], peer: Peer, engine: str
+) -> None:
+    observer = new_client("observer")
+    peer.call(_record_gated, coordinator.endpoint, "e")
+    peer.kill()
+    assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+    following = new_client("following", lease_ttl=1.0)
+    following.event("f", recorder=True, engine=engine)
+    following.close()
+    assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+
+
+def test_a_beat_in_the_middle_of_close_does_not_end_what_still_lingers(
+    new_client: Callable[..., ipcsync.Client], engine: str
+) -> None:
+    observer = new_client("observer")
+    closing = new_client("closing", lease_ttl=1.0)  # beats three times in the second that close waits
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        closing.event("e", recorder=True, engine=engine).record(stream)
+        closing.close()
+    assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+
+
+def test_a_beat_that_ends_an_attachment_does_not_wait_for_a_coordinator_that_is_silent(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], engine: str
+) -> None:
+    recorder, waiter = new_client("recorder"), new_client("waiter", lease_ttl=2.0)
+    event = recorder.event("e", recorder=True, engine=engine)
+    point = waiter.point(bytes(event.record(ipcsync.Stream())))
+    point.synchronize(10)
+    event.close()
+    os.kill(coordinator.pid, signal.SIGSTOP)
+    try:
+        del point  # the last of a finished event: the next beat ends the attachment
+        with pytest.raises(ipcsync.WaitTimeout):
+            waiter.event("other", timeout=4.0)  # for two TTLs no other request gets through
+    finally:
+        os.kill(coordinator.pid, signal.SIGCONT)
+    assert waiter.list_sessions()

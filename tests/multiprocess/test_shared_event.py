@@ -1,0 +1,529 @@
+"""A shared event: its roles, its objects, its ring, and what a close means."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.contract.rig import until
+from tests.multiprocess import worker
+from tests.peer import Peer
+
+NewClient = Callable[..., ipcsync.Client]
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+class Failing(threading.Thread):
+    """Runs a function that is to raise; `error` is what it raised."""
+
+    def __init__(self, fn: Callable[[], object]) -> None:
+        super().__init__()
+        self._fn = fn
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._fn()
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def raised(self) -> BaseException | None:
+        """Its error, once it has ended."""
+        self.join(15)
+        assert not self.is_alive(), "the wait did not end"
+        return self.error
+
+
+# --- what it says of itself -------------------------------------------------------------------------------------------
+
+
+def test_a_new_event_says_what_it_is(client: ipcsync.Client, engine: str) -> None:
+    with client.event("a/b", engine=engine, depth=3) as event:
+        assert (event.name, event.engine, event.depth, event.state) == ("a/b", engine, 3, "open")
+        assert event.device == ipcsync.Device(ipcsync.current_device())
+        assert (event.generation, event.completed, event.latest) == (0, 0, None)
+        assert repr(event) == f"<ipcsync.SharedEvent 'a/b' {engine} open generation=0>"
+    assert event.state == "closed"
+    assert "closed" in repr(event)
+
+
+def test_handles_are_the_rings_and_a_timeline_has_none(new_client: NewClient) -> None:
+    first, second = new_client(), new_client()
+    event, same = first.event("e", engine="event", depth=3), second.event("e")
+    assert len(event.handles) == 3
+    assert all(isinstance(handle, bytes) and len(handle) == 64 for handle in event.handles)
+    assert len(set(event.handles)) == 3
+    assert event.handle == event.handles[0]
+    assert same.handles == event.handles
+    timeline = first.event("t", engine="timeline")
+    assert timeline.handles == ()
+    assert timeline.handle is None
+
+
+def test_the_depth_is_the_creators(new_client: NewClient) -> None:
+    first, second = new_client(), new_client()
+    with first.event("e", depth=2), second.event("e", depth=9) as event:
+        assert event.depth == 2
+
+
+@pytest.mark.parametrize("depth", [0, -1, 1025])
+def test_a_depth_outside_its_range_is_refused(client: ipcsync.Client, depth: int) -> None:
+    with pytest.raises(ValueError, match="1 to 1024"):
+        client.event("e", depth=depth)
+
+
+@pytest.mark.parametrize("depth", ["4", 4.0, True, None])
+def test_a_depth_that_is_no_int_is_refused(client: ipcsync.Client, depth: Any) -> None:
+    with pytest.raises(TypeError):
+        client.event("e", depth=depth)
+
+
+def test_the_greatest_depth_works(client: ipcsync.Client) -> None:
+    with client.event("e", engine="event", depth=1024, recorder=True) as event:
+        assert len(event.handles) == 1024
+        event.record(ipcsync.Stream()).synchronize(10)
+
+
+# --- generations ------------------------------------------------------------------------------------------------------
+
+
+def test_each_record_makes_the_next_generation_for_everybody(new_client: NewClient, engine: str) -> None:
+    event = new_client().event("e", recorder=True, engine=engine)
+    seen = new_client().event("e")
+    stream = ipcsync.Stream()
+    for generation in (1, 2, 3):
+        point = event.record(stream)
+        assert point.generation == event.generation == seen.generation == generation
+        assert event.latest == seen.latest == point
+        assert seen.at(generation) == point
+        point.synchronize(10)
+        assert event.completed == generation
+    assert seen.at(3).query()
+    assert seen.completed == 3
+
+
+def test_completed_is_behind_what_is_recorded_while_work_is_pending(new_client: NewClient, engine: str) -> None:
+    event = new_client().event("e", recorder=True, engine=engine)
+    seen = new_client().event("e")
+    stream = ipcsync.Stream()
+    event.record(stream).synchronize(10)
+    with StreamGate(stream) as gate:
+        event.record(stream)
+        last = event.record(stream)
+        assert (event.generation, event.completed) == (3, 1)
+        assert seen.generation == 3
+        assert seen.completed <= 1
+        gate.open()
+        last.synchronize(10)
+    assert event.completed == 3
+    seen.at(3).synchronize(10)
+    assert seen.completed == 3
+
+
+def test_what_an_idle_recorder_finished_is_told_by_its_heartbeat(new_client: NewClient, engine: str) -> None:
+    event = new_client(lease_ttl=0.3).event("e", recorder=True, engine=engine)
+    other = new_client()
+    event.record(ipcsync.Stream())
+    until(lambda: other.list_events("e")[0].completed == 1, "the board says that it is complete")
+
+
+@pytest.mark.parametrize("generation", [0, -1, 1 << 62])
+def test_generations_are_counted_from_one(client: ipcsync.Client, generation: int) -> None:
+    with client.event("e") as event, pytest.raises(ValueError, match="counted from 1"):
+        event.at(generation)
+
+
+@pytest.mark.parametrize("generation", ["1", 1.0, None, True])
+def test_a_generation_that_is_no_int_is_refused(client: ipcsync.Client, generation: Any) -> None:
+    with client.event("e") as event, pytest.raises(TypeError):
+        event.at(generation)
+
+
+def test_threads_that_record_one_event_make_every_generation_once_and_in_order(
+    new_client: NewClient, engine: str
+) -> None:
+    event = new_client().event("e", recorder=True, engine=engine, depth=4)
+    waiter = new_client()
+    threads, each = 4, 25
+    made: list[list[ipcsync.Point]] = [[] for _ in range(threads)]
+    start = threading.Barrier(threads)
+
+    def record(mine: list[ipcsync.Point]) -> None:
+        stream = ipcsync.Stream()
+        start.wait(10)
+        mine.extend(event.record(stream, timeout=20) for _ in range(each))
+
+    runs = [Failing(lambda mine=mine: record(mine)) for mine in made]  # type: ignore[misc] # the default binds it now
+    assert [run.raised() for run in runs] == [None] * threads
+    generations = [[point.generation for point in mine] for mine in made]
+    assert all(mine == sorted(mine) for mine in generations)
+    assert sorted(number for mine in generations for number in mine) == list(range(1, threads * each + 1))
+    waiter.event("e").at(threads * each).synchronize(10)
+    assert all(point.query() for mine in made for point in mine)
+
+
+def test_a_record_on_another_stream_is_not_complete_before_the_one_before_it(
+    new_client: NewClient, engine: str
+) -> None:
+    event = new_client().event("e", recorder=True, engine=engine)
+    seen = new_client().event("e")
+    first, second, third, waiting = (ipcsync.Stream() for _ in range(4))
+    with StreamGate(first) as gate:
+        event.record(first)
+        later = event.record(second)
+        last = event.record(third)
+        seen.at(3).wait(waiting)
+        for point in (later, last, seen.at(2), seen.at(3)):
+            assert not point.query()
+        assert not waiting.query()
+        gate.open()
+        last.synchronize(10)
+        assert later.query()
+    until(waiting.query, "the waiter goes on")
+
+
+def test_a_record_goes_back_to_its_first_stream_in_order_too(client: ipcsync.Client, engine: str) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    first, second = ipcsync.Stream(), ipcsync.Stream()
+    event.record(first)
+    with StreamGate(second):
+        event.record(second)
+        assert not event.record(first).query()
+    event.at(3).synchronize(10)
+
+
+def test_recording_with_no_stream_takes_the_current_one(client: ipcsync.Client, engine: str) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    stream = ipcsync.Stream()
+    with StreamGate(stream), ipcsync.stream(stream):
+        held = event.record()
+        assert not held.query()
+    held.synchronize(10)
+    event.record(None).synchronize(10)
+
+
+def test_a_default_stream_may_record_and_wait(client: ipcsync.Client, engine: str) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    default = ipcsync.default_stream()
+    point = event.record(default)
+    point.wait(default)
+    point.synchronize(10)
+    event.record(0).synchronize(10)
+
+
+def test_what_is_no_stream_is_refused_and_records_nothing(client: ipcsync.Client, engine: str) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    for wrong in ("main", object(), 1.5):
+        with pytest.raises(TypeError):
+            event.record(wrong)
+    assert event.generation == 0
+
+
+# --- the ring ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_ring_blocks_until_the_oldest_is_complete_and_is_counted(client: ipcsync.Client) -> None:
+    event = client.event("e", recorder=True, engine="event", depth=2)
+    stream = ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        event.record(stream)
+        event.record(stream)
+        before = client.stats()["client"]["full_ring_waits"]
+        with pytest.raises(ipcsync.WaitTimeout) as caught:
+            event.record(stream, timeout=0.05)
+        assert (caught.value.event, caught.value.generation, caught.value.timeout) == ("e", 1, 0.05)
+        assert "generation 1 of 'e'" in str(caught.value)
+        assert event.generation == 2
+        assert client.stats()["client"]["full_ring_waits"] == before + 1
+        blocked = Failing(lambda: event.record(stream, timeout=15))
+        until(lambda: client.stats()["client"]["full_ring_waits"] == before + 2, "the record waits for room")
+        gate.open()
+        assert blocked.raised() is None
+    assert event.generation == 3
+
+
+def test_a_timeline_has_room_for_any_number(client: ipcsync.Client) -> None:
+    event = client.event("e", recorder=True, engine="timeline", depth=1)
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        for _ in range(64):
+            event.record(stream, timeout=0)
+    event.at(64).synchronize(10)
+    assert client.stats()["client"]["full_ring_waits"] == 0
+
+
+def test_a_point_is_waited_for_exactly_when_the_ring_goes_round(new_client: NewClient) -> None:
+    event = new_client().event("e", recorder=True, engine="event", depth=2)
+    seen = new_client().event("e")
+    first, second = ipcsync.Stream(), ipcsync.Stream()
+    for _ in range(5):
+        event.record(first).synchronize(10)
+    with StreamGate(second):
+        event.record(second)
+        assert seen.at(5).query()
+        seen.at(4).synchronize(10)
+        seen.at(5).wait(first)
+        until(first.query, "a complete point holds nobody, whatever is recorded after it")
+        assert not seen.at(6).query()
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, float("nan")])
+def test_a_timeout_that_is_none_is_refused_before_anything_happens(
+    client: ipcsync.Client, engine: str, timeout: float
+) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    stream = ipcsync.Stream()
+    with pytest.raises(ValueError, match="timeout"):
+        event.record(stream, timeout=timeout)
+    assert event.generation == 0
+    point = event.record(stream)
+    point.synchronize(10)
+    with pytest.raises(ValueError, match="timeout"):
+        point.synchronize(timeout)
+    with pytest.raises(ValueError, match="timeout"):
+        point.wait(stream, timeout=timeout)
+
+
+# --- who records ------------------------------------------------------------------------------------------------------
+
+
+def test_only_who_opened_it_as_recorder_may_record(new_client: NewClient, engine: str) -> None:
+    event = new_client("waiter").event("e", engine=engine)
+    with pytest.raises(ipcsync.NotRecorder):
+        event.record(ipcsync.Stream())
+    recorder = new_client("recorder").event("e", recorder=True)
+    with pytest.raises(ipcsync.NotRecorder):
+        event.record(ipcsync.Stream())
+    recorder.record(ipcsync.Stream()).synchronize(10)
+
+
+def test_another_recorder_is_refused_and_told_who_has_the_role(
+    coordinator: ipcsync.Coordinator, new_client: NewClient, peer: Peer
+) -> None:
+    with new_client("first").event("e", recorder=True):
+        other = new_client("second")
+        with pytest.raises(ipcsync.RecorderTaken) as caught:
+            other.event("e", recorder=True)
+        assert caught.value.recorder == "first"
+        assert pickle.loads(pickle.dumps(caught.value)).recorder == "first"
+        peer.call(worker.connect, coordinator.endpoint)
+        error = peer.call(worker.error_of, worker.open_event, "e", {"recorder": True})
+        assert error is not None
+        assert error[0] == "RecorderTaken"
+        other.event("e").close()
+
+
+@pytest.mark.parametrize("first", ["recorder", "waiter"])
+def test_the_recorder_may_come_first_or_last(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str, first: str
+) -> None:
+    peer.call(worker.connect, coordinator.endpoint)
+    stream = ipcsync.Stream()
+    if first == "recorder":
+        peer.call(worker.open_event, "e", {"recorder": True, "engine": engine})
+        peer.call(worker.record, "e")
+    event = client.event("e", engine=engine)
+    if first == "waiter":
+        waiting = Failing(lambda: event.at(1).wait(stream, timeout=15))
+        peer.call(worker.open_event, "e", {"recorder": True})
+        peer.call(worker.record, "e")
+        assert waiting.raised() is None
+    event.at(1).synchronize(10)
+    peer.call(worker.close)
+
+
+def test_the_role_is_kept_for_good_even_if_its_recorder_never_records(new_client: NewClient) -> None:
+    first, second = new_client(), new_client()
+    waiting = second.event("e")
+    first.event("e", recorder=True).close()
+    assert waiting.state == "closed"
+    with pytest.raises(ipcsync.RecorderLost):
+        waiting.at(1).query()
+    with second.event("e", recorder=True) as anew:
+        assert anew.state == "open"
+        assert anew.record(ipcsync.Stream()) != waiting.at(1)
+
+
+# --- two objects, and closing -----------------------------------------------------------------------------------------
+
+
+def test_two_objects_share_one_attachment_that_ends_with_the_last(client: ipcsync.Client, engine: str) -> None:
+    first = client.event("e", engine=engine)
+    second = client.event("e")
+    assert client.list_events("e")[0].attached == 1
+    assert first.at(1) == second.at(1)
+    first.close()
+    with pytest.raises(ipcsync.EventClosed):
+        first.at(1)
+    assert second.state == "open"
+    assert not second.at(1).query()
+    second.close()
+    assert client.list_events("e") == []
+
+
+def test_each_object_records_only_if_it_was_opened_for_that(client: ipcsync.Client, engine: str) -> None:
+    plain = client.event("e", engine=engine)
+    recording = client.event("e", recorder=True)
+    recording.record(ipcsync.Stream()).synchronize(10)
+    with pytest.raises(ipcsync.NotRecorder):
+        plain.record(ipcsync.Stream())
+    assert plain.at(1).query()
+
+
+def test_closing_twice_is_nothing(client: ipcsync.Client) -> None:
+    event, other = client.event("e"), client.event("e")
+    event.close()
+    event.close()
+    with event:
+        pass
+    assert other.state == "open"
+
+
+def test_a_closed_object_raises_and_says_closed(client: ipcsync.Client, engine: str) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    point = event.record(ipcsync.Stream())
+    point.synchronize(10)
+    event.close()
+    uses: list[Callable[[], Any]] = [
+        lambda: event.record(ipcsync.Stream()),
+        lambda: event.at(1),
+        lambda: event.latest,
+        lambda: event.generation,
+        lambda: event.completed,
+        point.query,
+        lambda: point.synchronize(10),
+        lambda: point.wait(ipcsync.Stream()),
+        lambda: point.is_recorded,
+    ]
+    for use in uses:
+        with pytest.raises(ipcsync.EventClosed):
+            use()
+    assert event.state == "closed"
+    assert (event.name, event.engine, event.depth) == ("e", engine, 4)
+
+
+def test_a_close_wakes_this_processs_own_waits_and_nobody_elses(new_client: NewClient, engine: str) -> None:
+    recorder, closing, staying = new_client(), new_client(), new_client()
+    event = recorder.event("e", recorder=True, engine=engine)
+    mine, other = closing.event("e"), staying.event("e")
+    stream = ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        event.record(stream)
+        not_recorded = [
+            Failing(lambda: mine.at(2).synchronize()),
+            Failing(lambda: mine.at(2).wait(ipcsync.Stream())),
+            Failing(lambda: mine.at(1).synchronize()),
+        ]
+        unaffected = Failing(lambda: other.at(1).synchronize(20))
+        mine.close()
+        for wait in not_recorded:
+            assert isinstance(wait.raised(), ipcsync.EventClosed)
+        assert unaffected.is_alive()
+        gate.open()
+        assert unaffected.raised() is None
+
+
+def test_when_the_recorder_closes_what_it_recorded_stays_good_and_the_name_is_free(
+    new_client: NewClient, engine: str
+) -> None:
+    recorder, waiter = new_client(), new_client()
+    event, seen = recorder.event("e", recorder=True, engine=engine), waiter.event("e")
+    stream, waiting = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        event.record(stream)
+        blocked = Failing(lambda: seen.at(2).synchronize())
+        event.close()
+        assert isinstance(blocked.raised(), ipcsync.RecorderLost)
+        assert seen.state == "closed"
+        assert not seen.at(1).query()
+        seen.at(1).wait(waiting)
+        assert not waiting.query()
+        with waiter.event("e", engine=engine, recorder=True) as anew:
+            assert (anew.generation, anew.state) == (0, "open")
+            assert anew.at(1) != seen.at(1)
+            assert anew.record(ipcsync.Stream()).generation == 1
+            assert not seen.at(1).query()
+        gate.open()
+        seen.at(1).synchronize(10)
+    until(waiting.query, "the wait on the finished event ends")
+    assert seen.at(1).query()
+    with pytest.raises(ipcsync.RecorderLost) as caught:
+        seen.at(2).query()
+    assert caught.value.generation == 2
+
+
+def test_an_event_that_its_recorder_finished_can_still_be_joined_by_a_point(new_client: NewClient, engine: str) -> None:
+    recorder, waiter, late = new_client(), new_client(), new_client()
+    event = recorder.event("e", recorder=True, engine=engine)
+    held = waiter.event("e")
+    data = bytes(event.record(ipcsync.Stream()))
+    event.close()
+    late.point(data).synchronize(10)
+    assert held.at(1).query()
+
+
+def test_when_the_recorder_is_killed_what_is_known_complete_stays_good_and_all_else_is_lost(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+) -> None:
+    peer.call(worker.connect, coordinator.endpoint, "recorder")
+    peer.call(worker.open_event, "e", {"recorder": True, "engine": engine})
+    event = client.event("e")
+    peer.call(worker.record, "e")
+    event.at(1).synchronize(10)
+    peer.call(worker.hold)
+    peer.call(worker.record, "e")
+    blocked = [Failing(lambda: event.at(2).synchronize()), Failing(lambda: event.at(3).wait(ipcsync.Stream()))]
+    peer.kill()
+    for wait, generation in zip(blocked, (2, 3), strict=True):
+        error = wait.raised()
+        assert isinstance(error, ipcsync.RecorderLost)
+        assert error.generation == generation
+    until(lambda: event.state == "broken", "the death is told")
+    assert event.at(1).query()
+    event.at(1).wait(ipcsync.Stream())
+    for generation in (2, 3):
+        with pytest.raises(ipcsync.RecorderLost):
+            event.at(generation).query()
+    with client.event("e", recorder=True, engine=engine) as anew:
+        anew.record(ipcsync.Stream()).synchronize(10)
+    assert event.generation == 2
+
+
+def test_an_abandoned_event_that_nobody_records_lives_as_long_as_somebody_has_it(new_client: NewClient) -> None:
+    first, second = new_client(), new_client()
+    event, other = first.event("e"), second.event("e")
+    event.close()
+    assert other.state == "open"
+    with second.event("e", recorder=True) as recording:
+        recording.record(ipcsync.Stream()).synchronize(10)
+
+
+# --- quotas -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_pools_limit_is_told_and_a_close_makes_room(
+    new_coordinator: Callable[..., ipcsync.Coordinator], engine: str
+) -> None:
+    coordinator = new_coordinator(pool=3)
+    with ipcsync.connect(coordinator.endpoint) as client:
+        events = [client.event(f"e{i}", engine=engine) for i in range(3)]
+        with pytest.raises(ipcsync.QuotaExceeded) as caught:
+            client.event("one-more", engine=engine)
+        assert caught.value.limit == 3
+        client.event("e0").close()  # one that exists can be opened all the same
+        events.pop().close()
+        client.event("one-more", engine=engine)
+        assert client.stats()["pool_in_use"] == 3
+        assert client.stats()["pool_high_water"] == 3

@@ -1,0 +1,262 @@
+"""The timeline engine: waits ahead of the record, and the release of waiters whose recorder never comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._board import INT64_MAX, SlotLine
+from ipcsync.testing import StreamGate
+from tests.contract.rig import until
+from tests.multiprocess import worker
+from tests.peer import Peer
+
+RECORDER = {"engine": "timeline", "recorder": True}
+
+
+def _line(event: ipcsync.SharedEvent) -> SlotLine:
+    return event._attached.engine.line
+
+
+def _assert_lost(point: ipcsync.Point) -> None:
+    """Every way to use the point says that it never will be."""
+    stream = ipcsync.Stream()
+    uses: list[Callable[[], Any]] = [
+        point.query,
+        lambda: point.synchronize(10),
+        lambda: point.wait(stream, timeout=10),
+        lambda: point.wait(stream, ahead=True),
+    ]
+    for use in uses:
+        with pytest.raises(ipcsync.RecorderLost) as caught:
+            use()
+        assert caught.value.generation == point.generation
+    assert isinstance(point.exception(), ipcsync.RecorderLost)
+    assert stream.query(), "nothing may be queued for a point that never comes"
+
+
+@pytest.fixture
+def recorder(coordinator: ipcsync.Coordinator, peer: Peer) -> Peer:
+    """A peer that records on the timeline event "e" and whose stream "main" is held."""
+    peer.call(worker.connect, coordinator.endpoint, "recorder")
+    peer.call(worker.open_event, "e", RECORDER)
+    return peer
+
+
+def test_a_wait_ahead_does_not_block_the_host_and_ends_with_the_record(client: ipcsync.Client, recorder: Peer) -> None:
+    event = client.event("e")
+    stream = ipcsync.Stream()
+    point = event.at(2)
+    point.wait(stream, ahead=True)
+    assert not stream.query()
+    recorder.call(worker.hold)
+    recorder.call(worker.record, "e", "main", 2)
+    assert point.is_recorded
+    assert not point.query()
+    assert not stream.query()
+    recorder.call(worker.let_go)
+    until(stream.query, "the stream goes on after the record")
+    assert point.query()
+
+
+def test_a_wait_ahead_passes_at_once_for_what_is_complete(client: ipcsync.Client) -> None:
+    event = client.event("e", engine="timeline", recorder=True)
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    event.record(stream).synchronize(10)
+    with StreamGate(other):
+        event.at(1).wait(stream, ahead=True)
+        until(stream.query, "a complete point holds nobody")
+
+
+def test_the_event_engine_refuses_a_wait_ahead_and_says_what_to_do(client: ipcsync.Client) -> None:
+    event = client.event("e", engine="event", recorder=True)
+    stream = ipcsync.Stream()
+    with pytest.raises(ipcsync.EngineMismatch, match="engine='timeline'"):
+        event.at(1).wait(stream, ahead=True)
+    with pytest.raises(ipcsync.EngineMismatch, match="engine='timeline'"):
+        event.record(stream).wait(stream, ahead=True)
+    until(stream.query, "nothing was queued but the record")
+
+
+def test_when_the_recorder_is_killed_every_waiters_stream_goes_on_and_nothing_released_is_success(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, recorder: Peer, new_peer: Callable[..., Peer]
+) -> None:
+    recorder.call(worker.record, "e")
+    event = client.event("e")
+    event.at(1).synchronize(10)
+    recorder.call(worker.hold)
+    (unfinished,) = recorder.call(worker.record, "e")
+    streams = [ipcsync.Stream() for _ in range(3)]
+    event.at(2).wait(streams[0])
+    event.at(3).wait(streams[1], ahead=True)
+    event.at(1 << 40).wait(streams[2], ahead=True)
+    other = new_peer()
+    other.call(worker.connect, coordinator.endpoint, "other")
+    other.call(worker.wait, unfinished, "first")
+    assert not any(stream.query() for stream in streams)
+    recorder.kill()
+    for stream in streams:
+        until(stream.query, "a waiter's stream is released")
+    until(lambda: other.call(worker.stream_is_idle, "first"), "the other process's stream is released")
+    assert event.state == "broken"
+    assert (event.generation, event.completed) == (2, 1)
+    assert event.at(1).query()
+    for generation in (2, 3, 1 << 40):
+        _assert_lost(event.at(generation))
+    error = other.call(worker.error_of, worker.synchronize, unfinished)
+    assert error is not None
+    assert error[0] == "RecorderLost"
+
+
+def test_what_was_lost_stays_lost_even_if_the_dead_recorders_write_comes_after_all(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, recorder: Peer
+) -> None:
+    event = client.event("e")
+    recorder.call(worker.hold)
+    recorder.call(worker.record, "e", "main", 2)
+    point, earlier, line = event.at(2), event.at(1), _line(event)
+    os.kill(coordinator.pid, signal.SIGSTOP)  # it does not see the death yet
+    try:
+        recorder.kill()
+        with pytest.raises(ipcsync.RecorderLost):
+            point.synchronize(10)
+        assert isinstance(point.exception(), ipcsync.RecorderLost)
+        line.store_completed(line.recorded)  # as a GPU would whose work was not torn down yet
+        with pytest.raises(ipcsync.RecorderLost):
+            point.query()
+        assert event.completed == 1
+    finally:
+        os.kill(coordinator.pid, signal.SIGCONT)
+    until(lambda: event.state == "broken", "the death is told")
+    _assert_lost(point)
+    assert earlier.query(), "nobody was told yet that this one is lost, and the board says that it is complete"
+    assert event.completed == 1
+
+
+def test_a_recorder_that_closes_releases_what_waits_ahead_and_keeps_what_it_recorded_good(
+    client: ipcsync.Client, recorder: Peer
+) -> None:
+    (done,) = recorder.call(worker.record, "e")
+    event = client.event("e")
+    stream = ipcsync.Stream()
+    event.at(2).wait(stream, ahead=True)
+    assert not stream.query()
+    recorder.call(worker.close_event, "e")
+    until(stream.query, "the stream is released")
+    assert event.state == "closed"
+    assert event.at(1).query()
+    client.point(done).synchronize(10)
+    event.at(1).wait(stream)
+    _assert_lost(event.at(2))
+    assert event.completed == 1
+
+
+def test_a_recorder_that_closes_with_work_unfinished_releases_nobody_before_it_is_done(
+    client: ipcsync.Client, recorder: Peer
+) -> None:
+    recorder.call(worker.hold)
+    recorder.call(worker.record, "e")
+    event = client.event("e")
+    on_time, ahead = ipcsync.Stream(), ipcsync.Stream()
+    event.at(1).wait(on_time)
+    event.at(2).wait(ahead, ahead=True)
+    recorder.call(worker.close_event, "e")
+    until(lambda: event.state == "closed", "the close is told")
+    _assert_lost(event.at(2))
+    assert not event.at(1).query()
+    assert not on_time.query()
+    recorder.call(worker.let_go)
+    event.at(1).synchronize(10)
+    until(on_time.query, "the record is done")
+    until(ahead.query, "the wait ahead is released")
+    assert event.at(1).query()
+    _assert_lost(event.at(2))
+
+
+@pytest.fixture
+def expired(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer) -> tuple[Peer, ipcsync.SharedEvent]:
+    """A recorder of "e" with two records queued behind a gate, stopped for so long that its lease has ended."""
+    peer.call(worker.connect, coordinator.endpoint, "recorder", {"lease_ttl": 0.5})
+    peer.call(worker.open_event, "e", RECORDER)
+    peer.call(worker.hold)
+    peer.call(worker.record, "e", "main", 2)
+    event = client.event("e")
+    peer.signal(signal.SIGSTOP)
+    until(lambda: event.state == "broken", "the recorder's lease ends")
+    peer.signal(signal.SIGCONT)
+    return peer, event
+
+
+def test_writes_still_queued_by_an_expired_recorder_deceive_nobody_and_are_written_over(
+    coordinator: ipcsync.Coordinator, expired: tuple[Peer, ipcsync.SharedEvent]
+) -> None:
+    recorder, event = expired
+    line = _line(event)
+    until(lambda: line.completed == INT64_MAX, "the word is released")
+    os.kill(coordinator.pid, signal.SIGSTOP)
+    try:
+        recorder.call(worker.let_go)
+        until(lambda: line.completed != INT64_MAX, "the queued writes pull the word down")
+        until(lambda: line.completed == line.recorded, "both writes are done")
+        for generation in (1, 2, 3):
+            with pytest.raises(ipcsync.RecorderLost):
+                event.at(generation).query()
+        assert event.completed == 0
+    finally:
+        os.kill(coordinator.pid, signal.SIGCONT)
+    until(lambda: line.completed == INT64_MAX, "the coordinator pulls the word up again")
+    error = recorder.call(worker.error_of, worker.record, "e")
+    assert error is not None
+    assert error[0] == "SessionExpired"
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_a_word_is_used_again_only_when_nobody_is_left_who_could_write_it(
+    client: ipcsync.Client, expired: tuple[Peer, ipcsync.SharedEvent], end: str
+) -> None:
+    recorder, event = expired
+    old = (_line(event).index, _line(event).incarnation)
+    stale = event.at(1)
+    event.close()
+    assert client.stats()["quarantined"] == 1
+    between = client.event("e", engine="timeline", recorder=True)
+    assert _line(between).index != old[0]
+    if end == "kill":
+        recorder.kill()
+    else:
+        recorder.call(worker.close)
+    until(lambda: client.stats()["quarantined"] == 0, "the last who could write is gone")
+    with client.event("again", engine="timeline", recorder=True) as again:
+        assert (_line(again).index, _line(again).incarnation) == (old[0], old[1] + 1)
+        assert (again.generation, again.completed, again.latest) == (0, 0, None)
+        assert not again.at(1).query()
+        stream, waiting = ipcsync.Stream(), ipcsync.Stream()
+        again.at(1).wait(waiting, ahead=True)
+        assert not waiting.query()
+        point = again.record(stream)
+        assert point.generation == 1
+        point.synchronize(10)
+        until(waiting.query, "the first generation of the new use")
+        assert not again.at(2).query()
+    with pytest.raises(ipcsync.EventClosed):
+        stale.query()
+
+
+def test_generations_begin_at_one_in_each_use_of_a_slot(client: ipcsync.Client) -> None:
+    stream = ipcsync.Stream()
+    slots = set()
+    for records in (3, 1, 2):
+        with client.event("e", engine="timeline", recorder=True) as event:
+            slots.add(_line(event).index)
+            assert not event.at(1).query()
+            points = [event.record(stream) for _ in range(records)]
+            assert [point.generation for point in points] == list(range(1, records + 1))
+            points[-1].synchronize(10)
+            assert (event.generation, event.completed) == (records, records)
+        until(lambda: client.stats()["pool_in_use"] == 0, "the slot is free again")
+    assert len(slots) == 1

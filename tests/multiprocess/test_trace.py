@@ -1,0 +1,267 @@
+"""Traces of real processes: what they did, arrows between them, also of one that was killed; none unless asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import ipcsync
+from ipcsync._trace.layout import FILE_BYTES, Kind, Outcome
+from ipcsync._trace.reader import ProcessTrace, files_in, read
+from ipcsync.cli import main
+from ipcsync.testing import StreamGate
+from tests import trace_rules
+from tests.multiprocess import worker
+from tests.peer import Peer
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+def _read_one(directory: Path) -> ProcessTrace:
+    (path,) = files_in(directory)
+    return read(path)
+
+
+def _kinds(trace: ProcessTrace) -> list[tuple[Kind, int, Outcome]]:
+    return [(entry.kind, entry.generation, entry.outcome) for entry in trace.entries]
+
+
+def _merge(directory: Path) -> list[trace_rules.Event]:
+    out = directory / "out.json"
+    done = CliRunner().invoke(main, ["trace", "merge", str(directory), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    return trace_rules.load(out)
+
+
+def _hand_over(new_peer: Callable[..., Peer], endpoint: str, directory: Path, engine: str) -> tuple[Peer, Peer]:
+    """Three records of one process, each waited for by the other's stream while it is held back, and by its host."""
+    recorder, waiter = (new_peer(IPCSYNC_TRACE=str(directory)) for _ in range(2))
+    recorder.call(worker.connect, endpoint, "recorder")
+    waiter.call(worker.connect, endpoint, "waiter")
+    recorder.call(worker.open_event, "kv/ready", {"recorder": True, "engine": engine})
+    for _ in range(3):
+        recorder.call(worker.hold)
+        (point,) = recorder.call(worker.record, "kv/ready")
+        waiter.call(worker.wait, point)
+        recorder.call(worker.let_go)
+        waiter.call(worker.synchronize, point)
+    return recorder, waiter
+
+
+def test_an_arrow_leads_from_each_record_to_the_waits_of_the_other_process(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], tmp_path: Path, engine: str
+) -> None:
+    recorder, waiter = _hand_over(new_peer, coordinator.endpoint, tmp_path, engine)
+    for one in (waiter, recorder):
+        one.call(worker.close)
+    events = _merge(tmp_path)
+    names = {row["pid"]: row["args"]["name"] for row in events if row["name"] == "process_name"}
+    assert names == {recorder.pid: "recorder", waiter.pid: "waiter"}
+    expected = [
+        ((recorder.pid, f"record kv/ready #{generation}"), (waiter.pid, f"released by kv/ready #{generation}"))
+        for generation in (1, 2, 3)
+        for _ in ("the stream", "the host")
+    ]
+    assert sorted(trace_rules.arrows(events)) == expected
+    tracks = trace_rules.tracks(events)
+    where = {(tracks[row["pid"], row["tid"]].split()[0], row["name"].split()[0]) for row in events if row["ph"] == "X"}
+    assert where == {
+        ("stream", "record"),
+        ("stream", "wait"),
+        ("stream", "released"),
+        ("thread", "synchronize"),
+        ("thread", "released"),
+    }
+    pending = [row["name"] for row in events if row["ph"] == "b"]
+    assert pending == [f"pending on kv/ready #{generation}" for generation in (1, 2, 3)]
+
+
+def test_a_killed_processs_trace_is_there_up_to_its_last_entry(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], tmp_path: Path
+) -> None:
+    recorder, waiter = _hand_over(new_peer, coordinator.endpoint, tmp_path, "event")
+    recorder.kill()
+    waiter.call(worker.close)
+    (trace,) = (read(path) for path in files_in(tmp_path) if path.name.startswith(f"{recorder.pid}-"))
+    assert _kinds(trace) == [(Kind.RECORD, generation, Outcome.OK) for generation in (1, 2, 3)]
+    assert len(trace_rules.arrows(_merge(tmp_path))) == 6
+
+
+def test_a_wait_whose_recorder_dies_is_not_told_as_released(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], tmp_path: Path
+) -> None:
+    recorder = new_peer()
+    recorder.call(worker.connect, coordinator.endpoint, "recorder")
+    recorder.call(worker.open_event, "e", {"recorder": True, "engine": "timeline"})
+    with ipcsync.connect(coordinator.endpoint, name="waiter", trace=tmp_path) as client:
+        point = client.event("e").at(1)
+        stream = ipcsync.Stream()
+        point.wait(stream, ahead=True)
+        recorder.kill()
+        with pytest.raises(ipcsync.RecorderLost):
+            point.synchronize(20)
+        stream.synchronize()  # the coordinator has let it go
+    kinds = _kinds(_read_one(tmp_path))
+    assert kinds[0] == (Kind.WAIT, 1, Outcome.OK)
+    assert (Kind.SYNCHRONIZE, 1, Outcome.FAILED) in kinds
+    (release,) = (outcome for kind, _, outcome in kinds if kind is Kind.RELEASED)
+    assert release in (Outcome.FAILED, Outcome.UNSEEN)
+
+
+def test_a_wait_on_a_complete_point_queues_nothing_and_is_told_so(
+    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: str
+) -> None:
+    with ipcsync.connect(coordinator.endpoint, name="both", trace=tmp_path) as client:
+        point = client.event("e", recorder=True, engine=engine).record(ipcsync.Stream())
+        point.synchronize(20)
+        point.wait(ipcsync.Stream())
+    assert _kinds(_read_one(tmp_path)) == [
+        (Kind.RECORD, 1, Outcome.OK),
+        (Kind.SYNCHRONIZE, 1, Outcome.OK),
+        (Kind.PASSED, 1, Outcome.OK),
+    ]
+
+
+def test_a_release_is_learned_while_the_process_does_something_else(
+    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: str
+) -> None:
+    with ipcsync.connect(coordinator.endpoint, name="both", trace=tmp_path) as client:
+        first, second = ipcsync.Stream(), ipcsync.Stream()
+        event = client.event("e", recorder=True, engine=engine)
+        with StreamGate(first) as gate:
+            point = event.record(first)
+            point.wait(second)
+            gate.open()
+        second.synchronize()
+    trace = _read_one(tmp_path)
+    assert _kinds(trace) == [
+        (Kind.RECORD, 1, Outcome.OK),
+        (Kind.WAIT, 1, Outcome.OK),
+        (Kind.RELEASED, 1, Outcome.OK),
+    ]
+    record, wait, release = trace.entries
+    assert record.stream != wait.stream == release.stream
+    assert record.began <= record.ended <= wait.began <= wait.ended == release.began <= release.ended
+
+
+def test_a_task_that_waits_is_told_once_and_the_clients_own_looks_are_not(
+    coordinator: ipcsync.Coordinator, tmp_path: Path
+) -> None:
+    async def work() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint, name="both", trace=tmp_path) as client:
+            event = await client.event("e", recorder=True)
+            stream = ipcsync.Stream()
+            with StreamGate(stream) as gate:
+                point = await event.record(stream)
+                with pytest.raises(ipcsync.WaitTimeout):
+                    await point.synchronize(0.05)
+                gate.open()
+            await point.synchronize(20)
+
+    asyncio.run(work())
+    assert _kinds(_read_one(tmp_path)) == [
+        (Kind.RECORD, 1, Outcome.OK),
+        (Kind.SYNCHRONIZE, 1, Outcome.FAILED),
+        (Kind.SYNCHRONIZE, 1, Outcome.OK),
+    ]
+
+
+def test_clients_of_one_process_share_one_file_of_bounded_size(
+    coordinator: ipcsync.Coordinator, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        with ipcsync.connect(coordinator.endpoint, name=name, trace=tmp_path) as client:
+            client.event(name, recorder=True).record(ipcsync.Stream())
+    trace = _read_one(tmp_path)
+    assert {(use.client, use.event) for use in trace.uses.values()} == {("one", "one"), ("two", "two")}
+    assert trace.path.stat().st_size == FILE_BYTES
+    assert trace.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_file_is_made_unless_it_is_asked_for_and_something_is_shared(
+    coordinator: ipcsync.Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("IPCSYNC_TRACE", raising=False)
+    with ipcsync.connect(coordinator.endpoint) as client:
+        client.record(ipcsync.Stream())
+        assert "Traced" not in type(client.event("e")._engine).__name__
+    monkeypatch.setenv("IPCSYNC_TRACE", str(tmp_path / "traces"))
+    with ipcsync.connect(coordinator.endpoint, trace="") as client:
+        client.record(ipcsync.Stream())
+    assert list(tmp_path.iterdir()) == []
+    with ipcsync.connect(coordinator.endpoint) as client:
+        assert client.list_events() == []
+    assert files_in(tmp_path / "traces") == []
+
+
+def test_a_directory_that_cannot_be_used_is_refused_at_once(coordinator: ipcsync.Coordinator, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        ipcsync.connect(coordinator.endpoint, trace=tmp_path / "file")
+
+
+_NVTX = """
+calls = []
+
+
+class Domain:
+    def get_event_attributes(self, message):
+        return message
+
+    def push_range(self, attributes):
+        calls.append(attributes)
+
+    def pop_range(self):
+        calls.append("end")
+
+
+def get_domain(name):
+    assert name == "ipcsync"
+    return Domain()
+"""
+
+
+def test_ranges_are_shown_to_nvtx_if_it_is_there(
+    coordinator: ipcsync.Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvtx.py").write_text(_NVTX)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nvtx", raising=False)
+    with ipcsync.connect(coordinator.endpoint, trace=tmp_path) as client:
+        point = client.event("e", recorder=True).record(ipcsync.Stream())
+        point.synchronize(20)
+        point.wait(ipcsync.Stream())
+    calls = sys.modules.pop("nvtx").calls
+    assert calls == ["record e", "end", "synchronize e", "end", "wait e", "end"]
+
+
+def test_the_demo_is_traced_and_merged(tmp_path: Path) -> None:
+    directory = tmp_path / "traces"
+    program = "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()"
+    command = [sys.executable, "-c", program, "demo", "--workers", "2"]
+    env = {**os.environ, "IPCSYNC_TRACE": str(directory)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    events = _merge(directory)
+    titles = {row["args"]["name"] for row in events if row["name"] == "process_name"}
+    assert titles == {"demo", "demo stage 1", "demo stage 2"}
+    between = {(source[0], target[0]) for source, target in trace_rules.arrows(events)}
+    assert len(between) > 1
+
+
+def test_a_folder_without_traces_is_told_so(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["trace", "merge", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "there is no trace in" in done.output

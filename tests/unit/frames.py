@@ -1,0 +1,108 @@
+"""Strategies for what travels: every request as it should be, and frames that are nearly one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgpack
+from hypothesis import strategies as st
+
+from ipcsync._wire import codec, messages
+
+names = st.sampled_from(["a", "b", "a/b", "..", "", "\x00", "x" * 255]) | st.text(
+    st.characters(codec="utf-8"), max_size=20
+)
+counts = st.integers(0, 4) | st.integers(0, (1 << 63) - 1)
+tokens = st.binary(min_size=16, max_size=16)
+_texts = st.text(st.characters(codec="utf-8"), max_size=20)
+_engines = st.sampled_from(["auto", "event", "timeline", "magic"])
+
+hellos = st.builds(
+    messages.Hello,
+    nonce=tokens,
+    driver=st.just(os.environ.get("IPCSYNC_DRIVER", "host")) | st.sampled_from(["host", "cuda", ""]),
+    name=names,
+    namespace=counts,
+    shm=_texts,
+    pid=counts,
+    lease_ttl=st.none() | st.floats(),
+)
+opens = st.builds(
+    messages.Open, name=names, recorder=st.booleans(), device=st.sampled_from(["", "no"]), default_device=st.just(""),
+    engine=_engines, depth=st.integers(1, 5),
+)  # fmt: skip
+bodies: st.SearchStrategy[messages.Message] = st.one_of(
+    hellos,
+    opens,
+    st.builds(messages.Ready),
+    st.builds(messages.Renew),
+    st.builds(messages.Attach, slot=counts, incarnation=counts),
+    st.builds(messages.Close, slot=counts, incarnation=counts, let_go=st.booleans()),
+    st.builds(messages.StreamSpec, name=names, device=_texts, priority=st.integers(-1024, 1024)),
+    st.builds(messages.Events, prefix=names),
+    st.builds(messages.Sessions),
+    st.builds(messages.Attachments, prefix=names, limit=st.integers(0, 100_000)),
+    st.builds(messages.Stats),
+    st.builds(messages.Snapshot, prefix=names, again=st.booleans()),
+    st.builds(messages.Probe, device=st.sampled_from(["", "no"])),
+    st.builds(messages.Bye, let_go=st.booleans()),
+)
+ids = st.integers(1, 40) | st.integers(1, (1 << 63) - 1)
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.binary(max_size=40) | names,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(names | st.binary(max_size=4), inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@st.composite
+def frames(draw: st.DrawFn, token: st.SearchStrategy[bytes] = tokens) -> bytes:
+    """A well-formed request of any kind."""
+    deadline = draw(st.sampled_from([0] * 8 + [1, (1 << 64) - 1]))
+    return codec.encode_request(draw(ids), draw(bodies), draw(token), deadline)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, token: st.SearchStrategy[bytes] = tokens) -> bytes:
+    """A well-formed request in which bytes were changed, cut out or put in."""
+    frame = bytearray(draw(frames(token)))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(len(frame) - 1, 0)))
+        kind = draw(st.sampled_from(["change", "cut", "insert", "end"]))
+        if kind == "change" and frame:
+            frame[at] = draw(st.integers(0, 255))
+        elif kind == "cut":
+            del frame[at : at + draw(st.integers(1, 8))]
+        elif kind == "insert":
+            frame[at:at] = draw(st.binary(min_size=1, max_size=8))
+        else:
+            del frame[at:]
+    return bytes(frame)
+
+
+@st.composite
+def ill_typed(draw: st.DrawFn, token: st.SearchStrategy[bytes] = tokens) -> bytes:
+    """Six parts as a request has, one of which may be anything, or a body with any fields."""
+    op = draw(st.sampled_from(list(messages.REQUESTS)))
+    parts: list[Any] = [messages.VERSION, draw(ids), op, draw(token), 0, draw(values)]
+    parts[draw(st.integers(0, 5))] = draw(values)
+    return bytes(msgpack.packb(parts))
+
+
+def anything(token: st.SearchStrategy[bytes] = tokens) -> st.SearchStrategy[bytes]:
+    """Frames of every sort, from noise to flawless."""
+    return st.one_of(
+        frames(token),
+        frames(token),
+        frames(token),
+        mutated(token),
+        ill_typed(token),
+        st.binary(max_size=300),
+        values.map(lambda value: bytes(msgpack.packb(value))),
+        st.builds(_repeat, st.sampled_from([b"\x91", b"\x81\xa1a", b"\xdc\x0f\xff"]), st.integers(0, 3000)),
+    )
+
+
+def _repeat(what: bytes, times: int) -> bytes:
+    return what * times

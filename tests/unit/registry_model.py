@@ -1,0 +1,72 @@
+"""What the registry promises, in the words of the contract: a model of uses and who holds them, without slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Key = tuple[int, int]
+
+
+@dataclass
+class Use:
+    """One use of a slot. `holders` may still touch it, of whom `active` have it open."""
+
+    name: str
+    state: str = "open"
+    recorder: int | None = None
+    is_drained: bool = False
+    active: set[int] = field(default_factory=set)
+    holders: set[int] = field(default_factory=set)
+
+
+class Model:
+    """What is promised, in the words of the contract."""
+
+    def __init__(self) -> None:
+        self.uses: dict[Key, Use] = {}
+        self.live: set[int] = set()
+        self.there: set[int] = set()  # live, or may still touch something (its own line, if it only fell silent)
+        self.silent: set[int] = set()
+        self.left: set[tuple[int, Key]] = set()
+
+    def named(self, name: str) -> Key | None:
+        found = [key for key, use in self.uses.items() if name and use.name == name and use.state == "open"]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def take(self, session: int, key: Key) -> None:
+        use = self.uses[key]
+        use.active.add(session)
+        use.holders.add(session)
+        self.left.discard((session, key))
+
+    def leave(self, session: int, key: Key, *, broke: bool, let_go: bool) -> None:
+        use = self.uses[key]
+        use.active.discard(session)
+        if let_go:
+            use.holders.discard(session)
+            self.left.add((session, key))
+        if use.recorder == session:
+            if broke and not use.is_drained:
+                use.state = "broken"
+            elif use.state == "open":
+                use.state = "closed"
+            use.is_drained = use.is_drained or (let_go and use.state == "closed")
+        elif use.state == "open" and not use.active:
+            use.state = "closed"
+        if not use.holders:
+            del self.uses[key]
+
+    def end(self, session: int, *, broke: bool, let_go: bool) -> None:
+        self.live.discard(session)
+        for key in [key for key, use in self.uses.items() if session in use.holders]:
+            self.leave(session, key, broke=broke, let_go=let_go)
+        if let_go or session not in self.silent:
+            self.settle(session)
+
+    def settle(self, session: int) -> None:
+        if session not in self.live and not any(session in use.holders for use in self.uses.values()):
+            self.there.discard(session)
+
+    def held(self, session: int) -> list[Key]:
+        return [key for key, use in self.uses.items() if session in use.holders]

@@ -1,0 +1,223 @@
+"""The dispatcher without a socket: any frame gets a reply or none, never an exception, and nothing grows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ipcsync import _drivers
+from ipcsync._board import Board
+from ipcsync._wire import codec, messages
+from ipcsync._wire.messages import Message
+from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.effects import Effects
+from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.handlers import Handlers, Lease, Sender
+from ipcsync_coordinator.pool import Pool, served_devices
+from ipcsync_coordinator.registry import Limits, Registry
+from tests.unit import frames
+
+_SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
+_SENDER = Sender(b"routing", 0)
+_CODES = {
+    "malformed", "version", "unknown_op", "invalid", "too_large", "too_deep", "name", "ttl", "engine", "forgotten",
+    "late", "ConnectError", "SessionExpired", "QuotaExceeded", "EventClosed", "RecorderTaken", "DeviceMismatch",
+    "EngineMismatch",
+}  # fmt: skip
+
+
+class _NoSocket:
+    def send(self, _frame: bytes, _flags: int) -> None:
+        """Nobody subscribes."""
+
+
+class Dispatcher:
+    """Handlers with all that stands behind them, the driver included, and nothing before them."""
+
+    def __init__(self) -> None:
+        path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
+        self.board = Board.create(path, os.urandom(16), _SETTINGS.max_sessions, _SETTINGS.pool)
+        self.registry = Registry(
+            Limits(_SETTINGS.pool, _SETTINGS.max_sessions, _SETTINGS.max_attachments, _SETTINGS.max_streams)
+        )
+        self.pool = Pool(served_devices(None), limit=200, step=8)
+        effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget)  # type: ignore[arg-type] # see there
+        self.handlers = Handlers(
+            _SETTINGS, self.registry, self.board, effects, _drivers.name(), "ipc://feed", self._confirm
+        )
+        self.ids = iter(range(1 << 40, 1 << 41))
+
+    def _forget(self, session: object) -> None:
+        self.handlers.forget(session)  # type: ignore[arg-type] # a Session
+
+    def _confirm(self, _lease: Lease, _sender: Sender) -> None:
+        """There is no loop that could watch a pidfd."""
+
+    def handle(self, frame: bytes) -> Message | None:
+        """The reply's body."""
+        reply = self.handlers.handle(frame, _SENDER, time.monotonic_ns())
+        return None if reply is None else codec.decode_reply(reply)[1]
+
+    def ask(self, body: Message, token: bytes = b"") -> Message:
+        reply = self.handle(codec.encode_request(next(self.ids), body, token, 0))
+        assert reply is not None
+        return reply
+
+    def hello(self) -> messages.Welcome:
+        reply = self.ask(messages.Hello(os.urandom(16), _drivers.name()))
+        assert isinstance(reply, messages.Welcome)
+        return reply
+
+    def bury_all(self) -> None:
+        for lease in list(self.handlers.leases.values()):
+            self.handlers.lose(lease, "pidfd")
+
+    def close(self) -> None:
+        self.bury_all()
+        self.pool.close()
+        self.board.close()
+        self.board.unlink()
+
+
+@pytest.fixture(scope="module")
+def dispatcher() -> Iterator[Dispatcher]:
+    """One for all: what grows, grows from test to test."""
+    one = Dispatcher()
+    yield one
+    one.close()
+
+
+_TOKENS = [bytes([number]) * 16 for number in range(6)]
+
+
+def _with_real_tokens(dispatcher: Dispatcher, frame: bytes) -> bytes:
+    """The frame with the tokens of sessions that are there: those it was made with stand for their places."""
+    known = list(dispatcher.handlers.leases)
+    for index, place in enumerate(_TOKENS[:-1] if known else []):
+        frame = frame.replace(place, known[index % len(known)])
+    return frame
+
+
+@settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(frames.anything(st.sampled_from(_TOKENS)), min_size=5, max_size=25), st.integers(1, 3))
+def test_any_frames_in_any_order_get_replies_and_leave_nothing_behind(
+    dispatcher: Dispatcher, sent: list[bytes], sessions: int
+) -> None:
+    for _ in range(min(sessions, _SETTINGS.max_sessions - len(dispatcher.handlers.leases))):
+        dispatcher.hello()
+    for frame in sent:
+        dispatcher.handle(_with_real_tokens(dispatcher, frame))  # raises for a reply that is none
+        _assert_bounded(dispatcher)
+    dispatcher.bury_all()
+    assert dispatcher.handlers.refusals["internal"] == 0
+    assert set(dispatcher.handlers.refusals) - {"internal"} <= _CODES
+    assert dispatcher.registry.in_use == 0
+    assert not dispatcher.registry.sessions
+    assert not dispatcher.registry.names
+    assert not dispatcher.registry.streams
+    assert not dispatcher.handlers.leases
+    assert not dispatcher.handlers.by_serial
+    assert not dispatcher.handlers._nonces
+
+
+def _assert_bounded(dispatcher: Dispatcher) -> None:
+    handlers, registry = dispatcher.handlers, dispatcher.registry
+    assert len(handlers.leases) == len(handlers.by_serial) == len(handlers._nonces) <= _SETTINGS.max_sessions
+    assert len(handlers._last_words) <= _SETTINGS.max_sessions
+    assert all(len(lease.replies) <= _SETTINGS.remembered_requests for lease in handlers.leases.values())
+    assert len(registry.slots) <= _SETTINGS.pool
+    assert len(registry.streams) <= _SETTINGS.max_streams
+    assert len(registry.sessions) <= _SETTINGS.max_sessions
+    assert not registry.changes
+    assert dispatcher.pool.made <= 200
+    assert set(handlers.requests) <= set(messages.REQUESTS)
+
+
+def test_a_request_past_its_deadline_is_dropped_and_counted(dispatcher: Dispatcher) -> None:
+    token = dispatcher.hello().token
+    before = dispatcher.handlers.refusals["late"]
+    late = codec.encode_request(5, messages.Open("late", True), token, time.monotonic_ns() - 1)
+    assert dispatcher.handle(late) is None
+    assert dispatcher.handlers.refusals["late"] == before + 1
+    assert dispatcher.registry.find("late") is None
+    dispatcher.bury_all()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "granted"), [(None, 5.0), (0.0001, 0.2), (1e300, 3600.0), (float("inf"), 3600.0), (7.5, 7.5)]
+)
+def test_a_ttl_is_clamped_and_the_granted_one_is_told(
+    dispatcher: Dispatcher, wanted: float | None, granted: float
+) -> None:
+    reply = dispatcher.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
+    assert isinstance(reply, messages.Welcome)
+    assert (reply.lease_ttl, reply.heartbeat) == (granted, granted / 3)
+    dispatcher.bury_all()
+
+
+@pytest.mark.parametrize("wanted", [0.0, -1.0, -1e300, float("nan"), float("-inf")])
+def test_a_ttl_that_is_none_is_refused(dispatcher: Dispatcher, wanted: float) -> None:
+    reply = dispatcher.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
+    assert isinstance(reply, messages.Failure)
+    assert (reply.kind, reply.attributes["code"]) == ("ProtocolError", "ttl")
+    assert not dispatcher.handlers.leases
+
+
+def test_an_exception_inside_is_a_reply_and_counted_and_nothing_of_it_is_told(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = dispatcher.hello().token
+
+    def fail(*_: object) -> Message:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setitem(dispatcher.handlers._table, "stats", fail)
+    reply = dispatcher.ask(messages.Stats(), token)
+    assert isinstance(reply, messages.Failure)
+    assert reply.kind == "IpcSyncError"
+    assert "secret" not in reply.message
+    assert dispatcher.handlers.refusals.pop("internal") == 1
+    assert isinstance(dispatcher.ask(messages.Renew(), token), messages.Done)
+    dispatcher.bury_all()
+
+
+def test_a_change_that_fails_in_the_driver_keeps_no_other_back(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = dispatcher.hello().token
+    for number in range(3):
+        opened = dispatcher.ask(messages.Open(f"e{number}", True, engine="event", depth=1), token)
+        assert isinstance(opened, messages.Attachment)
+
+    def fail(*_: object) -> None:
+        raise _drivers.describe(999, "cuEventDestroy")
+
+    monkeypatch.setattr(dispatcher.pool, "destroy", fail)
+    monkeypatch.setattr(dispatcher.pool, "give_back", fail)
+    dispatcher.bury_all()
+    assert dispatcher.registry.in_use == 0
+    assert not dispatcher.handlers.leases
+
+
+def test_a_hello_when_descriptors_are_short_leaves_no_session_behind(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("ipcsync_coordinator.liveness.start_time", fail)
+    hello = messages.Hello(os.urandom(16), _drivers.name())
+    frame = codec.encode_request(1, hello, b"", 0)
+    reply = dispatcher.handlers.handle(frame, Sender(b"r", os.getpid()), time.monotonic_ns())
+    assert reply is not None
+    _, welcome = codec.decode_reply(reply)
+    assert isinstance(welcome, messages.Welcome)
+    # Nobody can ask the kernel of a pid without its start time: others are pointed to the lifeline.
+    assert dispatcher.board.session(welcome.line).process[0] == 0
+    dispatcher.bury_all()
+    assert not dispatcher.registry.sessions

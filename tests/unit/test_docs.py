@@ -1,0 +1,217 @@
+"""What the pages say is true: links, commands, settings, names, and the programs in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import ipcsync
+from ipcsync import cli, errors
+from ipcsync_coordinator import config
+from ipcsync_coordinator.__main__ import main as coordinator_command
+from ipcsync_observer.__main__ import main as observer_command
+
+_ROOT = Path(__file__).parents[2]
+_PAGES = [_ROOT / "README.md", _ROOT / "SECURITY.md", *sorted((_ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`\n]+)`")
+_BY_EXEC = {"coordinator": coordinator_command, "observer": observer_command}  # these parse what comes after the name
+_DEADLINE_S = 60.0
+
+pages = pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    return [body for name, body in _BLOCK.findall(page.read_text()) if name == language]
+
+
+def _prose(page: Path) -> str:
+    return _BLOCK.sub("", page.read_text())
+
+
+def _anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(_prose(page)):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_relative_to(_ROOT), f"{link} leads out of the repository"
+        assert target.is_file(), f"{link} leads nowhere"
+        assert not anchor or anchor in _anchors(target), f"{link}: there is no such heading"
+
+
+@pages
+def test_nothing_is_fetched_from_elsewhere(page: Path) -> None:
+    assert not re.search(r"https?://|<script|<img", page.read_text())
+
+
+def _commands(page: Path) -> Iterator[list[str]]:
+    """Every `ipcsync …` in a shell block or in inline code, without the variables before it."""
+    lines = [line for block in _blocks(page, "sh") for line in block.splitlines()]
+    for line in lines + _CODE.findall(_prose(page)):
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+            words.pop(0)
+        if words and words[0] == "ipcsync":
+            yield words[1:]
+
+
+def _why_not(words: list[str]) -> str | None:
+    """What the command line has against it, without running it."""
+    if not words:
+        return None
+    name, *rest = words
+    with click.Context(cli.main) as context:
+        command = _BY_EXEC.get(name) or cli.main.get_command(context, name)
+        if command is None:
+            return "there is no such command"
+        try:
+            command.make_context(name, rest, parent=context)
+        except click.UsageError as error:
+            return error.format_message()
+    return None
+
+
+@pages
+def test_commands_are_ones_that_there_are(page: Path) -> None:
+    for words in _commands(page):
+        assert _why_not(words) is None, f"ipcsync {' '.join(words)}"
+
+
+def test_every_command_is_told_of() -> None:
+    text = (_ROOT / "docs" / "cli.md").read_text()
+    assert [name for name in cli.COMMANDS if f"## ipcsync {name}\n" not in text] == []
+
+
+def test_every_setting_of_the_coordinator_is_told_with_its_default() -> None:
+    text = (_ROOT / "docs" / "cli.md").read_text()
+    rows = [_row(name) for name in config.FIELDS]
+    assert [row for row in rows if row not in text] == []
+    assert len(re.findall(r"^\| `--", text, re.MULTILINE)) == len(rows)
+
+
+def _row(name: str) -> str:
+    default = config.FIELDS[name].default
+    shown = "off" if default is False else f"{default:g}" if isinstance(default, float) else str(default)
+    return (
+        f"| `--{name.replace('_', '-')}` | {f'`{shown}`' if shown else ''} | {config.FIELDS[name].metadata['help']} |"
+    )
+
+
+@pages
+def test_python_in_it_compiles(page: Path) -> None:
+    for block in _blocks(page, "python"):
+        compile(block, page.name, "exec")
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = (_ROOT / "docs" / "api.md").read_text()
+    told = set(re.findall(r"^::: ipcsync\.(?:launch\.)?(\w+)$", text, re.MULTILINE))
+    assert set(ipcsync.__all__) - told == set()
+    assert "\n::: ipcsync.testing.StreamGate\n" in text
+
+
+def test_every_error_is_told_of() -> None:
+    text = (_ROOT / "docs" / "errors.md").read_text()
+    assert [name for name in errors.__all__ if f"`{name}`" not in text] == []
+    rows = re.findall(r"^\| `(\w+)` \|.*\|.*\|$", text, re.MULTILINE)
+    assert sorted({*rows, "IpcSyncError"}) == sorted(errors.__all__)
+
+
+def test_every_recipe_is_told_of() -> None:
+    text = (_ROOT / "docs" / "recipes.md").read_text()
+    recipes = [path.name for path in (_ROOT / "services" / "recipes").glob("*.py")]
+    assert [name for name in recipes if f"(../services/recipes/{name})" not in text] == []
+
+
+@pytest.fixture
+def start(coordinator: ipcsync.Coordinator, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts the text of a program, with the endpoint of the test's coordinator; none outlives the test."""
+    env = {**os.environ, "IPCSYNC_ENDPOINT": coordinator.endpoint, "PYTHONWARNINGS": "error"}
+    with contextlib.ExitStack() as ends:
+
+        def run(text: str) -> subprocess.Popen[str]:
+            path = tmp_path / f"program_{len(list(tmp_path.iterdir()))}.py"
+            path.write_text(text)
+            command = [sys.executable, str(path)]
+            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            ends.enter_context(process)
+            ends.callback(process.kill)
+            return process
+
+        yield run
+
+
+def _output(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=_DEADLINE_S)
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("first", ["producer", "consumer"])
+def test_the_readmes_programs_run_in_either_order(
+    client: ipcsync.Client, start: Callable[[str], subprocess.Popen[str]], first: str
+) -> None:
+    producer, consumer = _blocks(_ROOT / "README.md", "python")
+    notices = client.watch("kv/", timeout=_DEADLINE_S)
+    processes = {first: start(producer if first == "producer" else consumer)}
+    opened: set[str] = set()
+    while opened != {"kv/ready", "kv/read"}:  # the first has come as far as it can alone
+        notice = next(notices)
+        if notice.kind == "opened":
+            opened.add(notice.name)
+    second = "consumer" if first == "producer" else "producer"
+    processes[second] = start(producer if second == "producer" else consumer)
+    assert _output(processes["producer"]) == "handed over\n"
+    assert _output(processes["consumer"]) == "read\n"
+
+
+def test_the_first_pages_program_runs(start: Callable[[str], subprocess.Popen[str]]) -> None:
+    (program,) = _blocks(_ROOT / "docs" / "index.md", "python")
+    _output(start(program))
+
+
+def test_the_plugins_examples_pass(tmp_path: Path) -> None:
+    blocks = _blocks(_ROOT / "docs" / "pytest.md", "python")
+    for number, block in enumerate(blocks):
+        (tmp_path / f"test_example_{number}.py").write_text(block)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=_DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(blocks)} passed" in done.stdout
+
+
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the docs group is not installed (make docs installs it)")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?:", page.read_text()), page

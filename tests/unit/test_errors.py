@@ -1,0 +1,114 @@
+"""The exceptions: their tree is fixed, and they pickle with all they carry."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+import ipcsync
+from ipcsync import errors
+from ipcsync.errors import IpcSyncError
+
+_TREE = {
+    "IpcSyncError": ("RuntimeError",),
+    "DriverError": ("IpcSyncError",),
+    "HandleError": ("DriverError",),
+    "NoDriver": ("IpcSyncError",),
+    "InvalidDevice": ("IpcSyncError", "ValueError"),
+    "ForkedProcessError": ("IpcSyncError",),
+    "StreamCapturing": ("IpcSyncError",),
+    "ConnectError": ("IpcSyncError",),
+    "CoordinatorLost": ("IpcSyncError",),
+    "SessionExpired": ("IpcSyncError",),
+    "ClientClosed": ("IpcSyncError",),
+    "EventClosed": ("IpcSyncError",),
+    "RecorderLost": ("IpcSyncError",),
+    "NotRecorder": ("IpcSyncError",),
+    "RecorderTaken": ("NotRecorder",),
+    "DeviceMismatch": ("IpcSyncError",),
+    "EngineMismatch": ("IpcSyncError",),
+    "QuotaExceeded": ("IpcSyncError",),
+    "ProtocolError": ("IpcSyncError",),
+    "WaitTimeout": ("IpcSyncError", "TimeoutError"),
+}
+_ATTRIBUTES: dict[str, dict[str, object]] = {
+    "DriverError": {"code": 600, "name": "CUDA_ERROR_NOT_READY", "call": "cuEventQuery"},
+    "HandleError": {"code": 201, "name": "CUDA_ERROR_INVALID_CONTEXT", "call": "cuIpcOpenEventHandle"},
+    "ConnectError": {"endpoint": "ipc:///x"},
+    "RecorderLost": {"generation": 7},
+    "RecorderTaken": {"recorder": "somebody"},
+    "QuotaExceeded": {"limit": 2048},
+    "ProtocolError": {"code": "malformed"},
+    "WaitTimeout": {"event": "e", "generation": 3, "timeout": 0.5},
+}
+
+
+def test_the_tree_is_the_one_that_was_promised() -> None:
+    found = {
+        name: tuple(base.__name__ for base in kind.__bases__)
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and kind.__module__ == errors.__name__
+    }
+    assert found == _TREE
+    assert sorted(errors.__all__) == sorted(_TREE)
+    assert errors.__all__ == sorted(errors.__all__)
+
+
+@pytest.mark.parametrize("name", _TREE)
+def test_every_error_is_re_exported_and_documented(name: str) -> None:
+    kind = getattr(errors, name)
+    assert getattr(ipcsync, name) is kind
+    assert kind.__doc__
+    assert name in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", _TREE)
+def test_attributes_are_there_with_defaults_and_nothing_else(name: str) -> None:
+    kind = getattr(errors, name)
+    attributes = _ATTRIBUTES.get(name, {})
+    assert set(vars(kind("text"))) == set(attributes)
+    error = kind("text", **attributes)
+    assert vars(error) == attributes
+    assert str(error) == "text"
+    with pytest.raises(TypeError):
+        kind("text", colour="red")
+
+
+@pytest.mark.parametrize("name", _TREE)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_error_pickles_with_its_attributes(name: str, protocol: int) -> None:
+    error = getattr(errors, name)("text", **_ATTRIBUTES.get(name, {}))
+    for again in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is type(error)
+        assert again.args == error.args
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
+
+
+def test_what_is_caught_as_what() -> None:
+    assert issubclass(errors.WaitTimeout, TimeoutError)
+    assert issubclass(errors.InvalidDevice, ValueError)
+    assert issubclass(errors.IpcSyncError, RuntimeError)
+    assert not issubclass(errors.IpcSyncError, (ValueError, OSError))
+    with pytest.raises(errors.NotRecorder):
+        raise errors.RecorderTaken("text", recorder="r")
+    with pytest.raises(IpcSyncError):
+        raise errors.WaitTimeout("text")
+
+
+def test_the_text_of_a_forked_process_is_torchs() -> None:
+    text = (
+        "Cannot re-initialize CUDA in forked subprocess. "
+        "To use CUDA with multiprocessing, you must use the 'spawn' start method"
+    )
+    assert str(errors.ForkedProcessError()) == text
+    assert str(pickle.loads(pickle.dumps(errors.ForkedProcessError()))) == text
+
+
+def test_a_timeout_shows_its_text_and_not_an_errno() -> None:
+    error = errors.WaitTimeout("generation 3 was late", event="e", generation=3, timeout=None)
+    assert str(error) == "generation 3 was late"
+    assert (error.errno, error.strerror) == (None, None)

@@ -1,0 +1,155 @@
+"""The figures in Prometheus's form, from one look: what there is, what its names mean, and nothing old."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ipcsync import EventInfo
+from ipcsync.client.tracks import Tracks
+from ipcsync_coordinator.figures import BOUNDS_S, Figures
+from ipcsync_observer import metrics
+from ipcsync_observer.sampler import EventRow, Look, Sampler
+
+
+def _info(name: str = "e", generation: int = 0, completed: int = 0, **other: object) -> EventInfo:
+    options = {"engine": "event", "state": "open", "attached": 1, "recorder": "r", "slot": 0, "incarnation": 1, **other}
+    return EventInfo(name=name, device="gpu", generation=generation, completed=completed, **options)  # type: ignore[arg-type] # each is of its kind
+
+
+@pytest.fixture
+def figures() -> Figures:
+    """Three requests, one of them refused."""
+    made = Figures()
+    made.ended("open", "ok")
+    made.ended("open", "RecorderTaken")
+    made.ended("stats", "ok")
+    for seconds in (1e-6, BOUNDS_S[0], 0.0009, 7.0):
+        made.took(seconds)
+    return made
+
+
+@pytest.fixture
+def sampler(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> Sampler:
+    """One that has seen a coordinator just now."""
+    stats = {
+        "sessions": 3, "pool_size": 10, "pool_in_use": 2, "pool_high_water": 4, "cuda_events": 8, "quarantined": 1,
+        "quarantine_oldest_s": 1.5, "oldest_lease_s": 60.5, "attachments": 5, "feed_number": 12, "uptime_s": 99.5,
+        "refusals": {"uid": 2}, "deaths": {"pidfd": 1, "ttl": 0}, "resyncs": 1, **figures.stats(),
+    }  # fmt: skip
+    rows = [EventRow(_info(state=state), None, 0.0, []) for state in ("open", "open", "broken")]
+    made = Sampler(None)
+    made.look = Look(at=1.0, problem="", stats=stats, events=rows)
+    monkeypatch.setattr(made, "_answered_at", made._now())
+    return made
+
+
+def _samples(sampler: Sampler) -> dict[tuple[str, tuple[str, ...]], float]:
+    text = metrics.render(metrics.registry(sampler)).decode()
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_every_gauge_is_there_with_its_value(sampler: Sampler) -> None:
+    samples = _samples(sampler)
+    for name, (key, _) in metrics.GAUGES.items():
+        assert samples[f"ipcsync_{name}", ()] == sampler.look.stats[key], name
+    assert samples["ipcsync_up", ()] == 1
+
+
+def test_counters_have_their_labels(sampler: Sampler) -> None:
+    samples = _samples(sampler)
+    assert samples["ipcsync_requests_total", ("open", "ok")] == 1
+    assert samples["ipcsync_requests_total", ("open", "RecorderTaken")] == 1
+    assert samples["ipcsync_refusals_total", ("uid",)] == 2
+    assert samples["ipcsync_deaths_total", ("pidfd",)] == 1
+    assert samples["ipcsync_resyncs_total", ()] == 1
+    assert samples["ipcsync_events", ("event", "open")] == 2
+    assert samples["ipcsync_events", ("event", "broken")] == 1
+
+
+def test_the_histograms_buckets_are_cumulative_and_hold_their_bound(sampler: Sampler) -> None:
+    samples = _samples(sampler)
+    buckets = [value for (name, _), value in samples.items() if name == "ipcsync_request_seconds_bucket"]
+    assert buckets == sorted(buckets)
+    assert samples["ipcsync_request_seconds_bucket", (str(BOUNDS_S[0]),)] == 2
+    assert samples["ipcsync_request_seconds_bucket", ("0.001",)] == 3
+    assert samples["ipcsync_request_seconds_bucket", ("1.0",)] == 3
+    assert samples["ipcsync_request_seconds_bucket", ("+Inf",)] == samples["ipcsync_request_seconds_count", ()] == 4
+    assert samples["ipcsync_request_seconds_sum", ()] == pytest.approx(7.000926)
+
+
+@pytest.mark.parametrize("silence", ["a look failed", "no answer for a while"])
+def test_while_the_coordinator_is_not_ready_nothing_old_is_told(
+    sampler: Sampler, silence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if silence == "a look failed":
+        sampler._fail("gone")
+    else:
+        monkeypatch.setattr(sampler, "_answered_at", sampler._now() - 2.5)
+    assert sampler.problem
+    assert _samples(sampler) == {("ipcsync_up", ()): 0.0, ("ipcsync_observer_connects_total", ()): 0.0}
+
+
+def test_every_metric_is_told_of_in_the_documentation(sampler: Sampler) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "observer.md").read_text()
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in _samples(sampler)}
+    assert set(re.findall(r"^\| `(ipcsync_\w+)`", text, re.MULTILINE)) == names
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool not found (Debian: apt-get install prometheus)")
+def test_promtool_finds_nothing_to_say(sampler: Sampler) -> None:
+    text = metrics.render(metrics.registry(sampler))
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+# --- what follows from several looks ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def see() -> Callable[[EventInfo, float], tuple[float | None, float]]:
+    """Takes in a look at one event, and gives its rate and for how long it is pending."""
+    tracks = Tracks(8)
+
+    def look(info: EventInfo, now: float) -> tuple[float | None, float]:
+        (track,) = tracks.see([info], now)
+        return track.rate, track.pending_s
+
+    return look
+
+
+Seen = Callable[[EventInfo, float], tuple[float | None, float]]
+
+
+def test_a_rate_needs_two_looks_and_is_of_the_last_seconds(see: Seen) -> None:
+    assert see(_info(generation=100, completed=100), 10.0)[0] is None
+    assert see(_info(generation=110, completed=110), 11.0)[0] == 10.0
+    for now in (14.0, 17.0, 20.0):
+        rate, _ = see(_info(generation=110, completed=110), now)
+    assert rate == 0.0
+    assert see(_info(generation=112, completed=112), 30.0)[0] == 0.2  # looks further apart than that: the last two
+
+
+def test_work_is_pending_since_something_last_completed(see: Seen) -> None:
+    assert see(_info(generation=1, completed=0), 10.0)[1] == 0.0
+    assert see(_info(generation=2, completed=0), 13.0)[1] == 3.0
+    assert see(_info(generation=3, completed=1), 14.0)[1] == 0.0
+    assert see(_info(generation=3, completed=1), 16.0)[1] == 2.0
+    assert see(_info(generation=3, completed=3), 17.0)[1] == 0.0
+    assert see(_info(generation=4, completed=3), 18.0)[1] == 0.0
+    assert see(_info(generation=4, completed=3, state="broken"), 30.0)[1] == 0.0  # nobody will complete it
+
+
+def test_a_slots_next_use_begins_anew(see: Seen) -> None:
+    see(_info(generation=50, completed=40), 10.0)
+    assert see(_info(generation=1, completed=1, incarnation=2), 11.0) == (None, 0.0)

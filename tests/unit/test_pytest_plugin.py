@@ -1,0 +1,251 @@
+"""The pytest plugin's parts, and runs of pytest in this process that start no coordinator."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ipcsync.client  # before an inner run would import it, whose modules are forgotten with it  # noqa: F401
+from ipcsync._linux.process import start_time
+from ipcsync.errors import ConnectError, RecorderLost
+from ipcsync.pytest_plugin import gpu, run, spawned_main
+from ipcsync.pytest_plugin.namespaced import NamespacedClient
+from ipcsync.pytest_plugin.run import Run, RunCoordinator
+from ipcsync.pytest_plugin.spawned import Child, ChildError, Children
+
+
+@pytest.fixture
+def fresh_gpu() -> Iterator[None]:
+    """What was found out about the GPU is asked anew, before and after."""
+    gpu.why_not.cache_clear()
+    yield
+    gpu.why_not.cache_clear()
+
+
+def test_loading_the_plugin_loads_nothing_heavy() -> None:
+    script = """
+        import pytest
+        import sys
+        before = set(sys.modules)
+        import ipcsync.pytest_plugin
+        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        assert not new & {"zmq", "cuda", "msgspec", "msgpack", "multiprocessing", "asyncio"}, new
+        assert not {name for name in sys.modules if name.startswith("ipcsync.")} & {
+            "ipcsync.client", "ipcsync.native", "ipcsync._drivers"
+        }
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_without_the_fixtures_starts_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_nothing(pytestconfig, ipcsync_namespace):
+            from ipcsync import pytest_plugin
+            mine = pytestconfig.stash[pytest_plugin._RUN]
+            assert not mine.directory.exists()
+        """
+    )
+    pytester.runpytest_inprocess().assert_outcomes(passed=1)
+
+
+def test_its_options_and_marker_are_told(pytester: pytest.Pytester) -> None:
+    shown = pytester.runpytest_inprocess("--help").stdout
+    shown.fnmatch_lines(["*--ipcsync-driver={auto,cuda,host}*", "*--ipcsync-timeout=S*"])
+    pytester.runpytest_inprocess("--markers").stdout.fnmatch_lines(["@pytest.mark.gpu: needs a real NVIDIA GPU*"])
+
+
+@pytest.mark.parametrize("wrong", ["--ipcsync-timeout=0", "--ipcsync-timeout=nan", "--ipcsync-driver=opencl"])
+def test_a_wrong_option_is_a_usage_error(pytester: pytest.Pytester, wrong: str) -> None:
+    assert pytester.runpytest_inprocess(wrong).ret == pytest.ExitCode.USAGE_ERROR
+
+
+# --- gpu --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("why_not", "outcome"), [("no GPU today", "skipped"), ("", "passed")])
+def test_the_gpu_marker_skips_with_the_reason_where_there_is_none(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, why_not: str, outcome: str
+) -> None:
+    monkeypatch.setattr(gpu, "why_not", lambda: why_not)
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpu
+        def test_on_a_gpu():
+            pass
+
+        def test_anywhere():
+            pass
+        """
+    )
+    result = pytester.runpytest_inprocess("-rs", "--strict-markers")
+    result.assert_outcomes(**({"passed": 2} if outcome == "passed" else {"passed": 1, "skipped": 1}))
+    if why_not:
+        result.stdout.fnmatch_lines([f"*{why_not}*"])
+
+
+def test_without_nvidias_kernel_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, fresh_gpu: None) -> None:
+    monkeypatch.setattr(gpu, "KERNEL_DRIVERS", ("/nonexistent/nvidia",))
+    assert "kernel driver is not loaded" in gpu.why_not()
+
+
+def test_what_the_cuda_driver_says_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch, fresh_gpu: None, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu, "KERNEL_DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(gpu, "_COUNT", "import ipcsync; raise ipcsync.NoDriver('it is asleep')")
+    assert gpu.why_not() == "no usable GPU here: ipcsync.errors.NoDriver: it is asleep"
+    gpu.why_not.cache_clear()
+    monkeypatch.setattr(gpu, "_COUNT", "print(0)")
+    assert gpu.why_not() == "no GPU is visible here"
+    gpu.why_not.cache_clear()
+    monkeypatch.setattr(gpu, "_COUNT", "print(2)")
+    assert gpu.why_not() == ""
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_of_its_controllers_run() -> None:
+    mine = run.own()
+    assert (mine.pid, mine.started) == (os.getpid(), start_time(os.getpid()))
+    assert run.of_worker({"ipcsync_run": mine.to_worker(), "testrunuid": "x"}) == mine
+    assert run.own() != mine  # another run of the same process
+
+
+@pytest.mark.parametrize("told", [None, {"pid": os.getpid(), "started": 1, "token": "t"}])
+def test_workers_whose_controller_is_unknown_here_meet_by_their_parent(told: dict[str, object] | None) -> None:
+    worker = {"testrunuid": "../x", **({"ipcsync_run": told} if told else {})}
+    found = run.of_worker(worker)
+    assert (found.pid, found.started) == (os.getppid(), start_time(os.getppid()))
+    assert found == run.of_worker(worker)
+    assert found.token != run.of_worker({**worker, "testrunuid": "y"}).token
+    assert found.directory.name.endswith(found.token)
+    assert "/" not in found.token
+
+
+def test_a_directory_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    mine = run.own()
+    mine.directory.mkdir(mode=0o755)
+    with pytest.raises(ConnectError, match="0700"):
+        run.join(mine, "host", tmp_path / "log")
+
+
+def test_a_run_with_a_dead_coordinator_says_so_and_starts_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    mine = run.own()
+    mine.directory.mkdir(mode=0o700)
+    log = tmp_path / "log"
+    log.write_text("it said farewell\n")
+    run._write(mine, RunCoordinator("ipc:///x", os.getpid(), 1, str(log)))
+    with pytest.raises(ConnectError, match=r"has ended; its log is .*\nit said farewell"):
+        run.join(mine, "host", log)
+    run.stop(mine)
+    assert not mine.directory.exists()
+
+
+def test_a_coordinator_that_does_not_start_is_told_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    mine = run.own()
+    with pytest.raises(ConnectError, match=r"did not start; its log (.|\n)*driver"):
+        run.join(mine, "none-such", tmp_path / "log")
+    run.stop(mine)
+
+
+def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert "cannot be read" in run.tail(log)
+    log.write_text("")
+    assert run.tail(log) == "(it is empty)"
+    log.write_text("".join(f"line {i}\n" for i in range(100_000)))
+    assert run.tail(log).splitlines()[-1] == "line 99999"
+    assert len(run.tail(log).splitlines()) == 20
+
+
+def test_stopping_a_run_without_a_coordinator_is_nothing() -> None:
+    run.stop(Run(os.getpid(), 1, "none"))
+
+
+# --- namespaces and processes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "full"),
+    [("e", "ns/e"), ("ns/e", "ns/e"), ("nse", "ns/nse"), ("a/b", "ns/a/b"), ("", "ns/"), (None, None), (7, 7)],
+)
+def test_a_name_goes_into_the_namespace_once(given: object, full: object) -> None:
+    client = NamespacedClient.__new__(NamespacedClient)
+    client._session_prefix = "ns/"
+    assert client._full(given) == full
+
+
+def test_what_is_no_function_of_a_module_is_refused() -> None:
+    def inner() -> None:
+        return
+
+    children = Children("ipc:///nowhere", "ns", 1.0)
+    for wrong in (inner, lambda: None, 7, None):
+        with pytest.raises(TypeError, match="function of a module"):
+            children.spawn(wrong)  # type: ignore[arg-type] # wrong on purpose
+    children.close()
+
+
+def test_a_module_that_is_not_to_be_found_by_its_name_is_loaded_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "some_file.py"
+    file.write_text("class Thing:\n    x = 1\n")
+    module = spawned_main._load("an_ipcsync_test.deep", str(file))
+    assert module.Thing.x == 1
+    assert sys.modules.pop("an_ipcsync_test.deep") is module
+    assert spawned_main._load("json", None) is sys.modules["json"]
+
+
+class UnpicklableError(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} {b}")
+
+
+def test_an_error_travels_with_its_traceback() -> None:
+    def told(error: BaseException) -> tuple[bytes | None, str]:
+        try:
+            raise error
+        except BaseException as raised:  # noqa: BLE001 - it is what is looked at
+            return spawned_main._told(raised)
+
+    pickled, trace = told(RecorderLost("gone", generation=3))
+    assert pickled is not None
+    assert pickle.loads(pickled).generation == 3
+    assert "in told" in trace
+    assert told(UnpicklableError(1, 2))[0] is None  # it pickles, but does not come out of that again
+    assert told(ValueError(threading.Lock()))[0] is None
+
+
+def test_an_error_that_cannot_be_built_here_is_told_by_its_traceback() -> None:
+    child = Child.__new__(Child)
+    child._label, child.pid = "fn-1", 7
+    for pickled in (None, b"noise", pickle.dumps(SystemExit(3))):
+        error = child._error(pickled, "Traceback …")
+        assert isinstance(error, ChildError)
+        assert str(error) == "fn-1 (pid 7) raised; its traceback:\nTraceback …"
+        assert error.traceback == "Traceback …"
+    error = child._error(pickle.dumps(RecorderLost("x", generation=2)), "Traceback …")
+    assert isinstance(error, RecorderLost)
+    assert error.__dict__["__notes__"] == ["fn-1 (pid 7) raised; its traceback:\nTraceback …"]

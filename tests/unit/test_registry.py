@@ -1,0 +1,208 @@
+"""The registry's single transitions, one promise each; any order of them is tried in `test_registry_machine`."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipcsync.errors import (
+    DeviceMismatch,
+    EngineMismatch,
+    EventClosed,
+    ProtocolError,
+    QuotaExceeded,
+    RecorderTaken,
+)
+from ipcsync_coordinator.registry import Limits, Registry, Session, Slot
+
+
+class Scene:
+    """A registry, and the shortest words for what is done to it."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.registry = Registry(limits or Limits(slots=4, sessions=4, attachments=3, streams=2))
+
+    def session(self, name: str = "") -> Session:
+        return self.registry.open_session(f"id-{name}", name)
+
+    def open(
+        self, session: Session, name: str, *, recorder: bool = False, device: str = "", engine: str = "auto"
+    ) -> Slot:
+        known = self.registry.find(name)
+        if known is not None:
+            self.registry.join(session, known, recorder=recorder, device=device, engine=engine)
+            return known
+        return self.registry.create(
+            session, name, recorder=recorder, device=device or "gpu", engine="event", depth=1, ring=[]
+        )
+
+    def close(self, session: Session, slot: Slot, *, let_go: bool = True) -> None:
+        self.registry.close(session, slot.index, slot.incarnation, let_go=let_go)
+
+    def happened(self) -> list[str]:
+        return [change.kind for change in self.registry.take_changes()]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_slot_is_opened_joined_closed_and_freed_in_this_order(scene: Scene) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, "e", recorder=True)
+    assert scene.open(waiter, "e") is slot
+    assert scene.happened() == ["session_opened", "session_opened", "opened", "recorder"]
+    scene.close(recorder, slot)
+    assert scene.happened() == ["closed", "drained"]
+    assert scene.registry.find("e") is None
+    scene.close(waiter, slot)
+    assert scene.happened() == ["freed"]
+    assert (slot.state, scene.registry.in_use) == ("free", 0)
+
+
+def test_a_recorder_that_lingers_and_dies_breaks_what_it_left(scene: Scene) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, "e", recorder=True)
+    scene.open(waiter, "e")
+    scene.close(recorder, slot, let_go=False)
+    assert scene.happened()[-1] == "closed"
+    scene.registry.bury(recorder)
+    assert slot.state == "broken"
+
+
+def test_a_recorder_that_lingers_attaches_anew_and_dies_breaks_what_it_left(scene: Scene) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, "e", recorder=True)
+    scene.open(waiter, "e")
+    scene.close(recorder, slot, let_go=False)
+    scene.registry.attach(recorder, slot.index, slot.incarnation)
+    scene.registry.take_changes()
+    scene.registry.bury(recorder)
+    assert slot.state == "broken"
+    assert scene.happened() == ["session_closed", "broken", "line_freed"]
+
+
+def test_a_recorder_that_let_go_breaks_nothing_any_more(scene: Scene) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, "e", recorder=True)
+    scene.open(waiter, "e")
+    scene.close(recorder, slot)
+    scene.registry.attach(recorder, slot.index, slot.incarnation)
+    scene.registry.take_changes()
+    scene.registry.bury(recorder)
+    assert slot.state == "closed"
+    assert scene.happened() == ["session_closed", "line_freed"]
+
+
+def test_an_expired_session_loses_name_and_role_at_once_and_its_slot_only_by_proof(scene: Scene) -> None:
+    silent, other = scene.session("silent"), scene.session("other")
+    slot = scene.open(silent, "e", recorder=True)
+    scene.registry.expire(silent)
+    assert (slot.state, slot.is_quarantined, scene.registry.in_use) == ("broken", True, 1)
+    again = scene.open(other, "e", recorder=True)
+    assert again is not slot
+    scene.close(silent, slot)
+    assert scene.registry.in_use == 1
+
+
+def test_who_closed_a_use_is_forgotten_with_its_session_and_not_kept_by_the_slot(scene: Scene) -> None:
+    host = scene.session("host")
+    slot = scene.open(host, "e", recorder=True)
+    for _ in range(100):
+        guest = scene.session("guest")
+        scene.open(guest, "e")
+        scene.close(guest, slot)
+        scene.close(guest, slot)
+        scene.registry.end_session(guest, let_go=True)
+    assert not slot.lingering
+    assert len(slot.active) == 1
+    assert sum(len(value) for value in vars(slot).values() if isinstance(value, (set, dict, list))) == 1
+
+
+def test_a_slot_index_is_used_again_with_the_next_incarnation(scene: Scene) -> None:
+    session = scene.session()
+    first = scene.open(session, "e", recorder=True)
+    key = (first.index, first.incarnation)
+    scene.close(session, first)
+    second = scene.open(session, "e", recorder=True)
+    assert (second.index, second.incarnation) == (key[0], key[1] + 1)
+    scene.registry.close(session, *key, let_go=True)
+    assert second.state == "open"
+    with pytest.raises(EventClosed):
+        scene.registry.attach(session, *key)
+
+
+def test_refusals_say_why_and_change_nothing(scene: Scene) -> None:
+    recorder, other = scene.session("r"), scene.session("o")
+    slot = scene.open(recorder, "e", recorder=True)
+    scene.registry.take_changes()
+    with pytest.raises(RecorderTaken) as taken:
+        scene.open(other, "e", recorder=True)
+    assert taken.value.recorder == "r"
+    with pytest.raises(DeviceMismatch):
+        scene.open(other, "e", device="other")
+    with pytest.raises(EngineMismatch):
+        scene.open(other, "e", engine="timeline")
+    for index, incarnation in ((slot.index, 2), (slot.index + 1, 1)):
+        with pytest.raises(EventClosed):
+            scene.registry.close(other, index, incarnation, let_go=True)
+        with pytest.raises(EventClosed):
+            scene.registry.attach(other, index, incarnation)
+    with pytest.raises(EventClosed):
+        scene.close(other, slot)
+    with pytest.raises(ProtocolError):
+        scene.open(other, "../e")
+    with pytest.raises(ProtocolError):
+        scene.session("a\x00")
+    assert scene.happened() == []
+    assert not other.attached
+
+
+def test_each_limit_is_told_and_a_close_makes_room(scene: Scene) -> None:
+    sessions = [scene.session(str(number)) for number in range(4)]
+    with pytest.raises(QuotaExceeded) as caught:
+        scene.session()
+    assert caught.value.limit == 4
+    slots = [scene.open(sessions[0], f"e{number}", recorder=True) for number in range(3)]
+    with pytest.raises(QuotaExceeded) as caught:
+        scene.open(sessions[0], "e3")
+    assert caught.value.limit == 3
+    scene.open(sessions[1], "e3")
+    with pytest.raises(QuotaExceeded, match="--pool") as caught:
+        scene.open(sessions[1], "e4")
+    assert caught.value.limit == 4
+    scene.close(sessions[0], slots[0])
+    scene.open(sessions[1], "e4")
+    assert scene.registry.high_water == 4
+    scene.registry.stream(sessions[0], "a", "", "gpu", 0)
+    scene.registry.stream(sessions[0], "b", "", "gpu", 0)
+    with pytest.raises(QuotaExceeded) as caught:
+        scene.registry.stream(sessions[0], "c", "", "gpu", 0)
+    assert caught.value.limit == 2
+
+
+def test_a_named_stream_is_as_the_first_said_until_the_last_is_gone(scene: Scene) -> None:
+    first, second = scene.session("1"), scene.session("2")
+    assert scene.registry.stream(first, "s", "", "gpu", -3) == ("gpu", -3)
+    assert scene.registry.stream(second, "s", "", "other", 0) == ("gpu", -3)
+    with pytest.raises(DeviceMismatch):
+        scene.registry.stream(second, "s", "other", "other", 0)
+    scene.registry.end_session(first, let_go=True)
+    assert scene.registry.stream(second, "s", "", "x", 0) == ("gpu", -3)
+    scene.registry.bury(second)
+    assert not scene.registry.streams
+
+
+def test_an_event_without_a_recorder_ends_with_the_last_who_has_it_open(scene: Scene) -> None:
+    first, second = scene.session("1"), scene.session("2")
+    slot = scene.open(first, "e")
+    scene.open(second, "e")
+    scene.registry.expire(first)
+    assert scene.registry.find("e") is slot
+    scene.close(second, slot, let_go=False)
+    assert slot.state == "closed"
+    assert scene.registry.find("e") is None
+    scene.close(second, slot)
+    assert scene.registry.in_use == 1
+    scene.registry.bury(first)
+    assert scene.registry.in_use == 0

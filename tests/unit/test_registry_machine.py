@@ -1,0 +1,330 @@
+"""The registry against a small model of what is promised, by machine: names, roles, leases, slots, and the feed.
+
+The registry runs with its real effects, on a real board, so that what stands there and what the feed says is compared
+with the model too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from ipcsync import errors
+from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, LIVE, OPEN, Board
+from ipcsync._wire import codec, messages
+from ipcsync.client.feed import Replay
+from ipcsync_coordinator.effects import Effects
+from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.pool import Pool
+from ipcsync_coordinator.registry import Limits, Registry, Session, Slot
+from tests.unit.registry_model import Key, Model, Use
+
+_LIMITS = Limits(slots=3, sessions=3, attachments=2, streams=2)
+_NAMES = ("", "a", "b")
+_STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}
+
+
+class _Wire:
+    """Stands for the feed's socket, and keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[messages.Announcement] = []
+
+    def send(self, frame: bytes, _flags: int) -> None:
+        self.sent.append(codec.decode_announcement(frame))
+
+
+class Machine(RuleBasedStateMachine):
+    """Sessions come, open, attach, close, say goodbye, fall silent and die, in any order."""
+
+    registry_type: type[Registry] = Registry
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
+        self.board = Board.create(self._path, os.urandom(16), _LIMITS.sessions, _LIMITS.slots)
+        self.registry = self.registry_type(_LIMITS)
+        self.wire = _Wire()
+        self.forgotten: set[int] = set()
+        feed: Any = Feed(self.wire)  # type: ignore[arg-type] # all that it does is send
+        self.effects = Effects(
+            self.board, Pool({"gpu": 0}, 10), feed, lambda session: self.forgotten.add(session.serial)
+        )
+        self.feed = feed
+        self.model = Model()
+        self.sessions: dict[int, Session] = {}
+        self.points: set[Key] = set()  # every use there ever was
+        self.recorders: dict[Key, int] = {}
+        self.replay = Replay("")
+        self.replay.resync(messages.State(0, [], []))
+        self.late: Replay | None = None
+        self.numbers = itertools.count()
+
+    def teardown(self) -> None:
+        self.board.close()
+        self.board.unlink()
+
+    def _pick(self, among: set[int], at: int) -> Session:
+        return self.sessions[sorted(among)[at % len(among)]]
+
+    def _settle(self) -> None:
+        """Carry out what followed, and check it where it happens: nothing is freed that somebody may touch."""
+        for change in self.registry.take_changes():
+            if change.kind == "freed":
+                assert change.slot is not None
+                key = (change.slot.index, change.slot.incarnation)
+                assert key not in self.model.uses, f"{key} was freed while {self.model.uses[key].holders} may touch it"
+            self.effects.carry_out([change])
+
+    # --- rules --------------------------------------------------------------------------------------------------------
+
+    @rule()
+    def connect(self) -> None:
+        try:
+            session = self.registry.open_session(f"s{next(self.numbers)}", "")
+        except errors.QuotaExceeded as error:
+            refusal = error
+        else:
+            self._take_in(session)
+            return
+        assert refusal.limit == _LIMITS.sessions == len(self.model.there)
+
+    def _take_in(self, session: Session) -> None:
+        assert len(self.model.there) < _LIMITS.sessions
+        assert session.serial not in self.sessions
+        assert session.line not in {self.sessions[serial].line for serial in self.model.there}
+        self.sessions[session.serial] = session
+        self.model.live.add(session.serial)
+        self.model.there.add(session.serial)
+        self.board.session(session.line).assign(session.serial, 0, 0, 0, 1)
+        self._settle()
+
+    @precondition(lambda self: self.model.live)
+    @rule(at=st.integers(0, 5), name=st.sampled_from(_NAMES), recorder=st.booleans())
+    def open(self, at: int, name: str, recorder: bool) -> None:
+        session = self._pick(self.model.live, at)
+        me, key = session.serial, self.model.named(name)
+        known = self.registry.find(name)
+        assert (known is None) == (key is None)
+        full = key not in self.model.held(me) and len(self.model.held(me)) >= _LIMITS.attachments
+        try:
+            slot = self._open(session, known, name, recorder)
+        except errors.RecorderTaken:
+            assert key is not None
+            assert recorder
+            assert self.model.uses[key].recorder not in (None, me)
+            return
+        except errors.QuotaExceeded:
+            assert full or (key is None and len(self.model.uses) >= _LIMITS.slots)
+            return
+        assert not full
+        found = (slot.index, slot.incarnation)
+        if key is None:
+            assert found not in self.points, "the same use of a slot was handed out twice"
+            assert all(index != slot.index for index, _ in self.model.uses), "a slot was handed out that is in use"
+            self.model.uses[found] = Use(name)
+            self.points.add(found)
+        else:
+            assert found == key
+        self.model.take(me, found)
+        if recorder:
+            self.model.uses[found].recorder = me
+        self._settle()
+
+    def _open(self, session: Session, known: Slot | None, name: str, recorder: bool) -> Slot:
+        if known is not None:
+            self.registry.join(session, known, recorder=recorder, device="", engine="auto")
+            return known
+        return self.registry.create(session, name, recorder=recorder, device="gpu", engine="timeline", depth=1, ring=[])
+
+    @precondition(lambda self: self.model.live and self.points)
+    @rule(at=st.integers(0, 5), which=st.integers(0, 50))
+    def attach_by_point(self, at: int, which: int) -> None:
+        session = self._pick(self.model.live, at)
+        key = sorted(self.points)[which % len(self.points)]
+        held = self.model.held(session.serial)
+        try:
+            slot = self.registry.attach(session, *key)
+        except errors.EventClosed:
+            assert key not in self.model.uses
+            return
+        except errors.QuotaExceeded:
+            assert key not in held
+            assert len(held) >= _LIMITS.attachments
+            return
+        assert (slot.index, slot.incarnation) == key
+        self.model.take(session.serial, key)
+        self._settle()
+
+    @precondition(lambda self: self.model.there and self.points)
+    @rule(at=st.integers(0, 5), which=st.integers(0, 50), let_go=st.booleans())
+    def close(self, at: int, which: int, let_go: bool) -> None:
+        session = self._pick(self.model.there, at)
+        key = sorted(self.points)[which % len(self.points)]
+        has_it = key in self.model.held(session.serial)
+        try:
+            self.registry.close(session, *key, let_go=let_go)
+        except errors.EventClosed:
+            assert not has_it
+            assert (session.serial, key) not in self.model.left
+            return
+        if has_it:
+            self.model.leave(session.serial, key, broke=False, let_go=let_go)
+            self.model.settle(session.serial)
+        self._settle()
+
+    @precondition(lambda self: self.model.there)
+    @rule(at=st.integers(0, 5), let_go=st.booleans())
+    def goodbye(self, at: int, let_go: bool) -> None:
+        session = self._pick(self.model.there, at)
+        self.registry.end_session(session, let_go=let_go)
+        self.model.end(session.serial, broke=False, let_go=let_go)
+        self._settle()
+
+    @precondition(lambda self: self.model.live)
+    @rule(at=st.integers(0, 5))
+    def fall_silent(self, at: int) -> None:
+        session = self._pick(self.model.live, at)
+        self.registry.expire(session)
+        self.model.silent.add(session.serial)
+        self.model.end(session.serial, broke=True, let_go=False)
+        self._settle()
+
+    @precondition(lambda self: self.model.there)
+    @rule(at=st.integers(0, 5))
+    def die(self, at: int) -> None:
+        session = self._pick(self.model.there, at)
+        self.registry.bury(session)
+        self.model.end(session.serial, broke=True, let_go=True)
+        self._settle()
+
+    @precondition(lambda self: self.sessions)
+    @rule(at=st.integers(0, 50))
+    def be_told_twice_of_a_death(self, at: int) -> None:
+        gone = set(self.sessions) - self.model.there
+        if gone:
+            self.registry.bury(self._pick(gone, at))
+            self.registry.expire(self._pick(gone, at))
+            assert not self.registry.changes
+
+    @precondition(lambda self: self.model.live)
+    @rule(at=st.integers(0, 5), name=st.sampled_from(("x", "y", "z")))
+    def name_a_stream(self, at: int, name: str) -> None:
+        with suppress(errors.QuotaExceeded):
+            self.registry.stream(self._pick(self.model.live, at), name, "", "gpu", 0)
+        assert len(self.registry.streams) <= _LIMITS.streams
+
+    @precondition(lambda self: self.late is None)
+    @rule()
+    def subscribe_late(self) -> None:
+        self.late = Replay("")
+        self.late.resync(self._snapshot())
+
+    # --- what always holds --------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> messages.State:
+        events = [
+            messages.EventRow(
+                slot.name, slot.device, slot.engine, slot.state, 0, 0, 0, "", slot.index, slot.incarnation
+            )
+            for slot in self._in_use()
+        ]
+        rows = [
+            messages.SessionRow(session.id, "", 0, 0, 0.0, 0.0)
+            for session in self.registry.sessions.values()
+            if session.state == "live"
+        ]
+        return messages.State(self.feed.number, events, rows)
+
+    def _in_use(self) -> Iterator[Slot]:
+        return (slot for slot in self.registry.slots.values() if slot.state != "free")
+
+    @invariant()
+    def every_use_is_as_the_model_says(self) -> None:
+        found = {}
+        for slot in self._in_use():
+            recorder = slot.recorder.serial if slot.recorder is not None else None
+            holders = slot.active | slot.lingering
+            use = Use(slot.name, slot.state, recorder, slot.is_drained, set(slot.active), holders)
+            found[slot.index, slot.incarnation] = use
+        assert found == self.model.uses
+        assert self.registry.in_use == len(found) <= _LIMITS.slots
+        assert set(self.registry.sessions) == self.model.there == set(self.sessions) - self.forgotten
+        assert self.registry.names == {
+            use.name: self.registry.slots[key[0]]
+            for key, use in self.model.uses.items()
+            if use.name and use.state == "open"
+        }
+
+    @invariant()
+    def a_use_has_one_recorder_at_most_for_its_whole_life(self) -> None:
+        for slot in self._in_use():
+            if slot.recorder is not None:
+                known = self.recorders.setdefault((slot.index, slot.incarnation), slot.recorder.serial)
+                assert known == slot.recorder.serial
+
+    @invariant()
+    def a_session_that_ended_holds_no_name_and_no_role(self) -> None:
+        for slot in self._in_use():
+            if slot.state == "open":
+                assert slot.recorder is None or slot.recorder.serial in self.model.live
+                assert slot.active <= self.model.live
+                assert slot.active
+        assert set(self.registry.streams) == {name for s in self.registry.sessions.values() for name in s.streams}
+
+    @invariant()
+    def the_feed_replayed_gives_the_state(self) -> None:
+        for announcement in self.wire.sent:
+            for replay in (self.replay, self.late):
+                if replay is not None:
+                    assert not replay.is_behind(announcement)
+                    replay.apply(announcement)
+        self.wire.sent.clear()
+        events = {key for key, use in self.model.uses.items() if use.state == "open"}
+        live = {self.sessions[serial].id for serial in self.model.live}
+        for replay in (self.replay, self.late):
+            if replay is not None:
+                assert set(replay._events) == events
+                assert set(replay._sessions) == live
+
+    @invariant()
+    def the_board_says_the_same(self) -> None:
+        for slot in self.registry.slots.values():
+            line = self.board.slot(slot.index)
+            assert (line.incarnation, line.state) == (slot.incarnation, _STATES[slot.state])
+            if slot.state != "free":
+                assert line.recorder == (slot.recorder.serial if slot.recorder is not None else 0)
+        lines = {session.line: session for session in self.registry.sessions.values()}
+        for index in range(_LIMITS.sessions):
+            state = self.board.session(index).state
+            session = lines.get(index)
+            assert state == (FREE if session is None else LIVE if session.state == "live" else EXPIRED)
+
+    @invariant()
+    def nothing_grows_that_should_not(self) -> None:
+        assert len(self.registry.slots) <= _LIMITS.slots
+        assert len(self.registry.sessions) <= _LIMITS.sessions
+        for session in self.registry.sessions.values():
+            assert len(session.left) <= _LIMITS.slots
+
+
+SETTINGS = settings(
+    max_examples=120, stateful_step_count=30, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_the_registry_keeps_what_is_promised() -> None:
+    run_state_machine_as_test(Machine, settings=SETTINGS)

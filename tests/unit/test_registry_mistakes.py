@@ -1,0 +1,90 @@
+"""The machine that tries the registry is worth what it finds: each mistake planted here, it must."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import Phase, Verbosity, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from ipcsync_coordinator.registry import Registry, Session, Slot
+from tests.unit.test_registry_machine import SETTINGS, Machine
+
+
+class _ReleasesOnExpiry(Registry):
+    def expire(self, session: Session) -> None:
+        self._end(session, "expired", breaks=True, let_go=True)
+
+
+class _KeepsTheNameAtABreak(Registry):
+    def _finish(self, slot: Slot, state: Any) -> None:
+        self.names, kept = {}, self.names
+        super()._finish(slot, state)
+        self.names = kept
+
+
+class _GivesTheRoleTwice(Registry):
+    def join(self, session: Session, slot: Slot, *, recorder: bool, device: str, engine: str) -> None:
+        if recorder:
+            slot.recorder = None
+        super().join(session, slot, recorder=recorder, device=device, engine=engine)
+
+
+class _ForgetsThatTheRecorderIsPending(Registry):
+    def _attach(self, session: Session, slot: Slot) -> None:
+        if session.serial in slot.lingering:
+            slot.is_drained = True
+        super()._attach(session, slot)
+
+
+class _ReleasesWhileOthersLinger(Registry):
+    def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool) -> None:
+        if let_go:
+            slot.lingering.clear()
+        super()._leave(slot, session, breaks=breaks, let_go=let_go)
+
+
+class _SaysNothingOfAClose(Registry):
+    def take_changes(self) -> list[Any]:
+        return [change for change in super().take_changes() if change.kind != "closed"]
+
+
+class _ReusesTheLineOfAnExpiredSession(Registry):
+    def expire(self, session: Session) -> None:
+        super().expire(session)
+        if session.line not in self._free_lines:
+            self._free_lines.append(session.line)
+
+
+class _LeavesTheStreamsOfTheDead(Registry):
+    def bury(self, session: Session) -> None:
+        session.streams.clear()
+        super().bury(session)
+
+
+@pytest.mark.parametrize(
+    "mistaken",
+    [
+        _ReleasesOnExpiry,
+        _KeepsTheNameAtABreak,
+        _GivesTheRoleTwice,
+        _ForgetsThatTheRecorderIsPending,
+        _ReleasesWhileOthersLinger,
+        _SaysNothingOfAClose,
+        _ReusesTheLineOfAnExpiredSession,
+        _LeavesTheStreamsOfTheDead,
+    ],
+)
+def test_the_machine_finds_a_registry_that_is_mistaken(mistaken: type[Registry]) -> None:
+    machine: Any = type("Mistaken", (Machine,), {"registry_type": mistaken})
+    search = settings(
+        SETTINGS,
+        max_examples=1000,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+    )
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(machine, settings=search)
