@@ -247,15 +247,14 @@ class Engine(ABC):
         self.await_recorded(generation, deadline, timeout)
         while not self.is_complete(generation):
             self._refuse_finished(generation)
-            now = time.monotonic_ns()
-            if now >= deadline:
-                self._timed_out(generation, timeout, "complete")
             with self._in_driver(generation):
-                done = self._driver_wait(generation, min(deadline, now + _SLICE_NS))
+                done = self._driver_wait(generation, min(deadline, time.monotonic_ns() + _SLICE_NS))
             if done:
                 self._accept(generation)
                 return
             self._look(generation)
+            if time.monotonic_ns() >= deadline:  # only now: with a timeout of 0 too the driver was asked once
+                self._timed_out(generation, timeout, "complete")
 
     await_complete = synchronize  # for the client's own threads, whose looks a trace does not show
 
@@ -320,7 +319,9 @@ class Engine(ABC):
         if not self.is_recorder:
             self.check()
             raise NotRecorder(f"this session did not open {self.name!r} with recorder=True")
-        with self._record_lock:
+        if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+            self._timed_out(self._recorded + 1, timeout, "recorded: another thread's record waits for room")
+        try:
             self.check()
             if ordinal != self.ordinal:
                 raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
@@ -328,6 +329,8 @@ class Engine(ABC):
                 with OnDevice(ordinal):
                     return self._record(handle, timeout)
             return self._record(handle, timeout)
+        finally:
+            self._record_lock.release()
 
     def _record(self, handle: Any, timeout: float | None) -> int:
         self._refuse_capturing(handle, "record")

@@ -157,7 +157,7 @@ class Merge:
     def _arrows(
         self, process: _Process, slices: Sequence[Slice], lanes: _Lanes, sources: dict[Key, Source]
     ) -> Iterator[Event]:
-        for (key, _, at, name), drawn in zip(process.releases, slices, strict=True):
+        for (key, _, _, name), drawn in zip(process.releases, slices, strict=True):
             source = sources.get(key)
             if source is None:
                 self.summary.unmatched += 1
@@ -167,7 +167,9 @@ class Merge:
             about = {"cat": _CATEGORY, "name": name, "id": self._flow}
             yield {"ph": "s", **about, "pid": source.pid, "tid": source.tid, "ts": self._us(source.began)}
             tid = lanes.tid(drawn)
-            yield {"ph": "f", "bp": "e", **about, "pid": process.pid, "tid": tid, "ts": self._us(at)}
+            # Inside of the release's slice: at its edge lies the end of the call that it follows.
+            middle = (self._us(drawn.began) + self._us(drawn.ended)) / 2
+            yield {"ph": "f", "bp": "e", **about, "pid": process.pid, "tid": tid, "ts": middle}
 
     def _us(self, ns: int) -> float:
         return (ns - self._start) / 1000

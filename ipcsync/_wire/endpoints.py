@@ -41,8 +41,9 @@ def socket_path(endpoint: str) -> str:
     if not isinstance(endpoint, str):
         raise TypeError(f"an endpoint is a str, not {type(endpoint).__name__}")
     if not endpoint.startswith("ipc://") or len(endpoint) <= len("ipc://"):
-        raise ConnectError(f"an endpoint looks like ipc:///run/user/1000/ipcsync/coordinator.sock, not {endpoint!r}",
-                           endpoint=endpoint)
+        raise ConnectError(
+            f"an endpoint looks like ipc:///run/user/1000/ipcsync/coordinator.sock, not {endpoint!r}", endpoint=endpoint
+        )
     path = endpoint.removeprefix("ipc://")
     if len(os.fsencode(path)) > MAX_PATH:
         raise ConnectError(f"the socket's path is longer than {MAX_PATH} bytes: {path}", endpoint=endpoint)

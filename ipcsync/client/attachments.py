@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -78,6 +79,16 @@ class Attachments:
         self._held: dict[tuple[int, int], weakref.ref[Attached]] = {}
         self._lingering: list[Engine] = []
         self._works_on: set[tuple[str, int]] = set()
+
+    @contextmanager
+    def change(self, timeout: float) -> Iterator[None]:
+        """Hold `changing`; WaitTimeout if other threads keep it for `timeout` seconds."""
+        if not self.changing.acquire(timeout=max(timeout, 0)):
+            raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
+        try:
+            yield
+        finally:
+            self.changing.release()
 
     def find(self, key: tuple[int, int]) -> Attached | None:
         """The attachment to a slot's use, if there is one."""

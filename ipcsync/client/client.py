@@ -292,7 +292,7 @@ class Client:
             engine=engine,
             depth=depth,
         )
-        with self._attachments.changing, ExitStack() as before:
+        with self._attachments.change(timeout), ExitStack() as before:
             self._attachments.settle(timeout)
             if recorder and name and not self._sees_all_devices:
                 # Whoever cannot use the event must learn it before it has the role: a recorder that leaves finishes it.
@@ -348,7 +348,7 @@ class Client:
         found = self._attachments.find(where)
         if found is not None:
             return found
-        with self._attachments.changing:
+        with self._attachments.change(_DEFAULT_S):
             found = self._attachments.find(where)
             if found is not None:
                 return found

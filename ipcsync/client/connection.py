@@ -124,9 +124,10 @@ class Connection:
                 return found
             if look is not None:
                 look()
-        if was_sent and on_late is not None:
+        found = self._receive(socket, request_id)  # a process that was stopped meanwhile may find its reply here
+        if found is None and was_sent and on_late is not None:
             self._late[request_id] = on_late
-        return None
+        return found
 
     def _open_socket(self) -> zmq.Socket[bytes]:
         if self._socket is None:

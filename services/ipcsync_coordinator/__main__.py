@@ -60,16 +60,18 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, *
 async def _serve(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> int:
     os.environ["IPCSYNC_DRIVER"] = settings.driver
     began = time.monotonic()
+    from ipcsync_coordinator.notify import ServiceManager
     from ipcsync_coordinator.runtime_dir import RuntimeDir, RuntimeDirError
     from ipcsync_coordinator.server import Server
 
+    manager = ServiceManager()
     try:
         directory = RuntimeDir(settings.runtime_dir)
     except RuntimeDirError as error:
         log.error("cannot start", extra=fields(why=error))
         return 1
     try:
-        server = Server(settings, directory)
+        server = Server(settings, directory, manager.alive)
     except Exception as error:
         directory.close()
         why = f"{type(error).__name__}: {error}"
@@ -95,8 +97,10 @@ async def _serve(settings: config.Settings, ready_fd: int | None, exit_with: str
         if ready_fd is not None:
             os.write(ready_fd, f"{directory.endpoint}\n".encode())
             os.close(ready_fd)
+        manager.ready(f"serves {directory.endpoint}")
         await server.run()
     finally:
+        manager.stopping()
         server.close()
     log.info("stopped")
     return server.status

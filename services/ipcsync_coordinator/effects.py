@@ -160,5 +160,3 @@ class Effects:
     def _line_freed(self, session: Session) -> None:
         self._board.session(session.line).set_state(FREE)
         self._on_forget(session)
-
-

@@ -288,9 +288,7 @@ class Handlers:
         line = self._board.session(session.line)
         if session.state == "live":
             self.deaths[how] += 1
-            log.warning(
-                "session lost", extra=fields(id=session.id, name=session.name, pid=lease.watch.pid, how=how)
-            )
+            log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=lease.watch.pid, how=how))
         # Who never was ready, and has no lifeline, does not use the board: its line needs no proof of death.
         if how == "pidfd" or not (lease.is_ready or self._board.has_lifeline(line)):
             self._registry.bury(session)
@@ -304,9 +302,7 @@ class Handlers:
         slot = self._registry.find(body.name)
         if slot is not None:
             self._refuse_unusable(lease, slot)
-            self._registry.join(
-                lease.session, slot, recorder=body.recorder, device=body.device, engine=body.engine
-            )
+            self._registry.join(lease.session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
         else:
             self._registry.check_room(lease.session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
@@ -314,8 +310,13 @@ class Handlers:
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
                 slot = self._registry.create(
-                    lease.session, body.name, recorder=body.recorder, device=device, engine=engine,
-                    depth=body.depth, ring=ring,
+                    lease.session,
+                    body.name,
+                    recorder=body.recorder,
+                    device=device,
+                    engine=engine,
+                    depth=body.depth,
+                    ring=ring,
                 )
             except IpcSyncError:
                 self._effects.pool.give_back(device, ring)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
 
+from ipcsync_coordinator.logs import fields
+
+log = logging.getLogger("ipcsync.coordinator")
+
 
 class ServiceManager:
-    """The socket in $NOTIFY_SOCKET, and the watchdog's period in $WATCHDOG_USEC."""
+    """The socket in $NOTIFY_SOCKET, and the watchdog's period in $WATCHDOG_USEC, if that one is meant for this process.
+
+    They are taken out of the environment. A manager that cannot be reached is logged once, and told nothing more.
+    """
 
     def __init__(self) -> None:
         address = os.environ.pop("NOTIFY_SOCKET", "")
         watchdog_us = os.environ.pop("WATCHDOG_USEC", "")
+        if os.environ.pop("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+            watchdog_us = ""
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._period_s = int(watchdog_us) / 2e6 if watchdog_us.isdigit() else 0.0
         self._next = 0.0
@@ -35,5 +45,13 @@ class ServiceManager:
     def _send(self, text: str) -> None:
         if not self._address:
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.sendto(text.encode(), self._address)
+        try:
+            with socket.socket(
+                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            ) as sender:
+                sender.sendto(text.encode(), self._address)
+        except BlockingIOError:
+            return  # a manager that does not read must not hold up the daemon; the next tick tells it again
+        except OSError as error:
+            log.warning("the service manager cannot be told", extra=fields(why=error))
+            self._address = ""

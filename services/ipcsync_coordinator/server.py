@@ -40,8 +40,11 @@ _RELEASE_S = 0.05
 class Server:
     """One coordinator, from bound sockets to their removal."""
 
-    def __init__(self, settings: Settings, directory: RuntimeDir) -> None:
+    def __init__(
+        self, settings: Settings, directory: RuntimeDir, tell_alive: Callable[[], None] = lambda: None
+    ) -> None:
         self._settings = settings
+        self._tell_alive = tell_alive  # called with each tick that did all it has to
         self.directory = directory
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
@@ -52,9 +55,7 @@ class Server:
         devices = served_devices(settings.device_list())
         if not devices:
             raise RuntimeError("the driver shows no device")
-        self.board = Board.create(
-            directory.board_path(self.epoch), self.epoch, settings.max_sessions, settings.pool
-        )
+        self.board = Board.create(directory.board_path(self.epoch), self.epoch, settings.max_sessions, settings.pool)
         self._descriptors = Descriptors(settings.max_sessions)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_535)
@@ -258,6 +259,7 @@ class Server:
         self._drain_doorkeeper()
         self._drain_router()
         self._drain_feed()
+        self._tell_alive()
 
     def _refill(self) -> None:
         if not self._refills:

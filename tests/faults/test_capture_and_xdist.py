@@ -63,7 +63,7 @@ def captured() -> Iterator[ipcsync.Stream]:
     end(stream)
 
 
-def test_a_record_on_a_capturing_stream_is_refused_and_nothing_is_stored(
+def test_row_40_a_record_on_a_capturing_stream_is_refused_and_nothing_is_stored(
     event: ipcsync.SharedEvent, captured: ipcsync.Stream
 ) -> None:
     before = event.record(ipcsync.Stream())
@@ -75,7 +75,7 @@ def test_a_record_on_a_capturing_stream_is_refused_and_nothing_is_stored(
     assert event.record(ipcsync.Stream()).generation == 2
 
 
-def test_a_wait_on_a_capturing_stream_is_refused_whatever_it_waits_for(
+def test_row_40_a_wait_on_a_capturing_stream_is_refused_whatever_it_waits_for(
     event: ipcsync.SharedEvent, captured: ipcsync.Stream, engine: str
 ) -> None:
     done = event.record(ipcsync.Stream())
@@ -89,13 +89,13 @@ def test_a_wait_on_a_capturing_stream_is_refused_whatever_it_waits_for(
     assert captured.is_capturing()
 
 
-def test_the_clients_unnamed_event_refuses_too(client: ipcsync.Client, captured: ipcsync.Stream) -> None:
+def test_row_40_the_clients_unnamed_event_refuses_too(client: ipcsync.Client, captured: ipcsync.Stream) -> None:
     with pytest.raises(ipcsync.StreamCapturing):
         client.record(captured)
     assert captured.is_capturing()
 
 
-def test_a_stream_can_be_recorded_on_once_its_capture_has_ended(event: ipcsync.SharedEvent) -> None:
+def test_row_40_a_stream_can_be_recorded_on_once_its_capture_has_ended(event: ipcsync.SharedEvent) -> None:
     stream = ipcsync.Stream()
     begin(stream)
     with pytest.raises(ipcsync.StreamCapturing):
@@ -154,12 +154,12 @@ def _look_at_all(client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
     client._attachments.beat()
 
 
-def test_no_look_of_ours_spoils_another_threads_capture(client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
+def test_row_40_no_look_of_ours_spoils_anothers_capture(client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
     with Capturing():
         _look_at_all(client, event)
 
 
-def test_what_comes_first_spoils_no_capture_either(client: ipcsync.Client, engine: str) -> None:
+def test_row_40_what_comes_first_spoils_no_capture_either(client: ipcsync.Client, engine: str) -> None:
     """Opening handles, registering the board, making events: what happens once, happens during the capture."""
     with Capturing(), client.event(f"first-{engine}", recorder=True, engine=engine, depth=3) as event:
         _look_at_all(client, event)
@@ -169,7 +169,7 @@ def test_what_comes_first_spoils_no_capture_either(client: ipcsync.Client, engin
         ipcsync.ipc_collect()
 
 
-def test_a_process_may_connect_and_close_amid_a_capture(client: ipcsync.Client) -> None:
+def test_row_40_a_process_may_connect_and_close_amid_a_capture(client: ipcsync.Client) -> None:
     with Capturing(), ipcsync.connect(client.endpoint) as second:
         _look_at_all(second, second.event("second's", recorder=True))
 
@@ -205,7 +205,7 @@ def _wait_until(condition: Callable[[], Any]) -> None:
         assert time.monotonic() < deadline, "not within 20 s"
 
 
-def test_a_test_that_ends_its_process_under_xdist_frees_its_leases_and_the_run_goes_on(
+def test_row_35_a_test_that_ends_its_process_under_xdist_frees_its_leases_and_the_run_goes_on(
     tmp_path: Path, coordinator: ipcsync.Coordinator
 ) -> None:
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(_SUITE))

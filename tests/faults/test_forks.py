@@ -187,7 +187,7 @@ def _parent_goes_on() -> None:
 
 
 @pytest.mark.parametrize("kind", [*FORKS, "thread", "multiprocessing"])
-def test_everything_is_refused_in_a_child_and_the_parent_goes_on(endpoint: str, peer: Peer, kind: str) -> None:
+def test_row_31_everything_is_refused_in_a_child_and_the_parent_goes_on(endpoint: str, peer: Peer, kind: str) -> None:
     assert peer.call(_everything_is_refused, endpoint, kind) == {}
     peer.call(_parent_goes_on)
 
@@ -208,14 +208,14 @@ def _finalizers_do_nothing(endpoint: str, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", FORKS)
-def test_finalizers_do_nothing_in_a_child(endpoint: str, peer: Peer, kind: str) -> None:
+def test_row_31_finalizers_do_nothing_in_a_child(endpoint: str, peer: Peer, kind: str) -> None:
     assert peer.call(_finalizers_do_nothing, endpoint, kind) == []
     peer.call(_parent_goes_on)
 
 
 @pytest.mark.parametrize("fork", ["os.fork()", "ctypes.PyDLL(None).fork()"])
 @pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "del client, events, points, gate; sys.exit(0)"])
-def test_a_child_ends_like_any_process(endpoint: str, fork: str, end: str) -> None:
+def test_row_31_a_child_ends_like_any_process(endpoint: str, fork: str, end: str) -> None:
     script = f"""
         import ctypes, os, signal, sys
         import ipcsync
@@ -292,7 +292,7 @@ def _fork_amid_work(endpoint: str, engine: str) -> int:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_fork_amid_records_and_blocked_waits_hurts_nobody(endpoint: str, peer: Peer, engine: str) -> None:
+def test_row_31_a_fork_amid_records_and_blocked_waits_hurts_nobody(endpoint: str, peer: Peer, engine: str) -> None:
     assert peer.call(_fork_amid_work, endpoint, engine) > 1
     peer.call(_parent_goes_on)
 
@@ -321,7 +321,7 @@ def _fork_before_use(endpoint: str, kind: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", [*FORKS, "fork", "forkserver", "spawn"])
-def test_a_child_forked_before_first_use_works_and_so_does_its_parent(endpoint: str, peer: Peer, kind: str) -> None:
+def test_row_31_a_child_forked_before_first_use_works(endpoint: str, peer: Peer, kind: str) -> None:
     assert peer.call(_fork_before_use, endpoint, kind) == ((1, False), (1, False))
 
 
@@ -335,7 +335,7 @@ def _spawn_after_use(endpoint: str, method: str) -> Any:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_spawned_child_works_after_use(endpoint: str, peer: Peer, method: str) -> None:
+def test_row_31_a_spawned_child_works_after_use(endpoint: str, peer: Peer, method: str) -> None:
     assert peer.call(_spawn_after_use, endpoint, method) == (1, False)
 
 
@@ -369,7 +369,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["os.fork", "PyDLL"])
-def test_a_living_child_does_not_hide_its_parents_death(
+def test_row_31_a_living_child_does_not_hide_its_parents_death(
     endpoint: str, new_peer: Callable[..., Peer], kind: str
 ) -> None:
     parent = new_peer()
@@ -390,7 +390,7 @@ def test_a_living_child_does_not_hide_its_parents_death(
         os.kill(child, signal.SIGKILL)
 
 
-def test_the_board_is_another_open_file_than_the_lifeline(tmp_path: Any) -> None:
+def test_row_31_the_board_is_another_open_file_than_the_lifeline(tmp_path: Any) -> None:
     board = Board.create(str(tmp_path / "board"), b"e" * 16, 1, 1)
     try:
         assert _has_lock(board.path, 0)

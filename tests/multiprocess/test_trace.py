@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -187,6 +188,35 @@ def test_clients_of_one_process_share_one_file_of_bounded_size(
     assert {(use.client, use.event) for use in trace.uses.values()} == {("one", "one"), ("two", "two")}
     assert trace.path.stat().st_size == FILE_BYTES
     assert trace.path.stat().st_mode & 0o777 == 0o600
+
+
+def _use_in_a_forked_child() -> int:
+    """In a peer with an event "e" whose first point is complete: a child uses them in every way; its wait status."""
+    event, stream = worker.event("e"), worker.stream()
+    point = event.at(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        child = os.fork()
+    if not child:
+        for use in (lambda: event.record(stream), lambda: point.wait(stream), lambda: point.synchronize(1)):
+            try:
+                use()
+            except ipcsync.ForkedProcessError:
+                continue
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def test_a_forked_child_writes_nothing_to_its_parents_trace(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], tmp_path: Path
+) -> None:
+    parent = new_peer(IPCSYNC_TRACE=str(tmp_path))
+    parent.call(worker.connect, coordinator.endpoint)
+    parent.call(worker.open_event, "e", {"recorder": True})
+    parent.call(worker.record, "e")
+    assert parent.call(_use_in_a_forked_child) == 0
+    assert _kinds(_read_one(tmp_path)) == [(Kind.RECORD, 1, Outcome.OK)]
 
 
 def test_no_file_is_made_unless_it_is_asked_for_and_something_is_shared(

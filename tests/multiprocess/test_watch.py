@@ -202,7 +202,7 @@ def _watch_until(endpoint: str, last: str, ready: str) -> list[tuple[str, str, i
     client = ipcsync.connect(endpoint, name="watcher")
     notices = client.watch(timeout=LONG_S)
     found = [next(notices)]
-    client.event(ready)
+    client.event(ready, timeout=LONG_S)  # it may be stopped before it has read the answer
     found += until(notices, "opened", last)
     return [(notice.kind, notice.name, notice.number) for notice in found]
 

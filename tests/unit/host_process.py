@@ -111,7 +111,7 @@ class HostProcess:
             self._process.stdin.close()
         return self._process.wait(ANSWER_S)
 
-    def __enter__(self) -> HostProcess:  # noqa: PYI034 - Self came with Python 3.11
+    def __enter__(self) -> HostProcess:
         return self
 
     def __exit__(

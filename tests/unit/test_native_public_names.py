@@ -43,6 +43,7 @@ SERVICE = [
     "AsyncClient",
     "AsyncPoint",
     "AsyncSharedEvent",
+    "AttachmentInfo",
     "Client",
     "Coordinator",
     "EventInfo",

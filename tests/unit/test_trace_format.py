@@ -1,4 +1,4 @@
-"""The trace's file and its merge: what is written is read again, the ring is bounded, damage is told, arrows are right."""
+"""A trace file and its merge: what is written is read again, the ring is bounded, damage is told, arrows are right."""
 
 from __future__ import annotations
 
