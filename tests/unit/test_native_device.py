@@ -124,7 +124,7 @@ def test_what_names_no_device_of_this_process_is_an_invalid_device(wrong: Any) -
 
 
 @pytest.mark.parametrize(
-    "wrong", [True, False, 0.0, 1.5, b"cuda", [], (0,), {}, object(), len, int, Torchlike], ids=repr
+    "wrong", [True, False, 0.0, 1.5, b"cuda", [], (0,), {}, frozenset(), len, int, Torchlike], ids=repr
 )
 def test_what_is_no_device_at_all_is_a_type_error(wrong: Any) -> None:
     for call in (
