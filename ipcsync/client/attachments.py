@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ipcsync._board import Board
-from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine
+from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine, deadline_of
 from ipcsync._wire.messages import Attachment, Close
 from ipcsync.errors import (
     ConnectError,
@@ -83,7 +83,8 @@ class Attachments:
     @contextmanager
     def change(self, timeout: float) -> Iterator[None]:
         """Hold `changing`; WaitTimeout if other threads keep it for `timeout` seconds."""
-        if not self.changing.acquire(timeout=max(timeout, 0)):
+        deadline_of(timeout)  # a wrong one is a ValueError
+        if not self.changing.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
             raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
         try:
             yield

@@ -47,19 +47,19 @@ def run_on_two(script: str, **env: str) -> None:
     )
 
 
+@dataclasses.dataclass(frozen=True)
 class Torchlike:
     """What torch.device is to us."""
 
-    def __init__(self, kind: str, index: int | None) -> None:
-        self.type = kind
-        self.index = index
+    type: str
+    index: int | None
 
 
+@dataclasses.dataclass(frozen=True)
 class WithId:
     """What cuda.core.Device is to us."""
 
-    def __init__(self, device_id: int) -> None:
-        self.device_id = device_id
+    device_id: int
 
 
 class WithNumber:
