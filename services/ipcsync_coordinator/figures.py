@@ -1,14 +1,9 @@
-"""What operators ask for: results of requests, how long they took, and who is attached to what."""
+"""What operators ask for: results of requests, and how long they took."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
-from itertools import islice
-
-from ipcsync._wire import messages
-from ipcsync_coordinator.registry import Registry, Slot
 
 BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3, 500e-3, 1.0)
 """Upper bounds, in seconds, of the buckets for a request's time."""
@@ -40,28 +35,3 @@ class Figures:
             "results": {op: dict(counter) for op, counter in self.results.items()},
             "latency": {"bounds_s": list(BOUNDS_S), "counts": list(self._buckets), "sum_s": self._sum_s},
         }
-
-
-def attachments(registry: Registry, prefix: str, limit: int) -> list[messages.AttachmentRow]:
-    """The first `limit` uses of events whose names begin with `prefix`."""
-    return list(islice(_rows(registry, prefix), limit))
-
-
-def _rows(registry: Registry, prefix: str) -> Iterator[messages.AttachmentRow]:
-    for slot in registry.slots.values():
-        if slot.state != "free" and slot.name.startswith(prefix):
-            for serial in sorted(slot.active | slot.lingering):
-                yield _row(registry, slot, serial)
-
-
-def _row(registry: Registry, slot: Slot, serial: int) -> messages.AttachmentRow:
-    session = registry.sessions[serial]
-    return messages.AttachmentRow(
-        event=slot.name,
-        session=session.label,
-        session_id=session.id,
-        role="records" if slot.recorder is session else "waits",
-        state="active" if serial in slot.active else "lingering",
-        slot=slot.index,
-        incarnation=slot.incarnation,
-    )

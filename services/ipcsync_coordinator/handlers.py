@@ -8,7 +8,6 @@ import os
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -27,7 +26,9 @@ from ipcsync.errors import (
 )
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.figures import Figures, attachments
+from ipcsync_coordinator.figures import Figures
+from ipcsync_coordinator.leases import Lease, Sender
+from ipcsync_coordinator.lists import attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import Watch
 from ipcsync_coordinator.logs import fields
 from ipcsync_coordinator.registry import Registry, Session, Slot
@@ -36,32 +37,6 @@ log = logging.getLogger("ipcsync.coordinator")
 
 _CHANGING = ("open", "attach", "close", "stream", "bye")
 _UNLIMITED = 1 << 30
-
-
-@dataclass(eq=False)
-class Lease:
-    """A session as the coordinator holds it: token, TTL, its process, and the replies that a retry gets again."""
-
-    session: Session
-    token: bytes
-    nonce: bytes
-    ttl_ns: int
-    opened_ns: int
-    beat_ns: int  # the latest heartbeat seen
-    watch: Watch
-    hello: messages.Hello
-    why_not_event: str = ""
-    is_ready: bool = False
-    replies: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
-    forgotten: int = 0  # the highest request id whose reply is no longer kept
-
-
-@dataclass(frozen=True)
-class Sender:
-    """Who sent a frame, by the kernel's word. `routing` names one connection, and is no identity."""
-
-    routing: bytes
-    pid: int
 
 
 class Handlers:
@@ -383,61 +358,19 @@ class Handlers:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    def _rows(self, prefix: str) -> list[messages.EventRow]:
-        return [
-            self._row(slot)
-            for slot in self._registry.slots.values()
-            if slot.state != "free" and slot.name.startswith(prefix)
-        ]
-
-    def _row(self, slot: Slot) -> messages.EventRow:
-        line = self._board.slot(slot.index)
-        generation = max(line.recorded - slot.base, 0)
-        completed = line.completed if slot.state == "open" else min(line.completed, line.watermark or line.completed)
-        return messages.EventRow(
-            name=slot.name,
-            device=slot.device,
-            engine=slot.engine,
-            state=slot.state,
-            generation=generation,
-            completed=min(max(completed - slot.base, 0), generation),
-            attached=len(slot.active) + len(slot.lingering),
-            recorder=slot.recorder.label if slot.recorder else "",
-            slot=slot.index,
-            incarnation=slot.incarnation,
-        )
-
-    def _session_rows(self) -> list[messages.SessionRow]:
-        now_ns = time.monotonic_ns()
-        rows = []
-        for lease in self.leases.values():
-            session = lease.session
-            if session.state == "live":
-                seen = max(self._board.session(session.line).heartbeat, lease.opened_ns)
-                rows.append(
-                    messages.SessionRow(
-                        id=session.id,
-                        name=session.name,
-                        pid=lease.watch.pid,
-                        events=len(session.attached),
-                        connected_s=(now_ns - lease.opened_ns) / 1e9,
-                        last_seen_s=max(now_ns - seen, 0) / 1e9,
-                    )
-                )
-        return rows
-
     def _events(self, _: Lease, body: messages.Events) -> messages.Message:
-        return messages.EventList(self._rows(body.prefix))
+        return messages.EventList(event_rows(self._registry, self._board, body.prefix))
 
     def _sessions(self, _: Lease, _body: messages.Sessions) -> messages.Message:
-        return messages.SessionList(self._session_rows())
+        return messages.SessionList(session_rows(self.leases.values(), self._board))
 
     def _attachments(self, _: Lease, body: messages.Attachments) -> messages.Message:
-        return messages.AttachmentList(attachments(self._registry, body.prefix, body.limit))
+        return messages.AttachmentList(attachment_rows(self._registry, body.prefix, body.limit))
 
     def _snapshot(self, _: Lease, body: messages.Snapshot) -> messages.Message:
         self.resyncs += body.again
-        return messages.State(self._effects.feed.number, self._rows(body.prefix), self._session_rows())
+        events = event_rows(self._registry, self._board, body.prefix)
+        return messages.State(self._effects.feed.number, events, session_rows(self.leases.values(), self._board))
 
     def _stats(self, _: Lease, _body: messages.Stats) -> messages.Message:
         return messages.Counters(self.stats())

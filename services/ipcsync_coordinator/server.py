@@ -24,7 +24,8 @@ from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.descriptors import Descriptors, Gate
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, WELCOME, Feed
-from ipcsync_coordinator.handlers import Handlers, Lease, Sender
+from ipcsync_coordinator.handlers import Handlers
+from ipcsync_coordinator.leases import Lease, Sender
 from ipcsync_coordinator.liveness import PauseCredit
 from ipcsync_coordinator.logs import fields, is_round
 from ipcsync_coordinator.pool import Pool, served_devices

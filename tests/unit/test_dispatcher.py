@@ -17,7 +17,8 @@ from ipcsync._wire.messages import Message
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
-from ipcsync_coordinator.handlers import Handlers, Lease, Sender
+from ipcsync_coordinator.handlers import Handlers
+from ipcsync_coordinator.leases import Lease, Sender
 from ipcsync_coordinator.pool import Pool, served_devices
 from ipcsync_coordinator.registry import Limits, Registry
 from tests.unit import frames

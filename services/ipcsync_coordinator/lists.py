@@ -1,0 +1,81 @@
+"""The rows of the lists that clients ask for: events, sessions, attachments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from ipcsync._board import Board
+from ipcsync._wire import messages
+from ipcsync_coordinator.leases import Lease
+from ipcsync_coordinator.registry import Registry, Slot
+
+
+def event_rows(registry: Registry, board: Board, prefix: str) -> list[messages.EventRow]:
+    """The events whose names begin with `prefix`, those in quarantine included."""
+    return [
+        _event(slot, board) for slot in registry.slots.values() if slot.state != "free" and slot.name.startswith(prefix)
+    ]
+
+
+def _event(slot: Slot, board: Board) -> messages.EventRow:
+    line = board.slot(slot.index)
+    generation = max(line.recorded - slot.base, 0)
+    completed = line.completed if slot.state == "open" else min(line.completed, line.watermark or line.completed)
+    return messages.EventRow(
+        name=slot.name,
+        device=slot.device,
+        engine=slot.engine,
+        state=slot.state,
+        generation=generation,
+        completed=min(max(completed - slot.base, 0), generation),
+        attached=len(slot.active) + len(slot.lingering),
+        recorder=slot.recorder.label if slot.recorder else "",
+        slot=slot.index,
+        incarnation=slot.incarnation,
+    )
+
+
+def session_rows(leases: Iterable[Lease], board: Board) -> list[messages.SessionRow]:
+    """The sessions that live."""
+    now_ns = time.monotonic_ns()
+    return [_session(lease, board, now_ns) for lease in leases if lease.session.state == "live"]
+
+
+def _session(lease: Lease, board: Board, now_ns: int) -> messages.SessionRow:
+    session = lease.session
+    seen = max(board.session(session.line).heartbeat, lease.opened_ns)
+    return messages.SessionRow(
+        id=session.id,
+        name=session.name,
+        pid=lease.watch.pid,
+        events=len(session.attached),
+        connected_s=(now_ns - lease.opened_ns) / 1e9,
+        last_seen_s=max(now_ns - seen, 0) / 1e9,
+    )
+
+
+def attachment_rows(registry: Registry, prefix: str, limit: int) -> list[messages.AttachmentRow]:
+    """The first `limit` uses of events whose names begin with `prefix`."""
+    return list(islice(_uses(registry, prefix), limit))
+
+
+def _uses(registry: Registry, prefix: str) -> Iterator[messages.AttachmentRow]:
+    for slot in registry.slots.values():
+        if slot.state != "free" and slot.name.startswith(prefix):
+            for serial in sorted(slot.active | slot.lingering):
+                yield _use(registry, slot, serial)
+
+
+def _use(registry: Registry, slot: Slot, serial: int) -> messages.AttachmentRow:
+    session = registry.sessions[serial]
+    return messages.AttachmentRow(
+        event=slot.name,
+        session=session.label,
+        session_id=session.id,
+        role="records" if slot.recorder is session else "waits",
+        state="active" if serial in slot.active else "lingering",
+        slot=slot.index,
+        incarnation=slot.incarnation,
+    )
