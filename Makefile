@@ -26,9 +26,16 @@ test: test-host test-host-async test-cuda
 test-host: install
 	IPCSYNC_DRIVER=host $(PYTEST) $(ARGS)
 
-# What depends on the driver, with every operation sent through the stream's thread.
-DRIVER_TESTS := tests/contract tests/multiprocess tests/faults tests/unit/test_native_*.py
+# What depends on the driver; what does not ran in the first pass.
+INDEPENDENT := tests/multiprocess/test_pytest_plugin_runs.py tests/multiprocess/test_observer.py \
+  tests/multiprocess/test_observer_page.py tests/multiprocess/test_top.py tests/multiprocess/test_notify.py \
+  tests/multiprocess/test_watch.py tests/multiprocess/test_doctor.py tests/faults/test_hostile_input.py \
+  tests/faults/test_files.py tests/faults/test_feed.py tests/faults/test_limits.py tests/faults/test_board_model.py \
+  tests/faults/test_board_order.py tests/faults/test_history_checker.py
+DRIVER_TESTS := tests/contract tests/multiprocess tests/faults tests/unit/test_native_*.py \
+  $(addprefix --ignore=,$(INDEPENDENT))
 
+# With every operation sent through the stream's thread.
 test-host-async: install
 	IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 $(PYTEST) $(DRIVER_TESTS) $(ARGS)
 

@@ -13,7 +13,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ipcsync._linux.process import start_time
+from ipcsync._linux.process import is_running, pid_namespace, start_time
 from ipcsync.errors import ConnectError
 
 if TYPE_CHECKING:
@@ -129,26 +129,28 @@ def launch(*, driver: str | None = None, runtime_dir: str | None = None, **setti
     temporary = runtime_dir is None
     if runtime_dir is None:
         _remove_abandoned()
-        runtime_dir = tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-{start_time(os.getpid())}-")
+        runtime_dir = tempfile.mkdtemp(prefix=f"{directory_prefix()}{os.getpid()}-{start_time(os.getpid())}-")
     command += ["--runtime-dir", runtime_dir, "--exit-with", f"{os.getpid()}:{start_time(os.getpid())}"]
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     return Coordinator(command, environment, runtime_dir, temporary)
 
 
-def _prefix() -> str:
-    return f"ipcsync-{os.getuid()}-"
+def directory_prefix() -> str:
+    """How the names of temporary runtime directories begin: whose they are, and in which pid namespace.
+
+    A pid means something only there: to a process of another namespace that shares the folder, this one's is dead.
+    """
+    return f"ipcsync-u{os.getuid()}-{pid_namespace()}-"
 
 
 def _remove_abandoned() -> None:
-    """Remove the directories of processes that were killed together with their coordinators."""
-    from ipcsync._linux.process import is_running
-
+    """Remove the directories of processes of this pid namespace that were killed together with their coordinators."""
     root = tempfile.gettempdir()
     for entry in os.listdir(root):
-        if not entry.startswith(_prefix()):
+        if not entry.startswith(directory_prefix()):
             continue
-        pid, _, rest = entry.removeprefix(_prefix()).partition("-")
+        pid, _, rest = entry.removeprefix(directory_prefix()).partition("-")
         started = rest.partition("-")[0]
         if pid.isdigit() and started.isdigit() and not is_running(int(pid), int(started)):
             shutil.rmtree(os.path.join(root, entry), ignore_errors=True)

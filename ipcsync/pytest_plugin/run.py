@@ -29,6 +29,7 @@ from typing import Any
 
 from ipcsync._linux.process import PidFd, is_running, start_time
 from ipcsync.errors import ConnectError
+from ipcsync.launch import directory_prefix
 
 _START_S = 30.0
 _STOP_S = 5.0
@@ -48,7 +49,7 @@ class Run:
     @property
     def directory(self) -> Path:
         """Where the run's processes meet. Named so that a later `launch` removes what a killed run left."""
-        return Path(tempfile.gettempdir()) / f"ipcsync-{os.getuid()}-{self.pid}-{self.started}-{self.token}"
+        return Path(tempfile.gettempdir()) / f"{directory_prefix()}{self.pid}-{self.started}-{self.token}"
 
     def to_worker(self) -> dict[str, Any]:
         """What a worker is told of it."""

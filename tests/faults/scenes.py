@@ -122,12 +122,12 @@ def launch_patched(patch: str, runtime_dir: str) -> Coordinator:
 class ForeignPeer(Peer):
     """A peer in a pid namespace of its own, where the pids of this one mean nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, **env: str) -> None:
         self._pipe, theirs = Pipe()
         fd = theirs.fileno()
         unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         command = [*unshare, sys.executable, "-m", "tests.faults.foreign", str(fd)]
-        settings = {**os.environ, "PYTHONWARNINGS": "error"}
+        settings = {**os.environ, "PYTHONWARNINGS": "error", **env}
         self._process = subprocess.Popen(command, pass_fds=[fd], cwd=_ROOT, env=settings)
         theirs.close()
         self._owed = 0

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import uuid
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 import ipcsync
-from ipcsync._linux.process import Process, is_running, start_time
+from ipcsync._linux.process import Process, is_running, pid_namespace, start_time
 from ipcsync.testing import StreamGate
 from ipcsync_coordinator.liveness import Watch
-from tests.faults import actions, scenes
-from tests.faults.scenes import Blocked, until, until_lost
+from tests.faults import actions, reborn, scenes
+from tests.faults.scenes import Blocked, ForeignPeer, until, until_lost
 from tests.peer import Peer
 
 
@@ -281,54 +282,24 @@ def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_con
     assert not loop.readers
 
 
-@pytest.fixture
-def peer_with_pid(new_peer: Callable[[], Peer]) -> Callable[[int], Peer]:
-    """Starts a peer with the pid that is asked for, which must be free."""
-    path = "/proc/sys/kernel/ns_last_pid"
-    if not os.access(path, os.W_OK):
-        pytest.skip("a pid can be chosen only by who may write ns_last_pid (root)")
-
-    def start(pid: int) -> Peer:
-        for _ in range(200):
-            try:
-                with open(path, "w") as file:
-                    file.write(str(pid - 1))
-            except OSError as error:
-                pytest.skip(f"a pid cannot be chosen here: {error.strerror}")
-            peer = new_peer()
-            if peer.pid == pid:
-                return peer
-            peer.kill()  # another process on this machine was faster
-        pytest.skip(f"pid {pid} was not to be had in 200 tries: the machine is too busy")
-
-    return start
-
-
-def test_row_07_a_new_process_with_the_pid_of_a_dead_recorder_is_not_taken_for_it(
-    coordinator: ipcsync.Coordinator,
-    client: ipcsync.Client,
-    new_peer: Callable[[], Peer],
-    peer_with_pid: Callable[[int], Peer],
-    engine: str,
-) -> None:
-    recorder = new_peer()
-    recorder.call(actions.open_recorder, coordinator.endpoint, "e", engine)
-    recorder.call(actions.hold)
-    point = client.point(recorder.call(actions.record, "e"))
-    assert not point.query()
-    scenes.stop(coordinator.pid)  # so that it learns of the death only once the pid is taken again
+def test_row_07_a_new_process_with_the_pid_of_a_dead_recorder_is_not_taken_for_it(engine: str) -> None:
+    """All of it, the coordinator too, in a pid namespace of its own: see `reborn`."""
+    why_not = ForeignPeer.why_not()
+    if why_not:
+        pytest.skip(why_not)
+    segment = uuid.uuid4().hex[:8]
+    foreign = ForeignPeer(IPCSYNC_HOST_SEGMENT=segment, SIMCUDA_SEGMENT=segment)
     try:
-        recorder.kill()
-        reborn = peer_with_pid(recorder.pid)
-        with pytest.raises(ipcsync.RecorderLost):
-            point.synchronize(scenes.DEADLINE_S)
+        why_not = foreign.call(reborn.why_not, pid_namespace())
+        if why_not:
+            pytest.skip(why_not)
+        found = foreign.call(reborn.scenario, engine, pid_namespace())
     finally:
-        scenes.resume(coordinator.pid)
-    until_lost(client, "pidfd")
-    reborn.call(actions.open_recorder, coordinator.endpoint, "e", engine)  # the name is free
-    with pytest.raises(ipcsync.RecorderLost):
-        point.query()
-    sessions = {info.name: info.pid for info in client.list_sessions()}
-    assert sessions["recorder"] == recorder.pid
-    scenes.finish(client.point(reborn.call(actions.record_complete, "e")))
-    assert client.stats()["deaths"] == {"pidfd": 1, "ttl": 0}
+        foreign.kill()
+    assert found == {
+        "complete while it lived": False,
+        "before the coordinator knew": "RecorderLost",
+        "afterwards": "RecorderLost",
+        "the new session has the old pid": True,
+        "deaths": {"pidfd": 1, "ttl": 0},
+    }

@@ -1,0 +1,36 @@
+"""Coordinators of one's own, and the directories that they live in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ipcsync
+from ipcsync.launch import directory_prefix
+
+_LAUNCH = "import ipcsync\nwith ipcsync.launch(log_level='error'):\n    pass\n"
+
+
+def test_a_launch_removes_what_killed_processes_left(new_coordinator: Callable[..., ipcsync.Coordinator]) -> None:
+    left = Path(tempfile.mkdtemp(prefix=f"{directory_prefix()}{2**22}-1-"))
+    new_coordinator()
+    assert not left.exists()
+
+
+def test_a_launch_in_another_pid_namespace_removes_nothing_of_ours(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
+    coordinator = new_coordinator()
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", _LAUNCH]
+    other = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
+    if "unshare failed" in other.stderr or "Operation not permitted" in other.stderr:
+        pytest.skip(f"no pid namespace can be made here: {other.stderr.strip()}")
+    assert other.returncode == 0, other.stderr
+    with ipcsync.connect(coordinator.endpoint) as client:
+        assert client.is_connected
