@@ -1,4 +1,4 @@
-"""A pid that comes again at once: run inside of a pid namespace of its own, where alone a pid may be chosen.
+"""A pid that comes again at once: run in a `ForeignPeer` that is alone, where a pid may be chosen.
 
 The counter that the kernel gives pids from belongs to a namespace. Set back in the one that everybody shares, it would
 give strangers' pids out again early, and a signal meant for a process that has ended could hit another one.
@@ -7,6 +7,7 @@ give strangers' pids out again early, and a signal meant for a process that has 
 from __future__ import annotations
 
 import os
+import tempfile
 
 import ipcsync
 from ipcsync._linux.process import pid_namespace
@@ -20,6 +21,7 @@ _TRIES = 50
 def why_not(outer_namespace: int) -> str:
     """Why no pid can be chosen here, empty if one can. AssertionError in the namespace `outer_namespace`."""
     assert pid_namespace() != outer_namespace, "a pid is chosen in a namespace of its own only"
+    assert tempfile.gettempdir() == "/dev/shm/tmp", "and where nobody else's files are"
     try:
         with open(_LAST_PID, "r+") as file:
             file.write(file.read().strip())

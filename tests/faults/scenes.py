@@ -119,15 +119,23 @@ def launch_patched(patch: str, runtime_dir: str) -> Coordinator:
     return Coordinator(command, environment, runtime_dir, temporary=True)
 
 
-class ForeignPeer(Peer):
-    """A peer in a pid namespace of its own, where the pids of this one mean nothing."""
+_UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+# Shared memory and temporary files of its own: who judges by pids there would take everybody else's for abandoned.
+_ALONE = 'mount -t tmpfs tmpfs /dev/shm && mkdir -m 700 /dev/shm/tmp && export TMPDIR=/dev/shm/tmp && exec "$@"'
 
-    def __init__(self, **env: str) -> None:
+
+class ForeignPeer(Peer):
+    """A peer in a pid namespace of its own, where the pids of this one mean nothing.
+
+    `alone`: it also has a /dev/shm and a temporary folder of its own, and so reaches nothing of anybody else.
+    """
+
+    def __init__(self, *, alone: bool = False) -> None:
         self._pipe, theirs = Pipe()
         fd = theirs.fileno()
-        unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        command = [*unshare, sys.executable, "-m", "tests.faults.foreign", str(fd)]
-        settings = {**os.environ, "PYTHONWARNINGS": "error", **env}
+        enter = [*_UNSHARE, "sh", "-c", _ALONE, "sh"] if alone else [*_UNSHARE]
+        command = [*enter, sys.executable, "-m", "tests.faults.foreign", str(fd)]
+        settings = {**os.environ, "PYTHONWARNINGS": "error"}
         self._process = subprocess.Popen(command, pass_fds=[fd], cwd=_ROOT, env=settings)
         theirs.close()
         self._owed = 0
@@ -136,9 +144,8 @@ class ForeignPeer(Peer):
     def why_not() -> str:
         """Why a pid namespace cannot be made here, empty if one can."""
         try:
-            done = subprocess.run(
-                ["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False, timeout=20
-            )
+            enter = [*_UNSHARE, "sh", "-c", _ALONE, "sh", "true"]
+            done = subprocess.run(enter, capture_output=True, check=False, timeout=DEADLINE_S)
         except FileNotFoundError:
             return "there is no unshare(1) here"
         return "" if done.returncode == 0 else f"no new pid namespace here: {done.stderr.decode().strip()}"

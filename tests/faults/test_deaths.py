@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import uuid
 from collections import Counter
 from collections.abc import Callable
 
@@ -287,8 +286,7 @@ def test_row_07_a_new_process_with_the_pid_of_a_dead_recorder_is_not_taken_for_i
     why_not = ForeignPeer.why_not()
     if why_not:
         pytest.skip(why_not)
-    segment = uuid.uuid4().hex[:8]
-    foreign = ForeignPeer(IPCSYNC_HOST_SEGMENT=segment, SIMCUDA_SEGMENT=segment)
+    foreign = ForeignPeer(alone=True)
     try:
         why_not = foreign.call(reborn.why_not, pid_namespace())
         if why_not:
