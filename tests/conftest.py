@@ -23,6 +23,10 @@ os.environ["SIMCUDA_SEGMENT"] = os.environ["IPCSYNC_TEST_RUN"]
 os.environ.pop("IPCSYNC_ENDPOINT", None)
 os.environ.pop("IPCSYNC_RUNTIME_DIR", None)
 
+# A shell that runs the tests in the background has SIGINT ignored, and what they start would ignore it too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 import ipcsync
 from ipcsync._board.board import is_abandoned
 from tests.peer import Peer
