@@ -82,6 +82,9 @@ class Point:
         queued wait that is never signalled holds its stream, and whatever shares a hardware queue with it, until the
         recorder records, closes or dies.
 
+        A recorder that dies after its record may leave a queued wait of the `event` engine for ever in front of the
+        stream's later work, also when this call tells of it: go on with another stream.
+
         Raises RecorderLost if the record will never come or never counts, WaitTimeout, StreamCapturing for a stream
         that is being captured, EngineMismatch for `ahead` on the `event` engine, TypeError for what is no stream,
         ValueError for a timeout that is negative or NaN.

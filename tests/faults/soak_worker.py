@@ -388,7 +388,8 @@ class Worker:
         result = self._notes.judge(
             Op.WAIT, known, lambda: known.point.wait(lane.stream, timeout=timeout, ahead=ahead), timeout
         )
-        if result is Result.OK and known.cell != NOBODY:
+        # A wait that found its recorder lost may have been queued by then, and may hold the stream for ever.
+        if result in (Result.OK, Result.RECORDER_LOST) and known.cell != NOBODY:
             self._streams.put(lane, known, start)
 
 
