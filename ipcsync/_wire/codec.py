@@ -21,6 +21,7 @@ MAX_REPLY = 64 * 1024 * 1024
 MAX_NESTING = 8  # of a request: no body of ours nests at all
 _MAX_ITEMS = 64  # of one array or map of a request; msgpack makes an array of the size that its header claims
 _MAX_REPLY_ITEMS = 1 << 20
+_CONTAINERS = frozenset((list, dict))  # what msgpack makes, and no subclasses
 _PEEK = 64  # bytes that hold the head of a request up to its id
 
 _M = TypeVar("_M", bound=Message)
@@ -95,14 +96,14 @@ def peek_id(frame: bytes | memoryview) -> int:
 def _check_nesting(value: Any, limit: int) -> None:
     layer = [value]
     for _ in range(limit):
-        layer = [
-            part
-            for container in layer
-            for part in (container.values() if isinstance(container, dict) else container)
-            if isinstance(part, list | dict)
-        ]
-        if not layer:
+        inner = []
+        for container in layer:
+            for part in container.values() if type(container) is dict else container:
+                if type(part) in _CONTAINERS:
+                    inner.append(part)  # noqa: PERF401 - twice as fast as a comprehension for the few there are
+        if not inner:
             return
+        layer = inner
     raise ProtocolError(f"a request nested more than {limit} deep", code="too_deep")
 
 

@@ -48,9 +48,3 @@ def uid_of(address: str) -> str:
     """The uid in an ipc peer's address, empty if there is none."""
     parts = address.split(":")
     return parts[1] if len(parts) == 4 else ""
-
-
-def pid_of(address: str) -> int:
-    """The pid in an ipc peer's address, 0 if there is none (a process of a pid namespace we cannot see)."""
-    parts = address.split(":")
-    return int(parts[3]) if len(parts) == 4 and parts[3].isdigit() else 0

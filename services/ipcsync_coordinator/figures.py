@@ -1,21 +1,34 @@
-"""What operators ask for: results of requests, and how long they took."""
+"""What operators ask for: how many requests, how they ended, and how long they took."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
 
+from ipcsync.errors import IpcSyncError, ProtocolError
+
 BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3, 500e-3, 1.0)
 """Upper bounds, in seconds, of the buckets for a request's time."""
 
 
 class Figures:
-    """Counts of results by operation, and a histogram of the time that each frame took."""
+    """Counts of requests and refusals, of results by operation, and a histogram of the time that each frame took."""
 
     def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.deaths: Counter[str] = Counter({"pidfd": 0, "ttl": 0})
+        self.resyncs = 0
         self.results: dict[str, Counter[str]] = {}
         self._buckets = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
+
+    def refused(self, error: IpcSyncError, op: str = "") -> None:
+        """A request, with its operation if that is known, was refused."""
+        code = error.code if isinstance(error, ProtocolError) else ""
+        self.refusals[code or type(error).__name__] += 1
+        if op:
+            self.ended(op, type(error).__name__)
 
     def ended(self, op: str, result: str) -> None:
         """A request ended: "ok", the name of the error that it was refused with, "late" or "internal"."""
@@ -30,8 +43,12 @@ class Figures:
         self._sum_s += seconds
 
     def stats(self) -> dict[str, object]:
-        """`results` and `latency`, whose counts are of each bucket alone; the last is above every bound."""
+        """All of them, for `Client.stats`; a latency's counts are of each bucket alone, the last above every bound."""
         return {
+            "requests": dict(self.requests),
+            "refusals": dict(self.refusals),
+            "deaths": dict(self.deaths),
+            "resyncs": self.resyncs,
             "results": {op: dict(counter) for op, counter in self.results.items()},
             "latency": {"bounds_s": list(BOUNDS_S), "counts": list(self._buckets), "sum_s": self._sum_s},
         }

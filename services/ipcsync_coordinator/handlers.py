@@ -1,4 +1,4 @@
-"""What each request does: one request, one typed reply. No socket in here."""
+"""What each request does. No socket in here, and no frame."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,20 +13,18 @@ import msgspec
 
 from ipcsync._board import Board
 from ipcsync._linux.process import pid_namespace
-from ipcsync._wire import codec, messages
-from ipcsync._wire.codec import Request
+from ipcsync._wire import messages
 from ipcsync.errors import (
     ConnectError,
     EngineMismatch,
     IpcSyncError,
     ProtocolError,
     QuotaExceeded,
-    SessionExpired,
 )
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.figures import Figures
-from ipcsync_coordinator.leases import Lease, Sender
+from ipcsync_coordinator.leases import Lease, Leases, Sender
 from ipcsync_coordinator.lists import attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import Watch
 from ipcsync_coordinator.logs import fields
@@ -35,12 +32,11 @@ from ipcsync_coordinator.registry import Registry, Session, Slot
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_CHANGING = ("open", "attach", "close", "stream", "bye")
 _UNLIMITED = 1 << 30
 
 
 class Handlers:
-    """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC."""
+    """The operations, and the beginning and end of sessions. `now_ns` is CLOCK_MONOTONIC."""
 
     def __init__(
         self,
@@ -48,32 +44,25 @@ class Handlers:
         registry: Registry,
         board: Board,
         effects: Effects,
+        leases: Leases,
+        figures: Figures,
         driver: str,
         feed_endpoint: str,
-        on_confirm: Callable[[Lease, Sender], None],
         room: Callable[[], int] = lambda: _UNLIMITED,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._board = board
         self._effects = effects
+        self._leases = leases
+        self._figures = figures
         self._driver = driver
         self._feed_endpoint = feed_endpoint
-        self._on_confirm = on_confirm
         self._room = room  # how many sessions the file descriptors allow
         self._namespace = pid_namespace()
         self._shm = shm_identity()
         self._started = time.monotonic()
-        self.leases: dict[bytes, Lease] = {}
-        self.by_serial: dict[int, Lease] = {}
-        self._nonces: dict[bytes, Lease] = {}
-        self._last_words: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()  # of sessions gone, for their retry
-        self.requests: Counter[str] = Counter()
-        self.refusals: Counter[str] = Counter()
-        self.deaths: Counter[str] = Counter({"pidfd": 0, "ttl": 0})
-        self.resyncs = 0
-        self.figures = Figures()
-        self._table: dict[str, Callable[[Lease, Any], messages.Message]] = {
+        self.table: dict[str, Callable[[Lease, Any], messages.Message]] = {
             "ready": self._ready,
             "renew": self._renew,
             "open": self._open,
@@ -89,105 +78,18 @@ class Handlers:
             "bye": self._bye,
         }
 
-    # --- the way through ----------------------------------------------------------------------------------------------
-
-    def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
-        """The reply to a frame, None if there is to be none (its client waits no more)."""
-        began = time.perf_counter()
-        try:
-            return self._handle(frame, sender, now_ns)
-        finally:
-            self.figures.took(time.perf_counter() - began)
-
-    def _handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
-        try:
-            request = codec.decode_request(frame, self._settings.max_frame, self._settings.max_nesting)
-        except ProtocolError as error:
-            self._count(error)
-            return codec.encode_reply(codec.peek_id(frame), codec.failure_of(error))
-        if 0 < request.deadline_ns < now_ns:
-            self.refusals["late"] += 1
-            self.figures.ended(request.op, "late")
-            return None
-        try:
-            return self._answer(request, sender, now_ns)
-        except IpcSyncError as error:
-            self._count(error, request.op)
-            return codec.encode_reply(request.id, codec.failure_of(error))
-        except Exception:
-            self.refusals["internal"] += 1
-            self.figures.ended(request.op, "internal")
-            log.exception("request failed", extra=fields(op=request.op))
-            return codec.encode_reply(
-                request.id, messages.Failure("IpcSyncError", "the coordinator failed inside; its log says how")
-            )
-        finally:
-            self._effects.carry_out(self._registry.take_changes())
-
-    def _count(self, error: IpcSyncError, op: str = "") -> None:
-        code = error.code if isinstance(error, ProtocolError) else ""
-        self.refusals[code or type(error).__name__] += 1
-        if op:
-            self.figures.ended(op, type(error).__name__)
-
-    def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes:
-        if request.op == "hello":
-            assert isinstance(request.body, messages.Hello)
-            self.requests["hello"] += 1
-            reply = codec.encode_reply(request.id, self._hello(request.body, sender, now_ns))
-            self.figures.ended("hello", "ok")
-            return reply
-        lease = self.leases.get(request.token)
-        if lease is None:
-            last_id, last_reply = self._last_words.get(request.token, (0, b""))
-            if last_id == request.id:
-                return last_reply
-            raise SessionExpired("no such session here: it expired, was closed, or is of an earlier coordinator")
-        kept = lease.replies.get(request.id)
-        if kept is not None:
-            return kept
-        if request.id <= lease.forgotten:
-            raise ProtocolError(f"request {request.id} was answered long ago", code="forgotten")
-        if lease.session.state != "live" and request.op not in ("close", "bye"):
-            raise SessionExpired(f"the session {lease.session.label!r} expired; connect anew")
-        self._on_confirm(lease, sender)
-        self.requests[request.op] += 1
-        try:
-            body = self._table[request.op](lease, request.body)
-            self.figures.ended(request.op, "ok")
-        except IpcSyncError as error:
-            self._count(error, request.op)
-            body = codec.failure_of(error)
-        self._effects.carry_out(self._registry.take_changes())
-        if isinstance(body, messages.Attachment):
-            body = self._with_base(body)
-        reply = codec.encode_reply(request.id, body)
-        if request.op in _CHANGING:
-            self._keep(lease, request.id, reply)
-        return reply
-
-    def _keep(self, lease: Lease, request_id: int, reply: bytes) -> None:
-        if lease.token not in self.leases:  # its own last request ended it
-            self._last_words[lease.token] = (request_id, reply)
-            if len(self._last_words) > self._settings.max_sessions:
-                self._last_words.popitem(last=False)
-            return
-        lease.replies[request_id] = reply
-        if len(lease.replies) > self._settings.remembered_requests:
-            oldest, _ = lease.replies.popitem(last=False)
-            lease.forgotten = max(lease.forgotten, oldest)
-
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    def _hello(self, hello: messages.Hello, sender: Sender, now_ns: int) -> messages.Welcome:
-        known = self._nonces.get(hello.nonce)
+    def hello(self, hello: messages.Hello, sender: Sender, now_ns: int) -> messages.Welcome:
+        """Open a session for the process that `sender` names."""
+        known = self._leases.of_nonce(hello.nonce)
         if known is not None:
             return self._welcome(known)
         if hello.driver != self._driver:
             raise ConnectError(f"this coordinator uses the driver {self._driver!r}, the client {hello.driver!r}")
         ttl = self._granted_ttl(hello.lease_ttl)
         room = self._room()
-        if len(self.leases) >= room:
+        if len(self._leases) >= room:
             raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
         session = self._registry.open_session(os.urandom(4).hex(), hello.name)
         watch = Watch(sender.pid, sender.routing, self._board, session.line)
@@ -196,9 +98,7 @@ class Handlers:
         # Without a start time the pid tells nobody anything: others then ask for the lifeline.
         pid = watch.pid if watch.started else 0
         self._board.session(session.line).assign(session.serial, pid, watch.started, self._namespace, now_ns)
-        self.leases[lease.token] = lease
-        self.by_serial[session.serial] = lease
-        self._nonces[hello.nonce] = lease
+        self._leases.add(lease)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
         return self._welcome(lease)
 
@@ -251,10 +151,8 @@ class Handlers:
 
     def forget(self, session: Session) -> None:
         """The session's line is free: drop all that is kept of it."""
-        lease = self.by_serial.pop(session.serial, None)
+        lease = self._leases.forget(session.serial)
         if lease is not None:
-            self.leases.pop(lease.token, None)
-            self._nonces.pop(lease.nonce, None)
             lease.watch.close()
 
     def lose(self, lease: Lease, how: str) -> None:
@@ -262,7 +160,7 @@ class Handlers:
         session = lease.session
         line = self._board.session(session.line)
         if session.state == "live":
-            self.deaths[how] += 1
+            self._figures.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=lease.watch.pid, how=how))
         # Who never was ready, and has no lifeline, does not use the board: its line needs no proof of death.
         if how == "pidfd" or not (lease.is_ready or self._board.has_lifeline(line)):
@@ -337,7 +235,7 @@ class Handlers:
             serials=[shared.serial for shared in slot.ring],
         )
 
-    def _with_base(self, body: messages.Attachment) -> messages.Attachment:
+    def with_base(self, body: messages.Attachment) -> messages.Attachment:
         """A new slot's base is known only once it was opened on the board."""
         return msgspec.structs.replace(body, base=self._registry.slots[body.slot].base)
 
@@ -362,15 +260,15 @@ class Handlers:
         return messages.EventList(event_rows(self._registry, self._board, body.prefix))
 
     def _sessions(self, _: Lease, _body: messages.Sessions) -> messages.Message:
-        return messages.SessionList(session_rows(self.leases.values(), self._board))
+        return messages.SessionList(session_rows(self._leases, self._board))
 
     def _attachments(self, _: Lease, body: messages.Attachments) -> messages.Message:
         return messages.AttachmentList(attachment_rows(self._registry, body.prefix, body.limit))
 
     def _snapshot(self, _: Lease, body: messages.Snapshot) -> messages.Message:
-        self.resyncs += body.again
+        self._figures.resyncs += body.again
         events = event_rows(self._registry, self._board, body.prefix)
-        return messages.State(self._effects.feed.number, events, session_rows(self.leases.values(), self._board))
+        return messages.State(self._effects.feed.number, events, session_rows(self._leases, self._board))
 
     def _stats(self, _: Lease, _body: messages.Stats) -> messages.Message:
         return messages.Counters(self.stats())
@@ -378,7 +276,7 @@ class Handlers:
     def stats(self) -> dict[str, object]:
         """`Client.stats()`: everything that is counted."""
         slots = [slot for slot in self._registry.slots.values() if slot.state != "free"]
-        opened_ns = [lease.opened_ns for lease in self.leases.values() if lease.session.state == "live"]
+        opened_ns = [lease.opened_ns for lease in self._leases if lease.session.state == "live"]
         now_ns = time.monotonic_ns()
         return {
             "sessions": len(opened_ns),
@@ -391,12 +289,8 @@ class Handlers:
             "cuda_events": self._effects.pool.made,
             "quarantined": sum(slot.is_quarantined for slot in slots),
             "quarantine_oldest_s": self._effects.quarantine_oldest_s(),
-            "requests": dict(self.requests),
-            "refusals": dict(self.refusals),
-            "deaths": dict(self.deaths),
             "feed_number": self._effects.feed.number,
-            "resyncs": self.resyncs,
-            **self.figures.stats(),
+            **self._figures.stats(),
             "uptime_s": time.monotonic() - self._started,
         }
 

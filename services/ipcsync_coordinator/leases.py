@@ -1,9 +1,11 @@
-"""A session as the coordinator holds it, and who sent a frame."""
+"""Sessions as the coordinator holds them, the replies that a retry gets again, and who sent a frame."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ipcsync._wire import messages
 from ipcsync_coordinator.liveness import Watch
@@ -28,9 +30,70 @@ class Lease:
     forgotten: int = 0  # the highest request id whose reply is no longer kept
 
 
-@dataclass(frozen=True)
-class Sender:
-    """Who sent a frame, by the kernel's word. `routing` names one connection, and is no identity."""
+class Leases:
+    """All leases, by token; iterating goes over those there are at the beginning.
+
+    Of each, `replies` last replies are kept, and the last one of each of the `sessions` sessions that ended last.
+    """
+
+    def __init__(self, replies: int, sessions: int) -> None:
+        self._most_replies = replies
+        self._most_last_words = sessions
+        self._by_token: dict[bytes, Lease] = {}
+        self._by_serial: dict[int, Lease] = {}
+        self._by_nonce: dict[bytes, Lease] = {}
+        self._last_words: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()  # of sessions gone, for their retry
+        self.find = self._by_token.get
+        self.of_nonce = self._by_nonce.get
+
+    def __len__(self) -> int:
+        return len(self._by_token)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(list(self._by_token.values()))
+
+    def add(self, lease: Lease) -> None:
+        """Take in a new one."""
+        self._by_token[lease.token] = lease
+        self._by_serial[lease.session.serial] = lease
+        self._by_nonce[lease.nonce] = lease
+
+    def forget(self, serial: int) -> Lease | None:
+        """The lease of the session with that number, which has no place here any more."""
+        lease = self._by_serial.pop(serial, None)
+        if lease is not None:
+            del self._by_token[lease.token], self._by_nonce[lease.nonce]
+        return lease
+
+    def keep(self, lease: Lease, request_id: int, reply: bytes) -> None:
+        """Keep a reply for the case that its request comes again."""
+        if lease.token not in self._by_token:  # its own last request ended it
+            self._last_words[lease.token] = (request_id, reply)
+            if len(self._last_words) > self._most_last_words:
+                self._last_words.popitem(last=False)
+            return
+        lease.replies[request_id] = reply
+        if len(lease.replies) > self._most_replies:
+            oldest, _ = lease.replies.popitem(last=False)
+            lease.forgotten = max(lease.forgotten, oldest)
+
+    def last_word(self, token: bytes, request_id: int) -> bytes | None:
+        """The reply to the last request of a session that is gone."""
+        last_id, reply = self._last_words.get(token, (0, b""))
+        return reply if last_id == request_id else None
+
+
+class Sender(NamedTuple):
+    """Who sent a frame, by the kernel's word: its address is `localhost:uid:gid:pid`.
+
+    `routing` names one connection, and is no identity.
+    """
 
     routing: bytes
-    pid: int
+    address: str
+
+    @property
+    def pid(self) -> int:
+        """Its process id, 0 if there is none (a process of a pid namespace we cannot see)."""
+        parts = self.address.split(":")
+        return int(parts[3]) if len(parts) == 4 and parts[3].isdigit() else 0

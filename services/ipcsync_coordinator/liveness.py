@@ -25,6 +25,7 @@ class Watch:
         self._pidfd: PidFd | None = None
         self._watched_by: asyncio.AbstractEventLoop | None = None
         self.has_lifeline = False
+        self.is_confirmed = False
         if pid:
             try:
                 self.started = start_time(pid) or 0
@@ -37,6 +38,7 @@ class Watch:
         if self._pidfd is None or self._watched_by is not None or routing != self._routing:
             return
         self._watched_by = loop
+        self.is_confirmed = True
         loop.add_reader(self._pidfd, on_death)
 
     def lifeline_is_cut(self) -> bool:

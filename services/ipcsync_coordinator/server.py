@@ -22,10 +22,12 @@ from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator import auth
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.descriptors import Descriptors, Gate
+from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, WELCOME, Feed
+from ipcsync_coordinator.figures import Figures
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.leases import Lease, Sender
+from ipcsync_coordinator.leases import Lease, Leases, Sender
 from ipcsync_coordinator.liveness import PauseCredit
 from ipcsync_coordinator.logs import fields, is_round
 from ipcsync_coordinator.pool import Pool, served_devices
@@ -35,6 +37,7 @@ from ipcsync_coordinator.runtime_dir import RuntimeDir
 log = logging.getLogger("ipcsync.coordinator")
 
 _BUDGET = 256
+_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # as numbers: an enum costs as much as the call
 _RELEASE_S = 0.05
 
 
@@ -78,15 +81,21 @@ class Server:
         )
         pool = Pool(devices, settings.max_cuda_events)
         self.effects = Effects(self.board, pool, self.feed, self._forget)
+        self.figures = Figures()
+        self.leases = Leases(settings.remembered_requests, settings.max_sessions)
         self.handlers = Handlers(
             settings,
             self.registry,
             self.board,
             self.effects,
+            self.leases,
+            self.figures,
             _drivers.name(),
             directory.feed,
-            self._confirm,
             self._descriptors.sessions,
+        )
+        self._dispatcher = Dispatcher(
+            settings, self.handlers, self.leases, self.figures, self._carry_out, self._confirm
         )
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
@@ -132,8 +141,8 @@ class Server:
         self._loop.call_soon_threadsafe(self._refuse, reason)
 
     def _refuse(self, reason: str) -> None:
-        self.handlers.refusals[reason] += 1
-        count = self.handlers.refusals[reason]
+        self.figures.refusals[reason] += 1
+        count = self.figures.refusals[reason]
         if is_round(count):
             log.warning("refused", extra=fields(reason=reason, count=count))
 
@@ -188,7 +197,7 @@ class Server:
         router = self._router
         for _ in range(_BUDGET):
             try:
-                routing = router.recv(zmq.NOBLOCK)
+                routing = router.recv(_NOW)
             except zmq.Again:
                 return
             self._receive(router, routing)
@@ -196,25 +205,27 @@ class Server:
             self._loop.call_soon(self._drain_router)
 
     def _receive(self, router: zmq.Socket[bytes], routing: bytes) -> None:
-        if not router.rcvmore:
-            self._refuse("no_frame")
-            return
-        frame = router.recv(zmq.NOBLOCK, copy=False)
-        count = 1
-        while router.rcvmore:
-            router.recv(zmq.NOBLOCK)
-            count += 1
-        if count > self._settings.max_frames:
+        frame = router.recv(_NOW, copy=False)  # a ROUTER never gives a routing id alone
+        if frame.more and self._drop_rest(router) >= self._settings.max_frames:
             self._refuse("too_many_frames")
             return
-        sender = Sender(routing, auth.pid_of(frame.get("Peer-Address")))  # type: ignore[arg-type] # a str for this one
-        reply = self.handlers.handle(frame.bytes, sender, time.monotonic_ns())
+        sender = Sender(routing, frame.get("Peer-Address"))  # type: ignore[arg-type] # a str for this one
+        reply = self._dispatcher.handle(frame.bytes, sender, time.monotonic_ns())
         if reply is not None:
             self._send(routing, reply)
 
+    @staticmethod
+    def _drop_rest(router: zmq.Socket[bytes]) -> int:
+        """How many frames came behind the first."""
+        count = 1
+        while router.recv(_NOW, copy=False).more:
+            count += 1
+        return count
+
     def _send(self, routing: bytes, reply: bytes) -> None:
         try:
-            self._router.send_multipart([routing, reply], zmq.NOBLOCK)
+            self._router.send(routing, _MORE)
+            self._router.send(reply, _NOW)
         except zmq.Again:
             self._refuse("slow_client")  # it does not read its replies: dropped, never waited for
         except zmq.ZMQError as error:
@@ -226,6 +237,10 @@ class Server:
 
     def _confirm(self, lease: Lease, sender: Sender) -> None:
         lease.watch.confirm(sender.routing, self._loop, lambda: self.handlers.lose(lease, "pidfd"))
+
+    def _carry_out(self) -> None:
+        if self.registry.changes:
+            self.effects.carry_out(self.registry.take_changes())
 
     def _forget(self, session: Session) -> None:
         self.handlers.forget(session)
@@ -244,7 +259,7 @@ class Server:
         now_ns = time.monotonic_ns()
         self._credit.tick(now_ns)
         self.board.beat(now_ns)
-        for lease in list(self.handlers.leases.values()):
+        for lease in self.leases:
             self._check(lease, now_ns)
         now = now_ns / 1e9
         if now >= self._next_feed_tick:
@@ -253,7 +268,7 @@ class Server:
         self.effects.releaser.again()
         self._refill()
         limit = self._settings.exit_when_idle
-        if limit and not self.handlers.leases and now - self._idle_since > limit:
+        if limit and not self.leases and now - self._idle_since > limit:
             log.info("stopping", extra=fields(reason="idle", idle_s=limit))
             self.stop()
         # A drain by hand each tick: an edge that was missed then costs a tick, never a client.
@@ -292,7 +307,7 @@ class Server:
             socket.close()
         self._doorkeeper.close()
         self._context.term()
-        for lease in list(self.handlers.leases.values()):
+        for lease in self.leases:
             lease.watch.close()
         self.effects.pool.close()
         self.board.unlink()

@@ -15,16 +15,18 @@ from ipcsync._board import Board
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.figures import Figures
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.leases import Lease, Sender
+from ipcsync_coordinator.leases import Lease, Leases, Sender
 from ipcsync_coordinator.pool import Pool, served_devices
 from ipcsync_coordinator.registry import Limits, Registry
 from tests.unit import frames
 
 _SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
-_SENDER = Sender(b"routing", 0)
+_SENDER = Sender(b"routing", "")
 _CODES = {
     "malformed", "version", "unknown_op", "invalid", "too_large", "too_deep", "name", "ttl", "engine", "forgotten",
     "late", "ConnectError", "SessionExpired", "QuotaExceeded", "EventClosed", "RecorderTaken", "DeviceMismatch",
@@ -37,7 +39,7 @@ class _NoSocket:
         """Nobody subscribes."""
 
 
-class Dispatcher:
+class World:
     """Handlers with all that stands behind them, the driver included, and nothing before them."""
 
     def __init__(self) -> None:
@@ -48,8 +50,18 @@ class Dispatcher:
         )
         self.pool = Pool(served_devices(None), limit=200, step=8)
         effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget)  # type: ignore[arg-type] # see there
+        self.leases = Leases(_SETTINGS.remembered_requests, _SETTINGS.max_sessions)
+        self.figures = Figures()
         self.handlers = Handlers(
-            _SETTINGS, self.registry, self.board, effects, _drivers.name(), "ipc://feed", self._confirm
+            _SETTINGS, self.registry, self.board, effects, self.leases, self.figures, _drivers.name(), "ipc://feed"
+        )
+        self.dispatcher = Dispatcher(
+            _SETTINGS,
+            self.handlers,
+            self.leases,
+            self.figures,
+            lambda: effects.carry_out(self.registry.take_changes()),
+            self._confirm,
         )
         self.ids = iter(range(1 << 40, 1 << 41))
 
@@ -61,7 +73,7 @@ class Dispatcher:
 
     def handle(self, frame: bytes) -> Message | None:
         """The reply's body."""
-        reply = self.handlers.handle(frame, _SENDER, time.monotonic_ns())
+        reply = self.dispatcher.handle(frame, _SENDER, time.monotonic_ns())
         return None if reply is None else codec.decode_reply(reply)[1]
 
     def ask(self, body: Message, token: bytes = b"") -> Message:
@@ -75,7 +87,7 @@ class Dispatcher:
         return reply
 
     def bury_all(self) -> None:
-        for lease in list(self.handlers.leases.values()):
+        for lease in self.leases:
             self.handlers.lose(lease, "pidfd")
 
     def close(self) -> None:
@@ -86,9 +98,9 @@ class Dispatcher:
 
 
 @pytest.fixture(scope="module")
-def dispatcher() -> Iterator[Dispatcher]:
+def world() -> Iterator[World]:
     """One for all: what grows, grows from test to test."""
-    one = Dispatcher()
+    one = World()
     yield one
     one.close()
 
@@ -96,9 +108,9 @@ def dispatcher() -> Iterator[Dispatcher]:
 _TOKENS = [bytes([number]) * 16 for number in range(6)]
 
 
-def _with_real_tokens(dispatcher: Dispatcher, frame: bytes) -> bytes:
+def _with_real_tokens(world: World, frame: bytes) -> bytes:
     """The frame with the tokens of sessions that are there: those it was made with stand for their places."""
-    known = list(dispatcher.handlers.leases)
+    known = [lease.token for lease in world.leases]
     for index, place in enumerate(_TOKENS[:-1] if known else []):
         frame = frame.replace(place, known[index % len(known)])
     return frame
@@ -107,106 +119,102 @@ def _with_real_tokens(dispatcher: Dispatcher, frame: bytes) -> bytes:
 @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(frames.anything(st.sampled_from(_TOKENS)), min_size=5, max_size=25), st.integers(1, 3))
 def test_any_frames_in_any_order_get_replies_and_leave_nothing_behind(
-    dispatcher: Dispatcher, sent: list[bytes], sessions: int
+    world: World, sent: list[bytes], sessions: int
 ) -> None:
-    for _ in range(min(sessions, _SETTINGS.max_sessions - len(dispatcher.handlers.leases))):
-        dispatcher.hello()
+    for _ in range(min(sessions, _SETTINGS.max_sessions - len(world.leases))):
+        world.hello()
     for frame in sent:
-        dispatcher.handle(_with_real_tokens(dispatcher, frame))  # raises for a reply that is none
-        _assert_bounded(dispatcher)
-    dispatcher.bury_all()
-    assert dispatcher.handlers.refusals["internal"] == 0
-    assert set(dispatcher.handlers.refusals) - {"internal"} <= _CODES
-    assert dispatcher.registry.in_use == 0
-    assert not dispatcher.registry.sessions
-    assert not dispatcher.registry.names
-    assert not dispatcher.registry.streams
-    assert not dispatcher.handlers.leases
-    assert not dispatcher.handlers.by_serial
-    assert not dispatcher.handlers._nonces
+        world.handle(_with_real_tokens(world, frame))  # raises for a reply that is none
+        _assert_bounded(world)
+    world.bury_all()
+    assert world.figures.refusals["internal"] == 0
+    assert set(world.figures.refusals) - {"internal"} <= _CODES
+    assert world.registry.in_use == 0
+    assert not world.registry.sessions
+    assert not world.registry.names
+    assert not world.registry.streams
+    assert not world.leases
+    assert not world.leases._by_serial
+    assert not world.leases._by_nonce
 
 
-def _assert_bounded(dispatcher: Dispatcher) -> None:
-    handlers, registry = dispatcher.handlers, dispatcher.registry
-    assert len(handlers.leases) == len(handlers.by_serial) == len(handlers._nonces) <= _SETTINGS.max_sessions
-    assert len(handlers._last_words) <= _SETTINGS.max_sessions
-    assert all(len(lease.replies) <= _SETTINGS.remembered_requests for lease in handlers.leases.values())
+def _assert_bounded(world: World) -> None:
+    leases, registry = world.leases, world.registry
+    assert len(leases) == len(leases._by_serial) == len(leases._by_nonce) <= _SETTINGS.max_sessions
+    assert len(leases._last_words) <= _SETTINGS.max_sessions
+    assert all(len(lease.replies) <= _SETTINGS.remembered_requests for lease in leases)
     assert len(registry.slots) <= _SETTINGS.pool
     assert len(registry.streams) <= _SETTINGS.max_streams
     assert len(registry.sessions) <= _SETTINGS.max_sessions
     assert not registry.changes
-    assert dispatcher.pool.made <= 200
-    assert set(handlers.requests) <= set(messages.REQUESTS)
+    assert world.pool.made <= 200
+    assert set(world.figures.requests) <= set(messages.REQUESTS)
 
 
-def test_a_request_past_its_deadline_is_dropped_and_counted(dispatcher: Dispatcher) -> None:
-    token = dispatcher.hello().token
-    before = dispatcher.handlers.refusals["late"]
+def test_a_request_past_its_deadline_is_dropped_and_counted(world: World) -> None:
+    token = world.hello().token
+    before = world.figures.refusals["late"]
     late = codec.encode_request(5, messages.Open("late", True), token, time.monotonic_ns() - 1)
-    assert dispatcher.handle(late) is None
-    assert dispatcher.handlers.refusals["late"] == before + 1
-    assert dispatcher.registry.find("late") is None
-    dispatcher.bury_all()
+    assert world.handle(late) is None
+    assert world.figures.refusals["late"] == before + 1
+    assert world.registry.find("late") is None
+    world.bury_all()
 
 
 @pytest.mark.parametrize(
     ("wanted", "granted"), [(None, 5.0), (0.0001, 0.2), (1e300, 3600.0), (float("inf"), 3600.0), (7.5, 7.5)]
 )
-def test_a_ttl_is_clamped_and_the_granted_one_is_told(
-    dispatcher: Dispatcher, wanted: float | None, granted: float
-) -> None:
-    reply = dispatcher.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
+def test_a_ttl_is_clamped_and_the_granted_one_is_told(world: World, wanted: float | None, granted: float) -> None:
+    reply = world.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
     assert isinstance(reply, messages.Welcome)
     assert (reply.lease_ttl, reply.heartbeat) == (granted, granted / 3)
-    dispatcher.bury_all()
+    world.bury_all()
 
 
 @pytest.mark.parametrize("wanted", [0.0, -1.0, -1e300, float("nan"), float("-inf")])
-def test_a_ttl_that_is_none_is_refused(dispatcher: Dispatcher, wanted: float) -> None:
-    reply = dispatcher.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
+def test_a_ttl_that_is_none_is_refused(world: World, wanted: float) -> None:
+    reply = world.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
     assert isinstance(reply, messages.Failure)
     assert (reply.kind, reply.attributes["code"]) == ("ProtocolError", "ttl")
-    assert not dispatcher.handlers.leases
+    assert not world.leases
 
 
 def test_an_exception_inside_is_a_reply_and_counted_and_nothing_of_it_is_told(
-    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = dispatcher.hello().token
+    token = world.hello().token
 
     def fail(*_: object) -> Message:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setitem(dispatcher.handlers._table, "stats", fail)
-    reply = dispatcher.ask(messages.Stats(), token)
+    monkeypatch.setitem(world.handlers.table, "stats", fail)
+    reply = world.ask(messages.Stats(), token)
     assert isinstance(reply, messages.Failure)
     assert reply.kind == "IpcSyncError"
     assert "secret" not in reply.message
-    assert dispatcher.handlers.refusals.pop("internal") == 1
-    assert isinstance(dispatcher.ask(messages.Renew(), token), messages.Done)
-    dispatcher.bury_all()
+    assert world.figures.refusals.pop("internal") == 1
+    assert isinstance(world.ask(messages.Renew(), token), messages.Done)
+    world.bury_all()
 
 
-def test_a_change_that_fails_in_the_driver_keeps_no_other_back(
-    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = dispatcher.hello().token
+def test_a_change_that_fails_in_the_driver_keeps_no_other_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = world.hello().token
     for number in range(3):
-        opened = dispatcher.ask(messages.Open(f"e{number}", True, engine="event", depth=1), token)
+        opened = world.ask(messages.Open(f"e{number}", True, engine="event", depth=1), token)
         assert isinstance(opened, messages.Attachment)
 
     def fail(*_: object) -> None:
         raise _drivers.describe(999, "cuEventDestroy")
 
-    monkeypatch.setattr(dispatcher.pool, "destroy", fail)
-    monkeypatch.setattr(dispatcher.pool, "give_back", fail)
-    dispatcher.bury_all()
-    assert dispatcher.registry.in_use == 0
-    assert not dispatcher.handlers.leases
+    monkeypatch.setattr(world.pool, "destroy", fail)
+    monkeypatch.setattr(world.pool, "give_back", fail)
+    world.bury_all()
+    assert world.registry.in_use == 0
+    assert not world.leases
 
 
 def test_a_hello_when_descriptors_are_short_leaves_no_session_behind(
-    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_pid: int) -> int:
         raise OSError(24, "Too many open files")
@@ -214,11 +222,12 @@ def test_a_hello_when_descriptors_are_short_leaves_no_session_behind(
     monkeypatch.setattr("ipcsync_coordinator.liveness.start_time", fail)
     hello = messages.Hello(os.urandom(16), _drivers.name())
     frame = codec.encode_request(1, hello, b"", 0)
-    reply = dispatcher.handlers.handle(frame, Sender(b"r", os.getpid()), time.monotonic_ns())
+    sender = Sender(b"r", f"localhost:{os.getuid()}:{os.getgid()}:{os.getpid()}")
+    reply = world.dispatcher.handle(frame, sender, time.monotonic_ns())
     assert reply is not None
     _, welcome = codec.decode_reply(reply)
     assert isinstance(welcome, messages.Welcome)
     # Nobody can ask the kernel of a pid without its start time: others are pointed to the lifeline.
-    assert dispatcher.board.session(welcome.line).process[0] == 0
-    dispatcher.bury_all()
-    assert not dispatcher.registry.sessions
+    assert world.board.session(welcome.line).process[0] == 0
+    world.bury_all()
+    assert not world.registry.sessions

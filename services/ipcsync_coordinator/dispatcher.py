@@ -1,0 +1,121 @@
+"""From a request's frame to its reply's: one request, one typed reply, and a request that comes again is done once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ipcsync._wire import codec, messages
+from ipcsync._wire.codec import Request
+from ipcsync._wire.messages import Message
+from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
+from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.figures import Figures
+from ipcsync_coordinator.handlers import Handlers
+from ipcsync_coordinator.leases import Lease, Leases, Sender
+from ipcsync_coordinator.logs import fields
+
+log = logging.getLogger("ipcsync.coordinator")
+
+_CHANGING = frozenset(("open", "attach", "close", "stream", "bye"))
+
+
+class Dispatcher:
+    """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC.
+
+    `on_confirm` is told of each request of a session whose process no pidfd watches yet; `carry_out` does what follows
+    from the request, before its reply is made.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        handlers: Handlers,
+        leases: Leases,
+        figures: Figures,
+        carry_out: Callable[[], None],
+        on_confirm: Callable[[Lease, Sender], None],
+    ) -> None:
+        self._max_frame = settings.max_frame
+        self._max_nesting = settings.max_nesting
+        self._handlers = handlers
+        self._table = handlers.table
+        self._leases = leases
+        self._figures = figures
+        self._carry_out = carry_out
+        self._on_confirm = on_confirm
+
+    def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
+        """The reply to a frame, None if there is to be none (its client waits no more)."""
+        try:
+            request = codec.decode_request(frame, self._max_frame, self._max_nesting)
+        except ProtocolError as error:
+            self._figures.refused(error)
+            reply: bytes | None = codec.encode_reply(codec.peek_id(frame), codec.failure_of(error))
+        else:
+            reply = self._reply(request, sender, now_ns)
+        self._figures.took((time.monotonic_ns() - now_ns) / 1e9)
+        return reply
+
+    def _reply(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
+        if 0 < request.deadline_ns < now_ns:
+            self._figures.refusals["late"] += 1
+            self._figures.ended(request.op, "late")
+            return None
+        try:
+            return self._answer(request, sender, now_ns)
+        except IpcSyncError as error:
+            self._figures.refused(error, request.op)
+            return codec.encode_reply(request.id, codec.failure_of(error))
+        except Exception:
+            self._figures.refusals["internal"] += 1
+            self._figures.ended(request.op, "internal")
+            log.exception("request failed", extra=fields(op=request.op))
+            return codec.encode_reply(
+                request.id, messages.Failure("IpcSyncError", "the coordinator failed inside; its log says how")
+            )
+        finally:
+            self._carry_out()  # also what was begun before it failed
+
+    def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes:
+        op = request.op
+        if op == "hello":
+            return self._welcome(request, sender, now_ns)
+        lease = self._leases.find(request.token)
+        if lease is None:
+            last_word = self._leases.last_word(request.token, request.id)
+            if last_word is not None:
+                return last_word
+            raise SessionExpired("no such session here: it expired, was closed, or is of an earlier coordinator")
+        kept = lease.replies.get(request.id)
+        if kept is not None:
+            return kept
+        if request.id <= lease.forgotten:
+            raise ProtocolError(f"request {request.id} was answered long ago", code="forgotten")
+        if lease.session.state != "live" and op not in ("close", "bye"):
+            raise SessionExpired(f"the session {lease.session.label!r} expired; connect anew")
+        if not lease.watch.is_confirmed:
+            self._on_confirm(lease, sender)
+        self._figures.requests[op] += 1
+        body: Message
+        try:
+            body = self._table[op](lease, request.body)
+            self._figures.ended(op, "ok")
+        except IpcSyncError as error:
+            self._figures.refused(error, op)
+            body = codec.failure_of(error)
+        self._carry_out()
+        if type(body) is messages.Attachment:
+            body = self._handlers.with_base(body)
+        reply = codec.encode_reply(request.id, body)
+        if op in _CHANGING:
+            self._leases.keep(lease, request.id, reply)
+        return reply
+
+    def _welcome(self, request: Request, sender: Sender, now_ns: int) -> bytes:
+        assert isinstance(request.body, messages.Hello)
+        self._figures.requests["hello"] += 1
+        reply = codec.encode_reply(request.id, self._handlers.hello(request.body, sender, now_ns))
+        self._figures.ended("hello", "ok")
+        return reply
