@@ -7,7 +7,7 @@ waits no more; `body` is a map.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgpack
 import msgspec
@@ -25,9 +25,10 @@ _CONTAINERS = frozenset((list, dict))  # what msgpack makes, and no subclasses
 _PEEK = 64  # bytes that hold the head of a request up to its id
 
 _M = TypeVar("_M", bound=Message)
+_BARE = {kind: kind() for kind in (*OPS, *ANSWERS) if not kind.__struct_fields__}  # bodies that hold nothing
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """A request as it came."""
 
     id: int
@@ -65,6 +66,8 @@ def _pack(parts: list[Any]) -> bytes:
 
 
 def _convert(body: Any, kind: type[_M]) -> _M:
+    if not body and kind in _BARE and type(body) is dict:
+        return _BARE[kind]  # type: ignore[return-value] # of that kind
     try:
         return msgspec.convert(body, kind, strict=True)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -72,6 +75,8 @@ def _convert(body: Any, kind: type[_M]) -> _M:
 
 
 def _dump(body: Message) -> Any:
+    if type(body) in _BARE:
+        return {}
     return msgspec.to_builtins(body, builtin_types=(bytes,))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 from ipcsync._wire import messages
 from ipcsync_coordinator.liveness import Watch
@@ -83,7 +84,7 @@ class Leases:
         return reply if last_id == request_id else None
 
 
-class Sender(NamedTuple):
+class Sender(msgspec.Struct, frozen=True, gc=False):
     """Who sent a frame, by the kernel's word: its address is `localhost:uid:gid:pid`.
 
     `routing` names one connection, and is no identity.
