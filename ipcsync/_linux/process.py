@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import select
 
-_PF_EXITING = 4  # include/linux/sched.h; set before a dying process's memory and files go
-
 
 def start_time(pid: int) -> int | None:
     """Clock ticks since boot at which process `pid` started (proc(5), field 22); None if there is no such process."""
@@ -35,9 +33,10 @@ def pid_namespace() -> int:
 class Process:
     """One process of this pid namespace, told from a later one of the same pid by its start time.
 
-    `is_alive` costs about 4 µs. It answers False from the moment at which the process begins to exit, which is before
-    its files close and its device work is torn down; a pidfd tells only afterwards (exit_notify in the kernel), so
-    between the two a driver may already call unfinished work complete.
+    `is_alive` costs about 1 µs. It asks whether the process has memory (proc(5), statm): a dying one gives up its
+    memory before its files close, and so before its device work is torn down (do_exit in the kernel: exit_mm, then
+    exit_files). A pidfd tells only afterwards (exit_notify), so between the two a driver may already call unfinished
+    work complete.
 
     Threads may ask at once: the descriptor stays open until `close`, or until the object is garbage.
     """
@@ -49,27 +48,27 @@ class Process:
         self.started = started
         self._fd = -1
         try:
-            self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-            self._is_gone = int(self._fields()[19]) != started
+            # In this order: the descriptor stays with one process, whose start time is then asked by the pid.
+            self._fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+            self._is_gone = start_time(pid) != started or not self._has_memory()
         except (FileNotFoundError, ProcessLookupError):
             self._is_gone = True
 
     def __del__(self) -> None:
         self.close()
 
-    def _fields(self) -> list[bytes]:
-        return os.pread(self._fd, 1024, 0).rpartition(b")")[2].split()
+    def _has_memory(self) -> bool:
+        return os.pread(self._fd, 1, 0) != b"0"  # the number of pages begins so only if it is none
 
     def is_alive(self) -> bool:
-        """Whether the process runs, or is stopped, and has not begun to exit."""
+        """Whether the process runs, or is stopped, and has not begun to give up what it has."""
         if self._is_gone:
             return False
         try:
-            fields = self._fields()
+            return self._has_memory()
         except ProcessLookupError:
             self._is_gone = True
             return False
-        return fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_EXITING
 
     def close(self) -> None:
         """Give the descriptor back; afterwards the process counts as dead. Only where no other thread asks."""
