@@ -11,11 +11,13 @@ import time
 
 from ipcsync._board import layout
 from ipcsync._board.layout import SessionLine, SlotLine
+from ipcsync._board.registration import Registration
 from ipcsync._linux import locks
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
 
 _HEADER = struct.Struct("=QQ16sQQQQQQQ")
+_kept: list[mmap.mmap] = []  # mappings whose pages stay registered with CUDA, and which are never unmapped therefore
 _LIFELINE = 0  # the coordinator's lock: on the header's first byte; a session's is on the first byte of its line
 
 
@@ -44,6 +46,7 @@ class Board:
             self._map = mmap.mmap(mapped, length)
         finally:
             os.close(mapped)
+        self.registered = Registration()
         self.words = memoryview(self._map).cast("Q")
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
@@ -165,8 +168,14 @@ class Board:
             os.close(self._fd)
             self._fd = -1
 
-    def close(self) -> None:
-        """Give up the descriptor and with it the lifeline. The mapping stays while lines of it are in use."""
+    def close(self, *, is_quiet: bool = True) -> None:
+        """Give up the descriptor and with it the lifeline. The mapping stays while lines of it are in use.
+
+        `is_quiet`: no work queued by this process can touch its words any more. If it may, those pages that a GPU can
+        write stay as they are for as long as the process lives.
+        """
+        if not self.registered.is_empty and not (is_quiet and self.registered.end()):
+            _kept.append(self._map)
         self.drop_descriptor()
 
     def unlink(self) -> None:

@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from ipcsync import _drivers
 from ipcsync._board.layout import PAGE
 from ipcsync._drivers import check
+from ipcsync.errors import DriverError
+from ipcsync.native import context, fork
 from ipcsync.native.capture import relaxed_call
 
+log = logging.getLogger("ipcsync")
+
 _PORTABLE_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE: every context of this process; _DEVICEMAP
-_ALREADY = 712  # CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
-
-_lock = threading.Lock()
-_registered: set[int] = set()
 
 
-def register_page(address: int) -> int:
-    """The device pointer of the page at `address` (aligned to 4096), registered at the first call for good.
+class Registration:
+    """The pages of one mapping that are registered, each from its first use on.
 
-    A context must be current. Raises DriverError where the driver refuses, as it does for pages of a file on disk.
+    CUDA pins the memory that lies at an address when it is registered. So a page is unregistered before it is unmapped,
+    or never unmapped: else the next mapping at its address would be taken for it, and the GPU write to the old one.
     """
-    driver = _drivers.load()
-    with _lock:
-        if address not in _registered:
-            # To CUDA this is an unsafe call, which would spoil a capture that another thread makes.
-            result = relaxed_call(driver.cuMemHostRegister, address, PAGE, _PORTABLE_MAPPED)
-            if int(result[0]) != _ALREADY:
-                check(result, "cuMemHostRegister")
-            _registered.add(address)
-    return int(check(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ordinals: dict[int, int] = {}  # by page: a device whose context was current then
 
-def device_word(address: int) -> int:
-    """The device pointer of the 8-byte word at `address`."""
-    page = address & ~(PAGE - 1)
-    return register_page(page) + (address - page)
+    def page(self, address: int) -> int:
+        """The device pointer of the page at `address` (aligned to 4096), registered at the first call.
+
+        A context must be current. Raises DriverError where the driver refuses, as it does for pages of a file on disk.
+        """
+        driver = _drivers.load()
+        with self._lock:
+            if address not in self._ordinals:
+                # To CUDA this is an unsafe call, which would spoil a capture that another thread makes.
+                check(relaxed_call(driver.cuMemHostRegister, address, PAGE, _PORTABLE_MAPPED), "cuMemHostRegister")
+                self._ordinals[address] = context.current_ordinal()
+        return int(check(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
+
+    def word(self, address: int) -> int:
+        """The device pointer of the 8-byte word at `address`."""
+        page = address & ~(PAGE - 1)
+        return self.page(page) + (address - page)
+
+    def end(self) -> bool:
+        """Unregister all pages, to which no queued work may write any more; whether none is left registered."""
+        if fork.is_in_bad_fork():
+            return False
+        with self._lock:
+            for address, ordinal in list(self._ordinals.items()):
+                try:
+                    with context.OnDevice(ordinal):
+                        result = relaxed_call(_drivers.load().cuMemHostUnregister, address)
+                    check(result, "cuMemHostUnregister")
+                except DriverError as error:
+                    log.debug("a page of the board stays registered: %s", error)
+                    return False
+                del self._ordinals[address]
+        return True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no page is registered."""
+        return not self._ordinals

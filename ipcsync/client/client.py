@@ -478,7 +478,8 @@ class Client:
     def _end(self) -> None:
         self._connection.close()
         self._forget_child()
-        self._lease.board.close()
+        # While the coordinator lives, attachments are let go of only when nothing of theirs is queued any more.
+        self._lease.board.close(is_quiet=self._lease.coordinator_is_alive())
 
     def __enter__(self) -> Self:
         return self

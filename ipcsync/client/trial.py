@@ -9,7 +9,6 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._board import Board
-from ipcsync._board.registration import register_page
 from ipcsync._drivers import check
 from ipcsync._wire.messages import Means
 from ipcsync.errors import DriverError, HandleError
@@ -47,8 +46,8 @@ def _why_not_event(handle: bytes, ordinal: int) -> str:
 def _why_not_timeline(board: Board, ordinal: int) -> str:
     with OnDevice(ordinal), Relaxed():
         try:
-            register_page(board.page_of_slots)
-            pointer = register_page(board.address) + board.probe_offset
+            board.registered.page(board.page_of_slots)
+            pointer = board.registered.page(board.address) + board.probe_offset
         except DriverError as error:
             return f"the board's page cannot be registered here: {error}"
         try:

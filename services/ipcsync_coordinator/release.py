@@ -7,7 +7,6 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._board import INT64_MAX, Board, SlotLine
-from ipcsync._board.registration import register_page
 from ipcsync.errors import DriverError
 from ipcsync.native import context
 
@@ -59,7 +58,7 @@ class Releaser:
     def _try(self, ordinal: int) -> str:
         driver = _drivers.load()
         context.ensure_context(ordinal)
-        pointer = register_page(self._board.address) + self._board.probe_offset
+        pointer = self._board.registered.page(self._board.address) + self._board.probe_offset
         stream: Any = _drivers.check(driver.cuStreamCreate(1), "cuStreamCreate")
         try:
             value = (self._board.probe + 1) & 0xFFFFFFFF

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -40,6 +41,24 @@ def test_a_client_closes_although_its_last_record_was_not_seen_complete(
     client.close()
     with pytest.raises(ipcsync.ClientClosed):
         client.record(stream)
+
+
+def test_pages_that_a_gpu_may_still_write_stay_mapped(
+    coordinator: ipcsync.Coordinator, kill: Callable[[], None]
+) -> None:
+    client = ipcsync.connect(coordinator.endpoint)
+    board = client._lease.board
+    stream = ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        client.event("e", recorder=True, engine="timeline").record(stream)
+        kill()
+        coordinator.stop()
+        client.close()
+        assert not board.registered.is_empty
+        del client, board
+        gc.collect()
+        gate.open()
+    stream.synchronize()  # its write goes where it was meant to go
 
 
 def test_calls_that_are_made_as_it_dies_say_so_and_not_what_the_driver_says(

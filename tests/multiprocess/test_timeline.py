@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync import _drivers
 from ipcsync._board import INT64_MAX, SlotLine
+from ipcsync._board.layout import PAGE
 from ipcsync.testing import StreamGate
-from tests.contract.rig import until
+from tests.contract.rig import code, until
 from tests.multiprocess import worker
 from tests.peer import Peer
 
@@ -260,3 +262,18 @@ def test_generations_begin_at_one_in_each_use_of_a_slot(client: ipcsync.Client) 
             assert (event.generation, event.completed) == (records, records)
         until(lambda: client.stats()["pool_in_use"] == 0, "the slot is free again")
     assert len(slots) == 1
+
+
+def test_a_client_that_closes_gives_its_boards_pages_back_to_cuda(coordinator: ipcsync.Coordinator) -> None:
+    client = ipcsync.connect(coordinator.endpoint)
+    board = client._lease.board
+    client.event("e", recorder=True, engine="timeline").record(ipcsync.Stream()).synchronize(10)
+    page = client.event("e")._attached.engine.line.completed_address & ~(PAGE - 1)
+    assert not board.registered.is_empty
+    client.close()
+    assert board.registered.is_empty
+    # Else CUDA would go on to write to what lay at this address first, whatever is mapped there later.
+    ipcsync.Stream()  # a context
+    driver = _drivers.load()
+    assert code(driver.cuMemHostRegister(page, PAGE, 0)) == 0
+    assert code(driver.cuMemHostUnregister(page)) == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ipcsync._drivers.host.context import Context
 from ipcsync._drivers.host.device import device_uuid, visible_devices
 from ipcsync._drivers.host.memops import AND, EQ, GEQ, NOR, _fits
-from ipcsync._drivers.host.memory import REGISTERED, Range, Ranges, _is_mapped
+from ipcsync._drivers.host.memory import HOST, REGISTERED, Range, Ranges, _is_mapped
 from ipcsync._drivers.host.segment import open_segment
 
 UUID1 = f"GPU-{device_uuid(1)}"
@@ -105,3 +105,14 @@ def test_mapped_memory_is_told_from_unmapped() -> None:
 def test_a_segment_name_that_could_be_another_file_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="IPCSYNC_HOST_SEGMENT"):
         open_segment(name)
+
+
+def test_what_was_registered_where_memory_is_mapped_now_is_gone() -> None:
+    context = cast("Context", None)
+    ranges = Ranges()
+    for start in (0x1000, 0x3000, 0x9000):
+        assert ranges.add(Range(REGISTERED, context, start, 0x1000))
+    new = Range(HOST, context, 0x1000, 0x3000)
+    ranges.map(new)
+    assert ranges.find(0x3000) is new
+    assert not ranges.add(Range(REGISTERED, context, 0x9000, 1))

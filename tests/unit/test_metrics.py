@@ -25,8 +25,11 @@ def _info(name: str = "e", generation: int = 0, completed: int = 0, **other: obj
 
 @pytest.fixture
 def figures() -> Figures:
-    """Three requests, one of them refused."""
+    """Three requests, one of them refused; two connections refused, and a death."""
     made = Figures()
+    made.refusals["uid"] += 2
+    made.deaths["pidfd"] += 1
+    made.resyncs += 1
     made.ended("open", "ok")
     made.ended("open", "RecorderTaken")
     made.ended("stats", "ok")
@@ -41,7 +44,7 @@ def sampler(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     stats = {
         "sessions": 3, "pool_size": 10, "pool_in_use": 2, "pool_high_water": 4, "cuda_events": 8, "quarantined": 1,
         "quarantine_oldest_s": 1.5, "oldest_lease_s": 60.5, "attachments": 5, "feed_number": 12, "uptime_s": 99.5,
-        "refusals": {"uid": 2}, "deaths": {"pidfd": 1, "ttl": 0}, "resyncs": 1, **figures.stats(),
+        **figures.stats(),
     }  # fmt: skip
     rows = [EventRow(_info(state=state), None, 0.0, []) for state in ("open", "open", "broken")]
     made = Sampler(None)

@@ -87,6 +87,15 @@ class Ranges:
             self._by_start[new.start] = new
         return True
 
+    def map(self, new: Range) -> None:
+        """Add a mapping made just now. What was registered at its address was unmapped by the program, and is gone."""
+        while not self.add(new):
+            end = new.start + new.size
+            with self.lock:
+                overlapping = (r for r in self._by_start.values() if r.start < end and new.start < r.start + r.size)
+                stale = next(overlapping)
+            self.remove(stale.start, REGISTERED, INVALID_VALUE)
+
     def _end(self, index: int) -> int:
         found = self._by_start[self._starts[index]]
         return found.start + found.size
@@ -165,7 +174,7 @@ def cuMemAlloc(bytesize: Any) -> Result:
         raise Refused(CUresult.CUDA_ERROR_OPERATING_SYSTEM) from error
     new = Range.of_map(DEVICE, context, mapping, size)
     new.number = file_number
-    ranges.add(new)
+    ranges.map(new)
     return SUCCESS, CUdeviceptr(new.start)
 
 
@@ -223,7 +232,7 @@ def cuIpcOpenMemHandle(handle: Any, Flags: Any) -> Result:
             os.close(fd)
         new = Range.of_map(IMPORTED, context, mapping, size)
         new.origin = (serial, file_number)
-        ranges.add(new)
+        ranges.map(new)
     return SUCCESS, CUdeviceptr(new.start)
 
 
@@ -267,7 +276,7 @@ def _allocate_host(bytesize: Any, flags: int) -> Result:
     except (OSError, OverflowError) as error:
         raise Refused(OUT_OF_MEMORY) from error
     new = Range.of_map(HOST, context, mapping, size)
-    ranges.add(new)
+    ranges.map(new)
     return SUCCESS, new.start
 
 
