@@ -134,9 +134,9 @@ class SlotLine:
         return self.address + L_COMPLETED * 8
 
     @property
-    def indices(self) -> tuple[int, int]:
-        """Where incarnation and state lie in the board's words, for hot paths that look themselves."""
-        return self._first + L_INCARNATION, self._first + L_STATE
+    def indices(self) -> tuple[int, int, int]:
+        """Where incarnation, state and completed lie in the board's words, for hot paths that look themselves."""
+        return self._first + L_INCARNATION, self._first + L_STATE, self._first + L_COMPLETED
 
     @property
     def incarnation(self) -> int:

@@ -1,7 +1,8 @@
 """How a slot orders GPU work: `event` by interprocess CUDA events, `timeline` by a 64-bit word of the board."""
 
-from ipcsync._engines.base import Engine, Guard, deadline_of
+from ipcsync._engines.base import Engine
 from ipcsync._engines.event import EventEngine
+from ipcsync._engines.looks import Guard, deadline_of
 from ipcsync._engines.timeline import TimelineEngine
 
 __all__ = ["Engine", "EventEngine", "Guard", "TimelineEngine", "deadline_of"]

@@ -1,11 +1,4 @@
-"""What both engines share: the looks that every use takes, the wait for a record, and when a slot may be let go of.
-
-A generation counts as complete here only in these cases:
-- this process saw it complete before;
-- the board's `completed` reached it while the slot was not broken;
-- the driver called it complete, and the recorder was found alive *afterwards*;
-- the slot is broken, and the watermark that the coordinator took at the break covers it.
-"""
+"""What both engines share: queries and waits of the host, work on streams, and when a slot may be let go of."""
 
 from __future__ import annotations
 
@@ -14,28 +7,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureStatus
 
-from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
+from ipcsync._board import BROKEN, CLOSED, OPEN, Board
 from ipcsync._drivers import SUCCESS, check
+from ipcsync._engines.looks import SLICE_NS, Guard, Looks, deadline_of
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import (
-    CoordinatorLost,
-    DeviceMismatch,
-    DriverError,
-    EventClosed,
-    NotRecorder,
-    RecorderLost,
-    WaitTimeout,
-)
+from ipcsync.errors import CoordinatorLost, DeviceMismatch, DriverError, EventClosed, NotRecorder
 from ipcsync.native import capture, context
 from ipcsync.native.context import LEGACY, OnDevice
 from ipcsync.native.stream import stream_handle
 
-_SLICE_NS = 50_000_000
-_FOREVER = 1 << 62
 _DISABLE_TIMING = 2
 _MANY_MARKERS = 16
 _NOT_READY = CUresult.CUDA_ERROR_NOT_READY
@@ -43,51 +27,18 @@ _NOT_CAPTURING = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
-class Guard(Protocol):
-    """What an engine asks of the session that it works for."""
-
-    def check(self) -> None:
-        """Raise if the process was forked or the session cannot be used; cheap, taken at every use."""
-
-    def look(self) -> None:
-        """The same and whether the coordinator lives; taken in every slice of a wait."""
-
-    def coordinator_is_alive(self) -> bool:
-        """Whether the coordinator's process lives, by the kernel's word."""
-
-    def count_full_ring(self) -> None:
-        """A record had to wait for its ring."""
-
-
-class Engine(ABC):
-    """One attachment's use of one slot. Thread-safe.
-
-    `seen` is the highest generation that this process knows complete, kept for itself.
-    """
+class Engine(Looks, ABC):
+    """One attachment's use of one slot. Thread-safe."""
 
     kind: str
     marks_records = False  # whether a queued record is told from a finished one only by a marker behind it
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
-        self.name = attachment.name
-        self.slot = attachment.slot
-        self.incarnation = attachment.incarnation
+        super().__init__(board, guard, attachment)
         self.depth = attachment.depth
         self.device_uuid = attachment.device
         self.ordinal = ordinal
-        self.base = attachment.base
-        self.is_recorder = attachment.recorder
-        self.board = board
-        self.line: SlotLine = board.slot(attachment.slot)
-        self.guard = guard
-        self.seen = 0
-        self._lost_from = _FOREVER  # from this generation on, RecorderLost was raised here, and will be for ever
-        self._seen_lock = threading.Lock()
-        self._guard_check = guard.check
-        self._words = board.words
-        self._incarnation_index, self._state_index = self.line.indices
         self._driver = context.driver()
-        self.is_closed = False
         self._lock = threading.Lock()  # short: around each use of an import
         self._record_lock = threading.Lock()  # one record at a time, also while it waits for the ring
         self._inside = 0  # threads in a bounded wait of the driver's, outside of the lock
@@ -95,31 +46,6 @@ class Engine(ABC):
         self._recorded = max(self.line.recorded - self.base, 0) if attachment.recorder else 0
         self._last_stream = 0
         self._markers: dict[int, Any] = {}  # by stream id: an event behind the last wait queued there
-        self._peer: Peer | None = None
-
-    # --- looks --------------------------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Raise if this use is over: fork, session, coordinator, closed here, or the slot used anew."""
-        self._guard_check()
-        if self.is_closed:
-            raise EventClosed(f"the event {self.name!r} was closed in this process")
-        if self._words[self._incarnation_index] != self.incarnation:
-            raise EventClosed(f"the event {self.name!r} is gone: its slot is used anew")
-
-    def _refuse_closed(self) -> None:
-        """Raise EventClosed if this use was closed here.
-
-        Asked *after* the board's words were read, it also tells that they were this use's: the slot is used anew only
-        once this process has closed and let go.
-        """
-        if self.is_closed:
-            raise EventClosed(f"the event {self.name!r} was closed in this process")
-
-    @property
-    def generation(self) -> int:
-        """The last generation recorded, by whichever session."""
-        return max(self.line.recorded - self.base, 0)
 
     @property
     def completed(self) -> int:
@@ -127,116 +53,7 @@ class Engine(ABC):
         self.harvest()
         return max(self.seen, min(self._board_completed(), self.generation, self._lost_from - 1))
 
-    @property
-    def state(self) -> str:
-        """open, broken or closed."""
-        if self.line.incarnation != self.incarnation:
-            return "closed"
-        return {OPEN: "open", BROKEN: "broken"}.get(self.line.state, "closed")
-
-    def _board_completed(self) -> int:
-        line = self.line
-        count = line.completed  # before the state: a word that was released is seen as such
-        state = line.state
-        if state == BROKEN or count == INT64_MAX:
-            count = line.watermark
-        return count - self.base
-
-    def is_complete(self, generation: int) -> bool:
-        """Whether the board, or this process's memory, says that `generation` is complete."""
-        if generation <= self.seen:
-            return True
-        if generation >= self._lost_from:
-            self._lost(generation)
-        # A recorder that died between its driver's call and the store has published nothing, complete or not.
-        done = min(self._board_completed(), self.generation, self._lost_from - 1)
-        self._refuse_closed()
-        if generation > done:
-            return False
-        self._saw(done)
-        return True
-
-    def _saw(self, generation: int) -> None:
-        """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
-        with self._seen_lock:
-            self.seen = max(self.seen, generation)
-
-    def recorder_is_alive(self) -> bool:
-        """Whether the recorder's process lives; True while none has come."""
-        serial = self.line.recorder
-        if not serial or self.is_recorder:
-            return True
-        if self._peer is None or self._peer.serial != serial:
-            self._peer = peer_of(self.board, serial)
-        return self._peer.is_alive()
-
-    def _refuse_finished(self, generation: int) -> None:
-        """Raise RecorderLost if `generation`, not complete so far, never will count: broken, or closed before it."""
-        state = self.line.state
-        self._refuse_closed()
-        if state == OPEN:
-            return
-        if self.is_complete(generation):
-            return
-        if state == BROKEN or generation > self.generation:
-            self._lost(generation)
-
-    def _lost(self, generation: int) -> NoReturn:
-        # A dying process's work may still complete before the coordinator sees the death: that counts no more here.
-        self._lost_from = min(self._lost_from, generation)
-        raise RecorderLost(
-            f"generation {generation} of {self.name!r} will never be complete: its recorder closed or died",
-            generation=generation,
-        )
-
-    def _timed_out(self, generation: int, timeout: float | None, what: str) -> NoReturn:
-        raise WaitTimeout(
-            f"generation {generation} of {self.name!r} was not {what} within {timeout} s",
-            event=self.name,
-            generation=generation,
-            timeout=timeout,
-        )
-
     # --- waits on the host --------------------------------------------------------------------------------------------
-
-    def await_recorded(self, generation: int, deadline_ns: int, timeout: float | None) -> None:
-        """Block until `generation` is recorded. WaitTimeout, RecorderLost, or what `look` raises, otherwise."""
-        line, wanted = self.line, self.base + generation
-        while True:
-            recorded = line.recorded
-            if recorded >= wanted:
-                self._refuse_closed()
-                return
-            self._refuse_finished(generation)
-            now = time.monotonic_ns()
-            if now >= deadline_ns:
-                self._timed_out(generation, timeout, "recorded")
-            line.wait_recorded(recorded, min(_SLICE_NS, deadline_ns - now))
-            if line.recorded == recorded:
-                self._look(generation)
-
-    def look(self, generation: int) -> None:
-        """Raise whatever would end a wait for `generation`, which is not complete."""
-        self._look(generation)
-        self._refuse_finished(generation)
-
-    def _look(self, generation: int) -> None:
-        """In every slice of a wait: this session, the coordinator, and the recorder."""
-        self.guard.look()
-        self.check()
-        self._refuse_dead(generation)
-
-    def _refuse_dead(self, generation: int) -> None:
-        """Raise RecorderLost if the recorder is dead, and `generation` not known complete."""
-        is_alive = self.recorder_is_alive()
-        self._refuse_closed()
-        if not is_alive:
-            self._refuse_unless_good(generation)
-
-    def _refuse_unless_good(self, generation: int) -> None:
-        """The recorder is dead: only what the board already says is good."""
-        if not self.is_complete(generation):
-            self._lost(generation)
 
     def synchronize(self, generation: int, timeout: float | None) -> None:
         """Block until `generation` is complete."""
@@ -248,7 +65,7 @@ class Engine(ABC):
         while not self.is_complete(generation):
             self._refuse_finished(generation)
             with self._in_driver(generation):
-                done = self._driver_wait(generation, min(deadline, time.monotonic_ns() + _SLICE_NS))
+                done = self._driver_wait(generation, min(deadline, time.monotonic_ns() + SLICE_NS))
             if done:
                 self._accept(generation)
                 return
@@ -258,7 +75,7 @@ class Engine(ABC):
 
     await_complete = synchronize  # for the client's own threads, whose looks a trace does not show
 
-    def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:  # noqa: B027 - nothing by default
+    def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
         """A task of an asynchronous client has waited for `generation` since `began`; told for a trace."""
 
     def _accept(self, generation: int) -> None:
@@ -281,7 +98,7 @@ class Engine(ABC):
             self._refuse_finished(generation)
             return False
         with self._lock:
-            self.check()
+            self._refuse_closed()
             done = self._driver_query(generation)
         if done:
             self._accept(generation)
@@ -308,10 +125,7 @@ class Engine(ABC):
         """Record the next generation on a stream; its number."""
         if timeout is not None:
             deadline_of(timeout)  # a wrong one is refused whether or not there is room
-        if stream is None:
-            handle, ordinal = stream_handle(None, self.ordinal)
-        else:
-            handle, ordinal = stream_handle(stream)
+        handle, ordinal = stream_handle(stream, self.ordinal if stream is None else None)
         return self.record_on(handle, ordinal, timeout)
 
     def record_on(self, handle: Any, ordinal: int, timeout: float | None) -> int:
@@ -319,8 +133,8 @@ class Engine(ABC):
         if not self.is_recorder:
             self.check()
             raise NotRecorder(f"this session did not open {self.name!r} with recorder=True")
-        if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            self._timed_out(self._recorded + 1, timeout, "recorded: another thread's record waits for room")
+        if not self._record_lock.acquire(False):
+            self._await_turn(timeout)
         try:
             self.check()
             if ordinal != self.ordinal:
@@ -332,8 +146,14 @@ class Engine(ABC):
         finally:
             self._record_lock.release()
 
+    def _await_turn(self, timeout: float | None) -> None:
+        if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+            self._timed_out(self._recorded + 1, timeout, "recorded: another thread's record waits for room")
+
     def _record(self, handle: Any, timeout: float | None) -> int:
-        self._refuse_capturing(handle, "record")
+        result = self._driver.cuStreamIsCapturing(handle)
+        if result[1] is not _NOT_CAPTURING or result[0] is not SUCCESS:
+            capture.refuse_capturing(handle, "record")
         generation = self._recorded + 1
         self._make_room(generation, timeout)
         result = self._driver.cuStreamGetId(handle)
@@ -354,11 +174,6 @@ class Engine(ABC):
             self._refuse_record()
         return generation
 
-    def _refuse_capturing(self, handle: Any, what: str) -> None:
-        result = self._driver.cuStreamIsCapturing(handle)
-        if result[0] is not SUCCESS or result[1] is not _NOT_CAPTURING:
-            capture.refuse_capturing(handle, what)
-
     def _refuse_record(self) -> None:
         self.check()  # an expired session says so rather than that its event is closed
         raise EventClosed(f"the event {self.name!r} is {self.state}")
@@ -377,10 +192,12 @@ class Engine(ABC):
 
     def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> int | None:
         """The id of the stream on which the wait was queued; None if there was nothing to wait for."""
-        self._refuse_capturing(handle, "wait")
+        result = self._driver.cuStreamIsCapturing(handle)
+        if result[1] is not _NOT_CAPTURING or result[0] is not SUCCESS:
+            capture.refuse_capturing(handle, "wait")
         if ahead:
             self._refuse_ahead()
-        if self.is_complete(generation):
+        if generation <= self.seen or self.is_complete(generation):
             return None
         if ahead:
             self._refuse_finished(generation)
@@ -390,7 +207,7 @@ class Engine(ABC):
         result = self._driver.cuStreamGetId(handle)
         stream_id = result[1] if result[0] is SUCCESS else check(result, "cuStreamGetId")
         with self._lock:
-            self.check()
+            self._refuse_closed()  # until it is, the import stays
             self._driver_stream_wait(handle, generation)
             self._mark(handle, stream_id, ordinal)
         self._refuse_finished(generation)
@@ -535,12 +352,3 @@ class Engine(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Destroy the imports. Called with the lock held."""
-
-
-def deadline_of(timeout: float | None) -> int:
-    """CLOCK_MONOTONIC in ns at which `timeout` seconds from now are over. ValueError for a negative one or NaN."""
-    if timeout is None:
-        return _FOREVER
-    if not timeout >= 0:
-        raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
-    return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)

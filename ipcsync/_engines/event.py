@@ -13,7 +13,8 @@ from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board
 from ipcsync._drivers import SUCCESS
 from ipcsync._engines import imports
-from ipcsync._engines.base import _SLICE_NS, Engine, Guard, deadline_of
+from ipcsync._engines.base import Engine
+from ipcsync._engines.looks import SLICE_NS, Guard, deadline_of
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DriverError, EngineMismatch
 from ipcsync.native import capture
@@ -31,7 +32,7 @@ class EventEngine(Engine):
         self._ring: list[Any] = [None] * attachment.depth
         # Generations of ours known complete.
         self._completed = min(max(self.line.completed - self.base, 0), self._recorded)
-        self._harvest_at = max(1, attachment.depth // 2)  # how many in flight make a record look what is complete
+        self._harvest_at = max(1, attachment.depth * 3 // 4)  # how many in flight make a record look what is complete
 
     def open_first(self) -> None:
         """Open the ring's first handle, to see that handles open here at all. Raises HandleError."""
@@ -58,7 +59,7 @@ class EventEngine(Engine):
             return
         oldest = generation - self.depth
         with self._lock:
-            self.check()
+            self._refuse_closed()
             self._harvest()
         if oldest <= self._completed:
             return
@@ -69,7 +70,7 @@ class EventEngine(Engine):
             if now >= deadline:
                 self._timed_out(oldest, timeout, "complete, and the ring is full")
             with self._in_driver(oldest):
-                self._driver_wait(oldest, min(deadline, now + _SLICE_NS))
+                self._driver_wait(oldest, min(deadline, now + SLICE_NS))
             self.guard.look()
             with self._lock:
                 self.check()
@@ -78,7 +79,8 @@ class EventEngine(Engine):
                 self._harvest()
 
     def _driver_record(self, handle: Any, generation: int) -> None:
-        result = self._driver.cuEventRecord(self._event(generation), handle)
+        event = self._ring[(generation - 1) % self.depth]
+        result = self._driver.cuEventRecord(self._event(generation) if event is None else event, handle)
         if result[0] is not SUCCESS:
             self._check(result, "cuEventRecord")
 

@@ -12,9 +12,9 @@ import time
 from typing import Any
 
 from ipcsync._board import Board
-from ipcsync._board.registration import device_word
 from ipcsync._drivers import SUCCESS, check
-from ipcsync._engines.base import Engine, Guard
+from ipcsync._engines.base import Engine
+from ipcsync._engines.looks import Guard
 from ipcsync._linux.futex import Futex
 from ipcsync._wire.messages import Attachment
 from ipcsync.native.context import OnDevice
@@ -42,7 +42,7 @@ class TimelineEngine(Engine):
 
     def _pointer(self) -> int:
         if not self._address:
-            self._address = device_word(self.line.completed_address)
+            self._address = self.board.registered.word(self.line.completed_address)
         return self._address
 
     def _prepare(self, generation: int) -> None:

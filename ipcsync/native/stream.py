@@ -372,9 +372,9 @@ def stream_handle(stream: Any, device: int | None = None) -> tuple[Any, int]:
 
     The default streams' handles mean something only while a context of their device is current: see `stream_call`.
     """
-    fork.arm()
-    if isinstance(stream, Stream):
+    if isinstance(stream, Stream):  # whoever made it has armed the guard, and its user looks at it
         return stream._handle, stream._index
+    fork.arm()
     if stream is None:
         found = None if _thread.streams else foreign.torch_stream(device)
         if found is None:

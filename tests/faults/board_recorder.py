@@ -39,9 +39,9 @@ class Records(Waits):
     def make_room(self, me: int, generation: int) -> Program:
         depth = self.scenario.depth
         done = yield self.own(me, "done")
-        if self.is_timeline or generation - 1 - done < max(1, depth // 2) or self.has("harvest after overwrite"):
+        if self.is_timeline or generation - 1 - done < max(1, depth * 3 // 4) or self.has("harvest after overwrite"):
             return ""
-        yield from self.under_lock(me, "r", self.check_and_harvest, me)
+        yield from self.under_lock(me, "r", self.harvest_unless_closed, me)
         while not self.has("record into a full ring"):
             done = yield self.own(me, "done")
             if generation - depth <= done:
@@ -52,8 +52,8 @@ class Records(Waits):
             yield from self.under_lock(me, "r", self.harvest_if_open, me)
         return ""
 
-    def check_and_harvest(self, me: int) -> Program:
-        yield from self.check(me)
+    def harvest_unless_closed(self, me: int) -> Program:
+        yield from self.refuse_closed(me)
         yield from self.harvest(me)
         return ""
 

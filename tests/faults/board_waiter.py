@@ -1,4 +1,4 @@
-"""The board model's waiters: query, synchronize and wait, as in ipcsync/_engines/base.py."""
+"""The board model's waiters: query, synchronize and wait, as in ipcsync/_engines/looks.py and base.py."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Looks:
         """A call that changes nothing here."""
         return Op(label, do.load, ("incarnation",), True)
 
-    # ipcsync/_engines/base.py: the looks
+    # ipcsync/_engines/looks.py
 
     def check(self, me: int) -> Program:
         yield from self.guard(me, "guard.check")
@@ -119,6 +119,9 @@ class Looks:
         if generation <= seen:
             return True
         done = yield from self.board_completed()
+        if done < generation:
+            yield from self.last_look(me)
+            return False
         recorded = yield self.load("recorded")
         yield from self.last_look(me)
         done = min(done, recorded)
@@ -238,7 +241,7 @@ class Waits(Looks):
         return "False"
 
     def ask_driver(self, me: int, generation: int) -> Program:
-        yield from self.check(me)
+        yield from self.refuse_closed(me)
         done = yield from self.driver_query(me, generation)
         return done
 
@@ -295,7 +298,7 @@ class Waits(Looks):
         return "ok"
 
     def queue_wait(self, me: int, generation: int) -> Program:
-        yield from self.check(me)
+        yield from self.refuse_closed(me)
         if self.is_timeline:
             yield Op("cuStreamWaitValue64", do.queue_wait_value, (me, generation))
         else:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
+from ipcsync._board.registration import Registration
 from ipcsync._drivers import SUCCESS
-from ipcsync._engines import EventEngine, TimelineEngine, base, imports, timeline
+from ipcsync._engines import EventEngine, TimelineEngine, base, imports, looks
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost
 from ipcsync.native import capture
@@ -272,10 +273,10 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setattr("ipcsync.native.context.driver", lambda: rig)
         monkeypatch.setattr(base, "stream_handle", lambda *_: (_STREAM, 0))
         monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext())
-        monkeypatch.setattr(base, "peer_of", lambda *_: rig)
+        monkeypatch.setattr(looks, "peer_of", lambda *_: rig)
         monkeypatch.setattr(imports, "acquire", lambda *_: "ring")
         monkeypatch.setattr(imports, "release", lambda *_: None)
-        monkeypatch.setattr(timeline, "device_word", lambda address: address)
+        monkeypatch.setattr(Registration, "word", lambda _, address: address)
         monkeypatch.setattr("ipcsync._drivers.wait_event", rig.wait_event)
         monkeypatch.setattr(capture, "relaxed_call", lambda function, *args: function(*args))
         return rig

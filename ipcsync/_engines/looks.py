@@ -1,0 +1,207 @@
+"""What a use of a slot sees on the board: how far it is, whether it is over, and whether its recorder lives.
+
+A generation counts as complete here only in these cases:
+- this process saw it complete before;
+- the board's `completed` reached it while the slot was not broken;
+- the driver called it complete, and the recorder was found alive *afterwards*;
+- the slot is broken, and the watermark that the coordinator took at the break covers it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import NoReturn, Protocol
+
+from ipcsync._board import BROKEN, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
+from ipcsync._wire.messages import Attachment
+from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
+
+SLICE_NS = 50_000_000
+_FOREVER = 1 << 62
+
+
+class Guard(Protocol):
+    """What a use asks of the session that it works for."""
+
+    def check(self) -> None:
+        """Raise if the process was forked or the session cannot be used; cheap, taken at every use."""
+
+    def look(self) -> None:
+        """The same and whether the coordinator lives; taken in every slice of a wait."""
+
+    def coordinator_is_alive(self) -> bool:
+        """Whether the coordinator's process lives, by the kernel's word."""
+
+    def count_full_ring(self) -> None:
+        """A record had to wait for its ring."""
+
+
+class Looks:
+    """One attachment's view of one slot. Thread-safe.
+
+    `seen` is the highest generation that this process knows complete, kept for itself.
+    """
+
+    def __init__(self, board: Board, guard: Guard, attachment: Attachment) -> None:
+        self.name = attachment.name
+        self.slot = attachment.slot
+        self.incarnation = attachment.incarnation
+        self.base = attachment.base
+        self.is_recorder = attachment.recorder
+        self.board = board
+        self.line: SlotLine = board.slot(attachment.slot)
+        self.guard = guard
+        self.seen = 0
+        self.is_closed = False
+        self._lost_from = _FOREVER  # from this generation on, RecorderLost was raised here, and will be for ever
+        self._seen_lock = threading.Lock()
+        self._guard_check = guard.check
+        self._words = board.words
+        self._incarnation_index, self._state_index, self._completed_index = self.line.indices
+        self._peer: Peer | None = None
+
+    def check(self) -> None:
+        """Raise if this use is over: fork, session, coordinator, closed here, or the slot used anew."""
+        self._guard_check()
+        if self.is_closed:
+            raise EventClosed(f"the event {self.name!r} was closed in this process")
+        if self._words[self._incarnation_index] != self.incarnation:
+            raise EventClosed(f"the event {self.name!r} is gone: its slot is used anew")
+
+    def _refuse_closed(self) -> None:
+        """Raise EventClosed if this use was closed here.
+
+        Asked *after* the board's words were read, it also tells that they were this use's: the slot is used anew only
+        once this process has closed and let go.
+        """
+        if self.is_closed:
+            raise EventClosed(f"the event {self.name!r} was closed in this process")
+
+    @property
+    def generation(self) -> int:
+        """The last generation recorded, by whichever session."""
+        return max(self.line.recorded - self.base, 0)
+
+    @property
+    def state(self) -> str:
+        """open, broken or closed."""
+        if self.line.incarnation != self.incarnation:
+            return "closed"
+        return {OPEN: "open", BROKEN: "broken"}.get(self.line.state, "closed")
+
+    def _board_completed(self) -> int:
+        words = self._words
+        count = words[self._completed_index]  # before the state: a word that was released is seen as such
+        if words[self._state_index] == BROKEN or count == INT64_MAX:
+            count = self.line.watermark
+        return count - self.base
+
+    def is_complete(self, generation: int) -> bool:
+        """Whether the board, or this process's memory, says that `generation` is complete."""
+        if generation <= self.seen:
+            return True
+        if generation >= self._lost_from:
+            self._lost(generation)
+        done = self._board_completed()
+        if done < generation:
+            self._refuse_closed()
+            return False
+        # A recorder that died between its driver's call and the store has published nothing, complete or not.
+        done = min(done, self.generation, self._lost_from - 1)
+        self._refuse_closed()
+        if generation > done:
+            return False
+        self._saw(done)
+        return True
+
+    def _saw(self, generation: int) -> None:
+        """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
+        with self._seen_lock:
+            self.seen = max(self.seen, generation)
+
+    def recorder_is_alive(self) -> bool:
+        """Whether the recorder's process lives; True while none has come."""
+        serial = self.line.recorder
+        if not serial or self.is_recorder:
+            return True
+        if self._peer is None or self._peer.serial != serial:
+            self._peer = peer_of(self.board, serial)
+        return self._peer.is_alive()
+
+    def _refuse_finished(self, generation: int) -> None:
+        """Raise RecorderLost if `generation`, not complete so far, never will count: broken, or closed before it."""
+        state = self.line.state
+        self._refuse_closed()
+        if state == OPEN:
+            return
+        if self.is_complete(generation):
+            return
+        if state == BROKEN or generation > self.generation:
+            self._lost(generation)
+
+    def _lost(self, generation: int) -> NoReturn:
+        # A dying process's work may still complete before the coordinator sees the death: that counts no more here.
+        self._lost_from = min(self._lost_from, generation)
+        raise RecorderLost(
+            f"generation {generation} of {self.name!r} will never be complete: its recorder closed or died",
+            generation=generation,
+        )
+
+    def _timed_out(self, generation: int, timeout: float | None, what: str) -> NoReturn:
+        raise WaitTimeout(
+            f"generation {generation} of {self.name!r} was not {what} within {timeout} s",
+            event=self.name,
+            generation=generation,
+            timeout=timeout,
+        )
+
+    # --- the wait for a record ----------------------------------------------------------------------------------------
+
+    def await_recorded(self, generation: int, deadline_ns: int, timeout: float | None) -> None:
+        """Block until `generation` is recorded. WaitTimeout, RecorderLost, or what `look` raises, otherwise."""
+        line, wanted = self.line, self.base + generation
+        while True:
+            recorded = line.recorded
+            if recorded >= wanted:
+                self._refuse_closed()
+                return
+            self._refuse_finished(generation)
+            now = time.monotonic_ns()
+            if now >= deadline_ns:
+                self._timed_out(generation, timeout, "recorded")
+            line.wait_recorded(recorded, min(SLICE_NS, deadline_ns - now))
+            if line.recorded == recorded:
+                self._look(generation)
+
+    def look(self, generation: int) -> None:
+        """Raise whatever would end a wait for `generation`, which is not complete."""
+        self._look(generation)
+        self._refuse_finished(generation)
+
+    def _look(self, generation: int) -> None:
+        """In every slice of a wait: this session, the coordinator, and the recorder."""
+        self.guard.look()
+        self.check()
+        self._refuse_dead(generation)
+
+    def _refuse_dead(self, generation: int) -> None:
+        """Raise RecorderLost if the recorder is dead, and `generation` not known complete."""
+        is_alive = self.recorder_is_alive()
+        self._refuse_closed()
+        if not is_alive:
+            self._refuse_unless_good(generation)
+
+    def _refuse_unless_good(self, generation: int) -> None:
+        """The recorder is dead: only what the board already says is good."""
+        if not self.is_complete(generation):
+            self._lost(generation)
+
+
+def deadline_of(timeout: float | None) -> int:
+    """CLOCK_MONOTONIC in ns at which `timeout` seconds from now are over. ValueError for a negative one or NaN."""
+    if timeout is None:
+        return _FOREVER
+    if not timeout >= 0:
+        raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
+    return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)
