@@ -17,7 +17,8 @@ def why_not(name: str, limit: int = MAX_BYTES) -> str | None:
         return "is not UTF-8"
     if not 1 <= length <= limit:
         return f"has {length} bytes, but 1 to {limit} are allowed"
-    if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in name):
+    is_plain = name.isascii() and name.isprintable()
+    if not is_plain and any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in name):
         return "has a control character"
     if any(segment in ("", ".", "..") for segment in name.split("/")):
         return "has an empty, '.' or '..' segment"

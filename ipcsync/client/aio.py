@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import get_ident
@@ -124,6 +124,21 @@ class AsyncClient:
         options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
         opened = await self._request(partial(self._client.event, name, **options, timeout=timeout), SharedEvent.close)
         return AsyncSharedEvent(self, opened)
+
+    async def events(
+        self,
+        names: Iterable[str],
+        *,
+        recorder: bool = False,
+        device: Any = None,
+        engine: str = "auto",
+        depth: int = 4,
+        timeout: float = 5.0,
+    ) -> list[AsyncSharedEvent]:
+        """Open many shared events, all or none; as `Client.events`. If it is cancelled, they are closed again."""
+        options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
+        opened = await self._request(partial(self._client.events, list(names), **options, timeout=timeout), _close_all)
+        return [AsyncSharedEvent(self, event) for event in opened]
 
     async def record(self, stream: Any = None, *, engine: str = "auto") -> AsyncPoint:
         """Record on this client's unnamed event for `stream`; as `Client.record`."""
@@ -264,6 +279,11 @@ def _next(notices: Iterator[Notice]) -> Notice | None:
         return next(notices, None)
     except _WatchOver:
         return None
+
+
+def _close_all(events: list[SharedEvent]) -> None:
+    for event in events:
+        event.close()
 
 
 def _close(notices: Any) -> None:

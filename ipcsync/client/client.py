@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from threading import get_ident
 from types import TracebackType
@@ -192,6 +192,7 @@ class Client:
         self.session_id = welcome.session
         self._token = welcome.token
         self._feed_endpoint = welcome.feed
+        self._connection.window = welcome.window
         self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
         self._hold_lifeline(board, welcome.line, timeout)
         self._lease = Lease(board, welcome, self.endpoint, self._at_beat)
@@ -269,14 +270,31 @@ class Client:
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for a bad name, WaitTimeout,
         and ValueError for a depth, engine or timeout that is none.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"an event's name is a str, but got {type(name).__name__}")
-        _check_name(name)
-        return self._open(name, recorder, device, engine, depth, timeout)
+        (opened,) = self.events([name], recorder=recorder, device=device, engine=engine, depth=depth, timeout=timeout)
+        return opened
+
+    def events(
+        self,
+        names: Iterable[str],
+        *,
+        recorder: bool = False,
+        device: Any = None,
+        engine: str = "auto",
+        depth: int = 4,
+        timeout: float = 5.0,
+    ) -> list[SharedEvent]:
+        """Open many shared events as `event` does, in their order: all, or none, and `timeout` is for all together.
+
+        Many requests are under way at once, so a hundred events take little more time than a few.
+        """
+        names = list(names)
+        for name in names:
+            _check_name(name)
+        return self._open(names, recorder, device, engine, depth, timeout)
 
     def _open(
-        self, name: str, recorder: bool, device: Any, engine: str, depth: int, timeout: float = _DEFAULT_S
-    ) -> SharedEvent:
+        self, names: Sequence[str], recorder: bool, device: Any, engine: str, depth: int, timeout: float = _DEFAULT_S
+    ) -> list[SharedEvent]:
         self._check()
         if isinstance(depth, bool) or not isinstance(depth, int):
             raise TypeError(f"depth is an int, but got {type(depth).__name__}")
@@ -284,24 +302,39 @@ class Client:
             raise ValueError(f"depth is from 1 to 1024, but got {depth}")
         if engine not in ("auto", "event", "timeline"):
             raise ValueError(f"engine is 'auto', 'event' or 'timeline', but got {engine!r}")
-        body = messages.Open(
-            name=name,
-            recorder=bool(recorder),
-            device="" if device is None else uuid_of(devices.parse(device)),
-            default_device=uuid_of(current_ordinal()),
-            engine=engine,
-            depth=depth,
-        )
+        wanted = "" if device is None else uuid_of(devices.parse(device))
+        default = uuid_of(current_ordinal())
+        bodies = [messages.Open(name, bool(recorder), wanted, default, engine, depth) for name in names]
         with self._attachments.change(timeout), ExitStack() as before:
             self._attachments.settle(timeout)
-            if recorder and name and not self._sees_all_devices:
-                # Whoever cannot use the event must learn it before it has the role: a recorder that leaves finishes it.
-                before.enter_context(self._attach_opened(msgspec.structs.replace(body, recorder=False), timeout))
-            return self._attach_opened(body, timeout)
+            if recorder and not self._sees_all_devices:
+                # Whoever cannot use an event must learn it before it has the role: a recorder that leaves finishes it.
+                looks = [msgspec.structs.replace(body, recorder=False) for body in bodies if body.name]
+                for event in self._attach_opened(looks, timeout):
+                    before.enter_context(event)
+            return self._attach_opened(bodies, timeout)
 
-    def _attach_opened(self, body: messages.Open, timeout: float) -> SharedEvent:
-        reply = self._request(body, messages.Attachment, timeout, on_late=self._give_back)
-        return SharedEvent(self._attachments.add(reply, opened=True), is_recorder=body.recorder)
+    def _attach_opened(self, bodies: list[messages.Open], timeout: float) -> list[SharedEvent]:
+        """Events for the replies to `bodies`; if any is an error, none, and the first of the errors is raised."""
+        self._check()
+        look, give_back = self._lease.look, self._give_back
+        answers = self._connection.request_many(bodies, self._token, timeout, look, on_late=give_back)
+        found = [self._take_in(answer, is_recorder=body.recorder) for body, answer in zip(bodies, answers, strict=True)]
+        opened = [event for event in found if isinstance(event, SharedEvent)]
+        if len(opened) < len(found):
+            for event in opened:
+                event.close()
+            raise next(error for error in found if isinstance(error, IpcSyncError))
+        return opened
+
+    def _take_in(self, answer: Message | IpcSyncError, *, is_recorder: bool) -> SharedEvent | IpcSyncError:
+        if isinstance(answer, IpcSyncError):
+            return answer
+        try:
+            attached = self._attachments.add(_expect(answer, messages.Attachment), opened=True)
+        except IpcSyncError as error:
+            return error
+        return SharedEvent(attached, is_recorder=is_recorder)
 
     def _give_back(self, late: Message) -> None:
         """An attachment whose request was given up is let go of, not leaked."""
@@ -327,7 +360,8 @@ class Client:
         with self._unnamed_lock:
             event = self._unnamed.get(key)
             if event is None:
-                event = self._unnamed[key] = self._open("", True, key[2], key[3], _UNNAMED_DEPTH)
+                (event,) = self._open([""], True, key[2], key[3], _UNNAMED_DEPTH)
+                self._unnamed[key] = event
         return event
 
     def point(self, data: bytes | bytearray | memoryview) -> Point:
@@ -363,8 +397,6 @@ class Client:
         The first to name it decides device (the current one by default) and priority. DeviceMismatch for another
         device than that, or one that this process does not see.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"a stream's name is a str, but got {type(name).__name__}")
         _check_name(name)
         body = messages.StreamSpec(
             name=name,
@@ -513,6 +545,8 @@ def _tracing(directory: str | os.PathLike[str], name: str) -> Tracing | None:
 
 
 def _check_name(name: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a str, but got {type(name).__name__}")
     reason = names.why_not(name)
     if reason:
         raise ProtocolError(f"the name {name!r:.80} {reason}", code="name")

@@ -10,18 +10,18 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Container, Sequence
 
 import zmq
 
 from ipcsync._wire import codec, endpoints
 from ipcsync._wire.messages import Failure, Message
-from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
+from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, WaitTimeout
 
 _RETRY_NS = 1_000_000_000
 _SLICE_NS = 50_000_000
 _LONGEST_S = 1e9
+_NOW, _IN, _IN_OR_OUT = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)  # an enum costs in each call
 
 _context_lock = threading.Lock()
 _context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -58,6 +58,7 @@ class Connection:
         check_endpoint(endpoint)
         self.endpoint = endpoint
         self.sent = 0
+        self.window = 1  # how many requests may be in flight: the coordinator remembers so many replies for a retry
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._late: dict[int, Callable[[Message], None]] = {}
@@ -82,78 +83,96 @@ class Connection:
         `look` is called in every slice of the wait and may raise. WaitTimeout after `timeout` seconds; a reply that
         comes later is handed to `on_late`. ValueError for a timeout that is negative or NaN.
         """
+        (answer,) = self.request_many([body], token, timeout, look, on_late)
+        if isinstance(answer, IpcSyncError):
+            raise answer
+        return answer
+
+    def request_many(
+        self,
+        bodies: Sequence[Message],
+        token: bytes,
+        timeout: float,
+        look: Callable[[], None] | None = None,
+        on_late: Callable[[Message], None] | None = None,
+    ) -> list[Message | IpcSyncError]:
+        """Send requests, many before the first is answered; what came of each, in their order, errors not raised.
+
+        The same as `request` otherwise. What got no answer within `timeout` seconds in all is a WaitTimeout.
+        """
         if not timeout >= 0:
             raise ValueError(f"timeout is a number of seconds from 0 up, not {timeout!r}")
         timeout = min(timeout, _LONGEST_S)
         deadline = time.monotonic_ns() + int(timeout * 1e9)
         if not self._lock.acquire(timeout=timeout):
             raise WaitTimeout(f"another request kept the connection for {timeout} s", timeout=timeout)
+        replies: list[Message | None] = []
         try:
-            reply = self._exchange(body, token, deadline, look, on_late)
+            for first in range(0, len(bodies), self.window):
+                replies += self._exchange(bodies[first : first + self.window], token, deadline, look, on_late)
         finally:
             self._lock.release()
-        if reply is None:
-            raise WaitTimeout(f"the coordinator did not answer within {timeout} s", timeout=timeout)
-        if isinstance(reply, Failure):
-            raise codec.error_of(reply)
-        return reply
+        return [_answer(reply, timeout) for reply in replies]
 
     def _exchange(
         self,
-        body: Message,
+        bodies: Sequence[Message],
         token: bytes,
         deadline: int,
         look: Callable[[], None] | None,
         on_late: Callable[[Message], None] | None,
-    ) -> Message | None:
+    ) -> list[Message | None]:
         socket = self._open_socket()
-        request_id = next(self._ids)
-        frame = codec.encode_request(request_id, body, token, deadline)
+        frames = {
+            id_: codec.encode_request(id_, body, token, deadline) for body, id_ in zip(bodies, self._ids, strict=False)
+        }
+        replies: dict[int, Message] = {}
         resend_at = 0
         was_sent = False
-        while (now := time.monotonic_ns()) < deadline:
-            if now >= resend_at and self._try_send(socket, frame):
-                # The same id: if only the reply was lost, the coordinator gives it again and does nothing twice.
+        while len(replies) < len(frames) and (now := time.monotonic_ns()) < deadline:
+            if now >= resend_at and self._try_send(socket, [frames[id_] for id_ in frames if id_ not in replies]):
+                # The same ids: if only a reply was lost, the coordinator gives it again and does nothing twice.
                 resend_at = now + _RETRY_NS
                 was_sent = True
-            wanted = zmq.POLLIN if was_sent else zmq.POLLIN | zmq.POLLOUT
-            slice_ms = max(1, min(_SLICE_NS, deadline - now) // 1_000_000)
-            socket.poll(slice_ms, wanted)
-            found = self._receive(socket, request_id)
-            if found is not None:
-                return found
-            if look is not None:
+            wanted = _IN if was_sent else _IN_OR_OUT
+            socket.poll(max(1, min(_SLICE_NS, deadline - now) // 1_000_000), wanted)
+            self._receive(socket, frames, replies)
+            if look is not None and len(replies) < len(frames):
                 look()
-        found = self._receive(socket, request_id)  # a process that was stopped meanwhile may find its reply here
-        if found is None and was_sent and on_late is not None:
-            self._late[request_id] = on_late
-        return found
+        if len(replies) < len(frames):
+            self._receive(socket, frames, replies)  # a process that was stopped meanwhile may find its reply here
+            if was_sent and on_late is not None:
+                self._late.update((id_, on_late) for id_ in frames if id_ not in replies)
+        return [replies.get(id_) for id_ in frames]
 
     def _open_socket(self) -> zmq.Socket[bytes]:
         if self._socket is None:
             raise ConnectError("the connection was closed", endpoint=self.endpoint)
         return self._socket
 
-    def _try_send(self, socket: zmq.Socket[bytes], frame: bytes) -> bool:
-        try:
-            socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            return False  # nobody is connected right now
-        self.sent += 1
+    def _try_send(self, socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:
+        """Whether they were sent, or as many as there was room for: the others are sent again with those that were."""
+        for count, frame in enumerate(frames):
+            try:
+                socket.send(frame, _NOW)
+            except zmq.Again:
+                return count > 0  # nobody is connected right now
+            self.sent += 1
         return True
 
-    def _receive(self, socket: zmq.Socket[bytes], wanted: int) -> Message | None:
-        """The reply to request `wanted`, if it is there; late ones on the way go where they belong."""
+    def _receive(self, socket: zmq.Socket[bytes], wanted: Container[int], replies: dict[int, Message]) -> None:
+        """Take in the replies that are there; late ones among them go where they belong."""
         while True:
             try:
-                parts: list[Any] = socket.recv_multipart(zmq.NOBLOCK)
+                frame = socket.recv(_NOW, copy=False)
             except zmq.Again:
-                return None
-            if len(parts) != 1:
-                raise ProtocolError(f"a reply of {len(parts)} frames", code="malformed")
-            request_id, body = codec.decode_reply(parts[0])
-            if request_id == wanted:
-                return body
+                return
+            if frame.more:
+                raise ProtocolError("a reply of several frames", code="malformed")
+            request_id, body = codec.decode_reply(frame.buffer)
+            if request_id in wanted:
+                replies[request_id] = body
+                continue
             on_late = self._late.pop(request_id, None)
             if on_late is not None:
                 on_late(body)
@@ -164,7 +183,7 @@ class Connection:
             return
         try:
             if self._socket is not None:
-                self._receive(self._socket, 0)
+                self._receive(self._socket, (), {})
         finally:
             self._lock.release()
 
@@ -174,3 +193,9 @@ class Connection:
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None
+
+
+def _answer(reply: Message | None, timeout: float) -> Message | IpcSyncError:
+    if reply is None:
+        return WaitTimeout(f"the coordinator did not answer within {timeout} s", timeout=timeout)
+    return codec.error_of(reply) if isinstance(reply, Failure) else reply

@@ -197,6 +197,9 @@ def uuid_of(ordinal: int) -> str:
 
 def ordinal_of(device_uuid: str) -> int:
     """This process's ordinal of the device with a UUID ("GPU-…" or bare); InvalidDevice if it does not see it."""
+    known = _all_uuids()
+    if device_uuid in known:
+        return known.index(device_uuid)
     bare = device_uuid[4:] if device_uuid[:4].upper() == "GPU-" else device_uuid
     try:
         return _all_uuids().index(str(uuid.UUID(bare)))

@@ -46,7 +46,7 @@ class Settings:
     max_nesting: int = _setting(codec.MAX_NESTING, "how deep the arrays and maps of a request may be nested")
     reply_queue: int = _setting(512, "replies queued for a client that does not read; beyond it they are dropped")
     feed_queue: int = _setting(1000, "announcements queued for a subscriber that does not read")
-    remembered_requests: int = _setting(16, "replies kept for each session, so that a retry is not done twice")
+    remembered_requests: int = _setting(64, "replies kept for each session, so that a retry is not done twice")
     handshake_s: float = _setting(5.0, "a connection that says nothing is closed after this long")
     exit_when_idle: float = _setting(0.0, "end after this long without a session; 0: never")
     log_level: str = _setting("info", "debug, info, warning or error")

@@ -134,6 +134,7 @@ class Handlers:
             driver=self._driver,
             coordinator_pid=os.getpid(),
             devices=self._effects.pool.devices,
+            window=self._settings.remembered_requests,
         )
 
     def _ready(self, lease: Lease, _: messages.Ready) -> messages.Message:

@@ -70,7 +70,9 @@ def test_replies_and_announcements_are_read_as_they_were_sent(count: int) -> Non
     row = messages.EventRow("e", "gpu", "event", "open", 3, 2, 1, "me", 4, 5)
     replies = [
         messages.Done(),
-        messages.Welcome(b"t" * 16, "id", 1, 2, b"e" * 16, 5.0, 1.5, "/board", "ipc://f", "host", 7, ["gpu"] * count),
+        messages.Welcome(
+            b"t" * 16, "id", 1, 2, b"e" * 16, 5.0, 1.5, "/board", "ipc://f", "host", 7, ["gpu"] * count, 3
+        ),
         messages.Attachment("e", 1, 2, 3, "gpu", "event", 4, True, [b"h" * 64] * count, [1] * count),
         messages.Stream("s", "gpu", -1),
         messages.EventList([row] * count),

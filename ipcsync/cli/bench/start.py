@@ -56,7 +56,7 @@ def start(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - one siz
 
 def _attach(state: dict[str, Any], endpoint: str, count: int) -> None:
     client = state["client"] = ipcsync.connect(endpoint, timeout=60)
-    state["events"] = [client.event(f"bench/{number}", timeout=60) for number in range(count)]
+    state["events"] = client.events([f"bench/{number}" for number in range(count)], timeout=60)
 
 
 def _detach(state: dict[str, Any]) -> None:

@@ -1,0 +1,88 @@
+"""Opening many shared events at once: as one by one, all or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ipcsync
+
+NAMES = [f"cache/{number}" for number in range(150)]
+NewCoordinator = Callable[..., ipcsync.Coordinator]
+
+
+@pytest.mark.parametrize("remembered", [1, 7, 64, 1000])
+def test_they_come_in_the_order_of_their_names_and_work(new_coordinator: NewCoordinator, remembered: int) -> None:
+    coordinator = new_coordinator(remembered_requests=remembered)
+    with ipcsync.connect(coordinator.endpoint) as client, ipcsync.connect(coordinator.endpoint) as other:
+        before = client.messages_sent
+        recorders = client.events(NAMES, recorder=True, depth=1)
+        assert client.messages_sent == before + len(NAMES)
+        assert [event.name for event in recorders] == NAMES
+        waiters = other.events(reversed(NAMES))
+        stream = ipcsync.Stream()
+        for recorder, waiter in zip(recorders, reversed(waiters), strict=True):
+            other.point(bytes(recorder.record(stream))).synchronize(10)
+            assert (waiter.name, waiter.generation) == (recorder.name, 1)
+
+
+def test_none_are_none_and_a_name_twice_is_two_objects_over_one_attachment(client: ipcsync.Client) -> None:
+    assert client.events([]) == []
+    one, two = client.events(["e", "e"])
+    one.close()
+    assert two.state == "open"
+
+
+def test_a_role_that_is_taken_leaves_none_open(client: ipcsync.Client, coordinator: ipcsync.Coordinator) -> None:
+    with ipcsync.connect(coordinator.endpoint) as other:
+        taken = other.event(NAMES[70], recorder=True)
+        with pytest.raises(ipcsync.RecorderTaken):
+            client.events(NAMES, recorder=True, depth=1)
+        assert [(info.name, info.attached) for info in other.list_events()] == [(taken.name, 1)]
+        taken.close()
+    assert len(client.events(NAMES, recorder=True, depth=1)) == len(NAMES)
+
+
+def test_a_quota_leaves_none_open(new_coordinator: NewCoordinator) -> None:
+    coordinator = new_coordinator(pool=100)
+    with ipcsync.connect(coordinator.endpoint) as client:
+        with pytest.raises(ipcsync.QuotaExceeded):
+            client.events(NAMES, depth=1)
+        assert client.list_events() == []
+        assert len(client.events(NAMES[:100], depth=1)) == 100
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "error"),
+    [
+        (["good", ""], {}, ipcsync.ProtocolError),
+        (["good", "x" * 256], {}, ipcsync.ProtocolError),
+        (["good", 5], {}, TypeError),
+        (5, {}, TypeError),
+        (["good"], {"depth": 0}, ValueError),
+        (["good"], {"engine": "none"}, ValueError),
+        (["good"], {"timeout": -1.0}, ValueError),
+        (["good"], {"timeout": float("nan")}, ValueError),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_asked(
+    client: ipcsync.Client, names: Any, options: dict[str, Any], error: type[Exception]
+) -> None:
+    before = client.messages_sent
+    with pytest.raises(error):
+        client.events(names, **options)
+    assert client.messages_sent == before
+
+
+def test_a_task_opens_many(coordinator: ipcsync.Coordinator) -> None:
+    async def go() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            events = await client.events(NAMES, recorder=True, depth=1)
+            assert [event.name for event in events] == NAMES
+            point = await events[3].record(ipcsync.Stream())
+            await point.synchronize(10)
+
+    asyncio.run(go())
