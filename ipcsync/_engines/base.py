@@ -130,13 +130,14 @@ class Engine(Looks, ABC):
 
     def record_on(self, handle: Any, ordinal: int, timeout: float | None) -> int:
         """The same for a stream whose handle and device are known."""
+        self.check()  # before the lock, which a forked child may find held for ever
         if not self.is_recorder:
-            self.check()
             raise NotRecorder(f"this session did not open {self.name!r} with recorder=True")
-        if not self._record_lock.acquire(False):
+        if has_waited := not self._record_lock.acquire(False):
             self._await_turn(timeout)
         try:
-            self.check()
+            if has_waited:
+                self.check()
             if ordinal != self.ordinal:
                 raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
             if int(handle) in LEGACY:

@@ -107,6 +107,7 @@ class Event:
         A wait enqueued before keeps what the event stood for then. Raises DeviceMismatch on a stream of another device
         than the event's.
         """
+        fork.arm()
         handle, index = stream_handle(stream)
         if self._handle is None:
             self._create(handle, index)
@@ -121,6 +122,7 @@ class Event:
 
         The stream may be of any device. Does nothing while nothing was recorded: CUDA takes that for complete.
         """
+        fork.arm()
         handle, index = stream_handle(stream)
         if self._handle is not None:
             wait = _drivers.load().cuStreamWaitEvent

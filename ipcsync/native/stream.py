@@ -371,8 +371,9 @@ def stream_handle(stream: Any, device: int | None = None) -> tuple[Any, int]:
     """The same as (CUstream, device ordinal), for hot paths: no driver call is made for a Stream of ours.
 
     The default streams' handles mean something only while a context of their device is current: see `stream_call`.
+    For a Stream the fork guard is the caller's to look at: it does so anyway before it uses what it shares.
     """
-    if isinstance(stream, Stream):  # whoever made it has armed the guard, and its user looks at it
+    if isinstance(stream, Stream):
         return stream._handle, stream._index
     fork.arm()
     if stream is None:
