@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import secrets
 import threading
 import time
 from pathlib import Path
@@ -78,7 +77,7 @@ class Writer:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
+        self.path = directory / f"{os.getpid()}-{os.urandom(4).hex()}{SUFFIX}"
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(fd, 0, FILE_BYTES)

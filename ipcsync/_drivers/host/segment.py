@@ -8,7 +8,6 @@ import mmap
 import os
 import platform
 import re
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -56,7 +55,7 @@ class Segment:
             self.words = memoryview(self._map).cast("Q")
             self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
             if not self.words[at.H_MAGIC]:
-                self.words[at.H_NONCE] = secrets.randbits(64)
+                self.words[at.H_NONCE] = int.from_bytes(os.urandom(8), "little")
                 self.words[at.H_MAGIC] = at.MAGIC
             self.nonce = self.words[at.H_NONCE]
             self.serial = self.line = 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import check
 from ipcsync.cli.bench.rows import Row, Target, at_most_more, below, compare, interleave
+from ipcsync.cli.bench.workers import Worker
 from ipcsync.testing import StreamGate
 
 
@@ -109,26 +110,41 @@ def completed(rounds: int, scale: float) -> Iterator[Row]:
                 yield from compare(f"{what} on a completed point ({engine})", interleave(contest, rounds), "µs", target)
 
 
+def _hold_and_record(state: dict[str, Any], endpoint: str, engine: str) -> bytes:
+    """In a worker: record behind a closed gate; the point."""
+    if "client" not in state:
+        state["client"] = ipcsync.connect(endpoint)
+    stream = state["stream"] = ipcsync.Stream()
+    state["gate"] = StreamGate(stream).__enter__()
+    event = state["event"] = state["client"].event(f"bench/{engine}", recorder=True, engine=engine)
+    return bytes(event.record(stream))
+
+
+def _let_go(state: dict[str, Any]) -> None:
+    state["gate"].open()
+    state["stream"].synchronize()
+    state.pop("gate").__exit__(None, None, None)
+    state.pop("event").close()
+
+
 def pending(rounds: int, scale: float) -> Iterator[Row]:
-    """wait on a pending point: each queues real work behind a closed gate."""
+    """wait on a pending point of another process: each queues real work behind a closed gate there."""
     count = max(100, int(500 * scale))
     driver = _drivers.load()
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
-        other = stack.enter_context(ipcsync.connect(coordinator.endpoint))
+        recorder = stack.enter_context(closing(Worker()))
         held, waiting = ipcsync.Stream(), ipcsync.Stream()
         raw = ipcsync.Event(interprocess=True)
         targets: dict[str, Target] = {"bare cuStreamWaitEvent": at_most_more(2.5, "µs")}
         for engine in ("event", "timeline"):
-            recorder = client.event(f"bench/{engine}", recorder=True, engine=engine)
 
-            def ours(recorder: Any = recorder) -> float:
-                with StreamGate(held) as gate:
-                    point = other.point(bytes(recorder.record(held)))
-                    point.wait(waiting)
-                    figure = _each(lambda: point.wait(waiting), count)
-                    gate.open()
+            def ours(engine: str = engine) -> float:
+                point = client.point(recorder.call(_hold_and_record, coordinator.endpoint, engine))
+                point.wait(waiting)
+                figure = _each(lambda: point.wait(waiting), count)
+                recorder.call(_let_go)
                 waiting.synchronize()
                 return figure
 

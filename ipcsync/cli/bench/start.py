@@ -27,6 +27,7 @@ _FIRST = """
 import sys, time
 import ipcsync
 import ipcsync.client, ipcsync.native, zmq, cuda.bindings.driver
+ipcsync.driver_name()  # imports the driver
 t = time.perf_counter()
 with ipcsync.connect({endpoint!r}) as client:
     client.event("bench/first", recorder=True).record(ipcsync.Stream())

@@ -1,0 +1,77 @@
+"""Every benchmark in its quick form, as a look whether something became many times slower.
+
+A row's ratio is held against what it was when it was last measured in full (RESULTS.md), and may be `_FACTOR` times worse: a
+busy machine does that to nobody, a mistake in a hot path does. What a row is to reach stands in the benchmark itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ipcsync.cli.bench import _ROWS
+
+_FACTOR = 20.0
+_TIMEOUT_S = 110
+
+# The peer that a row is held against: the same work done barely.
+_LIMITS = frozenset((
+    "bare ROUTER/DEALER", "bare PUB/SUB", "bare futex", "bare cuEventRecord", "bare cuStreamWriteValue64",
+    "bare cuEventQuery", "bare cuStreamWaitEvent", "import zmq", "a bare pyzmq process", "the same to 500, doubled",
+))  # fmt: skip
+
+
+def _measure(name: str) -> list[dict[str, Any]]:
+    command = [
+        sys.executable,
+        "-c",
+        "from ipcsync.cli import main; main()",
+        "bench",
+        "--quick",
+        "--rounds",
+        "1",
+        "--json",
+        "--only",
+        name,
+    ]
+    done = subprocess.run(command, env={**os.environ}, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
+    return rows
+
+
+def _is_rate(row: dict[str, Any]) -> bool:
+    return str(row["unit"]).endswith("/s")
+
+
+@pytest.mark.timeout(_TIMEOUT_S + 10)
+@pytest.mark.parametrize("name", _ROWS)
+def test_no_row_is_many_times_worse_than_it_was(name: str) -> None:
+    rows = _measure(name)
+    assert rows
+    held = [row for row in rows if row["peer"] in _LIMITS]
+    alone = [row for row in rows if not row["peer"]]
+    assert held or alone, "a benchmark that is held against nothing"
+    for row in held:
+        ratio = 1 / row["ratio"] if _is_rate(row) else row["ratio"]
+        assert ratio < _FACTOR * _USUAL.get(row["row"], 1.0), row
+    for row in alone:
+        assert row["ours"] > 0, row
+
+
+# How many times the limit's time a row takes, from RESULTS.md, where it is more than 2.
+_USUAL = {
+    "record (event)": 12.0,
+    "record (timeline)": 10.0,
+    "wait on a completed point (event)": 4.0,
+    "wait on a completed point (timeline)": 4.0,
+    "wait on a pending point (event)": 12.0,
+    "wait on a pending point (timeline)": 12.0,
+    "renew, 8 clients, 64 in flight": 3.0,
+    "renew, 32 clients, 64 in flight": 3.0,
+}
