@@ -15,7 +15,7 @@ from typing import Any
 
 from cuda.bindings import driver as _bindings
 
-from ipcsync.errors import DriverError, HandleError, NoDriver
+from ipcsync.errors import DriverError, ForkedProcessError, HandleError, NoDriver
 
 __all__ = ["api", "check", "describe", "handle_bytes", "handle_from_bytes", "is_loaded", "load", "name", "wait_event"]
 
@@ -31,7 +31,8 @@ _chosen: ModuleType | None = None
 def load() -> ModuleType:
     """The driver of this process, chosen once by IPCSYNC_DRIVER (auto, cuda or host) and initialised.
 
-    Raises NoDriver, which says what was tried; ValueError for another value of IPCSYNC_DRIVER.
+    Raises NoDriver, which says what was tried; ForkedProcessError in a child forked after any library used CUDA;
+    ValueError for another value of IPCSYNC_DRIVER.
     """
     if _chosen is not None:
         return _chosen
@@ -70,7 +71,10 @@ def is_loaded() -> bool:
 
 def name() -> str:
     """ "cuda" or "host"."""
-    return load().__name__.rpartition(".")[2]
+    try:
+        return load().__name__.rpartition(".")[2]
+    except ForkedProcessError:  # of a child: its parent's works
+        return "cuda"
 
 
 def check(result: tuple[Any, ...], call: str, error: type[DriverError] = DriverError) -> Any:

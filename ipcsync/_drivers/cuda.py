@@ -8,17 +8,25 @@ from typing import Any
 from cuda.bindings import driver as _bindings
 from cuda.bindings.driver import *  # noqa: F403 - this module is that one, plus the bounded wait
 
+from ipcsync.errors import ForkedProcessError
+
 _SPIN_NS = 20_000
 _NOT_READY = _bindings.CUresult.CUDA_ERROR_NOT_READY
 _SUCCESS = _bindings.CUresult.CUDA_SUCCESS
+_NOT_INITIALIZED = _bindings.CUresult.CUDA_ERROR_NOT_INITIALIZED
 
 
 def probe() -> str | None:
-    """Initialise the CUDA driver; why it does not work here, or None when it does."""
+    """Initialise the CUDA driver; why it does not work here, or None when it does.
+
+    Raises ForkedProcessError where CUDA was used before a fork, by whatever library: then it works in the parent alone.
+    """
     try:
         (code,) = _bindings.cuInit(0)
     except Exception as error:  # noqa: BLE001 - the binding raises its own types, one a missing library
         return f"{type(error).__name__}: {error}".splitlines()[0]
+    if code == _NOT_INITIALIZED:
+        raise ForkedProcessError
     return None if code == _SUCCESS else f"cuInit: {code.name} ({int(code)})"
 
 

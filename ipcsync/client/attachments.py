@@ -243,12 +243,17 @@ class Attachments:
         """Try again to let go; how many did."""
         with self._lock:
             waiting = list(self._lingering)
-        done = [engine for engine in waiting if engine.try_let_go()]
-        for engine in done:
+        count = 0
+        for engine in waiting:
+            if not engine.try_let_go():
+                continue
             with self._lock:
+                if engine not in self._lingering:
+                    continue  # another thread did, at the same time
                 self._lingering.remove(engine)
             self._untold.append((Close(engine.slot, engine.incarnation), "recorder" if engine.is_recorder else "other"))
-        return len(done)
+            count += 1
+        return count
 
     def collect(self) -> int:
         """For `ipc_collect`: end what nothing uses; how many imports were closed."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import logging
 import os
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from threading import get_ident
@@ -17,31 +13,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._engines import deadline_of
-from ipcsync._linux.process import pid_namespace
 from ipcsync._wire import endpoints, messages, names
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
-from ipcsync.client import feed
+from ipcsync.client import feed, known, opening
 from ipcsync.client.attachments import Attached, Attachments
 from ipcsync.client.callbacks import Callbacks
 from ipcsync.client.connection import Connection, context
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.lease import Lease
+from ipcsync.client.opening import expect
 from ipcsync.client.point import Point
 from ipcsync.client.rows import AttachmentInfo, EventInfo, Notice, SessionInfo
 from ipcsync.errors import (
     ClientClosed,
-    ConnectError,
     CoordinatorLost,
     DeviceMismatch,
     InvalidDevice,
     IpcSyncError,
     ProtocolError,
-    WaitTimeout,
 )
 from ipcsync.native import device as devices
 from ipcsync.native import fork
@@ -60,8 +53,6 @@ _M = TypeVar("_M", bound=Message)
 _CLOSE_S = 1.0
 _UNNAMED_DEPTH = 16
 _DEFAULT_S = 5.0
-
-_clients: dict[bytes, list[weakref.ref[Client]]] = {}
 
 
 def connect(
@@ -84,30 +75,6 @@ def connect(
     """
     fork.arm()
     return Client(endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace)
-
-
-def _close_at_exit() -> None:
-    """Close what the program left open, so that work it finished stays good: an exit without a word is a death."""
-    for references in list(_clients.values()):
-        for reference in references:
-            client = reference()
-            if client is not None:
-                client.close()
-
-
-@functools.cache
-def _arm_exit() -> None:
-    atexit.register(_close_at_exit)
-
-
-def client_of(epoch: bytes) -> Client:
-    """This process's client of an epoch, the first if there are several. ConnectError without one."""
-    fork.check()
-    for reference in _clients.get(epoch, []):
-        client = reference()
-        if client is not None and client.is_connected:
-            return client
-    raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
 
 
 class Client:
@@ -138,53 +105,19 @@ class Client:
         self._callbacks = Callbacks()
         self._connection = Connection(self.endpoint)
         try:
-            welcome = self._hello(timeout, lease_ttl)
-            self._open_session(welcome, timeout)
+            welcome = opening.greet(self._connection, self.name, timeout, lease_ttl)
+            board = opening.open_board(welcome, self.endpoint, timeout)
+            try:
+                self._begin(board, welcome, timeout)
+            except BaseException:
+                board.close()  # and with it the lifeline, so that the line can be another session's
+                raise
         except BaseException:
             self._connection.close()
             raise
         self._forget_child = fork.at_child(self._lease.drop_in_child)
         devices.collectors.append(self._attachments.collect)
-        _clients.setdefault(self.epoch, []).append(weakref.ref(self))
-        _arm_exit()
-
-    def _hello(self, timeout: float, lease_ttl: float | None) -> messages.Welcome:
-        hello = messages.Hello(
-            nonce=os.urandom(16),
-            driver=_drivers.name(),
-            name=self.name,
-            namespace=pid_namespace(),
-            shm=_shm_identity(),
-            pid=os.getpid(),
-            lease_ttl=lease_ttl,
-        )
-        try:
-            reply = self._connection.request(hello, b"", timeout)
-        except WaitTimeout:
-            raise ConnectError(
-                f"no coordinator answered at {self.endpoint} within {timeout} s; start one with: ipcsync coordinator",
-                endpoint=self.endpoint,
-            ) from None
-        except ConnectError as error:
-            error.endpoint = self.endpoint
-            raise
-        return _expect(reply, messages.Welcome)
-
-    def _open_session(self, welcome: messages.Welcome, timeout: float) -> None:
-        try:
-            board = Board.open(welcome.board)
-        except OSError as error:
-            raise ConnectError(
-                f"the coordinator's board {welcome.board} cannot be opened here: {error.strerror}",
-                endpoint=self.endpoint,
-            ) from error
-        try:
-            if board.epoch != welcome.epoch:
-                raise ConnectError(f"the board {welcome.board} is of another coordinator", endpoint=self.endpoint)
-            self._begin(board, welcome, timeout)
-        except BaseException:
-            board.close()  # and with it the lifeline, so that the line can be another session's
-            raise
+        known.add(self)
 
     def _begin(self, board: Board, welcome: messages.Welcome, timeout: float) -> None:
         self.epoch = welcome.epoch
@@ -194,7 +127,6 @@ class Client:
         self._feed_endpoint = welcome.feed
         self._connection.window = welcome.window
         self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
-        self._hold_lifeline(board, welcome.line, timeout)
         self._lease = Lease(board, welcome, self.endpoint, self._at_beat)
         self._attachments = Attachments(self, board, self._lease, self._send_close, self._tracing)
         try:
@@ -203,18 +135,6 @@ class Client:
             self._lease.stop()
             raise
         self._lease.start()
-
-    def _hold_lifeline(self, board: Board, index: int, timeout: float) -> None:
-        """Take the lock that tells of this process's life; the line's last session gives it up after its goodbye."""
-        line = board.session(index)
-        deadline = deadline_of(timeout)
-        while not board.hold_lifeline(line):
-            if time.monotonic_ns() >= deadline:
-                raise ConnectError(
-                    f"another process still holds the lock of session line {index} of {board.path}; connect again",
-                    endpoint=self.endpoint,
-                )
-            time.sleep(0.001)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -226,7 +146,7 @@ class Client:
 
     def _request(self, body: Message, kind: type[_M], timeout: float = _DEFAULT_S, **options: Any) -> _M:
         self._check()
-        return _expect(self._connection.request(body, self._token, timeout, self._lease.look, **options), kind)
+        return expect(self._connection.request(body, self._token, timeout, self._lease.look, **options), kind)
 
     def _at_beat(self) -> None:
         """From the heartbeat's thread."""
@@ -331,7 +251,7 @@ class Client:
         if isinstance(answer, IpcSyncError):
             return answer
         try:
-            attached = self._attachments.add(_expect(answer, messages.Attachment), opened=True)
+            attached = self._attachments.add(expect(answer, messages.Attachment), opened=True)
         except IpcSyncError as error:
             return error
         return SharedEvent(attached, is_recorder=is_recorder)
@@ -415,20 +335,17 @@ class Client:
 
     def list_events(self, prefix: str = "") -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included."""
-        return [_event_info(row) for row in self._request(messages.Events(prefix), messages.EventList).events]
+        return [EventInfo.of(row) for row in self._request(messages.Events(prefix), messages.EventList).events]
 
     def list_sessions(self) -> list[SessionInfo]:
         """The sessions that live."""
         rows = self._request(messages.Sessions(), messages.SessionList).sessions
-        return [SessionInfo(row.id, row.name, row.pid, row.events, row.connected_s, row.last_seen_s) for row in rows]
+        return [SessionInfo.of(row) for row in rows]
 
     def list_attachments(self, prefix: str = "", *, limit: int = 100_000) -> list[AttachmentInfo]:
         """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000."""
         rows = self._request(messages.Attachments(prefix, limit), messages.AttachmentList).attachments
-        return [
-            AttachmentInfo(row.event, row.session, row.session_id, row.role, row.state, row.slot, row.incarnation)
-            for row in rows
-        ]
+        return [AttachmentInfo.of(row) for row in rows]
 
     def stats(self, timeout: float = _DEFAULT_S) -> dict[str, Any]:
         """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
@@ -496,7 +413,7 @@ class Client:
                 # The session ends all the same: by its TTL, or with this process.
                 log.info("the coordinator did not take the goodbye: %s", error)
         devices.collectors.remove(self._attachments.collect)
-        _clients[self.epoch] = [ref for ref in _clients.get(self.epoch, []) if ref() not in {None, self}]
+        known.remove(self)
         if let_go:
             self._lease.stop()
             self._end()
@@ -526,14 +443,6 @@ class Client:
         return f"<ipcsync.Client {self.name!r} {state} {self.endpoint}>"
 
 
-def _expect(reply: Message, kind: type[_M]) -> _M:
-    if not isinstance(reply, kind):
-        raise ProtocolError(
-            f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply"
-        )
-    return reply
-
-
 def _tracing(directory: str | os.PathLike[str], name: str) -> Tracing | None:
     """What the engines of a client named `name` write to, None without a directory."""
     if not os.fspath(directory):
@@ -550,23 +459,3 @@ def _check_name(name: str) -> None:
     reason = names.why_not(name)
     if reason:
         raise ProtocolError(f"the name {name!r:.80} {reason}", code="name")
-
-
-def _shm_identity() -> str:
-    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
-    return f"{status.st_dev}:{status.st_ino}"
-
-
-def _event_info(row: messages.EventRow) -> EventInfo:
-    return EventInfo(
-        row.name,
-        row.device,
-        row.engine,
-        row.state,
-        row.generation,
-        row.completed,
-        row.attached,
-        row.recorder,
-        row.slot,
-        row.incarnation,
-    )

@@ -36,7 +36,7 @@ class Point:
 
     def _bound(self) -> Attached:
         if self._attached is None:
-            from ipcsync.client.client import client_of
+            from ipcsync.client.known import client_of
 
             assert self._unbound is not None
             self._attached = client_of(self._unbound.epoch)._attach_point(self._unbound)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ipcsync._wire import messages
+
 
 @dataclass(frozen=True)
 class EventInfo:
@@ -23,6 +25,22 @@ class EventInfo:
     slot: int = 0
     incarnation: int = 0
 
+    @classmethod
+    def of(cls, row: messages.EventRow) -> EventInfo:
+        """From what the coordinator sent."""
+        return cls(
+            row.name,
+            row.device,
+            row.engine,
+            row.state,
+            row.generation,
+            row.completed,
+            row.attached,
+            row.recorder,
+            row.slot,
+            row.incarnation,
+        )
+
 
 @dataclass(frozen=True)
 class AttachmentInfo:
@@ -41,6 +59,11 @@ class AttachmentInfo:
     slot: int
     incarnation: int
 
+    @classmethod
+    def of(cls, row: messages.AttachmentRow) -> AttachmentInfo:
+        """From what the coordinator sent."""
+        return cls(row.event, row.session, row.session_id, row.role, row.state, row.slot, row.incarnation)
+
 
 @dataclass(frozen=True)
 class SessionInfo:
@@ -52,6 +75,11 @@ class SessionInfo:
     events: int
     connected_s: float
     last_seen_s: float
+
+    @classmethod
+    def of(cls, row: messages.SessionRow) -> SessionInfo:
+        """From what the coordinator sent."""
+        return cls(row.id, row.name, row.pid, row.events, row.connected_s, row.last_seen_s)
 
 
 @dataclass(frozen=True)

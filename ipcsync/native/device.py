@@ -158,7 +158,7 @@ def driver_name() -> str:
     ValueError for another value of IPCSYNC_DRIVER.
     """
     if not fork.is_in_bad_fork():
-        context.driver()
+        fork.arm()
     return _drivers.name()
 
 

@@ -1,13 +1,12 @@
 """Every benchmark in its quick form, as a look whether something became many times slower.
 
-A row's ratio is held against what it was when it was last measured in full (RESULTS.md), and may be `_FACTOR` times worse: a
-busy machine does that to nobody, a mistake in a hot path does. What a row is to reach stands in the benchmark itself.
+A row's ratio is held against what it was when it was last measured in full (RESULTS.md), and may be `_FACTOR` times
+worse: a busy machine does that to nobody, a mistake in a hot path does. What a row is to reach stands in the benchmark.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
@@ -27,19 +26,9 @@ _LIMITS = frozenset((
 
 
 def _measure(name: str) -> list[dict[str, Any]]:
-    command = [
-        sys.executable,
-        "-c",
-        "from ipcsync.cli import main; main()",
-        "bench",
-        "--quick",
-        "--rounds",
-        "1",
-        "--json",
-        "--only",
-        name,
-    ]
-    done = subprocess.run(command, env={**os.environ}, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    start = "from ipcsync.cli import main; main()"
+    command = [sys.executable, "-c", start, "bench", "--quick", "--rounds", "1", "--json", "--only", name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
     return rows
@@ -66,12 +55,12 @@ def test_no_row_is_many_times_worse_than_it_was(name: str) -> None:
 
 # How many times the limit's time a row takes, from RESULTS.md, where it is more than 2.
 _USUAL = {
-    "record (event)": 12.0,
-    "record (timeline)": 10.0,
+    "record (event)": 11.0,
+    "record (timeline)": 9.0,
     "wait on a completed point (event)": 4.0,
     "wait on a completed point (timeline)": 4.0,
-    "wait on a pending point (event)": 12.0,
-    "wait on a pending point (timeline)": 12.0,
-    "renew, 8 clients, 64 in flight": 3.0,
+    "wait on a pending point (event)": 11.0,
+    "wait on a pending point (timeline)": 14.0,
+    "renew, 8 clients, 64 in flight": 4.0,
     "renew, 32 clients, 64 in flight": 3.0,
 }

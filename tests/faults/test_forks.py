@@ -398,3 +398,32 @@ def test_row_31_the_board_is_another_open_file_than_the_lifeline(tmp_path: Any) 
         assert not _has_lock(board.path, 0), "the mapping, which a child inherits, holds no lock"
     finally:
         board.unlink()
+
+
+_FORKED_AFTER_ANOTHERS_USE = """
+import os, sys
+from cuda.bindings import driver
+assert int(driver.cuInit(0)[0]) == 0
+pid = os.fork()
+if pid == 0:
+    import ipcsync
+    assert not ipcsync.is_available()
+    assert ipcsync.driver_name() == "cuda"
+    for use in (ipcsync.Stream, ipcsync.Event(interprocess=True).ipc_handle, ipcsync.current_device):
+        try:
+            use()
+        except ipcsync.ForkedProcessError:
+            continue
+        os._exit(2)
+    os._exit(3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(os.environ["IPCSYNC_DRIVER"] == "host", reason="the host driver begins anew in each process")
+def test_row_31_a_child_forked_after_another_librarys_use_is_refused_and_not_given_the_host_driver() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "IPCSYNC_DRIVER"}
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKED_AFTER_ANOTHERS_USE], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (3, "")

@@ -1,0 +1,86 @@
+"""How a session begins: the greeting, and the board with this process's lifeline on it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TypeVar
+
+from ipcsync import _drivers
+from ipcsync._board import Board
+from ipcsync._engines import deadline_of
+from ipcsync._linux.process import pid_namespace
+from ipcsync._wire.messages import Hello, Message, Welcome
+from ipcsync.client.connection import Connection
+from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
+
+_M = TypeVar("_M", bound=Message)
+
+
+def greet(connection: Connection, name: str, timeout: float, lease_ttl: float | None) -> Welcome:
+    """Ask for a session. ConnectError if nobody answers within `timeout` seconds, or it is another driver's."""
+    hello = Hello(
+        nonce=os.urandom(16),
+        driver=_drivers.name(),
+        name=name,
+        namespace=pid_namespace(),
+        shm=_shm_identity(),
+        pid=os.getpid(),
+        lease_ttl=lease_ttl,
+    )
+    try:
+        reply = connection.request(hello, b"", timeout)
+    except WaitTimeout:
+        raise ConnectError(
+            f"no coordinator answered at {connection.endpoint} within {timeout} s; start one with: ipcsync coordinator",
+            endpoint=connection.endpoint,
+        ) from None
+    except ConnectError as error:
+        error.endpoint = connection.endpoint
+        raise
+    return expect(reply, Welcome)
+
+
+def open_board(welcome: Welcome, endpoint: str, timeout: float) -> Board:
+    """The coordinator's board, with the lock taken that tells of this process's life."""
+    try:
+        board = Board.open(welcome.board)
+    except OSError as error:
+        raise ConnectError(
+            f"the coordinator's board {welcome.board} cannot be opened here: {error.strerror}", endpoint=endpoint
+        ) from error
+    try:
+        if board.epoch != welcome.epoch:
+            raise ConnectError(f"the board {welcome.board} is of another coordinator", endpoint=endpoint)
+        _hold_lifeline(board, welcome.line, endpoint, timeout)
+    except BaseException:
+        board.close()
+        raise
+    return board
+
+
+def _hold_lifeline(board: Board, index: int, endpoint: str, timeout: float) -> None:
+    """The line's last session gives its lock up only after its goodbye."""
+    line = board.session(index)
+    deadline = deadline_of(timeout)
+    while not board.hold_lifeline(line):
+        if time.monotonic_ns() >= deadline:
+            raise ConnectError(
+                f"another process still holds the lock of session line {index} of {board.path}; connect again",
+                endpoint=endpoint,
+            )
+        time.sleep(0.001)
+
+
+def expect(reply: Message, kind: type[_M]) -> _M:
+    """The reply, if it is of that kind; ProtocolError else."""
+    if not isinstance(reply, kind):
+        raise ProtocolError(
+            f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply"
+        )
+    return reply
+
+
+def _shm_identity() -> str:
+    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
+    return f"{status.st_dev}:{status.st_ino}"
