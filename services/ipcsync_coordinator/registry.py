@@ -314,6 +314,7 @@ class Registry:
 
     def _release(self, slot: Slot) -> None:
         slot.state = "free"
+        slot.active, slot.lingering = set(), set()  # an empty set keeps the memory of its largest day
         self.in_use -= 1
         self._free.append(slot.index)
         self.changes.append(Change("freed", slot=slot))
