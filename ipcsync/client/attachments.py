@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -22,11 +22,13 @@ from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine, deadlin
 from ipcsync._wire.messages import Attachment, Close
 from ipcsync.errors import (
     ConnectError,
+    CoordinatorLost,
     DeviceMismatch,
     DriverError,
     EngineMismatch,
     InvalidDevice,
     IpcSyncError,
+    SessionExpired,
     WaitTimeout,
 )
 from ipcsync.native import context
@@ -260,7 +262,8 @@ class Attachments:
         from ipcsync._engines import imports
 
         before = imports.count()
-        self.beat()
+        with suppress(CoordinatorLost, SessionExpired):  # which this session's own calls tell
+            self.beat()
         return max(before - imports.count(), 0)
 
     def close_all(self, seconds: float) -> bool:
