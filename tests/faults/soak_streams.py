@@ -70,7 +70,7 @@ class Streams:
         if result is Result.EVENT_CLOSED or (result is Result.RECORDER_LOST and not known.engine):
             self._abandon(number)
             return
-        head.look_at += LOOK_NS
+        head.look_at = time.monotonic_ns() + LOOK_NS  # from now: this thread may have been inside a call for long
         if result is Result.NOT_YET:
             is_stuck = known.must_come and time.monotonic_ns() - head.start > _MUST_COME_NS
         else:
