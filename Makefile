@@ -32,19 +32,21 @@ INDEPENDENT := tests/multiprocess/test_pytest_plugin_runs.py tests/multiprocess/
   tests/multiprocess/test_watch.py tests/multiprocess/test_doctor.py tests/faults/test_hostile_input.py \
   tests/faults/test_files.py tests/faults/test_feed.py tests/faults/test_limits.py tests/faults/test_board_model.py \
   tests/faults/test_board_order.py tests/faults/test_history_checker.py
+# The soak runs once on each driver: on cuda in the asynchronous pass, the nearer one to a GPU.
+SOAK_TEST := tests/faults/test_soak.py
 DRIVER_TESTS := tests/contract tests/multiprocess tests/faults tests/unit/test_native_*.py \
   $(addprefix --ignore=,$(INDEPENDENT))
 
 # With every operation sent through the stream's thread.
 test-host-async: install
-	IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 $(PYTEST) $(DRIVER_TESTS) $(ARGS)
+	IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 $(PYTEST) $(DRIVER_TESTS) --ignore=$(SOAK_TEST) $(ARGS)
 
 # On a real GPU, or on a software libcuda.so.1 in the folder that IPCSYNC_TEST_LIBCUDA names.
 test-cuda: install
 	@if [ -n "$(IPCSYNC_TEST_LIBCUDA)" ]; then \
 	  echo "cuda half: on the software libcuda in $(IPCSYNC_TEST_LIBCUDA)" && \
 	  export IPCSYNC_DRIVER=cuda LD_LIBRARY_PATH="$(IPCSYNC_TEST_LIBCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" && \
-	  $(PYTEST) $(DRIVER_TESTS) $(ARGS) && \
+	  $(PYTEST) $(DRIVER_TESTS) --ignore=$(SOAK_TEST) $(ARGS) && \
 	  SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending $(PYTEST) $(DRIVER_TESTS) $(ARGS); \
 	elif IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \
 	  echo "cuda half: on the GPU of this machine" && IPCSYNC_DRIVER=cuda $(PYTEST) $(DRIVER_TESTS) tests/gpu $(ARGS); \

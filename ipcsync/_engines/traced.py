@@ -160,14 +160,16 @@ class Traced(Engine):
     def learn_releases(self) -> int:
         """Write which queued waits are released; how many of them. The rest of a closed use is left to `try_let_go`."""
         count = 0
+        now = monotonic_ns()
         with self._learning:
             while self._queued:
                 heapq.heappush(self._held, self._queued.popleft())
             while self._held and not self.is_closed:  # the lowest generation first: none is complete before it
-                outcome = self._outcome(self._held[0][0])
+                generation = self._held[0][0]
+                outcome = _OK if generation <= self.seen else self._outcome(generation)
                 if outcome is None:
                     break
-                self._write_release(outcome)
+                self._write_release(outcome, now)
                 count += 1
         return count
 
@@ -182,9 +184,9 @@ class Traced(Engine):
         except IpcSyncError:  # the session or the coordinator is lost, which the next call raises
             return _UNSEEN
 
-    def _write_release(self, outcome: int) -> None:
+    def _write_release(self, outcome: int, now: int) -> None:
         generation, stream_id, began = heapq.heappop(self._held)
-        self._put(_RELEASED, self._use, generation, stream_id, began, monotonic_ns(), outcome)
+        self._put(_RELEASED, self._use, generation, stream_id, began, max(now, began), outcome)
 
     def close(self) -> None:
         """End this use; what is released by now is written before."""
@@ -201,7 +203,8 @@ class Traced(Engine):
             while self._queued:
                 heapq.heappush(self._held, self._queued.popleft())
             while self._held:
-                self._write_release(_OK if is_known or self._held[0][0] <= self.seen else _UNSEEN)
+                is_good = is_known or self._held[0][0] <= self.seen
+                self._write_release(_OK if is_good else _UNSEEN, monotonic_ns())
         return True
 
 
