@@ -1,6 +1,7 @@
 """A flood of malformed messages, and what a good client notices of it: `python -m tests.faults.flood [--messages N]`.
 
-Prints a good client's round trips alone and during the flood, and the coordinator's memory before and after.
+Prints a good client's round trips alone and during the flood, the coordinator's memory before and after, and what the
+same flood does to the round trips of a bare echo, which looks at nothing: so much is ZeroMQ's and the machine's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import msgpack
 import zmq
@@ -20,10 +22,12 @@ import zmq
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
+from ipcsync.cli.bench.peers import Echo
 from tests.faults.raw import DEADLINE_S, Raw, request, resident_kib, unix_socket
 
 _DRAIN_EVERY = 32  # a flooder that never reads is another test
 _ROUND_TRIPS = 3000
+_COMMAND = [sys.executable, "-m", "tests.faults.flood"]
 _LAST_ID = 1 << 60  # no malformed message has that one
 
 
@@ -88,8 +92,11 @@ _KINDS: list[tuple[int, Callable[[random.Random], list[bytes]]]] = [
 ]
 
 
-def pour(endpoint: str, count: int, seed: int) -> int:
-    """Send `count` malformed messages, over ZeroMQ and now and then over a bare socket; how many were sent."""
+def pour(endpoint: str, count: int, seed: int, *, leaves: bool = True) -> int:
+    """Send `count` malformed messages, over ZeroMQ and now and then over a bare socket; how many were sent.
+
+    `leaves`: the coordinator has taken all of them in by then.
+    """
     chance = random.Random(seed)
     weights, kinds = zip(*_KINDS, strict=True)
     with Raw(endpoint) as raw:
@@ -101,7 +108,8 @@ def pour(endpoint: str, count: int, seed: int) -> int:
             raw.send(*kind(chance))
             if number % _DRAIN_EVERY == 0:
                 _drain(raw)
-        _leave(raw, messages.Hello(chance.randbytes(16), _drivers.name(), "flooder"))
+        if leaves:
+            _leave(raw, messages.Hello(chance.randbytes(16), _drivers.name(), "flooder"))
     return count
 
 
@@ -140,6 +148,25 @@ def round_trips(client: ipcsync.Client, until: Callable[[int], bool]) -> list[fl
     return taken
 
 
+def bare_round_trips(count: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of a bare echo's round trips, alone and during the same flood."""
+    with closing(Echo()) as echo, Raw(echo.endpoint) as raw:
+
+        def trips(until: Callable[[int], bool]) -> list[float]:
+            taken: list[float] = []
+            while not until(len(taken)):
+                began = time.perf_counter()
+                raw.send(b"x" * 60)
+                assert raw.receive_bytes(DEADLINE_S)
+                taken.append((time.perf_counter() - began) * 1000)
+            return taken
+
+        trips(lambda done: done >= 200)
+        alone = trips(lambda done: done >= _ROUND_TRIPS)
+        flooder = subprocess.Popen([*_COMMAND, "--messages", str(count), "--flood", echo.endpoint, "--bare"])
+        return alone, trips(lambda done: flooder.poll() is not None and done >= 100)
+
+
 def p99(taken: list[float]) -> float:
     """The 99th percentile."""
     return statistics.quantiles(taken, n=100)[98]
@@ -151,22 +178,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--flood", help=argparse.SUPPRESS)
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.flood:
-        pour(options.flood, options.messages, seed=0)
+        pour(options.flood, options.messages, seed=0, leaves=not options.bare)
         return 0
     with ipcsync.launch(log_level="warning") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
         pour(coordinator.endpoint, 2000, seed=3)  # so that the allocator's own growth is behind us
         round_trips(client, lambda done: done >= 200)
         alone = round_trips(client, lambda done: done >= _ROUND_TRIPS)
         before = resident_kib(coordinator.pid)
-        command = [sys.executable, "-m", "tests.faults.flood", "--messages", str(options.messages)]
-        flooder = subprocess.Popen([*command, "--flood", coordinator.endpoint])
+        flooder = subprocess.Popen([*_COMMAND, "--messages", str(options.messages), "--flood", coordinator.endpoint])
         during = round_trips(client, lambda done: flooder.poll() is not None and done >= 100)
         after = resident_kib(coordinator.pid)
         refusals = client.stats()["refusals"]
         running = coordinator.is_running
-    return _report(options.messages, alone, during, before, after, refusals, running and flooder.returncode == 0)
+    bare = bare_round_trips(options.messages)
+    return _report(options.messages, alone, during, before, after, refusals, running and flooder.returncode == 0, bare)
 
 
 def _report(
@@ -177,6 +205,7 @@ def _report(
     after: int,
     refusals: dict[str, int],
     ran: bool,
+    bare: tuple[list[float], list[float]],
 ) -> int:
     ratio = p99(during) / p99(alone)
     verdicts = {
@@ -188,6 +217,7 @@ def _report(
         f"messages        {sent}",
         f"round trip p50  {statistics.median(alone):.3f} ms alone, {statistics.median(during):.3f} ms during",
         f"round trip p99  {p99(alone):.3f} ms alone, {p99(during):.3f} ms during: {ratio:.2f} times",
+        f"a bare echo's   {p99(bare[0]):.3f} ms alone, {p99(bare[1]):.3f} ms: {p99(bare[1]) / p99(bare[0]):.2f} times",
         f"memory          {before} KiB before, {after} KiB after",
         "refusals        " + ", ".join(f"{reason} {count}" for reason, count in sorted(refusals.items())),
         *(f"{'yes' if good else 'NO '}  {what}" for what, good in verdicts.items()),
