@@ -160,7 +160,6 @@ class Traced(Engine):
     def learn_releases(self) -> int:
         """Write which queued waits are released; how many of them. The rest of a closed use is left to `try_let_go`."""
         count = 0
-        now = monotonic_ns()
         with self._learning:
             while self._queued:
                 heapq.heappush(self._held, self._queued.popleft())
@@ -169,7 +168,7 @@ class Traced(Engine):
                 outcome = _OK if generation <= self.seen else self._outcome(generation)
                 if outcome is None:
                     break
-                self._write_release(outcome, now)
+                self._write_release(outcome)
                 count += 1
         return count
 
@@ -184,9 +183,9 @@ class Traced(Engine):
         except IpcSyncError:  # the session or the coordinator is lost, which the next call raises
             return _UNSEEN
 
-    def _write_release(self, outcome: int, now: int) -> None:
+    def _write_release(self, outcome: int) -> None:
         generation, stream_id, began = heapq.heappop(self._held)
-        self._put(_RELEASED, self._use, generation, stream_id, began, max(now, began), outcome)
+        self._put(_RELEASED, self._use, generation, stream_id, began, monotonic_ns(), outcome)
 
     def close(self) -> None:
         """End this use; what is released by now is written before."""
@@ -203,8 +202,7 @@ class Traced(Engine):
             while self._queued:
                 heapq.heappush(self._held, self._queued.popleft())
             while self._held:
-                is_good = is_known or self._held[0][0] <= self.seen
-                self._write_release(_OK if is_good else _UNSEEN, monotonic_ns())
+                self._write_release(_OK if is_known or self._held[0][0] <= self.seen else _UNSEEN)
         return True
 
 
