@@ -70,15 +70,7 @@ class Server:
         except BaseException:
             self.board.unlink()
             raise
-        self.registry = Registry(
-            Limits(
-                slots=settings.pool,
-                sessions=settings.max_sessions,
-                attachments=settings.max_attachments,
-                streams=settings.max_streams,
-                name_bytes=settings.max_name,
-            )
-        )
+        self.registry = Registry(_limits(settings))
         pool = Pool(devices, settings.max_cuda_events)
         self.effects = Effects(self.board, pool, self.feed, self._forget)
         self.figures = Figures()
@@ -312,6 +304,16 @@ class Server:
         self.effects.pool.close()
         self.board.unlink()
         self.directory.close()
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        slots=settings.pool,
+        sessions=settings.max_sessions,
+        attachments=settings.max_attachments,
+        streams=settings.max_streams,
+        name_bytes=settings.max_name,
+    )
 
 
 def _fd(socket: zmq.Socket[bytes]) -> int:

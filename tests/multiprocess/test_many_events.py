@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import ipcsync
+from tests.contract.rig import until
 
 NAMES = [f"cache/{number}" for number in range(150)]
 NewCoordinator = Callable[..., ipcsync.Coordinator]
@@ -53,6 +57,21 @@ def test_a_quota_leaves_none_open(new_coordinator: NewCoordinator) -> None:
             client.events(NAMES, depth=1)
         assert client.list_events() == []
         assert len(client.events(NAMES[:100], depth=1)) == 100
+
+
+def test_requests_that_were_sent_twice_are_done_once(client: ipcsync.Client, coordinator: ipcsync.Coordinator) -> None:
+    before = client.messages_sent
+    os.kill(coordinator.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(client.events, NAMES, recorder=True, depth=1, timeout=30)
+        try:
+            until(lambda: client.messages_sent >= before + 2 * client._connection.window, "the first are sent again")
+        finally:
+            os.kill(coordinator.pid, signal.SIGCONT)
+        events = opening.result(30)
+    assert [event.name for event in events] == NAMES
+    assert client.stats()["requests"]["open"] == len(NAMES)
+    assert {info.attached for info in client.list_events()} == {1}
 
 
 @pytest.mark.parametrize(
