@@ -44,6 +44,9 @@ class Settings:
     max_frame: int = _setting(codec.MAX_FRAME, "the largest frame that a client may send")
     max_frames: int = _setting(1, "the most frames of one message; only the first is read")
     max_nesting: int = _setting(codec.MAX_NESTING, "how deep the arrays and maps of a request may be nested")
+    max_strange: int = _setting(
+        100, "messages in a row, malformed or of no session, after which a connection is cut; a client connects anew"
+    )
     reply_queue: int = _setting(512, "replies queued for a client that does not read; beyond it they are dropped")
     feed_queue: int = _setting(1000, "announcements queued for a subscriber that does not read")
     remembered_requests: int = _setting(64, "replies kept for each session, so that a retry is not done twice")
@@ -85,6 +88,7 @@ _BOUNDS: list[tuple[str, float, float]] = [
     ("max_frame", 1024, 16 << 20),
     ("max_frames", 1, 16),
     ("max_nesting", 2, 256),
+    ("max_strange", 1, 1_000_000_000),
     ("reply_queue", 1, 1_000_000),
     ("feed_queue", 1, 10_000_000),
     ("remembered_requests", 1, 100_000),

@@ -15,6 +15,7 @@ from ipcsync_coordinator.figures import Figures
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.leases import Lease, Leases, Sender
 from ipcsync_coordinator.logs import fields
+from ipcsync_coordinator.strangers import Strangers
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -25,7 +26,7 @@ class Dispatcher:
     """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC.
 
     `on_confirm` is told of each request of a session whose process no pidfd watches yet; `carry_out` does what follows
-    from the request, before its reply is made.
+    from the request, before its reply is made. `strangers` learns which connections sent what no client sends.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Dispatcher:
         handlers: Handlers,
         leases: Leases,
         figures: Figures,
+        strangers: Strangers,
         carry_out: Callable[[], None],
         on_confirm: Callable[[Lease, Sender], None],
     ) -> None:
@@ -43,6 +45,7 @@ class Dispatcher:
         self._table = handlers.table
         self._leases = leases
         self._figures = figures
+        self._strangers = strangers
         self._carry_out = carry_out
         self._on_confirm = on_confirm
 
@@ -52,6 +55,7 @@ class Dispatcher:
             request = codec.decode_request(frame, self._max_frame, self._max_nesting)
         except ProtocolError as error:
             self._figures.refused(error)
+            self._strangers.blame(sender.routing)
             reply: bytes | None = codec.encode_reply(codec.peek_id(frame), codec.failure_of(error))
         else:
             reply = self._reply(request, sender, now_ns)
@@ -87,7 +91,9 @@ class Dispatcher:
             last_word = self._leases.last_word(request.token, request.id)
             if last_word is not None:
                 return last_word
+            self._strangers.blame(sender.routing)
             raise SessionExpired("no such session here: it expired, was closed, or is of an earlier coordinator")
+        self._strangers.clear(sender.routing)
         kept = lease.replies.get(request.id)
         if kept is not None:
             return kept

@@ -1,8 +1,4 @@
-"""The daemon: one thread, one asyncio loop, plain ZeroMQ sockets drained from `add_reader`.
-
-ZeroMQ's descriptor is edge-triggered: after each drain, and after each send, `zmq.EVENTS` is looked at again, and a
-drain ends after a budget so that no peer keeps the loop to itself.
-"""
+"""The daemon: one thread, one asyncio loop, plain ZeroMQ sockets drained from `add_reader`."""
 
 from __future__ import annotations
 
@@ -32,12 +28,12 @@ from ipcsync_coordinator.liveness import PauseCredit
 from ipcsync_coordinator.logs import fields, is_round
 from ipcsync_coordinator.pool import Pool, served_devices
 from ipcsync_coordinator.registry import Limits, Registry, Session
+from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.runtime_dir import RuntimeDir
+from ipcsync_coordinator.strangers import Strangers
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_BUDGET = 256
-_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # as numbers: an enum costs as much as the call
 _RELEASE_S = 0.05
 
 
@@ -65,7 +61,7 @@ class Server:
         self._context.set(zmq.MAX_SOCKETS, 65_535)
         self._doorkeeper = auth.Doorkeeper(self._context, self._refuse)
         try:
-            self._router = self._bind_router()
+            router = self._bind_router()
             self.feed = Feed(self._bind_feed())
         except BaseException:
             self.board.unlink()
@@ -86,15 +82,17 @@ class Server:
             directory.feed,
             self._descriptors.sessions,
         )
-        self._dispatcher = Dispatcher(
-            settings, self.handlers, self.leases, self.figures, self._carry_out, self._confirm
+        strangers = Strangers(settings.max_strange, settings.max_sessions)
+        dispatcher = Dispatcher(
+            settings, self.handlers, self.leases, self.figures, strangers, self._carry_out, self._confirm
         )
+        self._requests = Requests(router, settings, dispatcher, strangers, self._refuse)
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
         self._idle_since = time.monotonic()
         self._next_feed_tick = 0.0
         self._gate = Gate(
-            [self._router, self.feed.socket],
+            [self._requests.socket, self.feed.socket],
             directory.sockets,
             self._descriptors.usable,
             self._refuse_from_gate,
@@ -144,7 +142,7 @@ class Server:
         """Serve until SIGTERM, SIGINT or the end of the process that this one ends with."""
         readers: list[tuple[zmq.Socket[bytes], Callable[[], None]]] = [
             (self._doorkeeper.socket, self._drain_doorkeeper),
-            (self._router, self._drain_router),
+            (self._requests.socket, self._drain_requests),
             (self.feed.socket, self._drain_feed),
         ]
         for socket, drain in readers:
@@ -183,47 +181,9 @@ class Server:
         while not self._done.is_set() and self._doorkeeper.serve_one():
             continue
 
-    def _drain_router(self) -> None:
-        if self._done.is_set():
-            return
-        router = self._router
-        for _ in range(_BUDGET):
-            try:
-                routing = router.recv(_NOW)
-            except zmq.Again:
-                return
-            self._receive(router, routing)
-        if int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._loop.call_soon(self._drain_router)
-
-    def _receive(self, router: zmq.Socket[bytes], routing: bytes) -> None:
-        frame = router.recv(_NOW, copy=False)  # a ROUTER never gives a routing id alone
-        if frame.more and self._drop_rest(router) >= self._settings.max_frames:
-            self._refuse("too_many_frames")
-            return
-        sender = Sender(routing, frame.get("Peer-Address"))  # type: ignore[arg-type] # a str for this one
-        reply = self._dispatcher.handle(frame.bytes, sender, time.monotonic_ns())
-        if reply is not None:
-            self._send(routing, reply)
-
-    @staticmethod
-    def _drop_rest(router: zmq.Socket[bytes]) -> int:
-        """How many frames came behind the first."""
-        count = 1
-        while router.recv(_NOW, copy=False).more:
-            count += 1
-        return count
-
-    def _send(self, routing: bytes, reply: bytes) -> None:
-        try:
-            self._router.send(routing, _MORE)
-            self._router.send(reply, _NOW)
-        except zmq.Again:
-            self._refuse("slow_client")  # it does not read its replies: dropped, never waited for
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            self._refuse("gone_client")
+    def _drain_requests(self) -> None:
+        if not self._done.is_set() and self._requests.drain():
+            self._loop.call_soon(self._drain_requests)
 
     # --- life and death -----------------------------------------------------------------------------------------------
 
@@ -265,7 +225,7 @@ class Server:
             self.stop()
         # A drain by hand each tick: an edge that was missed then costs a tick, never a client.
         self._drain_doorkeeper()
-        self._drain_router()
+        self._drain_requests()
         self._drain_feed()
         self._tell_alive()
 
@@ -295,7 +255,7 @@ class Server:
             self._loop.remove_reader(self._parent)
             self._parent.close()
         self._gate.stop()
-        for socket in (self._router, self.feed.socket):
+        for socket in (self._requests.socket, self.feed.socket):
             socket.close()
         self._doorkeeper.close()
         self._context.term()

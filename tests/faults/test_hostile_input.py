@@ -114,10 +114,11 @@ def test_row_26_random_bytes_get_a_typed_error_or_nothing(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client
 ) -> None:
     random_bytes = random.Random(26)
-    with Raw(coordinator.endpoint) as raw:
-        for _ in range(500):
-            frame = random_bytes.randbytes(random_bytes.randrange(200))
-            assert failure_in(raw.exchange(frame)).kind == "ProtocolError"
+    for _ in range(10):  # a connection that sent more of it would be cut
+        with Raw(coordinator.endpoint) as raw:
+            for _ in range(50):
+                frame = random_bytes.randbytes(random_bytes.randrange(200))
+                assert failure_in(raw.exchange(frame)).kind == "ProtocolError"
     with unix_socket(coordinator.endpoint) as connection:
         connection.sendall(b"\x7f" + random_bytes.randbytes(1000))
         await_end(connection)
@@ -142,6 +143,34 @@ def test_row_26_a_flood_of_malformed_messages_leaves_the_coordinator_as_it_was(
     _assert_serves(coordinator, client)
     assert resident_kib(coordinator.pid) - before < 8 * 1024
     assert _refusals(client).get("internal", 0) == 0
+
+
+_STRANGE = {"malformed": [b"\xc1"], "of no session": [request(token=b"n" * 16)], "of two frames": [b"", b""]}
+
+
+@pytest.mark.parametrize("frames", _STRANGE.values(), ids=_STRANGE)
+def test_row_26_a_connection_that_sends_nothing_else_is_cut(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, frames: list[bytes]
+) -> None:
+    with Raw(coordinator.endpoint) as raw:
+        token = raw.hello().token
+        monitor = raw.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        for _ in range(99):
+            raw.send(*frames)
+        raw.ask(messages.Renew(), token, messages.Done)  # a session spoke: they are forgotten
+        for _ in range(99):
+            raw.send(*frames)
+        raw.hello()
+        assert not monitor.poll(0)
+        raw.ask(messages.Renew(), token, messages.Done)
+        for _ in range(100):
+            raw.send(*frames)
+        assert monitor.poll(10_000), "the connection is still there"
+        until(lambda: _refusals(client).get("stranger") == 1, "it was counted")
+        raw.socket.disable_monitor()
+        monitor.close()
+        raw.ask(messages.Renew(), token, messages.Done)  # over the next connection, under the same session
+    _assert_serves(coordinator, client)
 
 
 # --- row 27 -----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.leases import Lease, Leases, Sender
 from ipcsync_coordinator.pool import Pool, served_devices
 from ipcsync_coordinator.registry import Limits, Registry
+from ipcsync_coordinator.strangers import Strangers
 from tests.unit import frames
 
 _SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
@@ -60,6 +61,7 @@ class World:
             self.handlers,
             self.leases,
             self.figures,
+            Strangers(_SETTINGS.max_strange, _SETTINGS.max_sessions),
             lambda: effects.carry_out(self.registry.take_changes()),
             self._confirm,
         )

@@ -1,0 +1,78 @@
+"""Which connections are cut, and that only those are: not another process's, not what took a descriptor's number."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ipcsync_coordinator.strangers import Strangers, cut
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(0.1)
+        yield ours, theirs
+
+
+def _open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_connection_of_that_process_is_shut_down(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    before = _open_descriptors()
+    assert cut(ours.fileno(), os.getpid())
+    assert theirs.recv(1) == b""
+    assert _open_descriptors() == before
+
+
+def test_a_connection_of_another_process_is_left_alone(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    assert not cut(ours.fileno(), os.getpid() + 1)
+    with pytest.raises(TimeoutError):
+        theirs.recv(1)
+
+
+def test_what_is_no_connection_is_left_alone() -> None:
+    before = _open_descriptors()
+    reading, writing = os.pipe()
+    assert not cut(reading, os.getpid())
+    assert os.write(writing, b"x") == 1
+    os.close(reading)
+    os.close(writing)
+    assert not cut(reading, os.getpid())  # closed meanwhile
+    assert _open_descriptors() == before
+
+
+def _blame(strangers: Strangers, *routings: bytes) -> list[bool]:
+    """Whether a connection was due after each message."""
+    due = []
+    for routing in routings:
+        strangers.blame(routing)
+        due.append(strangers.take_due())
+    return due
+
+
+def test_a_connection_is_due_once_with_so_many_in_a_row() -> None:
+    strangers = Strangers(most=3, remembered=10)
+    assert _blame(strangers, *[b"a"] * 7) == [False, False, True, False, False, False, False]
+    assert _blame(strangers, b"b", b"b", b"c", b"b") == [False, False, False, True]
+    assert not strangers.take_due()
+
+
+def test_a_session_that_speaks_is_no_stranger() -> None:
+    strangers = Strangers(most=2, remembered=10)
+    for _ in range(5):
+        assert _blame(strangers, b"a") == [False]
+        strangers.clear(b"a")
+
+
+def test_no_more_strangers_are_remembered_than_was_said() -> None:
+    strangers = Strangers(most=3, remembered=2)
+    assert not any(_blame(strangers, b"a", b"b", b"b", b"a", b"c"))  # b spoke longest ago
+    assert _blame(strangers, b"a", b"b") == [True, False]
