@@ -167,8 +167,7 @@ class Attachments:
         if not let_go:
             with self._lock:
                 self._lingering.append(engine)
-        close = Close(engine.slot, engine.incarnation, let_go=let_go)
-        self._untold.append((close, "recorder" if engine.is_recorder else "other"))
+        self._untold.append(_close_of(engine, let_go=let_go))
 
     def give_back(self, late: Attachment) -> None:
         """Let go of what was attached after its request was given up."""
@@ -253,7 +252,7 @@ class Attachments:
                 if engine not in self._lingering:
                     continue  # another thread did, at the same time
                 self._lingering.remove(engine)
-            self._untold.append((Close(engine.slot, engine.incarnation), "recorder" if engine.is_recorder else "other"))
+            self._untold.append(_close_of(engine))
             count += 1
         return count
 
@@ -267,9 +266,10 @@ class Attachments:
         return max(before - imports.count(), 0)
 
     def close_all(self, seconds: float) -> bool:
-        """End every attachment without a word to the coordinator, and wait up to `seconds` for work still in flight.
+        """End every attachment, and wait up to `seconds` for work still in flight; whether all was let go of.
 
-        Whether all was let go of; what was not goes on lingering.
+        What was not goes on lingering, and the coordinator is told of the rest: others may wait for just that, and what
+        lingers here for them. If all was let go of, the goodbye tells it.
         """
         with self._lock:
             engines: list[Engine] = [*self._engines.values(), *self._lingering]
@@ -280,17 +280,30 @@ class Attachments:
             engine.close()
         deadline = time.monotonic() + seconds
         pause = 0.0005
+        done: list[Engine] = []
         while True:
-            engines = [engine for engine in engines if not engine.try_let_go()]
+            left: list[Engine] = []
+            for engine in engines:
+                (done if engine.try_let_go() else left).append(engine)
+            engines = left
             if not engines or time.monotonic() >= deadline:
                 break
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
         with self._lock:
             self._lingering = engines
-        return not engines
+        if not engines:
+            return True
+        self._untold += [_close_of(engine) for engine in done]
+        self.tell(_TELL_S, wait=True)
+        return False
 
     @property
     def lingers(self) -> bool:
         """Whether anything closed is still to be let go of, or to be told."""
         return bool(self._lingering or self._untold)
+
+
+def _close_of(engine: Engine, *, let_go: bool = True) -> tuple[Close, str]:
+    """What the coordinator is to be told of a use that was closed, and whose it was."""
+    return Close(engine.slot, engine.incarnation, let_go=let_go), "recorder" if engine.is_recorder else "other"

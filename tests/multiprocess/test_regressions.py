@@ -67,6 +67,39 @@ def test_a_beat_in_the_middle_of_close_does_not_end_what_still_lingers(
     assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
 
 
+def test_a_close_that_leaves_work_in_flight_gives_back_the_rest_at_once(
+    new_client: Callable[..., ipcsync.Client], engine: str
+) -> None:
+    observer, closing = new_client("observer"), new_client("closing")
+    stream = ipcsync.Stream()
+    for name in ("a", "b"):
+        closing.event(name, recorder=True, engine=engine).record(ipcsync.Stream()).synchronize(10)
+    with StreamGate(stream):
+        closing.event("held", recorder=True, engine=engine).record(stream)
+        closing.close()
+        assert observer.stats()["pool_in_use"] == 1
+    assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+    assert len(observer.list_sessions()) == 1
+
+
+def test_two_that_wait_ahead_for_each_other_are_both_released_when_one_closes(
+    new_client: Callable[..., ipcsync.Client],
+) -> None:
+    observer, first, second = new_client("observer"), new_client("first"), new_client("second")
+    firsts, seconds = ipcsync.Stream(), ipcsync.Stream()
+    first.event("of the first", recorder=True, engine="timeline")
+    of_second = second.event("of the second", recorder=True, engine="timeline")
+    first.event("of the second").at(1).wait(firsts, ahead=True)
+    second.event("of the first").at(1).wait(seconds, ahead=True)
+    first.close()  # its own stream goes on waiting for the second
+    assert _eventually(seconds.query)
+    assert not firsts.query()
+    of_second.record(seconds)
+    assert _eventually(firsts.query)
+    second.close()
+    assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+
+
 def test_a_beat_that_ends_an_attachment_does_not_wait_for_a_coordinator_that_is_silent(
     coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], engine: str
 ) -> None:
