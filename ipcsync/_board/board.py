@@ -17,12 +17,15 @@ from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
 
 _HEADER = struct.Struct("=QQ16sQQQQQQQ")
+_FIXED = struct.Struct("=QQ16sQQQQ")  # as far as it stays the same while the coordinator runs
 _kept: list[mmap.mmap] = []  # mappings whose pages stay registered with CUDA, and which are never unmapped therefore
 _LIFELINE = 0  # the coordinator's lock: on the header's first byte; a session's is on the first byte of its line
 
 
 class Board:
     """A mapped board. `words` is the whole of it as 8-byte words, `address` where it lies in this process.
+
+    `header` equals `running_header` for as long as the coordinator neither stopped nor had its header overwritten.
 
     The file is allocated in full when it is made and never cut; a program that cuts it short makes every process that
     has it mapped die of SIGBUS, and that is outside of what is promised.
@@ -51,7 +54,9 @@ class Board:
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
         self.coordinator = (pid, started, namespace)
-        self._epoch_words = (self.words[layout.H_EPOCH], self.words[layout.H_EPOCH_2])
+        self.header = self.words[: layout.H_STATE + 1]
+        fixed = _FIXED.pack(magic, version, self.epoch, pid, started, namespace, layout.RUNNING)
+        self.running_header = memoryview(fixed).cast("Q")
         self.page_of_slots = self.address + layout.slots_offset(self.sessions)
 
     @classmethod
@@ -101,14 +106,11 @@ class Board:
 
     def check(self) -> None:
         """Raise CoordinatorLost after a clean stop, ProtocolError if the header is not what it was."""
-        words = self.words
-        if (words[layout.H_EPOCH], words[layout.H_EPOCH_2]) != self._epoch_words or words[0] != layout.MAGIC:
-            raise ProtocolError(f"the header of {self.path} was overwritten by another program", code="board")
-        state = words[layout.H_STATE]
-        if state == layout.STOPPED:
+        if self.header == self.running_header:
+            return
+        if self.header[:-1] == self.running_header[:-1] and self.header[-1] == layout.STOPPED:
             raise CoordinatorLost("the coordinator has stopped")
-        if state != layout.RUNNING:
-            raise ProtocolError(f"the header of {self.path} was overwritten by another program", code="board")
+        raise ProtocolError(f"the header of {self.path} was overwritten by another program", code="board")
 
     def session(self, index: int) -> SessionLine:
         """The session line number `index`."""

@@ -1,4 +1,4 @@
-"""The memory fence between two steps of the board protocol."""
+"""The memory fence between two steps of the board protocol, where the processor needs one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,9 @@ from collections.abc import Callable
 _SEQ_CST = 5
 
 
-def _nothing() -> None:
-    """x86-64 keeps loads in order and stores in order.
-
-    The one pair it may turn round, a store and a later load of another word, never decides: the other side wakes and
-    looks again.
-    """
-
-
-def _choose() -> Callable[[], object]:
+def _choose() -> Callable[[], object] | None:
     if platform.machine() == "x86_64":
-        return _nothing
+        return None
     library = ctypes.CDLL(ctypes.util.find_library("atomic") or "libatomic.so.1")
     function = library.atomic_thread_fence
     order = ctypes.c_int(_SEQ_CST)
@@ -28,3 +20,5 @@ def _choose() -> Callable[[], object]:
 
 
 fence = _choose()
+"""None on x86-64, which keeps loads in order and stores in order. The one pair that it may turn round, a store and a
+later load of another word, never decides: the other side wakes and looks again."""

@@ -11,6 +11,7 @@ base is what `recorded` held when that use began. So no word is ever reset, and 
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import TYPE_CHECKING
 
 from ipcsync._board.fence import fence
@@ -75,9 +76,9 @@ class SessionLine:
         return self._words[self._first + S_STATE]
 
     @property
-    def indices(self) -> tuple[int, int]:
-        """Where state and serial lie in the board's words, for hot paths that look themselves."""
-        return self._first + S_STATE, self._first + S_SERIAL
+    def standing(self) -> memoryview:
+        """The words of state and serial, to be compared with what they should be."""
+        return self._words[self._first + S_STATE : self._first + S_SERIAL + 1]
 
     @property
     def serial(self) -> int:
@@ -107,7 +108,8 @@ class SessionLine:
         words[first + S_START] = started
         words[first + S_NAMESPACE] = namespace
         words[first + S_SERIAL] = serial
-        fence()
+        if fence:
+            fence()
         words[first + S_STATE] = LIVE
 
     def set_state(self, state: int) -> None:
@@ -170,13 +172,16 @@ class SlotLine:
 
     def publish(self, count: int) -> None:
         """Tell that everything up to `count` is recorded (recorder, after the driver's call)."""
-        fence()
+        if fence:
+            fence()
         self._words[self._first + L_RECORDED] = count
-        fence()  # before the caller looks at `state`
+        if fence:  # before the caller looks at `state`
+            fence()
 
     def store_completed(self, count: int) -> None:
         """Tell that everything up to `count` is complete (recorder; at a timeline's break, the coordinator)."""
-        fence()
+        if fence:
+            fence()
         self._words[self._first + L_COMPLETED] = count
 
     def open(self, incarnation: int) -> None:
@@ -185,7 +190,8 @@ class SlotLine:
         words[first + L_RECORDER] = 0
         words[first + L_WATERMARK] = 0
         words[first + L_INCARNATION] = incarnation
-        fence()
+        if fence:
+            fence()
         words[first + L_STATE] = OPEN
 
     def set_recorder(self, serial: int) -> None:
@@ -203,14 +209,21 @@ class SlotLine:
 
     def finish(self, state: int) -> None:
         """Store a final state, then wake every waiter (coordinator)."""
-        fence()
+        if fence:
+            fence()
         self._words[self._first + L_STATE] = state
-        fence()
+        if fence:
+            fence()
         self.futex.wake()
 
     def wait_recorded(self, seen: int, timeout_ns: int) -> None:
         """Sleep while `recorded` still is `seen`, for at most `timeout_ns`."""
         self.futex.wait(seen & 0xFFFFFFFF, timeout_ns)
+
+
+def words(*values: int) -> memoryview:
+    """Words of one's own, to compare the board's with: one comparison costs as much as reading a single word."""
+    return memoryview(struct.pack(f"={len(values)}Q", *values)).cast("Q")
 
 
 def word_at(address: int) -> ctypes.c_uint64:

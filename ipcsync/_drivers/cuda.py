@@ -32,14 +32,14 @@ def probe() -> str | None:
 
 def wait_event(event: Any, deadline_ns: int) -> bool:
     """Query for about 20 µs, then with sleeps of up to 1 ms, until `event` is complete or `deadline_ns` has passed."""
-    from ipcsync._drivers import check
-
     query = _bindings.cuEventQuery
     start = time.monotonic_ns()
     pause = 10e-6
     while True:
         result = query(event)
         if result[0] is not _NOT_READY and result[0] != _NOT_READY:
+            from ipcsync._drivers import check
+
             check(result, "cuEventQuery")
             return True
         now = time.monotonic_ns()

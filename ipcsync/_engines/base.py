@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureStatus
@@ -18,7 +16,7 @@ from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, DeviceMismatch, DriverError, EventClosed, NotRecorder
 from ipcsync.native import capture, context
 from ipcsync.native.context import LEGACY, OnDevice
-from ipcsync.native.stream import stream_handle
+from ipcsync.native.stream import Stream, stream_handle
 
 _DISABLE_TIMING = 2
 _MANY_MARKERS = 16
@@ -44,7 +42,12 @@ class Engine(Looks, ABC):
         self._inside = 0  # threads in a bounded wait of the driver's, outside of the lock
         # Generations recorded here; by this session's earlier use too, if it closed and opened the event in one moment.
         self._recorded = max(self.line.recorded - self.base, 0) if attachment.recorder else 0
-        self._last_stream = 0
+        self._last_stream = 0  # the id of the stream recorded on last
+        # Handles used last, as objects: a Stream keeps its own for life, so the same object is the same stream, with
+        # no driver asked. Never a default stream's, which may be another one in each thread.
+        self._last_handle: Any = None  # of a record
+        self._last_plain: Any = None  # of a wait
+        self._last_waiter: tuple[Any, int] = (None, 0)  # of one that was queued, and its stream's id
         self._markers: dict[int, Any] = {}  # by stream id: an event behind the last wait queued there
 
     @property
@@ -64,9 +67,7 @@ class Engine(Looks, ABC):
         self.await_recorded(generation, deadline, timeout)
         while not self.is_complete(generation):
             self._refuse_finished(generation)
-            with self._in_driver(generation):
-                done = self._driver_wait(generation, min(deadline, time.monotonic_ns() + SLICE_NS))
-            if done:
+            if self._wait_in_driver(generation, min(deadline, time.monotonic_ns() + SLICE_NS)):
                 self._accept(generation)
                 return
             self._look(generation)
@@ -106,31 +107,29 @@ class Engine(Looks, ABC):
         self._refuse_finished(generation)
         return False
 
-    @contextmanager
-    def _in_driver(self, generation: int) -> Iterator[None]:
-        """A bounded wait in the driver, during which the import must not be destroyed."""
+    def _wait_in_driver(self, generation: int, deadline_ns: int) -> bool:
+        """`_driver_wait`, during which the import is not destroyed."""
         with self._lock:
             self.check()
             self._prepare(generation)
             self._inside += 1
         try:
-            yield
+            return self._driver_wait(generation, deadline_ns)
         finally:
             with self._lock:
                 self._inside -= 1
 
     # --- stream work --------------------------------------------------------------------------------------------------
 
-    def record(self, stream: Any, timeout: float | None) -> int:
-        """Record the next generation on a stream; its number."""
+    def record(self, handle: Any, ordinal: int, timeout: float | None) -> int:
+        """Record the next generation on the CUstream `handle` of device `ordinal`; its number."""
         if timeout is not None:
             deadline_of(timeout)  # a wrong one is refused whether or not there is room
-        handle, ordinal = stream_handle(stream, self.ordinal if stream is None else None)
-        return self.record_on(handle, ordinal, timeout)
-
-    def record_on(self, handle: Any, ordinal: int, timeout: float | None) -> int:
-        """The same for a stream whose handle and device are known."""
-        self.check()  # before the lock, which a forked child may find held for ever
+        self._guard_check()  # `check`, before the lock, which a forked child may find held for ever
+        if self.is_closed:
+            self._raise_closed()
+        if self._words[self._incarnation_index] != self.incarnation:
+            self._raise_gone()
         if not self.is_recorder:
             raise NotRecorder(f"this session did not open {self.name!r} with recorder=True")
         if has_waited := not self._record_lock.acquire(False):
@@ -140,10 +139,12 @@ class Engine(Looks, ABC):
                 self.check()
             if ordinal != self.ordinal:
                 raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
-            if int(handle) in LEGACY:
+            if handle is not self._last_handle and int(handle) in LEGACY:
                 with OnDevice(ordinal):
                     return self._record(handle, timeout)
-            return self._record(handle, timeout)
+            generation = self._record(handle, timeout)
+            self._last_handle = handle
+            return generation
         finally:
             self._record_lock.release()
 
@@ -152,13 +153,12 @@ class Engine(Looks, ABC):
             self._timed_out(self._recorded + 1, timeout, "recorded: another thread's record waits for room")
 
     def _record(self, handle: Any, timeout: float | None) -> int:
-        result = self._driver.cuStreamIsCapturing(handle)
-        if result[1] is not _NOT_CAPTURING or result[0] is not SUCCESS:
+        code, status = self._driver.cuStreamIsCapturing(handle)
+        if status is not _NOT_CAPTURING or code is not SUCCESS:
             capture.refuse_capturing(handle, "record")
         generation = self._recorded + 1
         self._make_room(generation, timeout)
-        result = self._driver.cuStreamGetId(handle)
-        stream_id = result[1] if result[0] is SUCCESS else check(result, "cuStreamGetId")
+        stream_id = self._last_stream if handle is self._last_handle else _id_of(self._driver, handle)
         with self._lock:
             if self.is_closed or self._words[self._state_index] != OPEN:
                 self._refuse_record()
@@ -183,18 +183,25 @@ class Engine(Looks, ABC):
         """Have the stream's later work wait for `generation`."""
         if timeout is not None:
             deadline_of(timeout)
-        self.check()
-        handle, ordinal = stream_handle(stream)
-        if int(handle) in LEGACY:
+        self._guard_check()  # `check`
+        if self.is_closed:
+            self._raise_closed()
+        if self._words[self._incarnation_index] != self.incarnation:
+            self._raise_gone()
+        handle, ordinal = (stream._handle, stream._index) if type(stream) is Stream else stream_handle(stream)
+        if handle is not self._last_plain and int(handle) in LEGACY:
             with OnDevice(ordinal):
                 self._wait(generation, handle, ordinal, timeout, ahead)
         else:
-            self._wait(generation, handle, ordinal, timeout, ahead)
+            self._last_plain = handle
+            stream_id = self._wait(generation, handle, ordinal, timeout, ahead)
+            if stream_id is not None:
+                self._last_waiter = (handle, stream_id)
 
     def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> int | None:
         """The id of the stream on which the wait was queued; None if there was nothing to wait for."""
-        result = self._driver.cuStreamIsCapturing(handle)
-        if result[1] is not _NOT_CAPTURING or result[0] is not SUCCESS:
+        code, status = self._driver.cuStreamIsCapturing(handle)
+        if status is not _NOT_CAPTURING or code is not SUCCESS:
             capture.refuse_capturing(handle, "wait")
         if ahead:
             self._refuse_ahead()
@@ -205,15 +212,15 @@ class Engine(Looks, ABC):
         else:
             self.await_recorded(generation, deadline_of(timeout), timeout)
             self._refuse_finished(generation)
-        result = self._driver.cuStreamGetId(handle)
-        stream_id = result[1] if result[0] is SUCCESS else check(result, "cuStreamGetId")
+        last, last_id = self._last_waiter
+        stream_id = last_id if handle is last else _id_of(self._driver, handle)
         with self._lock:
             self._refuse_closed()  # until it is, the import stays
             self._driver_stream_wait(handle, generation)
             self._mark(handle, stream_id, ordinal)
         self._refuse_finished(generation)
         self._refuse_dead(generation)  # the driver may let the stream pass what a dead process never did
-        return int(stream_id)
+        return stream_id
 
     def _mark(self, handle: Any, stream_id: int, ordinal: int) -> None:
         """Remember behind which place of the stream the work just queued is over."""
@@ -353,3 +360,8 @@ class Engine(Looks, ABC):
     @abstractmethod
     def _release(self) -> None:
         """Destroy the imports. Called with the lock held."""
+
+
+def _id_of(driver: Any, handle: Any) -> int:
+    result = driver.cuStreamGetId(handle)
+    return int(result[1] if result[0] is SUCCESS else check(result, "cuStreamGetId"))

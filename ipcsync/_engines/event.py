@@ -69,8 +69,7 @@ class EventEngine(Engine):
             now = time.monotonic_ns()
             if now >= deadline:
                 self._timed_out(oldest, timeout, "complete, and the ring is full")
-            with self._in_driver(oldest):
-                self._driver_wait(oldest, min(deadline, now + SLICE_NS))
+            self._wait_in_driver(oldest, min(deadline, now + SLICE_NS))
             self.guard.look()
             with self._lock:
                 self.check()
@@ -96,8 +95,11 @@ class EventEngine(Engine):
         return self._is_done(self._event(generation))
 
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
+        event = self._event(generation)
+        if self._is_done(event):  # often already: who records and who waits hand work to and fro
+            return True
         try:
-            return bool(capture.relaxed_call(_drivers.wait_event, self._event(generation), deadline_ns))
+            return bool(capture.relaxed_call(_drivers.wait_event, event, deadline_ns))
         except DriverError:
             self.guard.look()
             raise

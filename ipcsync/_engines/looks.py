@@ -65,9 +65,15 @@ class Looks:
         """Raise if this use is over: fork, session, coordinator, closed here, or the slot used anew."""
         self._guard_check()
         if self.is_closed:
-            raise EventClosed(f"the event {self.name!r} was closed in this process")
+            self._raise_closed()
         if self._words[self._incarnation_index] != self.incarnation:
-            raise EventClosed(f"the event {self.name!r} is gone: its slot is used anew")
+            self._raise_gone()
+
+    def _raise_closed(self) -> NoReturn:
+        raise EventClosed(f"the event {self.name!r} was closed in this process")
+
+    def _raise_gone(self) -> NoReturn:
+        raise EventClosed(f"the event {self.name!r} is gone: its slot is used anew")
 
     def _refuse_closed(self) -> None:
         """Raise EventClosed if this use was closed here.
@@ -76,7 +82,7 @@ class Looks:
         once this process has closed and let go.
         """
         if self.is_closed:
-            raise EventClosed(f"the event {self.name!r} was closed in this process")
+            self._raise_closed()
 
     @property
     def generation(self) -> int:

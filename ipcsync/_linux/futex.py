@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
+from collections.abc import Callable
+from functools import partial
 
 _MACHINE = platform.machine()
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(_MACHINE)
@@ -17,6 +19,7 @@ _EVERYBODY = 0x7FFFFFFF
 _libc = ctypes.CDLL(None, use_errno=True)
 # Without argtypes the call is three times as fast; hence every pointer below is a ctypes object of its own.
 _syscall = _libc.syscall
+_short_syscall = ctypes.PyDLL(None).syscall  # keeps the GIL and errno as they are: for a call that never sleeps
 
 
 class _Timespec(ctypes.Structure):
@@ -24,12 +27,16 @@ class _Timespec(ctypes.Structure):
 
 
 class Futex:
-    """A futex on the 32-bit word at `address`, which must be aligned to 4 and stay mapped."""
+    """A futex on the 32-bit word at `address`, which must be aligned to 4 and stay mapped.
 
-    __slots__ = ("_address",)
+    `wake()` wakes every process and thread that waits on the word.
+    """
+
+    __slots__ = ("_address", "wake")
 
     def __init__(self, address: int) -> None:
         self._address = ctypes.c_void_p(address)
+        self.wake: Callable[[], object] = partial(_short_syscall, _SYS_FUTEX, self._address, _WAKE, _EVERYBODY)
 
     def wait(self, expected: int, timeout_ns: int | None = None) -> bool:
         """Sleep while the word equals `expected`, with the GIL released.
@@ -51,7 +58,3 @@ class Futex:
         if code in (errno.EAGAIN, errno.EINTR):
             return True
         raise OSError(code, f"futex wait: {errno.errorcode.get(code, code)}")
-
-    def wake(self) -> None:
-        """Wake every process and thread that waits on the word."""
-        _syscall(_SYS_FUTEX, self._address, _WAKE, _EVERYBODY)

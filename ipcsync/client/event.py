@@ -10,6 +10,7 @@ from ipcsync.client.point import Point
 from ipcsync.errors import EventClosed, NotRecorder
 from ipcsync.native import fork
 from ipcsync.native.device import Device
+from ipcsync.native.stream import Stream, stream_handle
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -89,11 +90,16 @@ class SharedEvent:
         """
         if not (self._is_open and self._is_recorder):
             self._refuse_record()
-        return Point(self._attached, self._engine.record(stream, timeout))
+        engine = self._engine
+        if type(stream) is Stream:
+            handle, ordinal = stream._handle, stream._index
+        else:
+            handle, ordinal = stream_handle(stream, engine.ordinal if stream is None else None)
+        return Point(self._attached, engine.record(handle, ordinal, timeout))
 
     def record_on(self, handle: Any, ordinal: int) -> Point:
         """Record on the CUstream `handle` of device `ordinal`, without asking whose it is; for `Client.record`."""
-        return Point(self._attached, self._engine.record_on(handle, ordinal, None))
+        return Point(self._attached, self._engine.record(handle, ordinal, None))
 
     def at(self, generation: int) -> Point:
         """The point of a generation, recorded already or not; ValueError below 1."""

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from time import monotonic_ns
 
-from ipcsync._board import LIVE, RUNNING, Board
-from ipcsync._board.layout import H_EPOCH, H_MAGIC, H_STATE, MAGIC
+from ipcsync._board import LIVE, Board
+from ipcsync._board.layout import words
 from ipcsync._linux.process import PidFd, Process, pid_namespace
 from ipcsync._wire.messages import Welcome
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionExpired
@@ -42,10 +42,8 @@ class Lease:
         self._is_over = False
         self._coordinator, self._pidfd = self._watch_coordinator()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._words = board.words
-        self._state_index, self._serial_index = self._line.indices
-        self._serial = welcome.serial
-        self._epoch = board.words[H_EPOCH]
+        self._header, self._running_header = board.header, board.running_header
+        self._standing, self._live = self._line.standing, words(LIVE, welcome.serial)
         self._fork_mark = fork.mark()
         self._last_ns = monotonic_ns()
         self._good_until = self._last_ns + self._ttl_ns
@@ -75,15 +73,11 @@ class Lease:
 
     def check(self) -> None:
         """Raise if the process was forked, or the coordinator or the lease is lost. Costs about 0.3 µs."""
-        words = self._words
         if (
             self._fork_mark[0]
             and self._problem is None
-            and words[self._state_index] == LIVE
-            and words[self._serial_index] == self._serial
-            and words[H_MAGIC] == MAGIC
-            and words[H_EPOCH] == self._epoch
-            and words[H_STATE] == RUNNING
+            and self._standing == self._live
+            and self._header == self._running_header
             and monotonic_ns() <= self._good_until
         ):
             return
@@ -184,7 +178,7 @@ class Lease:
     def _beat(self) -> None:
         now = monotonic_ns()
         if self._problem is None and not self._is_over:
-            if now - self._last_ns > self._ttl_ns or not self._has_line():
+            if now - self._last_ns > self._ttl_ns or self._standing != self._live:
                 self._judge()
             if self._pidfd is None and not self.coordinator_is_alive():
                 self._lose(CoordinatorLost, "the coordinator died")
@@ -194,9 +188,6 @@ class Lease:
             self._good_until = now + self._ttl_ns
             self._line.heartbeat = now
         self._at_beat()
-
-    def _has_line(self) -> bool:
-        return self._line.state == LIVE and self._line.serial == self._serial
 
     def wake(self) -> None:
         """Have the thread run a beat now."""

@@ -29,24 +29,24 @@ class Point:
 
     __slots__ = ("__weakref__", "_attached", "_generation", "_unbound")
 
-    def __init__(self, attached: Attached | None, generation: int, unbound: PointKey | None = None) -> None:
+    _attached: Attached | None
+    _unbound: PointKey  # of a point without `_attached`: an unpickled one that was not used yet
+
+    def __init__(self, attached: Attached, generation: int) -> None:
         self._attached = attached
         self._generation = generation
-        self._unbound = unbound  # of an unpickled point that was not used yet
 
     def _bound(self) -> Attached:
         if self._attached is None:
             from ipcsync.client.known import client_of
 
-            assert self._unbound is not None
             self._attached = client_of(self._unbound.epoch)._attach_point(self._unbound)
         return self._attached
 
     @property
     def _key(self) -> PointKey:
-        if self._unbound is not None:
+        if self._attached is None:
             return self._unbound
-        assert self._attached is not None
         engine = self._attached.engine
         return PointKey(engine.board.epoch, engine.slot, engine.incarnation, self._generation)
 
@@ -149,5 +149,8 @@ class Point:
 
 
 def _unpickle(data: bytes) -> Point:
-    key = wire.unpack(data)
-    return Point(None, key.generation, key)
+    point = Point.__new__(Point)
+    point._attached = None
+    point._unbound = wire.unpack(data)
+    point._generation = point._unbound.generation
+    return point

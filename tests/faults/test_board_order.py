@@ -143,6 +143,7 @@ class Rig:
         self.words.put("incarnation", 1)
         self.words.put("recorder", 1)
         self.serial = 1
+        self.is_locked = False
 
     def close(self) -> None:
         """Remove the board."""
@@ -160,9 +161,11 @@ class Rig:
             self.words.put(name, value)
 
     def __enter__(self) -> None:
+        self.is_locked = True
         self.log.append("lock")
 
     def __exit__(self, *_: object) -> None:
+        self.is_locked = False
         self.log.append("unlock")
 
     def check(self) -> None:
@@ -209,6 +212,8 @@ class Rig:
         return (SUCCESS,)
 
     def cuEventQuery(self, _event: str) -> Any:  # noqa: N802 - the driver's name
+        if not self.is_locked:
+            return (base._NOT_READY,)  # the first look of a bounded wait, which as a whole is one step
         self.log.append("cuEventQuery")
         return (SUCCESS if self.case.says_complete else base._NOT_READY,)
 
@@ -293,7 +298,7 @@ def _run_code(rig: Rig) -> tuple[list[str], str]:
         "synchronize": lambda: engine.synchronize(case.generation, None) or "ok",
         "wait": lambda: engine.wait(case.generation, _STREAM, None, ahead=False) or "ok",
         "ahead": lambda: engine.wait(case.generation, _STREAM, None, ahead=True) or "ok",
-        "record": lambda: engine.record(_STREAM, None) and "",
+        "record": lambda: engine.record(_STREAM, 0, None) and "",
         "harvest": lambda: engine.harvest() or "",
         "let go": engine.try_let_go,
     }

@@ -240,9 +240,10 @@ def _words(index: int, count: int, value: int) -> Callable[[mmap.mmap], None]:
     [
         _words(0, 512, 0),
         _words(layout.H_EPOCH_2, 1, 5),
+        _words(layout.H_VERSION, 1, 9),
         _words(layout.H_STATE, 1, 77),
     ],
-    ids=["all", "epoch", "state"],
+    ids=["all", "epoch", "version", "state"],
 )
 def test_row_38_an_overwritten_header_is_a_typed_error_at_the_next_use_in_every_process(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, overwrite: Callable[[mmap.mmap], None]
