@@ -119,12 +119,15 @@ def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME, max_ne
         raise ProtocolError("a request is an array that begins with the version", code="malformed")
     if value[0] != VERSION:
         raise ProtocolError(f"protocol version {value[0]}, but this is {VERSION}", code="version")
-    _check_nesting(value, max_nesting)
     if len(value) != 6:
         raise ProtocolError(f"a request has 6 parts, not {len(value)}", code="malformed")
     _, id_, op, token, deadline_ns, body = value
     if type(id_) is not int or not 0 < id_ < 1 << 63 or type(deadline_ns) is not int or type(token) is not bytes:
         raise ProtocolError("id and deadline are whole numbers, the id above 0, the token is bytes", code="malformed")
+    if type(op) in _CONTAINERS:
+        raise ProtocolError("the operation is text", code="malformed")  # not shown: it may be nested without end
+    if body and type(body) in _CONTAINERS:
+        _check_nesting(body, max_nesting - 1)
     kind = REQUESTS.get(op) if isinstance(op, str) else None
     if kind is None:
         raise ProtocolError(f"unknown operation {op!r:.80}", code="unknown_op")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -85,16 +86,16 @@ class Leases:
 
 
 class Sender(msgspec.Struct, frozen=True, gc=False):
-    """Who sent a frame, by the kernel's word: its address is `localhost:uid:gid:pid`.
+    """Who sent a frame, by the kernel's word.
 
-    `routing` names one connection, and is no identity.
+    `routing` names one connection, and is no identity; `frame` is the zmq.Frame, asked only where that word counts.
     """
 
     routing: bytes
-    address: str
+    frame: Any
 
     @property
     def pid(self) -> int:
         """Its process id, 0 if there is none (a process of a pid namespace we cannot see)."""
-        parts = self.address.split(":")
+        parts = self.frame.get("Peer-Address").split(":")  # localhost:uid:gid:pid
         return int(parts[3]) if len(parts) == 4 and parts[3].isdigit() else 0

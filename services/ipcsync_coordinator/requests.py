@@ -58,7 +58,7 @@ class Requests:
 
     def _serve(self, routing: bytes) -> None:
         frame = self.socket.recv(_NOW, copy=False)  # a ROUTER never gives a routing id alone
-        sender = Sender(routing, frame.get("Peer-Address"))  # type: ignore[arg-type] # a str for this one
+        sender = Sender(routing, frame)
         if frame.more and self._drop_rest() >= self._max_frames:
             self._refuse("too_many_frames")
             self._strangers.blame(routing)
@@ -67,7 +67,7 @@ class Requests:
             if reply is not None:
                 self._send(routing, reply)
         if self._strangers.take_due():
-            self._cut(frame, sender)
+            self._cut(sender)
 
     def _drop_rest(self) -> int:
         """How many frames came behind the first."""
@@ -87,9 +87,9 @@ class Requests:
                 raise
             self._refuse("gone_client")
 
-    def _cut(self, frame: zmq.Frame, sender: Sender) -> None:
+    def _cut(self, sender: Sender) -> None:
         try:
-            descriptor = int(frame.get(zmq.SRCFD))
+            descriptor = int(sender.frame.get(zmq.SRCFD))
         except (zmq.ZMQError, ValueError):
             return  # this libzmq does not tell (it calls the option deprecated): the stranger is refused, not cut off
         if cut(descriptor, sender.pid):

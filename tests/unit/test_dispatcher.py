@@ -27,7 +27,20 @@ from ipcsync_coordinator.strangers import Strangers
 from tests.unit import frames
 
 _SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
-_SENDER = Sender(b"routing", "")
+
+
+class _Frame:
+    """A frame from the process `pid`, or from one that we cannot see."""
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._address = "" if pid is None else f"localhost:{os.getuid()}:{os.getgid()}:{pid}"
+
+    def get(self, _: str) -> str:
+        """What ZeroMQ tells of the peer."""
+        return self._address
+
+
+_SENDER = Sender(b"routing", _Frame())
 _CODES = {
     "malformed", "version", "unknown_op", "invalid", "too_large", "too_deep", "name", "ttl", "engine", "forgotten",
     "late", "ConnectError", "SessionExpired", "QuotaExceeded", "EventClosed", "RecorderTaken", "DeviceMismatch",
@@ -224,7 +237,7 @@ def test_a_hello_when_descriptors_are_short_leaves_no_session_behind(
     monkeypatch.setattr("ipcsync_coordinator.liveness.start_time", fail)
     hello = messages.Hello(os.urandom(16), _drivers.name())
     frame = codec.encode_request(1, hello, b"", 0)
-    sender = Sender(b"r", f"localhost:{os.getuid()}:{os.getgid()}:{os.getpid()}")
+    sender = Sender(b"r", _Frame(os.getpid()))
     reply = world.dispatcher.handle(frame, sender, time.monotonic_ns())
     assert reply is not None
     _, welcome = codec.decode_reply(reply)
