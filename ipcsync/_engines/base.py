@@ -45,7 +45,7 @@ class Engine(Looks, ABC):
         self._last_stream = 0  # the id of the stream recorded on last
         # Handles used last, as objects: a Stream keeps its own for life, so the same object is the same stream, with
         # no driver asked. Never a default stream's, which may be another one in each thread.
-        self._last_handle: Any = None  # of a record
+        self._last_handle: Any = None  # of the last record, if known to be that of `_last_stream`
         self._last_plain: Any = None  # of a wait
         self._last_waiter: tuple[Any, int] = (None, 0)  # of one that was queued, and its stream's id
         self._markers: dict[int, Any] = {}  # by stream id: an event behind the last wait queued there
@@ -158,7 +158,11 @@ class Engine(Looks, ABC):
             capture.refuse_capturing(handle, "record")
         generation = self._recorded + 1
         self._make_room(generation, timeout)
-        stream_id = self._last_stream if handle is self._last_handle else _id_of(self._driver, handle)
+        if handle is self._last_handle:
+            stream_id = self._last_stream
+        else:
+            self._last_handle = None  # this record may be a default stream's, or be interrupted: then the next one asks
+            stream_id = _id_of(self._driver, handle)
         with self._lock:
             if self.is_closed or self._words[self._state_index] != OPEN:
                 self._refuse_record()

@@ -1,4 +1,4 @@
-"""Faults that the soak found, each made to happen for certain."""
+"""Faults that the soak or a review found, each made to happen for certain."""
 
 from __future__ import annotations
 
@@ -65,6 +65,48 @@ def test_a_beat_in_the_middle_of_close_does_not_end_what_still_lingers(
         closing.event("e", recorder=True, engine=engine).record(stream)
         closing.close()
     assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+
+
+def _assert_follows(event: ipcsync.SharedEvent, held: ipcsync.Point, stream: ipcsync.Stream) -> None:
+    """A record on `stream` is complete only after `held`, whose own stream does not get on."""
+    following = event.record(stream)
+    stream.query()  # whatever was queued there for good reason is done by then
+    with pytest.raises(ipcsync.WaitTimeout):
+        following.synchronize(0.2)
+    assert not held.query()
+    assert event.completed < held.generation
+
+
+def test_a_record_between_two_on_the_same_stream_is_not_overtaken_if_it_was_on_the_default_stream(
+    client: ipcsync.Client, engine: str
+) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    stream, default = ipcsync.Stream(), ipcsync.default_stream()
+    event.record(stream).synchronize(10)
+    with StreamGate(default):
+        _assert_follows(event, event.record(default), stream)
+    event.record(stream).synchronize(10)
+    assert event.completed == event.generation
+
+
+def test_a_record_that_was_interrupted_is_not_overtaken(client: ipcsync.Client, engine: str) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    event.record(stream).synchronize(10)
+    futex = event._attached.engine.line.futex
+    wake = futex.wake
+
+    def interrupt() -> None:
+        wake()
+        raise KeyboardInterrupt
+
+    with StreamGate(other):
+        futex.wake = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            event.record(other)
+        futex.wake = wake
+        _assert_follows(event, event.at(2), stream)
+    event.record(stream).synchronize(10)
 
 
 def test_a_close_that_leaves_work_in_flight_gives_back_the_rest_at_once(
