@@ -80,6 +80,12 @@ def _dump(body: Message) -> Any:
     return msgspec.to_builtins(body, builtin_types=(bytes,))
 
 
+def check_body(body: Message) -> None:
+    """Raise the ProtocolError that the other side would, before the body is sent."""
+    if type(body) not in _BARE:
+        _convert(_dump(body), type(body))
+
+
 def encode_request(id: int, body: Message, token: bytes, deadline_ns: int) -> bytes:  # noqa: A002 - the field's name
     """The frame of a request."""
     return _pack([VERSION, id, OPS[type(body)], token, deadline_ns, _dump(body)])

@@ -182,8 +182,11 @@ class Attachments:
         self.tell(_TELL_S, wait=True)
 
     def tell(self, timeout: float, *, wait: bool) -> None:
-        """Tell the coordinator of closes; what it does not take in `timeout` seconds each is told by a later beat."""
-        if not self._untold or not self.changing.acquire(blocking=wait):
+        """Tell the coordinator of closes; what it does not take in `timeout` seconds each is told by a later beat.
+
+        `wait`: as long for another thread's request that attaches or lets go, too.
+        """
+        if not self._untold or not self.changing.acquire(timeout=min(timeout, threading.TIMEOUT_MAX) if wait else 0):
             return
         try:
             while self._untold:

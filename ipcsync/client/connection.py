@@ -102,6 +102,8 @@ class Connection:
         """
         if not timeout >= 0:
             raise ValueError(f"timeout is a number of seconds from 0 up, not {timeout!r}")
+        for body in bodies:
+            codec.check_body(body)  # here: who sends on and on what cannot be is cut off
         timeout = min(timeout, _LONGEST_S)
         deadline = time.monotonic_ns() + int(timeout * 1e9)
         if not self._lock.acquire(timeout=timeout):

@@ -6,7 +6,6 @@ so that no peer keeps the loop to itself.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
@@ -15,10 +14,7 @@ import zmq
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.leases import Sender
-from ipcsync_coordinator.logs import fields
 from ipcsync_coordinator.strangers import Strangers, cut
-
-log = logging.getLogger("ipcsync.coordinator")
 
 _BUDGET = 256
 _LOOK_EVERY = 8
@@ -26,7 +22,7 @@ _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # as numbers: an
 
 
 class Requests:
-    """A bound ROUTER and who is served over it. `refuse` counts, by reason, what is not."""
+    """A bound ROUTER and who is served over it. `refuse` counts, by reason, what is not, and logs some with fields."""
 
     def __init__(
         self,
@@ -34,7 +30,7 @@ class Requests:
         settings: Settings,
         dispatcher: Dispatcher,
         strangers: Strangers,
-        refuse: Callable[[str], None],
+        refuse: Callable[..., None],
     ) -> None:
         self.socket = socket
         self._max_frames = settings.max_frames
@@ -93,5 +89,4 @@ class Requests:
         except (zmq.ZMQError, ValueError):
             return  # this libzmq does not tell (it calls the option deprecated): the stranger is refused, not cut off
         if cut(descriptor, sender.pid):
-            self._refuse("stranger")
-            log.warning("connection cut: it sends what no client sends", extra=fields(pid=sender.pid))
+            self._refuse("stranger", pid=sender.pid)

@@ -130,11 +130,11 @@ class Server:
     def _refuse_from_gate(self, reason: str) -> None:
         self._loop.call_soon_threadsafe(self._refuse, reason)
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, **more: object) -> None:
         self.figures.refusals[reason] += 1
         count = self.figures.refusals[reason]
         if is_round(count):
-            log.warning("refused", extra=fields(reason=reason, count=count))
+            log.warning("refused", extra=fields(reason=reason, count=count, **more))
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 

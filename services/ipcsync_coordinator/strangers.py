@@ -14,8 +14,8 @@ _UCRED = struct.Struct("3i")  # pid, uid, gid: what SO_PEERCRED tells
 class Strangers:
     """How many messages each connection sent in a row that were malformed or of no session.
 
-    A connection is due to be cut with the `most`-th of them, and never again: what else it sent before its end may be
-    read long after its descriptor's number went to another. The last `remembered` strangers are known.
+    A connection is due to be cut with the `most`-th of them, and is counted anew then: a peer may choose its routing id
+    and come back with it. The last `remembered` strangers are known.
     """
 
     def __init__(self, most: int, remembered: int) -> None:
@@ -30,7 +30,9 @@ class Strangers:
         self._counts.move_to_end(routing)
         if len(self._counts) > self._remembered:
             self._counts.popitem(last=False)
-        self._is_due = count == self._most
+        if count == self._most:
+            self._is_due = True
+            del self._counts[routing]
 
     def clear(self, routing: bytes) -> None:
         """A session spoke over that connection."""
@@ -47,7 +49,8 @@ def cut(descriptor: int, pid: int) -> bool:
     """Shut down the connection behind a descriptor of libzmq's, if process `pid` is at its other end; whether it was.
 
     libzmq may close its descriptor at any time, and the number may then stand for somebody else's connection: what is
-    looked at and shut down is a duplicate, so that it is the same connection, and only one of that process.
+    looked at and shut down is a duplicate, so that it is the same connection, and only one of that process. Nobody is
+    cut whose pid is not known (0, of a pid namespace that we cannot see): it might be another.
     """
     with contextlib.suppress(OSError):  # it is gone already, or no descriptor is left to look at it with
         duplicate = os.dup(descriptor)
@@ -58,7 +61,7 @@ def cut(descriptor: int, pid: int) -> bool:
             raise
         with connection:
             peer, _, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-            if peer == pid:
+            if pid and peer == pid:
                 connection.shutdown(socket.SHUT_RDWR)
                 return True
     return False

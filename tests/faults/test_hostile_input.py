@@ -173,6 +173,22 @@ def test_row_26_a_connection_that_sends_nothing_else_is_cut(
     _assert_serves(coordinator, client)
 
 
+def test_row_26_a_stranger_with_a_routing_id_of_its_own_is_cut_each_time(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    with Raw(coordinator.endpoint, routing=b"me") as raw:
+        monitor = raw.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        for _ in range(3):
+            for _ in range(100):
+                raw.exchange(b"\xc1")
+            assert monitor.poll(10_000), "the connection is still there"
+            monitor.recv_multipart()
+        raw.socket.disable_monitor()
+        monitor.close()
+    assert _refusals(client)["stranger"] == 3
+    _assert_serves(coordinator, client)
+
+
 # --- row 27 -----------------------------------------------------------------------------------------------------------
 
 _HELLO = {"nonce": b"n" * 16, "driver": "host"}
@@ -241,8 +257,13 @@ def test_row_27_bad_names_get_typed_errors(coordinator: ipcsync.Coordinator, cli
             ipcsync.connect(coordinator.endpoint, name=name)
     with pytest.raises(ipcsync.ProtocolError):
         client.list_events("\ud800")
+    sent = client.messages_sent
+    for priority in (1 << 70, 5000):
+        with pytest.raises(ipcsync.ProtocolError):
+            client.stream("s", priority=priority)
     with pytest.raises(ipcsync.ProtocolError):
-        client.stream("s", priority=1 << 70)
+        client.list_events("x" * 256)
+    assert client.messages_sent == sent, "sent again and again, it would have the connection cut"
     _assert_serves(coordinator, client)
 
 

@@ -58,11 +58,15 @@ def _blame(strangers: Strangers, *routings: bytes) -> list[bool]:
     return due
 
 
-def test_a_connection_is_due_once_with_so_many_in_a_row() -> None:
+def test_a_connection_is_due_with_each_so_many_in_a_row() -> None:
     strangers = Strangers(most=3, remembered=10)
-    assert _blame(strangers, *[b"a"] * 7) == [False, False, True, False, False, False, False]
+    assert _blame(strangers, *[b"a"] * 7) == [False, False, True, False, False, True, False]
     assert _blame(strangers, b"b", b"b", b"c", b"b") == [False, False, False, True]
     assert not strangers.take_due()
+
+
+def test_nobody_is_cut_whose_process_is_not_known(pair: tuple[socket.socket, socket.socket]) -> None:
+    assert not cut(pair[0].fileno(), 0)
 
 
 def test_a_session_that_speaks_is_no_stranger() -> None:
