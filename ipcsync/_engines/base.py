@@ -39,6 +39,9 @@ class Engine(Looks, ABC):
         self._driver = context.driver()
         self._lock = threading.Lock()  # short: around each use of an import
         self._record_lock = threading.Lock()  # one record at a time, also while it waits for the ring
+        self._is_released = False  # let go of
+        # For its client to keep: it told that all is complete that was recorded here; it said that letting go failed.
+        self.has_told_drained = self.has_failed = False
         self._inside = 0  # threads in a bounded wait of the driver's, outside of the lock
         # Generations recorded here; by this session's earlier use too, if it closed and opened the event in one moment.
         self._recorded = max(self.line.recorded - self.base, 0) if attachment.recorder else 0
@@ -248,8 +251,12 @@ class Engine(Looks, ABC):
                 self._harvest()
 
     def close(self) -> None:
-        """End this use: later calls raise EventClosed, and those that wait now do within 50 ms."""
-        self.is_closed = True
+        """End this use: later calls raise EventClosed, and those that wait now do within 50 ms.
+
+        A record that is under way is published when this returns.
+        """
+        with self._lock:
+            self.is_closed = True
         self.line.futex.wake()
 
     def try_let_go(self) -> bool:
@@ -259,6 +266,8 @@ class Engine(Looks, ABC):
         before it believes what it read.
         """
         with self._lock:
+            if self._is_released:
+                return True
             if self._inside:
                 return False
             try:
@@ -270,7 +279,15 @@ class Engine(Looks, ABC):
             # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
             self._destroy_markers()
             self._release()
+            self._is_released = True
         return True
+
+    def is_drained(self) -> bool:
+        """Whether this use is a recorder's and all that it recorded is complete, whatever else is still queued."""
+        with self._lock:
+            if not self.is_recorder or self._is_released or self.line.state not in (OPEN, CLOSED):
+                return False
+            return self._is_drained()
 
     def _destroy_markers(self) -> None:
         """Destroy the markers, be they over or not: CUDA destroys an event once it is."""

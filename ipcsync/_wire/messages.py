@@ -63,11 +63,15 @@ class Attach(Message, frozen=True):
 
 
 class Close(Message, frozen=True):
-    """Finish one's use of a slot. `let_go`: nothing of this process can touch it any more."""
+    """Finish one's use of a slot. `let_go`: nothing of this process can touch it any more.
+
+    `drained`, of a recorder that has not let go yet: all that it recorded is complete.
+    """
 
     slot: Count
     incarnation: Count
     let_go: bool = True
+    drained: bool = False
 
 
 class StreamSpec(Message, frozen=True):

@@ -21,6 +21,7 @@ from ipcsync._board import Board
 from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine, deadline_of
 from ipcsync._wire.messages import Attachment, Close
 from ipcsync.errors import (
+    ClientClosed,
     ConnectError,
     CoordinatorLost,
     DeviceMismatch,
@@ -75,6 +76,7 @@ class Attachments:
         """Held across each request that attaches or lets go, and what follows from it here: of a close that was put off
         and a new attachment to the same slot, the coordinator must see the one that is true."""
         self._lock = threading.RLock()
+        self._is_closed = False
         self._untold: list[tuple[Close, str]] = []  # closes to tell, and of what: "recorder", "other" or "late"
         self._opened: dict[tuple[int, int], int] = {}  # how many event objects are open over it
         self._engines: dict[tuple[int, int], EventEngine | TimelineEngine] = {}
@@ -115,6 +117,9 @@ class Attachments:
         """
         key = (reply.slot, reply.incarnation)
         with self._lock:
+            if self._is_closed:
+                self._untold.append((Close(*key), "late"))
+                raise ClientClosed("the client was closed while the event was opened")
             engine = self._engines.get(key)
             if engine is None:
                 try:
@@ -154,20 +159,54 @@ class Attachments:
                 self._opened[key] = left
                 return
             self._opened.pop(key, None)
-            engine = self._engines.pop(key, None)
             self._held.pop(key, None)
+            engine = self._take_out(key)
         if engine is not None:
             self._end(engine)
             self.tell(_TELL_S, wait=True)
 
+    def _take_out(self, key: tuple[int, int]) -> Engine | None:
+        """Close a use, which lingers from then on until it was let go of. Called with the lock held."""
+        engine = self._engines.pop(key, None)
+        if engine is not None:
+            self._lingering.append(engine)
+            engine.close()
+        return engine
+
     def _end(self, engine: Engine) -> None:
-        """Close a use; that is to be told."""
-        engine.close()
-        let_go = engine.try_let_go()
-        if not let_go:
-            with self._lock:
-                self._lingering.append(engine)
-        self._untold.append(_close_of(engine, let_go=let_go))
+        """Let go of a use that was taken out, if that can be; what became of it is to be told."""
+        if not self._lets_go(engine):
+            self._untold.append(_close_of(engine, let_go=False, drained=self._is_drained(engine)))
+        elif self._forget(engine):
+            self._untold.append(_close_of(engine))
+
+    def _lets_go(self, engine: Engine) -> bool:
+        """`try_let_go`; with a context that is broken for good nothing is let go of before the process ends."""
+        try:
+            return engine.try_let_go()
+        except DriverError as error:
+            level = logging.DEBUG if engine.has_failed else logging.WARNING
+            log.log(level, "cannot let go of the event %r: %s", engine.name, error)
+            engine.has_failed = True
+            return False
+
+    def _forget(self, engine: Engine) -> bool:
+        """It lingers no more; False if another thread saw that at the same time."""
+        with self._lock:
+            if engine not in self._lingering:
+                return False
+            self._lingering.remove(engine)
+            return True
+
+    def _is_drained(self, engine: Engine) -> bool:
+        """Whether a recorder that lingers has no work left, which is told once: others may wait ahead for more."""
+        try:
+            if engine.has_told_drained or not engine.is_drained():
+                return False
+        except DriverError:
+            return False  # `_lets_go` has said it
+        engine.has_told_drained = True
+        return True
 
     def give_back(self, late: Attachment) -> None:
         """Let go of what was attached after its request was given up."""
@@ -208,7 +247,8 @@ class Attachments:
 
     def _tell_one(self, body: Close, of: str, timeout: float) -> bool:
         key = (body.slot, body.incarnation)
-        lingers = any((engine.slot, engine.incarnation) == key for engine in self._lingering)
+        with self._lock:
+            lingers = any((engine.slot, engine.incarnation) == key for engine in self._lingering)
         if of != "recorder" and key in self._engines:
             return True  # attached anew since: the two uses are one to the coordinator
         if of == "late" and lingers:
@@ -239,7 +279,7 @@ class Attachments:
             if key in self._opened or (reference is not None and reference() is not None):
                 return
             self._held.pop(key, None)
-            engine = self._engines.pop(key, None)
+            engine = self._take_out(key)
         if engine is not None:
             self._end(engine)  # told by the beat, which must wait neither for a request under way nor for a reply
 
@@ -249,14 +289,12 @@ class Attachments:
             waiting = list(self._lingering)
         count = 0
         for engine in waiting:
-            if not engine.try_let_go():
-                continue
-            with self._lock:
-                if engine not in self._lingering:
-                    continue  # another thread did, at the same time
-                self._lingering.remove(engine)
-            self._untold.append(_close_of(engine))
-            count += 1
+            if self._lets_go(engine):
+                if self._forget(engine):
+                    self._untold.append(_close_of(engine))
+                    count += 1
+            elif self._is_drained(engine):
+                self._untold.append(_close_of(engine, let_go=False, drained=True))
         return count
 
     def collect(self) -> int:
@@ -268,45 +306,55 @@ class Attachments:
             self.beat()
         return max(before - imports.count(), 0)
 
-    def close_all(self, seconds: float) -> bool:
-        """End every attachment, and wait up to `seconds` for work still in flight; whether all was let go of.
+    def close_all(self, seconds: float) -> None:
+        """End every attachment, and wait up to `seconds` for work still in flight.
 
-        What was not goes on lingering, and the coordinator is told of the rest: others may wait for just that, and what
-        lingers here for them. If all was let go of, the goodbye tells it.
+        What still is then goes on lingering, and the coordinator is told of the rest: others may wait for just that,
+        and what lingers here for them. If nothing lingers, the goodbye tells it.
         """
         with self._lock:
-            engines: list[Engine] = [*self._engines.values(), *self._lingering]
-            self._engines.clear()
+            self._is_closed = True  # nothing is taken in any more
+            for key in list(self._engines):
+                self._take_out(key)
             self._held.clear()
             self._opened.clear()
-        for engine in engines:
-            engine.close()
         deadline = time.monotonic() + seconds
         pause = 0.0005
         done: list[Engine] = []
         while True:
-            left: list[Engine] = []
-            for engine in engines:
-                (done if engine.try_let_go() else left).append(engine)
-            engines = left
-            if not engines or time.monotonic() >= deadline:
+            with self._lock:
+                engines = list(self._lingering)
+            done += [engine for engine in engines if self._lets_go(engine) and self._forget(engine)]
+            if not self._lingering or time.monotonic() >= deadline:
                 break
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
         with self._lock:
-            self._lingering = engines
-        if not engines:
-            return True
+            left = list(self._lingering)
+        if not left:
+            return
         self._untold += [_close_of(engine) for engine in done]
+        self._untold += [_close_of(engine, let_go=False, drained=True) for engine in left if self._is_drained(engine)]
         self.tell(_TELL_S, wait=True)
-        return False
 
     @property
     def lingers(self) -> bool:
-        """Whether anything closed is still to be let go of, or to be told."""
-        return bool(self._lingering or self._untold)
+        """Whether anything closed is still to be let go of."""
+        return bool(self._lingering)
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether any close is still to be told."""
+        return bool(self._untold)
+
+    def drop_untold(self) -> None:
+        """The session is over: its end told all. A beat that tells right now finds that out by itself."""
+        if self.changing.acquire(timeout=0):
+            self._untold.clear()
+            self.changing.release()
 
 
-def _close_of(engine: Engine, *, let_go: bool = True) -> tuple[Close, str]:
+def _close_of(engine: Engine, *, let_go: bool = True, drained: bool = False) -> tuple[Close, str]:
     """What the coordinator is to be told of a use that was closed, and whose it was."""
-    return Close(engine.slot, engine.incarnation, let_go=let_go), "recorder" if engine.is_recorder else "other"
+    close = Close(engine.slot, engine.incarnation, let_go=let_go, drained=drained)
+    return close, "recorder" if engine.is_recorder else "other"

@@ -30,11 +30,13 @@ from ipcsync.client.point import Point
 from ipcsync.client.rows import AttachmentInfo, EventInfo, Notice, SessionInfo
 from ipcsync.errors import (
     ClientClosed,
+    ConnectError,
     CoordinatorLost,
     DeviceMismatch,
     InvalidDevice,
     IpcSyncError,
     ProtocolError,
+    WaitTimeout,
 )
 from ipcsync.native import device as devices
 from ipcsync.native import fork
@@ -99,6 +101,7 @@ class Client:
         self.name = name or ""
         self._is_closed = False
         self._ends_by_itself = False  # `close` is over, and left the rest to the heartbeat's thread
+        self._has_said_goodbye = False
         self._closing = threading.Lock()
         self._unnamed: dict[tuple[int, int, int, str], SharedEvent] = {}
         self._unnamed_lock = threading.Lock()
@@ -153,8 +156,11 @@ class Client:
         self._connection.drain_late()
         self._attachments.beat()
         self._attachments.tell(0.05, wait=False)
-        if self._ends_by_itself and not (self._attachments.lingers and self._lease.coordinator_is_alive()):
-            self._end_thread()
+        if self._ends_by_itself:
+            if not self._has_said_goodbye:
+                self._say_goodbye(0.05)
+            if self._is_over():
+                self._end_thread()
 
     def _send_close(self, body: messages.Close, timeout: float) -> None:
         self._connection.request(body, self._token, timeout, self._lease.look_at_coordinator)
@@ -239,22 +245,22 @@ class Client:
         self._check()
         look, give_back = self._lease.look, self._give_back
         answers = self._connection.request_many(bodies, self._token, timeout, look, on_late=give_back)
-        found = [self._take_in(answer, is_recorder=body.recorder) for body, answer in zip(bodies, answers, strict=True)]
-        opened = [event for event in found if isinstance(event, SharedEvent)]
-        if len(opened) < len(found):
+        opened: list[SharedEvent] = []
+        try:
+            for body, answer in zip(bodies, answers, strict=True):
+                if isinstance(answer, IpcSyncError):
+                    raise answer
+                attached = self._attachments.add(expect(answer, messages.Attachment), opened=True)
+                opened.append(SharedEvent(attached, is_recorder=body.recorder))
+        except BaseException:
+            for answer in answers[len(opened) + 1 :]:  # that one itself was given back, or is none
+                if not isinstance(answer, IpcSyncError):
+                    give_back(answer)
             for event in opened:
                 event.close()
-            raise next(error for error in found if isinstance(error, IpcSyncError))
+            self._attachments.tell(0.5, wait=True)
+            raise
         return opened
-
-    def _take_in(self, answer: Message | IpcSyncError, *, is_recorder: bool) -> SharedEvent | IpcSyncError:
-        if isinstance(answer, IpcSyncError):
-            return answer
-        try:
-            attached = self._attachments.add(expect(answer, messages.Attachment), opened=True)
-        except IpcSyncError as error:
-            return error
-        return SharedEvent(attached, is_recorder=is_recorder)
 
     def _give_back(self, late: Message) -> None:
         """An attachment whose request was given up is let go of, not leaked."""
@@ -403,22 +409,38 @@ class Client:
             if self._is_closed:
                 return
             self._is_closed = True
-        let_go = self._attachments.close_all(_CLOSE_S)
+        self._attachments.close_all(_CLOSE_S)
         self._callbacks.join(1.0)
         self._lease.say_goodbye()
         if self._lease.coordinator_is_alive():
-            try:
-                self._connection.request(messages.Bye(let_go=let_go), self._token, 1.0)
-            except IpcSyncError as error:
-                # The session ends all the same: by its TTL, or with this process.
-                log.info("the coordinator did not take the goodbye: %s", error)
+            self._say_goodbye(1.0)
         devices.collectors.remove(self._attachments.collect)
         known.remove(self)
-        if let_go:
+        if self._is_over():
             self._lease.stop()
             self._end()
         else:
-            self._ends_by_itself = True  # when what lingers is let go of
+            self._ends_by_itself = True  # when what lingers is let go of, and the coordinator knows
+
+    def _say_goodbye(self, timeout: float) -> None:
+        """Tell the coordinator that the session is over, or all but what lingers; a later beat does if it is silent."""
+        let_go = not self._attachments.lingers
+        try:
+            self._connection.request(messages.Bye(let_go=let_go), self._token, timeout)
+        except (WaitTimeout, ConnectError) as error:
+            log.info("the coordinator did not take the goodbye: %s", error)
+            return
+        except IpcSyncError as error:
+            log.info("the coordinator knows nothing of the session any more: %s", error)
+        self._has_said_goodbye = True
+        if let_go:
+            self._attachments.drop_untold()
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left to be let go of or to be told to a coordinator that lives."""
+        if not self._lease.coordinator_is_alive():
+            return True
+        return self._has_said_goodbye and not self._attachments.lingers and not self._attachments.has_untold
 
     def _end_thread(self) -> None:
         self._lease.stop()

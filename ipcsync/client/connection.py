@@ -112,6 +112,11 @@ class Connection:
         try:
             for first in range(0, len(bodies), self.window):
                 replies += self._exchange(bodies[first : first + self.window], token, deadline, look, on_late)
+        except BaseException:
+            for reply in replies:
+                if reply is not None and on_late is not None:
+                    on_late(reply)
+            raise
         finally:
             self._lock.release()
         return [_answer(reply, timeout) for reply in replies]
@@ -130,21 +135,28 @@ class Connection:
         }
         replies: dict[int, Message] = {}
         resend_at = 0
-        was_sent = False
-        while len(replies) < len(frames) and (now := time.monotonic_ns()) < deadline:
-            if now >= resend_at and self._try_send(socket, [frames[id_] for id_ in frames if id_ not in replies]):
-                # The same ids: if only a reply was lost, the coordinator gives it again and does nothing twice.
-                resend_at = now + _RETRY_NS
-                was_sent = True
-            wanted = _IN if was_sent else _IN_OR_OUT
-            socket.poll(max(1, min(_SLICE_NS, deadline - now) // 1_000_000), wanted)
-            self._receive(socket, frames, replies)
-            if look is not None and len(replies) < len(frames):
-                look()
-        if len(replies) < len(frames):
-            self._receive(socket, frames, replies)  # a process that was stopped meanwhile may find its reply here
-            if was_sent and on_late is not None:
+        was_sent = is_over = False
+        sent_before = self.sent
+        try:
+            while len(replies) < len(frames) and (now := time.monotonic_ns()) < deadline:
+                missing = [frames[id_] for id_ in frames if id_ not in replies]
+                if now >= resend_at and self._try_send(socket, missing):
+                    # The same ids: if only a reply was lost, the coordinator gives it again and does nothing twice.
+                    resend_at = now + _RETRY_NS
+                    was_sent = True
+                wanted = _IN if was_sent else _IN_OR_OUT
+                socket.poll(max(1, min(_SLICE_NS, deadline - now) // 1_000_000), wanted)
+                self._receive(socket, frames, replies)
+                if look is not None and len(replies) < len(frames):
+                    look()
+            if len(replies) < len(frames):
+                self._receive(socket, frames, replies)  # a process that was stopped meanwhile may find its reply here
+            is_over = True
+        finally:
+            if on_late is not None and self.sent > sent_before:  # what nobody waits for, also if this was interrupted
                 self._late.update((id_, on_late) for id_ in frames if id_ not in replies)
+                for reply in () if is_over else replies.values():
+                    on_late(reply)
         return [replies.get(id_) for id_ in frames]
 
     def _open_socket(self) -> zmq.Socket[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import weakref
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from ipcsync.native import fork
 
 if TYPE_CHECKING:
     from ipcsync.client.client import Client
+
+log = logging.getLogger("ipcsync")
 
 _clients: dict[bytes, list[weakref.ref[Client]]] = {}
 
@@ -43,7 +46,10 @@ def _close_at_exit() -> None:
         for reference in references:
             client = reference()
             if client is not None:
-                client.close()
+                try:
+                    client.close()
+                except Exception:  # one that fails must not keep the others from it
+                    log.exception("closing %r failed", client)
 
 
 @functools.cache

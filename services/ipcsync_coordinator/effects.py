@@ -120,7 +120,7 @@ class Effects:
     def _drained(self, slot: Slot) -> None:
         if slot.engine == "timeline":
             line = self.line(slot)
-            line.set_watermark(line.recorded)  # the recorder let go: all that it recorded is complete
+            line.set_watermark(line.recorded)  # all that was recorded is complete
             self.releaser.hold(line)
 
     def _freed(self, slot: Slot) -> None:

@@ -241,7 +241,7 @@ class Handlers:
         return msgspec.structs.replace(body, base=self._registry.slots[body.slot].base)
 
     def _close(self, lease: Lease, body: messages.Close) -> messages.Message:
-        self._registry.close(lease.session, body.slot, body.incarnation, let_go=body.let_go)
+        self._registry.close(lease.session, body.slot, body.incarnation, let_go=body.let_go, drained=body.drained)
         return _DONE
 
     def _stream(self, lease: Lease, body: messages.StreamSpec) -> messages.Message:

@@ -45,6 +45,10 @@ class Watch:
         """For a process that no pidfd tells of: whether its lock on the board is gone."""
         return self.has_lifeline and self._watched_by is None and not self._board.has_lifeline(self._line)
 
+    def gave_up_lifeline(self) -> bool:
+        """Whether the process let its lifeline go: it does so last of all, when it exits, calls exec, or has let go."""
+        return self.has_lifeline and not self._board.has_lifeline(self._line)
+
     def close(self) -> None:
         """Stop watching."""
         if self._pidfd is not None:

@@ -64,8 +64,8 @@ class Session:
 class Slot:
     """One place for a shared event.
 
-    `active` have it open; `lingering` closed it but may still touch it; `is_drained` once its recorder let go of it,
-    and so all that it recorded is complete.
+    `active` have it open; `lingering` closed it but may still touch it; `is_drained` once it is closed and all that was
+    recorded is complete: nobody writes its timeline word any more, and who waits ahead for more is released.
     """
 
     index: int
@@ -92,7 +92,7 @@ class Slot:
 class Change:
     """One thing that followed from a transition, to be carried out on the board, the pool and the feed.
 
-    kind: opened, recorder, closed, broken, drained (the recorder let go of a closed slot), freed (slot);
+    kind: opened, recorder, closed, broken, drained (all that a closed one's recorder made is complete), freed (slot);
     session_opened, session_closed, line_freed (session).
     """
 
@@ -234,8 +234,11 @@ class Registry:
         self._attach(session, slot)
         return slot
 
-    def close(self, session: Session, index: int, incarnation: int, *, let_go: bool) -> None:
-        """End a session's use of a slot. Twice is nothing; of a slot that it never had: EventClosed."""
+    def close(self, session: Session, index: int, incarnation: int, *, let_go: bool, drained: bool = False) -> None:
+        """End a session's use of a slot. Twice is nothing; of a slot that it never had: EventClosed.
+
+        `drained`: the session recorded here, and all of that is complete, though it has not let go.
+        """
         slot = self.slots.get(index)
         if slot is None or incarnation > slot.incarnation:
             raise EventClosed(f"no slot {index} with incarnation {incarnation}")
@@ -243,7 +246,7 @@ class Registry:
             return
         if index not in session.attached:
             raise EventClosed(f"this session is not attached to slot {index}: it cannot close it for others")
-        self._leave(slot, session, breaks=False, let_go=let_go)
+        self._leave(slot, session, breaks=False, let_go=let_go, drained=drained)
         if session.state != "live" and not session.attached:
             self._end(session, session.state, breaks=False, let_go=True)
 
@@ -281,7 +284,7 @@ class Registry:
         slot.lingering.discard(session.serial)
         slot.active.add(session.serial)
 
-    def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool) -> None:
+    def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool, drained: bool = False) -> None:
         """`breaks`: whether a recorder that leaves breaks the event, or merely finishes it."""
         slot.active.discard(session.serial)
         if let_go:
@@ -296,13 +299,19 @@ class Registry:
                 self._finish(slot, "broken")
             elif slot.state == "open":
                 self._finish(slot, "closed")
-            if let_go and slot.state == "closed" and not slot.is_drained:
-                slot.is_drained = True
-                self.changes.append(Change("drained", slot=slot))
+            if (let_go or drained) and slot.state == "closed":
+                self._drain(slot)
         elif slot.state == "open" and not slot.active:
             self._finish(slot, "closed")
+            if slot.recorder is None and slot.lingering:
+                self._drain(slot)  # nobody recorded, and nobody will: who waits ahead is released
         if not slot.active and not slot.lingering:
             self._release(slot)
+
+    def _drain(self, slot: Slot) -> None:
+        if not slot.is_drained:
+            slot.is_drained = True
+            self.changes.append(Change("drained", slot=slot))
 
     def _finish(self, slot: Slot, state: SlotState) -> None:
         first = slot.state == "open"

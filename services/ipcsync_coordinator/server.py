@@ -247,6 +247,8 @@ class Server:
             lease.beat_ns = max(lease.beat_ns, self.board.session(lease.session.line).heartbeat)
             if now_ns - max(lease.beat_ns, self._credit.since_ns) > lease.ttl_ns:
                 self.handlers.lose(lease, "ttl")
+        elif lease.watch.gave_up_lifeline():
+            self.handlers.lose(lease, "pidfd")  # its goodbye was lost, or it called exec
 
     def close(self) -> None:
         """Tell everyone, then remove board and sockets."""

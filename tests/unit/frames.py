@@ -38,7 +38,7 @@ bodies: st.SearchStrategy[messages.Message] = st.one_of(
     st.builds(messages.Ready),
     st.builds(messages.Renew),
     st.builds(messages.Attach, slot=counts, incarnation=counts),
-    st.builds(messages.Close, slot=counts, incarnation=counts, let_go=st.booleans()),
+    st.builds(messages.Close, slot=counts, incarnation=counts, let_go=st.booleans(), drained=st.booleans()),
     st.builds(messages.StreamSpec, name=names, device=_texts, priority=st.integers(-1024, 1024)),
     st.builds(messages.Events, prefix=names),
     st.builds(messages.Sessions),

@@ -40,7 +40,7 @@ class Model:
         use.holders.add(session)
         self.left.discard((session, key))
 
-    def leave(self, session: int, key: Key, *, broke: bool, let_go: bool) -> None:
+    def leave(self, session: int, key: Key, *, broke: bool, let_go: bool, drained: bool = False) -> None:
         use = self.uses[key]
         use.active.discard(session)
         if let_go:
@@ -51,9 +51,10 @@ class Model:
                 use.state = "broken"
             elif use.state == "open":
                 use.state = "closed"
-            use.is_drained = use.is_drained or (let_go and use.state == "closed")
+            use.is_drained = use.is_drained or ((let_go or drained) and use.state == "closed")
         elif use.state == "open" and not use.active:
             use.state = "closed"
+            use.is_drained = use.recorder is None
         if not use.holders:
             del self.uses[key]
 

@@ -170,19 +170,19 @@ class Machine(RuleBasedStateMachine):
         self._settle()
 
     @precondition(lambda self: self.model.there and self.points)
-    @rule(at=st.integers(0, 5), which=st.integers(0, 50), let_go=st.booleans())
-    def close(self, at: int, which: int, let_go: bool) -> None:
+    @rule(at=st.integers(0, 5), which=st.integers(0, 50), let_go=st.booleans(), drained=st.booleans())
+    def close(self, at: int, which: int, let_go: bool, drained: bool) -> None:
         session = self._pick(self.model.there, at)
         key = sorted(self.points)[which % len(self.points)]
         has_it = key in self.model.held(session.serial)
         try:
-            self.registry.close(session, *key, let_go=let_go)
+            self.registry.close(session, *key, let_go=let_go, drained=drained)
         except errors.EventClosed:
             assert not has_it
             assert (session.serial, key) not in self.model.left
             return
         if has_it:
-            self.model.leave(session.serial, key, broke=False, let_go=let_go)
+            self.model.leave(session.serial, key, broke=False, let_go=let_go, drained=drained)
             self.model.settle(session.serial)
         self._settle()
 

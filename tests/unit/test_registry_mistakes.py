@@ -39,10 +39,16 @@ class _ForgetsThatTheRecorderIsPending(Registry):
 
 
 class _ReleasesWhileOthersLinger(Registry):
-    def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool) -> None:
+    def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool, drained: bool = False) -> None:
         if let_go:
             slot.lingering.clear()
-        super()._leave(slot, session, breaks=breaks, let_go=let_go)
+        super()._leave(slot, session, breaks=breaks, let_go=let_go, drained=drained)
+
+
+class _ReleasesNobodyUnlessARecorderCame(Registry):
+    def _drain(self, slot: Slot) -> None:
+        if slot.recorder is not None:
+            super()._drain(slot)
 
 
 class _SaysNothingOfAClose(Registry):
@@ -71,6 +77,7 @@ class _LeavesTheStreamsOfTheDead(Registry):
         _GivesTheRoleTwice,
         _ForgetsThatTheRecorderIsPending,
         _ReleasesWhileOthersLinger,
+        _ReleasesNobodyUnlessARecorderCame,
         _SaysNothingOfAClose,
         _ReusesTheLineOfAnExpiredSession,
         _LeavesTheStreamsOfTheDead,

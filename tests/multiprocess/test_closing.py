@@ -1,0 +1,270 @@
+"""Whatever ends a use, the coordinator learns of it: nobody waits for it any more, and its slot is free again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from cuda.bindings.driver import CUresult
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.contract.rig import until
+
+NewClient = Callable[..., ipcsync.Client]
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+@pytest.fixture
+def observer(new_client: NewClient) -> ipcsync.Client:
+    """Somebody else, who sees what is left."""
+    return new_client("observer")
+
+
+def _assert_all_free(observer: ipcsync.Client) -> None:
+    until(lambda: observer.stats()["pool_in_use"] == 0, "every slot is free")
+    until(lambda: len(observer.list_sessions()) == 1, "the other session is gone")
+
+
+@contextmanager
+def _stopped(coordinator: ipcsync.Coordinator) -> Iterator[None]:
+    os.kill(coordinator.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(coordinator.pid, signal.SIGCONT)
+
+
+# --- who waits ahead --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["event", "client"])
+def test_who_waits_ahead_is_released_when_nobody_is_left_who_could_record(
+    new_client: NewClient, observer: ipcsync.Client, by: str
+) -> None:
+    first, second = new_client("first"), new_client("second")
+    streams = [ipcsync.Stream(), ipcsync.Stream()]
+    events = [client.event("e", engine="timeline") for client in (first, second)]
+    for event, stream in zip(events, streams, strict=True):
+        event.at(1).wait(stream, ahead=True)
+    for closing in events if by == "event" else (first, second):
+        assert not any(stream.query() for stream in streams)
+        closing.close()
+    until(lambda: all(stream.query() for stream in streams), "both are released")
+    first.close()
+    second.close()
+    _assert_all_free(observer)
+
+
+@pytest.mark.parametrize("by", ["event", "client"])
+def test_a_recorder_that_waits_ahead_for_itself_releases_everybody_by_its_close(
+    new_client: NewClient, observer: ipcsync.Client, by: str
+) -> None:
+    client, other = new_client("client", lease_ttl=1.0), new_client("other", lease_ttl=1.0)
+    event = client.event("e", recorder=True, engine="timeline")
+    seen = other.event("e")
+    streams = [ipcsync.Stream(), ipcsync.Stream()]
+    recording = ipcsync.Stream()
+    with StreamGate(recording) as gate:
+        event.record(recording)
+        event.at(2).wait(streams[0], ahead=True)
+        seen.at(2).wait(streams[1], ahead=True)
+        (event if by == "event" else client).close()
+        assert not any(stream.query() for stream in streams), "the first generation is not complete"
+        gate.open()
+        until(lambda: all(stream.query() for stream in streams), "both are released")
+    seen.at(1).synchronize(10)
+    with pytest.raises(ipcsync.RecorderLost):
+        seen.at(2).query()
+    client.close()
+    other.close()
+    _assert_all_free(observer)
+
+
+# --- what the coordinator did not hear --------------------------------------------------------------------------------
+
+
+def test_a_goodbye_that_a_silent_coordinator_did_not_take_is_said_again(
+    coordinator: ipcsync.Coordinator, new_client: NewClient, observer: ipcsync.Client, engine: str
+) -> None:
+    client = new_client("client", lease_ttl=60.0)  # only the goodbye ends it in time
+    client.event("e", recorder=True, engine=engine).record(ipcsync.Stream()).synchronize(10)
+    seen = observer.event("e")
+    with _stopped(coordinator):
+        client.close()
+        beat_s = client._lease._beat_s
+        client._lease._beat_s = 0.1
+        client._lease.wake()
+    assert beat_s == 20
+    until(lambda: seen.state != "open", "the goodbye was heard")
+    assert seen.state == "closed"
+    assert seen.at(1).query()
+    seen.close()
+    _assert_all_free(observer)
+
+
+_EXECUTES = """
+import os, sys, ipcsync
+client = ipcsync.connect(sys.argv[1], lease_ttl=0.5)
+client.event("e", recorder=True, engine=sys.argv[2])
+os.execv(sys.executable, [sys.executable, "-c", "print('here', flush=True); input()"])
+"""
+
+
+def test_a_process_that_calls_exec_keeps_no_slot(
+    coordinator: ipcsync.Coordinator, observer: ipcsync.Client, engine: str
+) -> None:
+    command = [sys.executable, "-c", _EXECUTES, coordinator.endpoint, engine]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        _assert_all_free(observer)
+        assert process.poll() is None
+        process.communicate("\n", timeout=20)
+
+
+# --- two threads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lingers", [False, True])
+def test_an_event_that_is_opened_while_the_client_closes_is_given_back(
+    coordinator: ipcsync.Coordinator, new_client: NewClient, observer: ipcsync.Client, engine: str, lingers: bool
+) -> None:
+    client = new_client("client", lease_ttl=1.0)
+    errors: list[BaseException] = []
+
+    def open_late() -> None:
+        try:
+            client.event("late", recorder=True, engine=engine, timeout=20)
+        except ipcsync.IpcSyncError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=open_late)
+    recording = ipcsync.Stream()
+    with StreamGate(recording) as gate:
+        if lingers:
+            client.event("held", recorder=True, engine=engine).record(recording)
+        with _stopped(coordinator):
+            sent = client.messages_sent
+            thread.start()
+            until(lambda: client.messages_sent > sent, "the request is under way")
+            client.close()
+        thread.join(30)
+        gate.open()
+    assert len(errors) == 1
+    assert isinstance(errors[0], ipcsync.ClientClosed | ipcsync.ConnectError | ipcsync.SessionExpired)
+    _assert_all_free(observer)
+
+
+def test_a_client_that_closes_waits_for_what_another_thread_is_closing(
+    new_client: NewClient, observer: ipcsync.Client, engine: str
+) -> None:
+    client, other = new_client("client", lease_ttl=1.0), new_client("other")
+    recording, waiting = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(recording) as gate:
+        other.event("e", recorder=True, engine=engine).record(recording)
+        event = client.event("e")
+        event.at(1).wait(waiting)
+        used = event._attached.engine
+        let_go = used.try_let_go
+        tried, go_on = threading.Event(), threading.Event()
+
+        def try_and_dawdle() -> bool:
+            has_let_go = let_go()
+            if threading.current_thread() is thread:
+                tried.set()
+                go_on.wait(20)
+            return has_let_go
+
+        used.try_let_go = try_and_dawdle  # type: ignore[method-assign]
+        thread = threading.Thread(target=event.close)
+        thread.start()
+        assert tried.wait(20)
+        client.close()
+        (row,) = [row for row in observer.list_attachments("e") if row.session == "client"]
+        assert row.state == "lingering", "its wait is still queued"
+        go_on.set()
+        thread.join(20)
+        gate.open()
+    other.close()
+    _assert_all_free(observer)
+
+
+# --- what fails in the middle -----------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_open_leaves_the_name_to_others(
+    client: ipcsync.Client, observer: ipcsync.Client, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = client._connection
+    receive = connection._receive
+
+    def interrupt(*args: Any) -> None:
+        monkeypatch.setattr(connection, "_receive", receive)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection, "_receive", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        client.event("e", recorder=True, engine=engine)
+    until(lambda: observer.stats()["events"] == 0, "what came late was given back")
+    observer.event("e", recorder=True, engine=engine)
+
+
+def test_of_many_events_none_stays_open_when_one_cannot_be_taken_in(
+    client: ipcsync.Client, observer: ipcsync.Client, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attachments = client._attachments
+    make = attachments._make
+
+    def fail(reply: Any) -> Any:
+        if reply.name == "b":
+            raise OSError("no space left on device")
+        return make(reply)
+
+    monkeypatch.setattr(attachments, "_make", fail)
+    with pytest.raises(OSError, match="no space"):
+        client.events(["a", "b", "c"], recorder=True, engine=engine)
+    until(lambda: observer.stats()["events"] == 0, "all three were given back")
+
+
+class _Broken:
+    """The driver of a context in which something faulted."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def cuEventQuery(self, _event: Any) -> Any:  # noqa: N802 - the driver's name
+        return (CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
+
+
+def test_a_driver_that_fails_keeps_no_client_from_its_goodbye(
+    new_client: NewClient, observer: ipcsync.Client, engine: str
+) -> None:
+    client = new_client("client", lease_ttl=1.0)
+    faulted, sound = (client.event(name, recorder=True, engine=engine) for name in ("faulted", "sound"))
+    used = faulted._attached.engine
+    driver = used._driver
+    faulted.record(ipcsync.Stream())
+    sound.record(ipcsync.Stream()).synchronize(10)
+    used._driver = _Broken(driver)  # type: ignore[assignment]
+    client.close()
+    until(lambda: observer.stats()["pool_in_use"] == 1, "the sound one is free")
+    assert [row.state for row in observer.list_events()] == ["closed"]
+    used._driver = driver
+    _assert_all_free(observer)
