@@ -179,13 +179,13 @@ def test_row_26_a_stranger_with_a_routing_id_of_its_own_is_cut_each_time(
     with Raw(coordinator.endpoint, routing=b"me") as raw:
         monitor = raw.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         for _ in range(3):
-            for _ in range(100):
-                raw.exchange(b"\xc1")
+            for _ in range(100):  # the last ones' replies may be lost with the connection
+                raw.send(b"\xc1")
             assert monitor.poll(10_000), "the connection is still there"
             monitor.recv_multipart()
         raw.socket.disable_monitor()
         monitor.close()
-    assert _refusals(client)["stranger"] == 3
+    until(lambda: _refusals(client).get("stranger") == 3, "each was counted")
     _assert_serves(coordinator, client)
 
 
