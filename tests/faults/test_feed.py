@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -42,11 +43,14 @@ class Relay(threading.Thread):
         poller.register(self._back, zmq.POLLIN)
         while not self._ending.is_set():
             for ready, _ in poller.poll(20):
-                frame = ready.recv()
-                if ready is self._back and frame != b"ipcsync-feed":
-                    for _ in range(self._passes(codec.decode_announcement(frame))):
-                        self._front.send(frame)
+                with contextlib.suppress(zmq.Again):  # what was there went with the connection it came by
+                    self._pass(ready, ready.recv(zmq.NOBLOCK))
         self._context.destroy(linger=0)
+
+    def _pass(self, ready: object, frame: bytes) -> None:
+        if ready is self._back and frame != b"ipcsync-feed":
+            for _ in range(self._passes(codec.decode_announcement(frame))):
+                self._front.send(frame)
 
     def end(self) -> None:
         self._ending.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -113,11 +114,12 @@ class _LossyRelay(threading.Thread):
         poller.register(self._back, zmq.POLLIN)
         while not self._ending.is_set():
             for ready, _ in poller.poll(20):
-                if ready is self._front:
-                    self._routing, frame = self._front.recv_multipart()
-                    self._back.send(frame)
-                else:
-                    self._pass_back(self._back.recv())
+                with contextlib.suppress(zmq.Again):  # what was there went with the connection it came by
+                    if ready is self._front:
+                        self._routing, frame = self._front.recv_multipart(zmq.NOBLOCK)
+                        self._back.send(frame)
+                    else:
+                        self._pass_back(self._back.recv(zmq.NOBLOCK))
         self._context.destroy(linger=0)
 
     def _pass_back(self, frame: bytes) -> None:
