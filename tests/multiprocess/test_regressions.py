@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 
 import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from tests.contract.rig import until
 from tests.peer import Peer
 
 _kept: list[object] = []
@@ -20,15 +20,6 @@ _kept: list[object] = []
 def engine(request: pytest.FixtureRequest) -> str:
     """Both engines, one after the other."""
     return str(request.param)
-
-
-def _eventually(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def _record_gated(endpoint: str, name: str) -> None:
@@ -48,11 +39,11 @@ def test_a_slot_that_a_dead_recorder_left_unfinished_can_be_let_go_of_by_its_nex
     observer = new_client("observer")
     peer.call(_record_gated, coordinator.endpoint, "e")
     peer.kill()
-    assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+    until(lambda: observer.stats()["pool_in_use"] == 0, "every slot is free")
     following = new_client("following", lease_ttl=1.0)
     following.event("f", recorder=True, engine=engine)
     following.close()
-    assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+    until(lambda: observer.stats()["pool_in_use"] == 0, "every slot is free")
 
 
 def test_a_beat_in_the_middle_of_close_does_not_end_what_still_lingers(
@@ -64,7 +55,7 @@ def test_a_beat_in_the_middle_of_close_does_not_end_what_still_lingers(
     with StreamGate(stream):
         closing.event("e", recorder=True, engine=engine).record(stream)
         closing.close()
-    assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+    until(lambda: observer.stats()["pool_in_use"] == 0, "every slot is free")
 
 
 def _assert_follows(event: ipcsync.SharedEvent, held: ipcsync.Point, stream: ipcsync.Stream) -> None:
@@ -120,7 +111,7 @@ def test_a_close_that_leaves_work_in_flight_gives_back_the_rest_at_once(
         closing.event("held", recorder=True, engine=engine).record(stream)
         closing.close()
         assert observer.stats()["pool_in_use"] == 1
-    assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+    until(lambda: observer.stats()["pool_in_use"] == 0, "every slot is free")
     assert len(observer.list_sessions()) == 1
 
 
@@ -134,12 +125,12 @@ def test_two_that_wait_ahead_for_each_other_are_both_released_when_one_closes(
     first.event("of the second").at(1).wait(firsts, ahead=True)
     second.event("of the first").at(1).wait(seconds, ahead=True)
     first.close()  # its own stream goes on waiting for the second
-    assert _eventually(seconds.query)
+    until(seconds.query, "the stream is released")
     assert not firsts.query()
     of_second.record(seconds)
-    assert _eventually(firsts.query)
+    until(firsts.query, "the stream is released")
     second.close()
-    assert _eventually(lambda: observer.stats()["pool_in_use"] == 0)
+    until(lambda: observer.stats()["pool_in_use"] == 0, "every slot is free")
 
 
 def test_a_beat_that_ends_an_attachment_does_not_wait_for_a_coordinator_that_is_silent(
