@@ -405,9 +405,9 @@ def test_a_cancelled_connect_closes_its_session(coordinator: ipcsync.Coordinator
 
     async def scenario() -> None:
         with stopped(coordinator) as go_on:
+            before = _threads("ipcsync-requests")
             task = asyncio.create_task(ipcsync.aconnect(coordinator.endpoint, name="late", timeout=LONG_S))
-            before = threading.active_count()
-            while threading.active_count() == before:  # until it is under way
+            while _threads("ipcsync-requests") <= before:  # until it is under way
                 await asyncio.sleep(0)
             await cancel(task)
             go_on()
@@ -444,8 +444,8 @@ def test_watch_tells_a_snapshot_and_then_every_change(coordinator: ipcsync.Coord
     asyncio.run(scenario())
 
 
-def _watch_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("ipcsync-watch")]
+def _threads(name: str) -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith(name)}
 
 
 def test_a_watch_that_is_cancelled_or_left_ends_its_thread(coordinator: ipcsync.Coordinator) -> None:
@@ -458,17 +458,16 @@ def test_a_watch_that_is_cancelled_or_left_ends_its_thread(coordinator: ipcsync.
             started = asyncio.Event()
             task = asyncio.create_task(read(client, started))
             await started.wait()
-            threads = _watch_threads()
-            assert len(threads) == 1
+            (thread,) = _threads("ipcsync-watch")
             await cancel(task)
-            threads[0].join(LONG_S)
+            thread.join(LONG_S)
             notices = client.watch()
             async for _ in notices:
-                threads = _watch_threads()
+                (thread,) = _threads("ipcsync-watch")
                 break
             await notices.aclose()
-            threads[0].join(LONG_S)
-            assert not _watch_threads()
+            thread.join(LONG_S)
+            assert not _threads("ipcsync-watch")
 
     asyncio.run(scenario())
 
