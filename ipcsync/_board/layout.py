@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ipcsync._board.board import Board
 
 MAGIC = 0x31_44_52_41_4F_42_49_50  # "PIBOARD1"
-VERSION = 1
+VERSION = 2
 LINE = 128
 HEADER = 4096
 PAGE = 4096
@@ -41,7 +41,7 @@ H_NAMESPACE, H_STATE, H_HEARTBEAT, H_SESSIONS, H_SLOTS = range(6, 11)
 H_PROBE = 16  # written by a stream of the coordinator's, to try whether that works
 # Session words: the coordinator's, then the client's.
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
-S_HEARTBEAT = 8
+S_HEARTBEAT, S_OWNER = 8, 9
 # Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
 L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK = range(4)
 L_RECORDED, L_COMPLETED = 8, 9
@@ -62,13 +62,14 @@ def size(sessions: int, slots: int) -> int:
 class SessionLine:
     """One session's words. `serial` is (count << 16) | line number, and never comes again."""
 
-    __slots__ = ("_first", "_words", "index", "offset")
+    __slots__ = ("_address", "_first", "_words", "index", "offset")
 
     def __init__(self, board: Board, index: int) -> None:
         self.index = index
         self.offset = HEADER + index * LINE
         self._first = self.offset // 8
         self._words = board.words
+        self._address = board.address + self.offset
 
     @property
     def state(self) -> int:
@@ -100,10 +101,26 @@ class SessionLine:
     def heartbeat(self, now_ns: int) -> None:
         self._words[self._first + S_HEARTBEAT] = now_ns
 
+    @property
+    def owner(self) -> int:
+        """A robust futex that the heartbeat's thread holds: its id, OWNER_DIED by the kernel; 0: not held."""
+        return self._words[self._first + S_OWNER]
+
+    @property
+    def owner_address(self) -> int:
+        """Address of that word in this process."""
+        return self._address + S_OWNER * 8
+
+    @property
+    def indices(self) -> tuple[int, int]:
+        """Where serial and owner lie in the board's words, for hot paths that look themselves."""
+        return self._first + S_SERIAL, self._first + S_OWNER
+
     def assign(self, serial: int, pid: int, started: int, namespace: int, now_ns: int) -> None:
         """Give the line to a session (coordinator). The first heartbeat is the coordinator's word for it."""
         words, first = self._words, self._first
         words[first + S_HEARTBEAT] = now_ns
+        words[first + S_OWNER] = 0
         words[first + S_PID] = pid
         words[first + S_START] = started
         words[first + S_NAMESPACE] = namespace
@@ -136,9 +153,14 @@ class SlotLine:
         return self.address + L_COMPLETED * 8
 
     @property
-    def indices(self) -> tuple[int, int, int]:
-        """Where incarnation, state and completed lie in the board's words, for hot paths that look themselves."""
-        return self._first + L_INCARNATION, self._first + L_STATE, self._first + L_COMPLETED
+    def coordinators_indices(self) -> tuple[int, int, int]:
+        """Where incarnation, state and recorder lie in the board's words, for hot paths that look themselves."""
+        return self._first + L_INCARNATION, self._first + L_STATE, self._first + L_RECORDER
+
+    @property
+    def recorders_indices(self) -> tuple[int, int]:
+        """The same of recorded and completed."""
+        return self._first + L_RECORDED, self._first + L_COMPLETED
 
     @property
     def incarnation(self) -> int:

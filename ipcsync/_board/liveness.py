@@ -6,42 +6,48 @@ import os
 
 from ipcsync._board.board import Board
 from ipcsync._board.layout import SessionLine
-from ipcsync._linux.process import Process, pid_namespace
+from ipcsync._linux.process import Process, pid_namespace, start_time
+from ipcsync._linux.robust import OWNER_DIED
 
 
 class Peer:
     """The process behind one session serial.
 
-    In this pid namespace it is asked of the kernel by (pid, start time); elsewhere by the lifeline, the lock that the
-    process holds on its session's line.
+    The session's line tells it: the heartbeat's thread holds a word there, which the kernel marks when the thread ends.
+    While nobody holds it (before the first beat, or where the kernel has no robust futexes), the kernel is asked: in
+    this pid namespace by (pid, start time), elsewhere by the lifeline, the lock that the process holds on its line.
     """
 
-    __slots__ = ("_board", "_line", "_process", "serial")
+    __slots__ = ("_board", "_line", "_owner_index", "_process", "_serial_index", "_words", "serial")
 
     def __init__(self, board: Board, serial: int) -> None:
         self.serial = serial
         self._board = board
-        self._line = board.session(serial & 0xFFFF)
-        pid, started, namespace = self._line.process
-        same = pid and namespace == pid_namespace()
-        self._process = Process(pid, started) if same else None
-
-    @property
-    def name(self) -> str:
-        """What to call it in an error."""
-        return f"session {self.serial:x}" + (f" (pid {self._process.pid})" if self._process else "")
+        self._line: SessionLine = board.session(serial & 0xFFFF)
+        self._words = board.words
+        self._serial_index, self._owner_index = self._line.indices
+        self._process: Process | None = None
 
     def is_alive(self) -> bool:
-        """Whether the process still runs and still has its session's line."""
-        if self._line.serial != self.serial:
+        """Whether the process still runs and still has its session's line. Costs about 0.2 µs."""
+        owner = self._words[self._owner_index]  # before the serial, which changes after it when the line is given anew
+        if self._words[self._serial_index] != self.serial:
             return False
-        if self._process is None:
+        return not owner & OWNER_DIED if owner else self._ask_the_kernel()
+
+    def _ask_the_kernel(self) -> bool:
+        pid, started, namespace = self._line.process
+        if not pid or namespace != pid_namespace():
             return self._board.has_lifeline(self._line)
-        return self._process.is_alive()
+        if self._process is None:
+            self._process = Process(pid, started)
+        return self._process.is_alive() and self._line.serial == self.serial
 
 
 class OwnPeer(Peer):
     """A session of this very process, which lives whenever it asks."""
+
+    __slots__ = ()
 
     def is_alive(self) -> bool:
         """Whether the session still has its line."""
@@ -50,12 +56,6 @@ class OwnPeer(Peer):
 
 def peer_of(board: Board, serial: int) -> Peer:
     """The peer with that serial; this process's own session is known to live."""
-    line: SessionLine = board.session(serial & 0xFFFF)
-    mine = line.process == _myself()
-    return OwnPeer(board, serial) if mine else Peer(board, serial)
-
-
-def _myself() -> tuple[int, int, int]:
-    from ipcsync._linux.process import start_time
-
-    return os.getpid(), start_time(os.getpid()) or 0, pid_namespace()
+    myself = os.getpid(), start_time(os.getpid()) or 0, pid_namespace()
+    is_mine = board.session(serial & 0xFFFF).process == myself
+    return OwnPeer(board, serial) if is_mine else Peer(board, serial)

@@ -11,7 +11,7 @@ from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureS
 
 from ipcsync._board import BROKEN, CLOSED, OPEN, Board
 from ipcsync._drivers import SUCCESS, check
-from ipcsync._engines.looks import SLICE_NS, Guard, Looks, deadline_of
+from ipcsync._engines.looks import FOREVER, SLICE_NS, Guard, Looks, deadline_of
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, DeviceMismatch, DriverError, EventClosed, NotRecorder
 from ipcsync.native import capture, context
@@ -29,6 +29,7 @@ class Engine(Looks, ABC):
     """One attachment's use of one slot. Thread-safe."""
 
     kind: str
+    is_traced = False
     marks_records = False  # whether a queued record is told from a finished one only by a marker behind it
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
@@ -198,26 +199,29 @@ class Engine(Looks, ABC):
         handle, ordinal = (stream._handle, stream._index) if type(stream) is Stream else stream_handle(stream)
         if handle is not self._last_plain and int(handle) in LEGACY:
             with OnDevice(ordinal):
+                capture.refuse_capturing(handle, "wait")
                 self._wait(generation, handle, ordinal, timeout, ahead)
-        else:
-            self._last_plain = handle
+            return
+        self._last_plain = handle
+        code, status = self._driver.cuStreamIsCapturing(handle)
+        if status is not _NOT_CAPTURING or code is not SUCCESS:
+            capture.refuse_capturing(handle, "wait")
+        if generation > self.seen or ahead or self.is_traced:
             stream_id = self._wait(generation, handle, ordinal, timeout, ahead)
             if stream_id is not None:
                 self._last_waiter = (handle, stream_id)
 
     def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> int | None:
         """The id of the stream on which the wait was queued; None if there was nothing to wait for."""
-        code, status = self._driver.cuStreamIsCapturing(handle)
-        if status is not _NOT_CAPTURING or code is not SUCCESS:
-            capture.refuse_capturing(handle, "wait")
         if ahead:
             self._refuse_ahead()
-        if generation <= self.seen or self.is_complete(generation):
+        if self.is_complete(generation):
             return None
         if ahead:
             self._refuse_finished(generation)
         else:
-            self.await_recorded(generation, deadline_of(timeout), timeout)
+            deadline = FOREVER if timeout is None else deadline_of(timeout)
+            self.await_recorded(generation, deadline, timeout)
             self._refuse_finished(generation)
         last, last_id = self._last_waiter
         stream_id = last_id if handle is last else _id_of(self._driver, handle)

@@ -87,7 +87,8 @@ class EventEngine(Engine):
         self._driver_stream_wait(handle, generation)
 
     def _driver_stream_wait(self, handle: Any, generation: int) -> None:
-        result = self._driver.cuStreamWaitEvent(handle, self._event(generation), 0)
+        event = self._ring[(generation - 1) % self.depth]
+        result = self._driver.cuStreamWaitEvent(handle, self._event(generation) if event is None else event, 0)
         if result[0] is not SUCCESS:
             self._check(result, "cuStreamWaitEvent")
 

@@ -18,7 +18,7 @@ from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
 
 SLICE_NS = 50_000_000
-_FOREVER = 1 << 62
+FOREVER = 1 << 62
 
 
 class Guard(Protocol):
@@ -54,11 +54,12 @@ class Looks:
         self.guard = guard
         self.seen = 0
         self.is_closed = False
-        self._lost_from = _FOREVER  # from this generation on, RecorderLost was raised here, and will be for ever
+        self._lost_from = FOREVER  # from this generation on, RecorderLost was raised here, and will be for ever
         self._seen_lock = threading.Lock()
         self._guard_check = guard.check
         self._words = board.words
-        self._incarnation_index, self._state_index, self._completed_index = self.line.indices
+        self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices
+        self._recorded_index, self._completed_index = self.line.recorders_indices
         self._peer: Peer | None = None
 
     def check(self) -> None:
@@ -111,7 +112,8 @@ class Looks:
             self._lost(generation)
         done = self._board_completed()
         if done < generation:
-            self._refuse_closed()
+            if self.is_closed:
+                self._raise_closed()
             return False
         # A recorder that died between its driver's call and the store has published nothing, complete or not.
         done = min(done, self.generation, self._lost_from - 1)
@@ -128,17 +130,19 @@ class Looks:
 
     def recorder_is_alive(self) -> bool:
         """Whether the recorder's process lives; True while none has come."""
-        serial = self.line.recorder
+        serial = self._words[self._recorder_index]
         if not serial or self.is_recorder:
             return True
-        if self._peer is None or self._peer.serial != serial:
-            self._peer = peer_of(self.board, serial)
-        return self._peer.is_alive()
+        peer = self._peer
+        if peer is None or peer.serial != serial:
+            peer = self._peer = peer_of(self.board, serial)
+        return peer.is_alive()
 
     def _refuse_finished(self, generation: int) -> None:
         """Raise RecorderLost if `generation`, not complete so far, never will count: broken, or closed before it."""
-        state = self.line.state
-        self._refuse_closed()
+        state = self._words[self._state_index]
+        if self.is_closed:
+            self._raise_closed()
         if state == OPEN:
             return
         if self.is_complete(generation):
@@ -168,16 +172,17 @@ class Looks:
         """Block until `generation` is recorded. WaitTimeout, RecorderLost, or what `look` raises, otherwise."""
         line, wanted = self.line, self.base + generation
         while True:
-            recorded = line.recorded
+            recorded = self._words[self._recorded_index]
             if recorded >= wanted:
-                self._refuse_closed()
+                if self.is_closed:
+                    self._raise_closed()
                 return
             self._refuse_finished(generation)
             now = time.monotonic_ns()
             if now >= deadline_ns:
                 self._timed_out(generation, timeout, "recorded")
             line.wait_recorded(recorded, min(SLICE_NS, deadline_ns - now))
-            if line.recorded == recorded:
+            if self._words[self._recorded_index] == recorded:
                 self._look(generation)
 
     def look(self, generation: int) -> None:
@@ -194,7 +199,8 @@ class Looks:
     def _refuse_dead(self, generation: int) -> None:
         """Raise RecorderLost if the recorder is dead, and `generation` not known complete."""
         is_alive = self.recorder_is_alive()
-        self._refuse_closed()
+        if self.is_closed:
+            self._raise_closed()
         if not is_alive:
             self._refuse_unless_good(generation)
 
@@ -207,7 +213,7 @@ class Looks:
 def deadline_of(timeout: float | None) -> int:
     """CLOCK_MONOTONIC in ns at which `timeout` seconds from now are over. ValueError for a negative one or NaN."""
     if timeout is None:
-        return _FOREVER
+        return FOREVER
     if not timeout >= 0:
         raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
     return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)

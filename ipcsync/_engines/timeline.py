@@ -41,8 +41,7 @@ class TimelineEngine(Engine):
             self._pointer()
 
     def _pointer(self) -> int:
-        if not self._address:
-            self._address = self.board.registered.word(self.line.completed_address)
+        self._address = self.board.registered.word(self.line.completed_address)
         return self._address
 
     def _prepare(self, generation: int) -> None:
@@ -52,7 +51,8 @@ class TimelineEngine(Engine):
         """A timeline has room for any number in flight."""
 
     def _driver_record(self, handle: Any, generation: int) -> None:
-        result = self._driver.cuStreamWriteValue64(handle, self._pointer(), self.base + generation, 0)
+        address = self._address or self._pointer()
+        result = self._driver.cuStreamWriteValue64(handle, address, self.base + generation, 0)
         if result[0] is not SUCCESS:
             check(result, "cuStreamWriteValue64")
 
@@ -60,7 +60,8 @@ class TimelineEngine(Engine):
         self._driver_stream_wait(handle, generation)
 
     def _driver_stream_wait(self, handle: Any, generation: int) -> None:
-        result = self._driver.cuStreamWaitValue64(handle, self._pointer(), self.base + generation, _GEQ)
+        address = self._address or self._pointer()
+        result = self._driver.cuStreamWaitValue64(handle, address, self.base + generation, _GEQ)
         if result[0] is not SUCCESS:
             check(result, "cuStreamWaitValue64")
 

@@ -88,6 +88,8 @@ def _nvtx_domain() -> Any:
 class Traced(Engine):
     """An engine whose records, waits and synchronizations are written, and shown as NVTX ranges if there are any."""
 
+    is_traced = True
+
     def begin_trace(self, writer: Writer, use: Use, ranges: Ranges | None) -> None:
         """Write from now on."""
         self._put = writer.put

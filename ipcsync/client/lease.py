@@ -11,6 +11,7 @@ from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board
 from ipcsync._board.layout import words
+from ipcsync._linux import robust
 from ipcsync._linux.process import PidFd, Process, pid_namespace
 from ipcsync._wire.messages import Welcome
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionExpired
@@ -148,6 +149,10 @@ class Lease:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with robust.held(self._line.owner_address):  # so that peers see on the board when this process dies
+            self._beat_until_closed()
+
+    def _beat_until_closed(self) -> None:
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         if self._pidfd is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ipcsync._board import Board
 from ipcsync._linux.process import PidFd, start_time
+from ipcsync._linux.robust import OWNER_DIED
 
 
 class Watch:
@@ -42,8 +43,9 @@ class Watch:
         loop.add_reader(self._pidfd, on_death)
 
     def lifeline_is_cut(self) -> bool:
-        """For a process that no pidfd tells of: whether its lock on the board is gone."""
-        return self.has_lifeline and self._watched_by is None and not self._board.has_lifeline(self._line)
+        """Whether a lifeline is gone of which no pidfd tells: there is none, or the process has called exec."""
+        may_be_cut = self._watched_by is None or self._line.owner & OWNER_DIED
+        return bool(may_be_cut) and self.gave_up_lifeline()
 
     def gave_up_lifeline(self) -> bool:
         """Whether the process let its lifeline go: it does so last of all, when it exits, calls exec, or has let go."""

@@ -113,20 +113,35 @@ def test_a_goodbye_that_a_silent_coordinator_did_not_take_is_said_again(
 
 _EXECUTES = """
 import os, sys, ipcsync
-client = ipcsync.connect(sys.argv[1], lease_ttl=0.5)
-client.event("e", recorder=True, engine=sys.argv[2])
-os.execv(sys.executable, [sys.executable, "-c", "print('here', flush=True); input()"])
+from ipcsync.testing import StreamGate
+client = ipcsync.connect(sys.argv[1], lease_ttl=60)
+event, stream = client.event("e", recorder=True, engine=sys.argv[2]), ipcsync.Stream()
+with StreamGate(stream):
+    event.record(stream)
+    print("recorded", flush=True)
+    input()
+    os.execv(sys.executable, [sys.executable, "-c", "print('here', flush=True); input()"])
 """
 
 
-def test_a_process_that_calls_exec_keeps_no_slot(
+def test_a_process_that_calls_exec_is_told_at_once_and_keeps_no_slot(
     coordinator: ipcsync.Coordinator, observer: ipcsync.Client, engine: str
 ) -> None:
+    """Long before its lease is over."""
     command = [sys.executable, "-c", _EXECUTES, coordinator.endpoint, engine]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "recorded\n"
+        event = observer.event("e")
+        assert not event.at(1).query()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        with pytest.raises(ipcsync.RecorderLost):
+            event.at(1).synchronize(10)
         assert process.stdout.readline() == "here\n"
+        event.close()
         _assert_all_free(observer)
         assert process.poll() is None
         process.communicate("\n", timeout=20)

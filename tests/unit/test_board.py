@@ -6,6 +6,7 @@ import os
 import signal
 import struct
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +31,7 @@ from ipcsync._board import (
 )
 from ipcsync._board.board import is_abandoned, is_tmpfs
 from ipcsync._board.liveness import OwnPeer
+from ipcsync._linux import robust
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
 from tests.peer import Peer as PeerProcess
@@ -54,11 +56,14 @@ def board(tmp_path: Path) -> Iterator[Board]:
 
 def test_the_layout_is_the_one_that_other_versions_read() -> None:
     """Whoever changes one of these changes layout.VERSION."""
-    assert layout.VERSION == 1
+    assert layout.VERSION == 2
     assert (layout.LINE, layout.HEADER) == (128, 4096)
     assert layout.MAGIC.to_bytes(8, "little") == b"PIBOARD1"
     assert (layout.slots_offset(1), layout.slots_offset(32), layout.slots_offset(33)) == (8192, 8192, 12288)
     assert (layout.size(32, 32), layout.size(33, 1)) == (12288, 16384)
+
+
+_OTHERS_WORDS = (layout.S_HEARTBEAT, layout.S_OWNER, layout.L_RECORDED, layout.L_COMPLETED)
 
 
 def test_no_two_lines_overlap_and_none_crosses_a_page(board: Board) -> None:
@@ -77,7 +82,7 @@ def test_what_the_coordinator_and_the_others_write_share_no_cache_line() -> None
     coordinators = [layout.S_STATE, layout.S_SERIAL, layout.S_PID, layout.S_START, layout.S_NAMESPACE]
     coordinators += [layout.L_INCARNATION, layout.L_STATE, layout.L_RECORDER, layout.L_WATERMARK]
     assert all(word * 8 < 64 for word in coordinators)
-    assert all(64 <= word * 8 < layout.LINE for word in (layout.S_HEARTBEAT, layout.L_RECORDED, layout.L_COMPLETED))
+    assert all(64 <= word * 8 < layout.LINE for word in _OTHERS_WORDS)
 
 
 def test_the_words_lie_where_they_are_said_to(board: Board) -> None:
@@ -359,7 +364,6 @@ def test_a_peer_is_dead_once_it_was_killed_reaped_or_not(board: Board) -> None:
         peer = peer_of(board, _assign(board, 2, process.pid))
         assert type(peer) is Peer
         assert peer.is_alive()
-        assert str(process.pid) in peer.name
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert not peer.is_alive()
@@ -388,6 +392,43 @@ def test_a_peer_of_another_pid_namespace_is_asked_for_its_lifeline(
     assert other.is_alive()
     peer.kill()
     assert not other.is_alive()
+
+
+def _beat(path: str, index: int) -> None:
+    """In a peer: a thread that holds the owner's word of a session line from now on."""
+    kept["board"] = board = Board.open(path)
+    is_held = threading.Event()
+
+    def hold() -> None:
+        with robust.held(board.session(index).owner_address):
+            is_held.set()
+            threading.Event().wait()
+
+    threading.Thread(target=hold, daemon=True).start()
+    assert is_held.wait(20)
+
+
+@pytest.mark.parametrize("knows_pid", [True, False])
+def test_a_peer_that_beats_is_told_by_its_word_alone(board: Board, peer: PeerProcess, knows_pid: bool) -> None:
+    """Whatever its pid says: here it is this test's own, or none."""
+    serial = _assign(board, 3, os.getppid() if knows_pid else 0)
+    other = peer_of(board, serial)
+    peer.call(_beat, board.path, 3)
+    assert other.is_alive()
+    peer.kill()
+    assert board.session(3).owner == robust.OWNER_DIED
+    assert not other.is_alive()
+
+
+def test_a_line_that_is_given_anew_knows_nothing_of_the_last_ones_end(board: Board, peer: PeerProcess) -> None:
+    first = peer_of(board, _assign(board, 3, 0))
+    peer.call(_beat, board.path, 3)
+    peer.kill()
+    serial = first.serial + (1 << 16)
+    board.session(3).assign(serial, os.getppid(), start_time(os.getppid()) or 0, pid_namespace(), 1)
+    assert board.session(3).owner == 0
+    assert peer_of(board, serial).is_alive()
+    assert not first.is_alive()
 
 
 def test_a_serial_of_a_line_that_is_none_is_refused(board: Board) -> None:

@@ -1,0 +1,63 @@
+"""Robust futexes: words that the kernel marks when the thread that holds them ends (get_robust_list(2))."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+OWNER_DIED = 0x4000_0000  # FUTEX_OWNER_DIED: the holder ended without letting go
+_SYS_SET, _SYS_GET = {"x86_64": (273, 274), "aarch64": (99, 100)}.get(platform.machine(), (-1, -1))
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Head(ctypes.Structure):
+    """struct robust_list_head, and behind it the only entry of its list; `offset` leads from an entry to its word."""
+
+    _fields_ = (
+        ("first", ctypes.c_void_p),
+        ("offset", ctypes.c_long),
+        ("pending", ctypes.c_void_p),
+        ("entry", ctypes.c_void_p),
+    )
+
+
+_LENGTH = ctypes.c_size_t(_Head.entry.offset)
+
+
+@contextmanager
+def held(address: int) -> Iterator[bool]:
+    """Hold the 32-bit word at `address`, which is aligned and stays mapped, on the calling thread.
+
+    The word is the thread's id while the thread is inside, and 0 once it has left. If the thread ends inside, by its
+    process's death or exec too, the kernel stores OWNER_DIED, and does so before the process gives up its memory and
+    files, and with them its device work (do_exit: exit_mm begins with the robust futexes; exit_files comes later). It
+    touches the word only while that is the thread's id.
+
+    Gives False, and leaves the word alone, where the kernel refuses. Inside, libc's own robust mutexes are none on this
+    thread: a thread has one list.
+    """
+    before, length = ctypes.c_void_p(), ctypes.c_size_t()
+    head = _Head()
+    start = ctypes.addressof(head)
+    entry = start + _Head.entry.offset
+    head.first, head.entry, head.offset = entry, start, address - entry
+    if (
+        _libc.syscall(_SYS_GET, 0, ctypes.byref(before), ctypes.byref(length)) != 0
+        or _libc.syscall(_SYS_SET, ctypes.byref(head), _LENGTH) != 0
+    ):
+        yield False
+        return
+    word = ctypes.c_uint32.from_address(address)
+    word.value = thread = threading.get_native_id()
+    try:
+        yield True
+    finally:
+        if word.value == thread:  # else it is another's by now
+            word.value = 0
+        if _libc.syscall(_SYS_SET, before, _LENGTH) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"set_robust_list: {os.strerror(code)}")
