@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from ipcsync.client import feed, known, opening
 from ipcsync.client.attachments import Attached, Attachments
 from ipcsync.client.callbacks import Callbacks
 from ipcsync.client.connection import Connection, context
+from ipcsync.client.ending import Ending
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.lease import Lease
 from ipcsync.client.opening import expect
@@ -30,13 +30,11 @@ from ipcsync.client.point import Point
 from ipcsync.client.rows import AttachmentInfo, EventInfo, Notice, SessionInfo
 from ipcsync.errors import (
     ClientClosed,
-    ConnectError,
     CoordinatorLost,
     DeviceMismatch,
     InvalidDevice,
     IpcSyncError,
     ProtocolError,
-    WaitTimeout,
 )
 from ipcsync.native import device as devices
 from ipcsync.native import fork
@@ -47,8 +45,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ipcsync._engines.traced import Tracing
-
-log = logging.getLogger("ipcsync")
 
 _M = TypeVar("_M", bound=Message)
 
@@ -100,8 +96,6 @@ class Client:
         self.endpoint = endpoint if endpoint is not None else endpoints.default_endpoint()
         self.name = name or ""
         self._is_closed = False
-        self._ends_by_itself = False  # `close` is over, and left the rest to the heartbeat's thread
-        self._has_said_goodbye = False
         self._closing = threading.Lock()
         self._unnamed: dict[tuple[int, int, int, str], SharedEvent] = {}
         self._unnamed_lock = threading.Lock()
@@ -118,7 +112,7 @@ class Client:
         except BaseException:
             self._connection.close()
             raise
-        self._forget_child = fork.at_child(self._lease.drop_in_child)
+        self._ending.forget_child = fork.at_child(self._lease.drop_in_child)
         devices.collectors.append(self._attachments.collect)
         known.add(self)
 
@@ -132,6 +126,7 @@ class Client:
         self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
         self._lease = Lease(board, welcome, self.endpoint, self._at_beat)
         self._attachments = Attachments(self, board, self._lease, self._send_close, self._tracing)
+        self._ending = Ending(self._connection, welcome.token, self._lease, self._attachments)
         try:
             self._connection.request(messages.Ready(), self._token, timeout, self._lease.look)
         except BaseException:
@@ -156,11 +151,7 @@ class Client:
         self._connection.drain_late()
         self._attachments.beat()
         self._attachments.tell(0.05, wait=False)
-        if self._ends_by_itself:
-            if not self._has_said_goodbye:
-                self._say_goodbye(0.05)
-            if self._is_over():
-                self._end_thread()
+        self._ending.at_beat()
 
     def _send_close(self, body: messages.Close, timeout: float) -> None:
         self._connection.request(body, self._token, timeout, self._lease.look_at_coordinator)
@@ -411,46 +402,10 @@ class Client:
             self._is_closed = True
         self._attachments.close_all(_CLOSE_S)
         self._callbacks.join(1.0)
-        self._lease.say_goodbye()
-        if self._lease.coordinator_is_alive():
-            self._say_goodbye(1.0)
+        self._ending.begin()
         devices.collectors.remove(self._attachments.collect)
         known.remove(self)
-        if self._is_over():
-            self._lease.stop()
-            self._end()
-        else:
-            self._ends_by_itself = True  # when what lingers is let go of, and the coordinator knows
-
-    def _say_goodbye(self, timeout: float) -> None:
-        """Tell the coordinator that the session is over, or all but what lingers; a later beat does if it is silent."""
-        let_go = not self._attachments.lingers
-        try:
-            self._connection.request(messages.Bye(let_go=let_go), self._token, timeout)
-        except (WaitTimeout, ConnectError) as error:
-            log.info("the coordinator did not take the goodbye: %s", error)
-            return
-        except IpcSyncError as error:
-            log.info("the coordinator knows nothing of the session any more: %s", error)
-        self._has_said_goodbye = True
-        if let_go:
-            self._attachments.drop_untold()
-
-    def _is_over(self) -> bool:
-        """Whether nothing is left to be let go of or to be told to a coordinator that lives."""
-        if not self._lease.coordinator_is_alive():
-            return True
-        return self._has_said_goodbye and not self._attachments.lingers and not self._attachments.has_untold
-
-    def _end_thread(self) -> None:
-        self._lease.stop()
-        self._end()
-
-    def _end(self) -> None:
-        self._connection.close()
-        self._forget_child()
-        # While the coordinator lives, attachments are let go of only when nothing of theirs is queued any more.
-        self._lease.board.close(is_quiet=self._lease.coordinator_is_alive())
+        self._ending.finish()
 
     def __enter__(self) -> Self:
         return self

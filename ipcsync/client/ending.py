@@ -1,0 +1,79 @@
+"""The end of a client's session: the goodbye, said until a living coordinator took it, and what is given up last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ipcsync._wire import messages
+from ipcsync.client.attachments import Attachments
+from ipcsync.client.connection import Connection
+from ipcsync.client.lease import Lease
+from ipcsync.errors import ConnectError, IpcSyncError, WaitTimeout
+
+log = logging.getLogger("ipcsync")
+
+
+class Ending:
+    """Ends one session once its client is closed: at once, or by the heartbeat's thread when nothing lingers any more.
+
+    `forget_child` undoes what the client asked for at a fork.
+    """
+
+    def __init__(self, connection: Connection, token: bytes, lease: Lease, attachments: Attachments) -> None:
+        self._connection = connection
+        self._token = token
+        self._lease = lease
+        self._attachments = attachments
+        self._has_said_goodbye = False
+        self._is_left_to_thread = False
+        self.forget_child: Callable[[], None] = lambda: None
+
+    def begin(self) -> None:
+        """Say goodbye, if there is a coordinator to hear it; whatever could be let go of has been."""
+        self._lease.say_goodbye()
+        if self._lease.coordinator_is_alive():
+            self._say_goodbye(1.0)
+
+    def finish(self) -> None:
+        """Give everything up, or leave that to the heartbeat's thread."""
+        if self._is_over():
+            self._end()
+        else:
+            self._is_left_to_thread = True
+
+    def at_beat(self) -> None:
+        """From the heartbeat's thread: what was left to it."""
+        if not self._is_left_to_thread:
+            return
+        if not self._has_said_goodbye:
+            self._say_goodbye(0.05)
+        if self._is_over():
+            self._end()
+
+    def _say_goodbye(self, timeout: float) -> None:
+        """Tell the coordinator that the session is over, or all but what lingers; a later beat does if it is silent."""
+        let_go = not self._attachments.lingers
+        try:
+            self._connection.request(messages.Bye(let_go=let_go), self._token, timeout)
+        except (WaitTimeout, ConnectError) as error:
+            log.info("the coordinator did not take the goodbye: %s", error)
+            return
+        except IpcSyncError as error:
+            log.info("the coordinator knows nothing of the session any more: %s", error)
+        self._has_said_goodbye = True
+        if let_go:
+            self._attachments.drop_untold()
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left to be let go of or to be told to a coordinator that lives."""
+        if not self._lease.coordinator_is_alive():
+            return True
+        return self._has_said_goodbye and not self._attachments.lingers and not self._attachments.has_untold
+
+    def _end(self) -> None:
+        self._lease.stop()
+        self._connection.close()
+        self.forget_child()
+        # While the coordinator lives, attachments are let go of only when nothing of theirs is queued any more.
+        self._lease.board.close(is_quiet=self._lease.coordinator_is_alive())
