@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import zmq
 
@@ -61,6 +61,7 @@ class Connection:
         self.window = 1  # how many requests may be in flight: the coordinator remembers so many replies for a retry
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
+        self._wait_ms = 0  # the socket's own limit of a wait
         self._late: dict[int, Callable[[Message], None]] = {}
         self._socket: zmq.Socket[bytes] | None = context().socket(zmq.DEALER)
         self._socket.linger = 0
@@ -144,9 +145,10 @@ class Connection:
                     # The same ids: if only a reply was lost, the coordinator gives it again and does nothing twice.
                     resend_at = now + _RETRY_NS
                     was_sent = True
-                wanted = _IN if was_sent else _IN_OR_OUT
-                socket.poll(max(1, min(_SLICE_NS, deadline - now) // 1_000_000), wanted)
-                self._receive(socket, frames, replies)
+                slice_ms = max(1, min(_SLICE_NS, deadline - now) // 1_000_000)
+                if not was_sent:
+                    socket.poll(slice_ms, _IN_OR_OUT)
+                self._receive(socket, frames, replies, slice_ms if was_sent else 0)
                 if look is not None and len(replies) < len(frames):
                     look()
             if len(replies) < len(frames):
@@ -174,18 +176,29 @@ class Connection:
             self.sent += 1
         return True
 
-    def _receive(self, socket: zmq.Socket[bytes], wanted: Container[int], replies: dict[int, Message]) -> None:
-        """Take in the replies that are there; late ones among them go where they belong."""
+    def _receive(
+        self, socket: zmq.Socket[bytes], wanted: Collection[int], replies: dict[int, Message], wait_ms: int = 0
+    ) -> None:
+        """Take in the replies that are there, waiting for the first; late ones among them go where they belong.
+
+        It ends with the last of the `wanted` ones.
+        """
+        if wait_ms and wait_ms != self._wait_ms:
+            socket.rcvtimeo = self._wait_ms = wait_ms
+        how = 0 if wait_ms else _NOW
         while True:
             try:
-                frame = socket.recv(_NOW, copy=False)
+                frame = socket.recv(how, copy=False)
             except zmq.Again:
                 return
+            how = _NOW
             if frame.more:
                 raise ProtocolError("a reply of several frames", code="malformed")
             request_id, body = codec.decode_reply(frame.buffer)
             if request_id in wanted:
                 replies[request_id] = body
+                if len(replies) == len(wanted):
+                    return
                 continue
             on_late = self._late.pop(request_id, None)
             if on_late is not None:

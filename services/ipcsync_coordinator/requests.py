@@ -1,7 +1,10 @@
 """The socket that requests come in by and replies go out by: a ROUTER, drained from the loop.
 
-ZeroMQ's descriptor is edge-triggered: after each drain `zmq.EVENTS` is looked at again, and a drain ends after a budget
-so that no peer keeps the loop to itself.
+ZeroMQ's descriptor is edge-triggered: after each drain, and after its replies, whose sending takes in what tells of new
+requests, `zmq.EVENTS` is looked at again. A drain ends after a budget, so that no peer keeps the loop to itself.
+
+Replies are held until nothing more is there, or for 2 ms: with many requests in flight, the clients would else be
+woken for each single one, and take the processor from the coordinator.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.leases import Sender
 from ipcsync_coordinator.strangers import Strangers, cut
 
-_BUDGET = 256
+_BUDGET = 512
+_HOLD_NS = 2_000_000
 _LOOK_EVERY = 8
+_EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # as numbers: an enum costs as much as the call
 
 
@@ -37,20 +42,34 @@ class Requests:
         self._dispatcher = dispatcher
         self._strangers = strangers
         self._refuse = refuse
+        self._replies: dict[bytes, list[bytes]] = {}  # by routing id, not sent yet
+        self._held_since = 0
 
     def drain(self) -> bool:
         """Answer what is there; whether there may be more."""
-        socket = self.socket
-        for count in range(_BUDGET):
-            if count % _LOOK_EVERY == 0:
-                # Unasked, ZeroMQ looks every 100 frames whether somebody else sent something: too late beside a flood.
-                socket.getsockopt(zmq.EVENTS)
-            try:
-                routing = socket.recv(_NOW)
-            except zmq.Again:
-                return False
-            self._serve(routing)
-        return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        if self._serve_up_to(1) and self._has_more():  # mostly not: who sends one request waits for its reply
+            self._serve_up_to(_BUDGET)
+            return self._has_more()
+        return False
+
+    def _has_more(self) -> bool:
+        return bool(self.socket.getsockopt(_EVENTS) & _IN)  # type: ignore[operator] # an int
+
+    def _serve_up_to(self, most: int) -> bool:
+        """Answer so many requests; whether there were as many."""
+        try:
+            for count in range(1, most + 1):
+                if count % _LOOK_EVERY == 0:
+                    # Unasked, ZeroMQ looks every 100 frames whether somebody else sent something: too late in a flood.
+                    self._has_more()
+                try:
+                    routing = self.socket.recv(_NOW)
+                except zmq.Again:
+                    return False
+                self._serve(routing)
+        finally:
+            self._send_replies()
+        return True
 
     def _serve(self, routing: bytes) -> None:
         frame = self.socket.recv(_NOW, copy=False)  # a ROUTER never gives a routing id alone
@@ -59,9 +78,14 @@ class Requests:
             self._refuse("too_many_frames")
             self._strangers.blame(routing)
         else:
-            reply = self._dispatcher.handle(frame.bytes, sender, time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            if self._replies and now_ns - self._held_since > _HOLD_NS:
+                self._send_replies()
+            reply = self._dispatcher.handle(frame.bytes, sender, now_ns)
             if reply is not None:
-                self._send(routing, reply)
+                if not self._replies:
+                    self._held_since = now_ns
+                self._replies.setdefault(routing, []).append(reply)
         if self._strangers.take_due():
             self._cut(sender)
 
@@ -71,6 +95,13 @@ class Requests:
         while self.socket.recv(_NOW, copy=False).more:
             count += 1
         return count
+
+    def _send_replies(self) -> None:
+        """Those to one client together: it wakes once for all of them, and not once for each in between the others'."""
+        while self._replies:
+            routing = next(iter(self._replies))
+            for reply in self._replies.pop(routing):
+                self._send(routing, reply)
 
     def _send(self, routing: bytes, reply: bytes) -> None:
         try:

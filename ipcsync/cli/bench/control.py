@@ -160,7 +160,7 @@ def rates(rounds: int, scale: float) -> Iterator[Row]:
         control = Control(32, stack)
         for clients in (1, 8, 32):
             for window in (1, 64):
-                count = max(100, int(scale * (2000 if window == 1 else 20_000) / clients))
+                count = max(100, int(scale * (2000 if window == 1 else 50_000) / clients))
                 peers = [peer for peer in control.peers if window == 1 or peer != "multiprocessing.Manager"]
                 contest = {
                     peer: lambda peer=peer: control.rate(peer, clients, count, window)  # noqa: B023 - called at once

@@ -1,0 +1,147 @@
+"""The coordinator's request socket: every request is answered, no edge is lost, and no reply is held for long."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from ipcsync_coordinator.config import Settings
+from ipcsync_coordinator.leases import Sender
+from ipcsync_coordinator.requests import Requests
+from ipcsync_coordinator.strangers import Strangers
+
+_WAIT_MS = 20_000
+_AT_ONCE = "inproc://requests"  # no thread between: what was sent is there
+
+
+class Answers:
+    """In the dispatcher's place: each frame comes back, after `at_each(how many came before)`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.at_each: Callable[[int], None] = lambda _: None
+
+    def handle(self, frame: bytes, _sender: Sender, _now_ns: int) -> bytes:
+        """The reply, which is the request."""
+        self.at_each(self.count)
+        self.count += 1
+        return frame
+
+
+class Served:
+    """A bound socket with who answers on it, and whom it refused."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.context = context
+        self.endpoint = endpoint
+        self.refused: list[str] = []
+        self.answers = Answers()
+        router = context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.bind(endpoint)
+        router.bind(_AT_ONCE)
+        answers: Any = self.answers
+        self.sockets = [router]
+        self.requests = Requests(router, Settings(), answers, Strangers(100, 10), self._refuse)
+
+    def _refuse(self, reason: str, **_: object) -> None:
+        self.refused.append(reason)
+
+    def client(self, endpoint: str = "") -> zmq.Socket[bytes]:
+        """A connected DEALER."""
+        dealer = self.context.socket(zmq.DEALER)
+        dealer.connect(endpoint or self.endpoint)
+        dealer.rcvtimeo = _WAIT_MS
+        self.sockets.append(dealer)
+        return dealer
+
+    def serve(self, is_over: Callable[[], bool]) -> None:
+        """As the coordinator's loop does, but with no tick that would find what an edge did not tell."""
+        poll = select.poll()
+        poll.register(int(self.requests.socket.fd), select.POLLIN)
+        while not is_over():
+            if not self.requests.drain() and not is_over():
+                assert poll.poll(_WAIT_MS), "a request is there, and no edge told of it"
+
+
+@pytest.fixture
+def served(tmp_path: Any) -> Iterator[Served]:
+    """A socket of the test's own."""
+    with zmq.Context() as context:
+        served = Served(context, f"ipc://{tmp_path}/requests.sock")
+        yield served
+        for socket in served.sockets:
+            socket.close(linger=0)
+
+
+def _pipeline(socket: zmq.Socket[bytes], count: int, window: int) -> list[bytes]:
+    replies = []
+    for number in range(count + window):
+        if number >= window:
+            replies.append(socket.recv())
+        if number < count:
+            socket.send(b"%d" % number)
+    return replies
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_every_request_of_many_in_flight_is_answered_in_order_and_no_edge_is_lost(served: Served, clients: int) -> None:
+    count = 5000 // clients
+    found: list[list[bytes]] = []
+    sockets = [served.client() for _ in range(clients)]
+    threads = [
+        threading.Thread(target=lambda socket=socket: found.append(_pipeline(socket, count, 64))) for socket in sockets
+    ]
+    for thread in threads:
+        thread.start()
+    served.serve(lambda: served.answers.count == count * clients)
+    for thread in threads:
+        thread.join(_WAIT_MS / 1000)
+    assert found == [[b"%d" % number for number in range(count)]] * clients
+    assert served.refused == []
+
+
+def test_replies_are_held_no_longer_than_was_said(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, now_ns, early = served.client(_AT_ONCE), [0], []
+    monkeypatch.setattr("ipcsync_coordinator.requests.time.monotonic_ns", lambda: now_ns[0])
+
+    def work(count: int) -> None:
+        """A request that takes 0.9 ms; the first is answered at once, the others' replies are due before the fifth."""
+        if count in (1, 4):
+            assert client.poll(_WAIT_MS)
+            early.append(client.recv())
+        else:
+            assert count == 5 or not client.poll(0)
+        now_ns[0] += 900_000
+
+    served.answers.at_each = work
+    for number in range(6):
+        client.send(b"%d" % number)
+    served.serve(lambda: served.answers.count == 6)
+    assert early == [b"0", b"1"]
+    assert [client.recv() for _ in range(4)] == [b"2", b"3", b"4", b"5"]
+
+
+def test_a_reply_to_who_is_gone_keeps_none_from_the_others(served: Served) -> None:
+    gone, other = served.client(), served.client()
+    seen = threading.Event()
+
+    def leave(count: int) -> None:
+        if count == 1:
+            gone.close()
+            seen.set()
+
+    served.answers.at_each = leave
+    gone.send(b"from who is gone")
+    served.serve(lambda: served.answers.count == 1)
+    assert gone.recv() == b"from who is gone"
+    gone.send(b"again")
+    other.send(b"from the other")
+    served.serve(lambda: served.answers.count == 3)
+    assert other.recv() == b"from the other"
+    assert seen.is_set()
