@@ -12,6 +12,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync._board import SessionLine, SlotLine
+from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
 from ipcsync.testing import StreamGate
 
@@ -187,6 +188,11 @@ def stop_in_heartbeat() -> None:
         store(line, now_ns)
 
     session_line.heartbeat = property(read, stop_then_store)
+
+
+def have_no_robust_futexes() -> None:
+    """As on a kernel that refuses them: the system call has another number from now on."""
+    robust._SYS_SET = -1
 
 
 def hold_the_gil(seconds: float) -> None:

@@ -138,11 +138,14 @@ def test_row_02_work_that_a_dead_recorder_left_unfinished_is_lost_for_every_wait
     until(lambda: client.stats()["quarantined"] == 0, "the end of the quarantine")
 
 
+@pytest.mark.parametrize("told_by", ["a robust futex", "/proc"])
 def test_row_02_work_that_its_driver_calls_complete_after_the_death_does_not_count(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[[], Peer]
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[[], Peer], told_by: str
 ) -> None:
     """Before the coordinator knows: it is stopped, so that only the look at the recorder's process can tell."""
     recorder = new_peer()
+    if told_by == "/proc":
+        recorder.call(actions.have_no_robust_futexes)
     recorder.call(actions.open_recorder, coordinator.endpoint, "e", "event")
     recorder.call(actions.hold)
     lost = client.point(recorder.call(actions.record, "e"))
