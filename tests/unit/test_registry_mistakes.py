@@ -87,7 +87,8 @@ def test_the_machine_finds_a_registry_that_is_mistaken(mistaken: type[Registry])
     machine: Any = type("Mistaken", (Machine,), {"registry_type": mistaken})
     search = settings(
         SETTINGS,
-        max_examples=1000,
+        max_examples=20_000,  # it ends with the first that shows the mistake
+        derandomize=True,  # the same examples in each run: a search that depends on luck fails some day
         phases=[Phase.generate],
         report_multiple_bugs=False,
         print_blob=False,
