@@ -3,8 +3,8 @@
 ZeroMQ's descriptor is edge-triggered: after each drain, and after its replies, whose sending takes in what tells of new
 requests, `zmq.EVENTS` is looked at again. A drain ends after a budget, so that no peer keeps the loop to itself.
 
-Replies are held until nothing more is there, or for 2 ms: with many requests in flight, the clients would else be
-woken for each single one, and take the processor from the coordinator.
+A client's first reply of a drain is sent at once, those behind it only when nothing more is there, or after 2 ms: a
+client with many requests in flight would else be woken for each single one, and take the processor from us.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Requests:
         self._dispatcher = dispatcher
         self._strangers = strangers
         self._refuse = refuse
-        self._replies: dict[bytes, list[bytes]] = {}  # by routing id, not sent yet
-        self._held_since = 0
+        self._held: dict[bytes, list[bytes]] = {}  # replies behind the first of a drain, by routing id
+        self._send_at = 0
 
     def drain(self) -> bool:
         """Answer what is there; whether there may be more."""
@@ -79,13 +79,12 @@ class Requests:
             self._strangers.blame(routing)
         else:
             now_ns = time.monotonic_ns()
-            if self._replies and now_ns - self._held_since > _HOLD_NS:
+            if now_ns > self._send_at:
                 self._send_replies()
+                self._send_at = now_ns + _HOLD_NS
             reply = self._dispatcher.handle(frame.bytes, sender, now_ns)
             if reply is not None:
-                if not self._replies:
-                    self._held_since = now_ns
-                self._replies.setdefault(routing, []).append(reply)
+                self._answer(routing, reply)
         if self._strangers.take_due():
             self._cut(sender)
 
@@ -96,11 +95,20 @@ class Requests:
             count += 1
         return count
 
+    def _answer(self, routing: bytes, reply: bytes) -> None:
+        """Send a client's first reply of a drain at once, and hold those behind it."""
+        held = self._held.get(routing)
+        if held is None:
+            self._held[routing] = []
+            self._send(routing, reply)
+        else:
+            held.append(reply)
+
     def _send_replies(self) -> None:
-        """Those to one client together: it wakes once for all of them, and not once for each in between the others'."""
-        while self._replies:
-            routing = next(iter(self._replies))
-            for reply in self._replies.pop(routing):
+        """What is held for one client goes together: it wakes once, and not once for each between the others'."""
+        while self._held:
+            routing = next(iter(self._held))
+            for reply in self._held.pop(routing):
                 self._send(routing, reply)
 
     def _send(self, routing: bytes, reply: bytes) -> None:
