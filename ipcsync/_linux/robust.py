@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import threading
@@ -41,7 +42,8 @@ def held(address: int) -> Iterator[bool]:
     thread: a thread has one list.
     """
     before, length = ctypes.c_void_p(), ctypes.c_size_t()
-    head = _Head()
+    # Shared memory: of a process killed for want of memory the kernel may take all private pages first (oom_reaper).
+    head = _Head.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
     start = ctypes.addressof(head)
     entry = start + _Head.entry.offset
     head.first, head.entry, head.offset = entry, start, address - entry

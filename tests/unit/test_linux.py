@@ -176,16 +176,31 @@ def test_a_word_that_another_took_meanwhile_is_left_alone(word: Word) -> None:
     assert word.value.value == 12345
 
 
-def test_libcs_own_list_is_put_back(word: Word) -> None:
-    def list_head() -> int | None:
-        head, length = ctypes.c_void_p(), ctypes.c_size_t()
-        assert ctypes.CDLL(None).syscall(robust._SYS_GET, 0, ctypes.byref(head), ctypes.byref(length)) == 0
-        return head.value
+def _list_head() -> int:
+    head, length = ctypes.c_void_p(), ctypes.c_size_t()
+    assert ctypes.CDLL(None).syscall(robust._SYS_GET, 0, ctypes.byref(head), ctypes.byref(length)) == 0
+    return head.value or 0
 
-    before = list_head()
+
+def test_libcs_own_list_is_put_back(word: Word) -> None:
+    before = _list_head()
     with robust.held(_address(word)):
-        assert list_head() != before
-    assert list_head() == before
+        assert _list_head() != before
+    assert _list_head() == before
+
+
+def test_the_list_lies_where_the_oom_reaper_takes_nothing(word: Word) -> None:
+    """It takes the private pages of a process that is being killed, before that process's threads come to their end."""
+    with robust.held(_address(word)):
+        for address in (_list_head(), _address(word)):
+            (mapping,) = [each for each in _mappings() if address in each[0]]
+            assert mapping[1].endswith("s"), "shared"
+
+
+def _mappings() -> list[tuple[range, str]]:
+    """Addresses and permissions of this process's mappings (proc(5), maps)."""
+    rows = [line.split()[:2] for line in Path("/proc/self/maps").read_text().splitlines()]
+    return [(range(*(int(part, 16) for part in where.split("-"))), permissions) for where, permissions in rows]
 
 
 def test_where_the_kernel_refuses_nothing_is_held(word: Word, monkeypatch: pytest.MonkeyPatch) -> None:
