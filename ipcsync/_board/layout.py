@@ -119,6 +119,9 @@ class SessionLine:
     def assign(self, serial: int, pid: int, started: int, namespace: int, now_ns: int) -> None:
         """Give the line to a session (coordinator). The first heartbeat is the coordinator's word for it."""
         words, first = self._words, self._first
+        words[first + S_SERIAL] = 0  # whoever asks for the last session's process meanwhile does not find this one's
+        if fence:
+            fence()
         words[first + S_HEARTBEAT] = now_ns
         words[first + S_OWNER] = 0
         words[first + S_PID] = pid

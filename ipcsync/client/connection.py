@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 import zmq
+from zmq.backend import zmq_poll
 
 from ipcsync._wire import codec, endpoints
 from ipcsync._wire.messages import Failure, Message
@@ -61,7 +62,6 @@ class Connection:
         self.window = 1  # how many requests may be in flight: the coordinator remembers so many replies for a retry
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._wait_ms = 0  # the socket's own limit of a wait
         self._late: dict[int, Callable[[Message], None]] = {}
         self._socket: zmq.Socket[bytes] | None = context().socket(zmq.DEALER)
         self._socket.linger = 0
@@ -183,15 +183,14 @@ class Connection:
 
         It ends with the last of the `wanted` ones.
         """
-        if wait_ms and wait_ms != self._wait_ms:
-            socket.rcvtimeo = self._wait_ms = wait_ms
-        how = 0 if wait_ms else _NOW
+        # A poll, whose limit holds through signals: a blocking receive begins its own anew after each.
+        if wait_ms and not zmq_poll([(socket, _IN)], wait_ms):
+            return
         while True:
             try:
-                frame = socket.recv(how, copy=False)
+                frame = socket.recv(_NOW, copy=False)
             except zmq.Again:
                 return
-            how = _NOW
             if frame.more:
                 raise ProtocolError("a reply of several frames", code="malformed")
             request_id, body = codec.decode_reply(frame.buffer)

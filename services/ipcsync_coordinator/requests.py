@@ -3,8 +3,9 @@
 ZeroMQ's descriptor is edge-triggered: after each drain, and after its replies, whose sending takes in what tells of new
 requests, `zmq.EVENTS` is looked at again. A drain ends after a budget, so that no peer keeps the loop to itself.
 
-A client's first reply of a drain is sent at once, those behind it only when nothing more is there, or after 2 ms: a
-client with many requests in flight would else be woken for each single one, and take the processor from us.
+A client's first reply of a drain is sent at once, those behind it when nothing more is there, or before the first
+request that is taken 2 ms later: a client with many requests in flight would else be woken for each single one, and
+take the processor from us.
 """
 
 from __future__ import annotations
@@ -113,7 +114,11 @@ class Requests:
 
     def _send(self, routing: bytes, reply: bytes) -> None:
         try:
-            self.socket.send(routing, _MORE)
+            try:
+                self.socket.send(routing, _MORE)
+            except zmq.Again:
+                self._has_more()  # takes in how much the client has read meanwhile
+                self.socket.send(routing, _MORE)
             self.socket.send(reply, _NOW)
         except zmq.Again:
             self._refuse("slow_client")  # it does not read its replies: dropped, never waited for

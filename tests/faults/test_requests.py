@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import signal
 import threading
 from collections.abc import Callable
 
@@ -12,6 +14,7 @@ import zmq
 import ipcsync
 from ipcsync._wire import codec, messages
 from ipcsync.testing import StreamGate
+from tests.faults import scenes
 from tests.faults.raw import Raw, until
 from tests.peer import Peer
 
@@ -274,3 +277,27 @@ def test_a_slot_is_not_let_go_of_while_its_recorder_uses_it_again_through_a_poin
         del again
         recorder._at_beat()
         assert other.event("f", recorder=True, engine=engine).record(ipcsync.Stream()).generation == 1
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_ends_by_its_timeout_though_signals_never_stop(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    """They come faster than the slices in which a wait looks at its deadline."""
+    count = itertools.count()
+
+    def take(*_: object) -> None:
+        assert next(count) < 1000, "the request goes on for 20 s"
+
+    before = signal.signal(signal.SIGALRM, take)
+    scenes.stop(coordinator.pid)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    try:
+        with pytest.raises(ipcsync.WaitTimeout):
+            client.stats(timeout=0.5)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        scenes.resume(coordinator.pid)
