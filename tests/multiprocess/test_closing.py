@@ -225,6 +225,7 @@ def test_an_interrupted_open_leaves_the_name_to_others(
 
     def interrupt(*args: Any) -> None:
         monkeypatch.setattr(connection, "_receive", receive)
+        until(lambda: observer.stats()["events"] == 1, "the coordinator has opened it")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(connection, "_receive", interrupt)
