@@ -14,8 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ipcsync._drivers.host.layout import LAYOUT
+
 ROOT = Path(__file__).parents[2]
-PREFIX = f"ipcsync-host-1-{os.getuid()}-"
+PREFIX = f"ipcsync-host-{LAYOUT}-{os.getuid()}-"
 ANSWER_S = 20
 
 _PROGRAM = """

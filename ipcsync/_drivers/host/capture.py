@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from cuda.bindings.driver import CUresult, CUstreamCaptureStatus
+from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync._drivers.host.process import this
 from ipcsync._drivers.host.results import INVALID_VALUE, Refused
@@ -23,7 +23,9 @@ GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 UNSUPPORTED = CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 IMPLICIT = CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 INVALIDATED = CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-_Status = CUstreamCaptureStatus
+_NONE = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+_ACTIVE = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+_INVALIDATED = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED
 
 
 class Capture:
@@ -55,7 +57,7 @@ class Capture:
 
 class _Mode(threading.local):
     # What the thread's potentially unsafe calls may do, as CUstreamCaptureMode.
-    value = GLOBAL
+    value: Any = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
 
 active: list[Capture] = []  # empty almost always: what hot functions look at first
@@ -170,7 +172,5 @@ def status_of(stream: Stream) -> Any:
     if active and _in_the_way(stream):
         raise Refused(IMPLICIT)
     if stream.capture is None:
-        return _Status.CU_STREAM_CAPTURE_STATUS_NONE
-    if stream.capture.invalid:
-        return _Status.CU_STREAM_CAPTURE_STATUS_INVALIDATED
-    return _Status.CU_STREAM_CAPTURE_STATUS_ACTIVE
+        return _NONE
+    return _INVALIDATED if stream.capture.invalid else _ACTIVE

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from cuda.bindings.driver import CUgraph, CUresult, CUstreamCaptureMode, cuuint64_t
+from cuda.bindings.driver import CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus, cuuint64_t
 
 from ipcsync._drivers.host import capture as capturing
 from ipcsync._drivers.host.results import INVALID_VALUE, OK, SUCCESS, Refused, Result, entry, number
 from ipcsync._drivers.host.stream import find_stream
 
+_MODES = {int(mode): mode for mode in CUstreamCaptureMode}  # looked up by number or member, for speed
+NOT_CAPTURING: Result = (SUCCESS, CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 _graphs: set[int] = set()
 _lock = threading.Lock()
 
@@ -57,7 +59,8 @@ def cuStreamEndCapture(hStream: Any) -> Result:
 @entry(1)
 def cuStreamIsCapturing(hStream: Any) -> Result:
     """The CUstreamCaptureStatus of a stream."""
-    return SUCCESS, capturing.status_of(find_stream(hStream))
+    stream = find_stream(hStream)
+    return (SUCCESS, capturing.status_of(stream)) if capturing.active else NOT_CAPTURING
 
 
 @entry(6)
@@ -73,9 +76,9 @@ def cuStreamGetCaptureInfo(hStream: Any) -> Result:
 @entry(1)
 def cuThreadExchangeStreamCaptureMode(mode: Any) -> Result:
     """Set how this thread's potentially unsafe calls meet captures (CUstreamCaptureMode); the mode it had before."""
-    wanted = int(CUstreamCaptureMode(mode))
+    wanted = _MODES[mode] if mode in _MODES else CUstreamCaptureMode(mode)
     before, capturing.thread.value = capturing.thread.value, wanted
-    return SUCCESS, CUstreamCaptureMode(before)
+    return SUCCESS, before
 
 
 @entry()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from operator import index
 from typing import Any
 
 from cuda.bindings.driver import CUevent, CUresult
@@ -30,6 +31,7 @@ from ipcsync._drivers.host.results import (
     number,
 )
 from ipcsync._drivers.host.stream import Stream, find_stream
+from ipcsync._linux.robust import OWNER_DIED
 
 BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS = 1, 2, 4
 EXTERNAL = 1  # flag of record and wait, for captures only
@@ -38,7 +40,19 @@ EXTERNAL = 1  # flag of record and wait, for captures only
 class Event:
     """An event of this process, or its import of another's."""
 
-    __slots__ = ("_latest", "_owner", "_word", "captured", "context", "flags", "handle", "imported", "line", "stamp")
+    __slots__ = (
+        "_latest",
+        "_mark",
+        "_owner",
+        "_word",
+        "captured",
+        "context",
+        "flags",
+        "handle",
+        "imported",
+        "line",
+        "stamp",
+    )
 
     def __init__(self, context: Context, flags: int) -> None:
         self.handle = next(this.numbers)
@@ -47,7 +61,7 @@ class Event:
         self.imported = False
         self.line = 0  # first word of its line in the segment; 0: it has none
         self._latest = 0
-        self._word = self._owner = 0
+        self._word = self._owner = self._mark = 0
         self.stamp: list[int] = []  # when the latest record was complete, ns
         self.captured: capturing.Capture | None = None  # of the latest record through this handle
 
@@ -62,6 +76,7 @@ class Event:
         """Make this the import of the event that lies in `line` as long as its first word is `word`."""
         self.imported = True
         self._word, self._owner = word, owner
+        self._mark = at.process(this.words[line + at.E_PROCESS]) + at.P_MARK
         self.line = line
 
     def latest(self) -> int:
@@ -76,7 +91,10 @@ class Event:
 
     def _look_at_exporter(self) -> None:
         words, line = this.words, self.line
-        if words[line] != self._word or not this.segment.is_member(words[line + at.E_PROCESS], self._owner):
+        # In this order: of the dead, the events are freed before another process can have the mark.
+        if words[line] != self._word or not (
+            0 < words[self._mark] < OWNER_DIED or this.segment.is_member(words[line + at.E_PROCESS], self._owner)
+        ):
             raise Refused(INVALID_HANDLE)
 
     def record(self, stream: Stream) -> None:
@@ -123,7 +141,10 @@ events: dict[int, Event] = {}
 
 def find_event(hEvent: Any) -> Event:
     """The event of a handle; refused if there is none."""
-    event = events.get(number(hEvent))
+    try:
+        event = events.get(index(hEvent))  # `number`, in most cases
+    except TypeError:
+        event = events.get(number(hEvent))
     if event is None:
         raise Refused(INVALID_HANDLE)
     return event

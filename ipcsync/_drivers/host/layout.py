@@ -11,7 +11,7 @@ uses the slot, so a record is complete if and only if the slot's `done` has reac
 
 from __future__ import annotations
 
-LAYOUT = 1  # bump with every change below: it is part of the file's name
+LAYOUT = 2  # bump with every change below: it is part of the file's name
 MAGIC = 0x69706373_686F7374 ^ LAYOUT
 MAX_DEVICES = 16
 MAX_PROCESSES = 512
@@ -28,13 +28,15 @@ H_SERIAL = 2  # of the process that came last; a serial is never used again
 H_STREAM_CURSOR = 3  # where the search for a free slot goes on, so that slots come again as late as possible
 H_EVENT_CURSOR = 4
 
-# A process: its life is the lock of a byte of the file (segment.py); pid and start time help where that one misleads.
+# A process: its life is the lock of a byte of the file (segment.py). Where that misleads, pid and start time help, and
+# an exporter's mark, which besides tells without a system call.
 PROCESSES = 512
 PROCESS_WORDS = 32
 P_SERIAL = 0  # 0: free. Written last
 P_PID = 1
 P_START = 2
 P_NAMESPACE = 3  # inode of the pid namespace: only there the pid means anything
+P_MARK = 4  # held by the process while it has exported events (life.py); 0: nobody holds it, ask for the lock
 P_USED = 8  # bytes of device memory, one word a physical device
 
 # A stream: one cache line.
@@ -59,5 +61,11 @@ STREAM_MAP = (EVENTS + MAX_EVENTS * EVENT_WORDS) * 8
 EVENT_MAP = STREAM_MAP + MAX_STREAMS
 SIZE = EVENT_MAP + MAX_EVENTS
 FREE, USED, RETIRED = 0, 1, 2
+
+
+def process(line: int) -> int:
+    """The first word of a line of the table of processes."""
+    return PROCESSES + line * PROCESS_WORDS
+
 
 LIFE = 1 << 40  # the byte after SIZE whose lock is the life of process line 0; the next one is line 1's

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from operator import index
 from typing import Any, ParamSpec
 
 from cuda.bindings.driver import CUresult
@@ -48,7 +49,7 @@ def entry(values: int = 0) -> Callable[[Callable[P, Result]], Callable[P, Result
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Result:
             mark = this.mark
-            if mark is None or mark.in_child:
+            if mark is None or not mark.byte[0]:  # `in_child`
                 return (CUresult.CUDA_ERROR_NOT_INITIALIZED if mark else this.refusal, *nothing)
             try:
                 return function(*args, **kwargs)
@@ -64,6 +65,9 @@ def number(value: Any) -> int:
     """The handle, address or count that `value` stands for: an int, one of the binding's objects, or None for 0."""
     if value is None:
         return 0
-    if isinstance(value, (str, bytes, bytearray)):
-        raise TypeError(f"an integer is required, but got {type(value).__name__}")
-    return int(value)
+    try:
+        return index(value)
+    except TypeError:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise
+        return int(value)  # a CUdevice has no __index__

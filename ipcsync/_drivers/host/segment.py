@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ipcsync._drivers.host import layout as at
+from ipcsync._drivers.host.life import Life
 from ipcsync._linux import locks, process
 from ipcsync._linux.futex import Futex
+from ipcsync._linux.robust import OWNER_DIED
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - the one tmpfs that every Linux has; files in it are 0600 and checked for their owner
 _PREFIX = f"ipcsync-host-{at.LAYOUT}-{os.getuid()}-"
@@ -61,6 +63,7 @@ class Segment:
             self.serial = self.line = 0
             self._reap()
             self._register()
+            self._life = Life(self.address + (at.process(self.line) + at.P_MARK) * 8)
         except BaseException:
             os.close(self._fd)
             raise
@@ -76,7 +79,7 @@ class Segment:
     def _register(self) -> None:
         words = self.words
         for line in range(at.MAX_PROCESSES):
-            base = at.PROCESSES + line * at.PROCESS_WORDS
+            base = at.process(line)
             # A process on its way out frees its line a moment before the kernel frees its lock.
             if words[base] or not locks.try_lock(self._fd, at.LIFE + line):
                 continue
@@ -152,6 +155,8 @@ class Segment:
     def claim_event(self, device: int) -> int | None:
         """The first word of a line for an interprocess event of a physical device; None if all are taken."""
         with self.exclusive():
+            if not self._left:
+                self._life.show()
             slot = self._free_slot(at.EVENT_MAP, at.MAX_EVENTS, at.H_EVENT_CURSOR)
             if slot is None:
                 return None
@@ -207,14 +212,14 @@ class Segment:
         with self.exclusive():
             if self.used_memory(device) + size > limit:
                 return False
-            self.words[at.PROCESSES + self.line * at.PROCESS_WORDS + at.P_USED + device] += size
+            self.words[at.process(self.line) + at.P_USED + device] += size
         return True
 
     def give_memory(self, device: int, size: int) -> None:
         """Count `size` bytes of a physical device as free again."""
         with self.exclusive():
             if not self._left:
-                self.words[at.PROCESSES + self.line * at.PROCESS_WORDS + at.P_USED + device] -= size
+                self.words[at.process(self.line) + at.P_USED + device] -= size
 
     def used_memory(self, device: int) -> int:
         """Bytes of a physical device that the processes of the segment have."""
@@ -225,8 +230,12 @@ class Segment:
 
     def is_member(self, line: int, serial: int) -> bool:
         """Whether the process `serial` that registered in `line` is still in the segment, and alive."""
-        if self.words[at.PROCESSES + line * at.PROCESS_WORDS] != serial:
+        base = at.process(line)
+        mark = self.words[base + at.P_MARK]  # before the serial, which changes after it when the line is given anew
+        if self.words[base] != serial:
             return False
+        if mark:
+            return not mark & OWNER_DIED
         return line == self.line or locks.is_locked(self._fd, at.LIFE + line)
 
     def _reap(self) -> None:
@@ -237,7 +246,7 @@ class Segment:
         dead = {
             line: serial
             for line in range(at.MAX_PROCESSES)
-            if (serial := self.words[at.PROCESSES + line * at.PROCESS_WORDS]) and serial not in living
+            if (serial := self.words[at.process(line)]) and serial not in living
         }
         if dead:
             self._sweep(living)
@@ -245,7 +254,7 @@ class Segment:
                 self._clear_line(line)
 
     def _clear_line(self, line: int) -> None:
-        base = at.PROCESSES + line * at.PROCESS_WORDS
+        base = at.process(line)
         for device in range(at.MAX_DEVICES):
             self.words[base + at.P_USED + device] = 0
         self.words[base + at.P_SERIAL] = 0
@@ -267,6 +276,7 @@ class Segment:
         """Free all that this process has; the last one out removes the file. The mapping stays: threads may look."""
         with self.exclusive():
             self._left = True
+            self._life.end()
             living = _living(self._fd, self.words)
             self._sweep(living)
             self._clear_line(self.line)
@@ -323,7 +333,7 @@ def _living(fd: int, words: memoryview) -> dict[int, int]:
     living = {}
     namespace = process.pid_namespace()
     for line in range(at.MAX_PROCESSES):
-        base = at.PROCESSES + line * at.PROCESS_WORDS
+        base = at.process(line)
         serial = words[base + at.P_SERIAL]
         if not serial or not locks.is_locked(fd, at.LIFE + line):
             continue

@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from functools import partial
+from operator import index
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -196,7 +197,10 @@ streams: dict[int, Stream] = {}
 
 def find_stream(hStream: Any) -> Stream:
     """The stream of a handle: 0 and 1 are the current context's legacy stream, 2 its per-thread one."""
-    handle = number(hStream)
+    try:
+        handle = index(hStream)  # `number`, in most cases
+    except TypeError:
+        handle = number(hStream)
     stream = streams.get(handle)
     if stream is not None:
         return stream

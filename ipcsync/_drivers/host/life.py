@@ -1,0 +1,38 @@
+"""The mark by which others see with one load that an exporter lives: a robust futex, held by a thread for just that."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+from ipcsync._linux import robust
+
+
+class Life:
+    """A word at `address` that is not 0 from `show` on, and OWNER_DIED from this process's death or exec on.
+
+    Where no thread can be had, or the kernel refuses, it stays 0, and others ask for the process's lock.
+    """
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def show(self) -> None:
+        """Have the word held; twice does nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._hold, name="ipcsync-host-life", daemon=True)
+            with suppress(RuntimeError):
+                self._thread.start()
+
+    def _hold(self) -> None:
+        with robust.held(self._address) as is_held:
+            if is_held:
+                self._end.wait()
+
+    def end(self) -> None:
+        """Have the word let go of before another process may get it: it is 0 when this returns."""
+        self._end.set()
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join()

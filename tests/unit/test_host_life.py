@@ -1,0 +1,97 @@
+"""The mark that tells with one load whether an exporter lives, beside the lock that tells it with a system call."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from ipcsync._linux.robust import OWNER_DIED
+from tests.unit.host_process import HostProcess, own_segment
+
+INVALID_HANDLE = 400
+_MARK = "int(this.words[at.process(this.segment.line) + at.P_MARK])"
+_SHOWN = (
+    f"deadline = time.monotonic() + 20\nwhile not {_MARK} and time.monotonic() < deadline: time.sleep(0.001)\n{_MARK}"
+)
+_NO_ROBUST_FUTEXES = "from ipcsync._linux import robust; robust._SYS_SET = -1"
+_NO_THREADS = (
+    "def refuse(thread): raise RuntimeError('no thread')\n"
+    "start_thread = threading.Thread.start; threading.Thread.start = refuse"
+)
+
+
+@pytest.fixture
+def segment() -> Iterator[str]:
+    with own_segment() as name:
+        yield name
+
+
+def test_the_mark_is_held_from_the_first_exported_event_on(segment: str) -> None:
+    with HostProcess(segment) as process:
+        process.run("own = d.cuEventCreate(2)")
+        assert process.run(_MARK) == 0
+        process.run("first = exported(); second = exported()")
+        names = "[thread.native_id for thread in threading.enumerate() if thread.name == 'ipcsync-host-life']"
+        (holder,) = process.run(names)
+        assert process.run(_SHOWN) == holder
+
+
+def _exported(exporter: HostProcess, importer: HostProcess) -> int:
+    """Have the importer open an event of the exporter's, which is recorded and complete; the exporter's line."""
+    data = exporter.run(
+        "event, data = exported(); stream = d.cuStreamCreate(1)[1]; d.cuEventRecord(event, stream); data"
+    )
+    importer.run(f"event = opened({data!r}); stream = d.cuStreamCreate(1)[1]")
+    return int(exporter.run("this.segment.line"))
+
+
+@pytest.mark.parametrize("fork", ["os.fork()", "ctypes.CDLL(None).fork()"])
+def test_a_dead_exporter_whose_child_keeps_its_lock_is_dead(segment: str, fork: str) -> None:
+    with HostProcess(segment) as importer, HostProcess(segment) as exporter:
+        line = _exported(exporter, importer)
+        child = exporter.run(f"child = {fork}\nif child == 0: time.sleep(60); os._exit(0)\nchild")
+        try:
+            assert importer.run("code(d.cuEventQuery(event))") == 0
+            exporter.kill()
+            assert importer.run(f"int(this.words[at.process({line}) + at.P_MARK])") == OWNER_DIED
+            assert importer.run("code(d.cuEventQuery(event))") == INVALID_HANDLE
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("missing", [_NO_ROBUST_FUTEXES, _NO_THREADS])
+@pytest.mark.parametrize("end", ["kill", "finish"])
+def test_without_a_mark_the_lock_tells(segment: str, missing: str, end: str) -> None:
+    with HostProcess(segment) as importer, HostProcess(segment) as exporter:
+        exporter.run(missing)
+        line = _exported(exporter, importer)
+        assert importer.run(f"int(this.words[at.process({line}) + at.P_MARK])") == 0
+        uses = "[code(d.cuEventQuery(event)), code(d.cuEventRecord(event, stream))]"
+        assert importer.run(uses) == [0, 0]
+        getattr(exporter, end)()
+        assert importer.run(uses) == [INVALID_HANDLE] * 2
+
+
+def test_who_leaves_lets_go_of_its_mark(segment: str) -> None:
+    """Else the kernel would write to it when the process ends, and by then the line may be another's."""
+    with HostProcess(segment) as importer, HostProcess(segment) as exporter:
+        line = _exported(exporter, importer)
+        assert 0 < exporter.run(_SHOWN) < OWNER_DIED
+        exporter.run("from ipcsync._drivers.host.initialise import _leave; _leave()")
+        assert importer.run(f"int(this.words[at.process({line}) + at.P_MARK])") == 0
+        assert importer.run("code(d.cuEventQuery(event))") == INVALID_HANDLE
+
+
+def test_the_mark_of_who_has_the_line_next_tells_nothing_of_the_last(segment: str) -> None:
+    with HostProcess(segment) as importer, HostProcess(segment) as exporter:
+        line = _exported(exporter, importer)
+        exporter.kill()
+        with HostProcess(segment) as third:
+            assert third.run("this.segment.line") == line
+            assert third.run(_MARK) == 0
+            third.run("event, data = exported()")
+            assert 0 < third.run(_SHOWN) < OWNER_DIED
+            assert importer.run("code(d.cuEventQuery(event))") == INVALID_HANDLE
