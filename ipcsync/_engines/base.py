@@ -46,6 +46,7 @@ class Engine(Looks, ABC):
         self._inside = 0  # threads in a bounded wait of the driver's, outside of the lock
         # Generations recorded here; by this session's earlier use too, if it closed and opened the event in one moment.
         self._recorded = max(self.line.recorded - self.base, 0) if attachment.recorder else 0
+        self._room = FOREVER  # up to this generation a record has nothing to wait for
         self._last_stream = 0  # the id of the stream recorded on last
         # Handles used last, as objects: a Stream keeps its own for life, so the same object is the same stream, with
         # no driver asked. Never a default stream's, which may be another one in each thread.
@@ -161,7 +162,8 @@ class Engine(Looks, ABC):
         if status is not _NOT_CAPTURING or code is not SUCCESS:
             capture.refuse_capturing(handle, "record")
         generation = self._recorded + 1
-        self._make_room(generation, timeout)
+        if generation > self._room:
+            self._make_room(generation, timeout)
         if handle is self._last_handle:
             stream_id = self._last_stream
         else:
@@ -187,7 +189,7 @@ class Engine(Looks, ABC):
         self.check()  # an expired session says so rather than that its event is closed
         raise EventClosed(f"the event {self.name!r} is {self.state}")
 
-    def wait(self, generation: int, stream: Any, timeout: float | None, *, ahead: bool) -> None:
+    def wait(self, generation: int, stream: Any, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""
         if timeout is not None:
             deadline_of(timeout)
@@ -196,13 +198,17 @@ class Engine(Looks, ABC):
             self._raise_closed()
         if self._words[self._incarnation_index] != self.incarnation:
             self._raise_gone()
-        handle, ordinal = (stream._handle, stream._index) if type(stream) is Stream else stream_handle(stream)
-        if handle is not self._last_plain and int(handle) in LEGACY:
-            with OnDevice(ordinal):
-                capture.refuse_capturing(handle, "wait")
-                self._wait(generation, handle, ordinal, timeout, ahead)
-            return
-        self._last_plain = handle
+        if type(stream) is Stream:
+            handle, ordinal = stream._handle, stream._index
+        else:
+            handle, ordinal = stream_handle(stream)
+        if handle is not self._last_plain:
+            if int(handle) in LEGACY:
+                with OnDevice(ordinal):
+                    capture.refuse_capturing(handle, "wait")
+                    self._wait(generation, handle, ordinal, timeout, ahead)
+                return
+            self._last_plain = handle
         code, status = self._driver.cuStreamIsCapturing(handle)
         if status is not _NOT_CAPTURING or code is not SUCCESS:
             capture.refuse_capturing(handle, "wait")

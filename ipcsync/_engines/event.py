@@ -32,7 +32,7 @@ class EventEngine(Engine):
         self._ring: list[Any] = [None] * attachment.depth
         # Generations of ours known complete.
         self._completed = min(max(self.line.completed - self.base, 0), self._recorded)
-        self._harvest_at = max(1, attachment.depth * 3 // 4)  # how many in flight make a record look what is complete
+        self._room = self._completed + self.depth
 
     def open_first(self) -> None:
         """Open the ring's first handle, to see that handles open here at all. Raises HandleError."""
@@ -55,8 +55,6 @@ class EventEngine(Engine):
         self._event(generation)
 
     def _make_room(self, generation: int, timeout: float | None) -> None:
-        if generation - 1 - self._completed < self._harvest_at:
-            return
         oldest = generation - self.depth
         with self._lock:
             self._refuse_closed()
@@ -122,6 +120,7 @@ class EventEngine(Engine):
         if self.line.state != BROKEN:
             self.line.store_completed(self.base + done)
         self._completed = done
+        self._room = done + self.depth
         self._saw(done)
 
     def _tell_complete(self, generation: int) -> None:

@@ -92,7 +92,7 @@ class Point:
         attached = self._attached
         if attached is None:
             attached = self._bound()
-        attached.engine.wait(self._generation, stream, timeout, ahead=ahead)
+        attached.engine.wait(self._generation, stream, timeout, ahead)
 
     def query(self) -> bool:
         """Whether it is complete; False also while it is not recorded. Raises RecorderLost if it never will be."""

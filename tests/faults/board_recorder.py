@@ -39,7 +39,7 @@ class Records(Waits):
     def make_room(self, me: int, generation: int) -> Program:
         depth = self.scenario.depth
         done = yield self.own(me, "done")
-        if self.is_timeline or generation - 1 - done < max(1, depth * 3 // 4) or self.has("harvest after overwrite"):
+        if self.is_timeline or generation - depth <= done or self.has("harvest after overwrite"):
             return ""
         yield from self.under_lock(me, "r", self.harvest_unless_closed, me)
         while not self.has("record into a full ring"):
