@@ -1,172 +1,100 @@
-"""Frames: one MessagePack array each, with limits that hold before anything is built from it.
+"""Frames: one MessagePack array each, checked as they are read.
 
 A request is [version, id, op, token, deadline, body], a reply [version, id, op, body], an announcement [version, body].
 `id` counts a session's requests, so that a retry is known; `deadline` is CLOCK_MONOTONIC in ns, after which the client
-waits no more; `body` is a map.
+waits no more; `body` is a map. Requests, which anybody may send, are read in the coordinator's `intake`.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar
 
-import msgpack
 import msgspec
 
 from ipcsync import errors
-from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, REQUESTS, VERSION, Announcement, Failure, Message
+from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, VERSION, Announcement, Failure, Message
 from ipcsync.errors import IpcSyncError, ProtocolError
 
-MAX_FRAME = 64 * 1024  # of a request; replies carry lists and may be larger
 MAX_REPLY = 64 * 1024 * 1024
-MAX_NESTING = 8  # of a request: no body of ours nests at all
-_MAX_ITEMS = 64  # of one array or map of a request; msgpack makes an array of the size that its header claims
-_MAX_REPLY_ITEMS = 1 << 20
-_CONTAINERS = frozenset((list, dict))  # what msgpack makes, and no subclasses
-_PEEK = 64  # bytes that hold the head of a request up to its id
+_ARRAY = 0x90  # the first byte of a short array, but for its length in the low half
 
 _M = TypeVar("_M", bound=Message)
-_BARE = {kind: kind() for kind in (*OPS, *ANSWERS) if not kind.__struct_fields__}  # bodies that hold nothing
+_reply = msgspec.msgpack.Decoder(tuple[int, int, str, msgspec.Raw])
+_announcement = msgspec.msgpack.Decoder(tuple[int, Announcement])
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
-    """A request as it came."""
-
-    id: int
-    op: str
-    token: bytes
-    deadline_ns: int
-    body: Message
+@cache
+def _body_decoder(kind: type[_M]) -> msgspec.msgpack.Decoder[_M]:
+    return msgspec.msgpack.Decoder(kind)
 
 
-def _unpack(frame: bytes | memoryview, limit: int, items: int) -> Any:
-    if len(frame) > limit:
-        raise ProtocolError(f"a frame of {len(frame)} bytes, more than {limit}", code="too_large")
+def _encode(parts: tuple[Any, ...]) -> bytes:
     try:
-        return msgpack.unpackb(
-            frame,
-            raw=False,
-            strict_map_key=True,
-            max_str_len=limit,
-            max_bin_len=limit,
-            max_array_len=items,
-            max_map_len=items,
-            max_ext_len=0,
-        )
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        # ValueError covers bad UTF-8, trailing bytes, a length over a limit, and a depth that msgpack refuses.
-        raise ProtocolError(f"not MessagePack as agreed: {type(error).__name__}: {error}", code="malformed") from None
-
-
-def _pack(parts: list[Any]) -> bytes:
-    # Not a Packer kept for all: two threads, or a finalizer in the middle of a call, would meet in its buffer.
-    try:
-        return bytes(msgpack.packb(parts))
+        return msgspec.msgpack.encode(parts)
     except (ValueError, OverflowError) as error:  # UnicodeEncodeError is a ValueError
         raise ProtocolError(f"cannot be sent: {type(error).__name__}: {error}", code="invalid") from None
 
 
-def _convert(body: Any, kind: type[_M]) -> _M:
-    if not body and kind in _BARE and type(body) is dict:
-        return _BARE[kind]  # type: ignore[return-value] # of that kind
+def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview, what: str) -> Any:
+    if len(frame) > MAX_REPLY:
+        raise ProtocolError(f"a frame of {len(frame)} bytes, more than {MAX_REPLY}", code="too_large")
+    try:
+        value = decoder.decode(frame)
+    except (ValueError, RecursionError) as error:  # msgspec's errors and bad UTF-8 are ValueErrors
+        if len(frame) > 1 and frame[0] & 0xF0 == _ARRAY and frame[1] == VERSION:
+            raise ProtocolError(f"not {what}: {type(error).__name__}: {error}", code="malformed") from None
+        value = (None,)
+    if value[0] != VERSION:
+        raise ProtocolError(f"not {what} of protocol version {VERSION}", code="version")
+    return value
+
+
+def convert(body: Any, kind: type[_M]) -> _M:
+    """The message of that kind that the plain values of `body` make; ProtocolError if they make none."""
     try:
         return msgspec.convert(body, kind, strict=True)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ProtocolError(f"{kind.__name__}: {error}", code="invalid") from None
 
 
-def _dump(body: Message) -> Any:
-    if type(body) in _BARE:
-        return {}
-    return msgspec.to_builtins(body, builtin_types=(bytes,))
-
-
 def check_body(body: Message) -> None:
     """Raise the ProtocolError that the other side would, before the body is sent."""
-    if type(body) not in _BARE:
-        _convert(_dump(body), type(body))
+    if body.__struct_fields__:
+        convert(msgspec.to_builtins(body, builtin_types=(bytes,)), type(body))
 
 
 def encode_request(id: int, body: Message, token: bytes, deadline_ns: int) -> bytes:  # noqa: A002 - the field's name
     """The frame of a request."""
-    return _pack([VERSION, id, OPS[type(body)], token, deadline_ns, _dump(body)])
-
-
-def peek_id(frame: bytes | memoryview) -> int:
-    """The request id of a frame that is wrong otherwise, 0 if it has none: so that its refusal too is a typed reply."""
-    unpacker = msgpack.Unpacker(max_buffer_size=_PEEK, max_ext_len=0)
-    unpacker.feed(bytes(frame[:_PEEK]))
-    try:
-        if unpacker.read_array_header() < 2 or type(unpacker.unpack()) is not int:
-            return 0
-        id_ = unpacker.unpack()
-    except (ValueError, msgpack.UnpackException):
-        return 0
-    return id_ if type(id_) is int and 0 <= id_ < 1 << 63 else 0
-
-
-def _check_nesting(value: Any, limit: int) -> None:
-    layer = [value]
-    for _ in range(limit):
-        inner = []
-        for container in layer:
-            for part in container.values() if type(container) is dict else container:
-                if type(part) in _CONTAINERS:
-                    inner.append(part)  # noqa: PERF401 - twice as fast as a comprehension for the few there are
-        if not inner:
-            return
-        layer = inner
-    raise ProtocolError(f"a request nested more than {limit} deep", code="too_deep")
-
-
-def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME, max_nesting: int = MAX_NESTING) -> Request:
-    """The request in a frame of at most `max_frame` bytes; ProtocolError says which rule it breaks."""
-    value = _unpack(frame, max_frame, _MAX_ITEMS)
-    if not isinstance(value, list) or not value or type(value[0]) is not int:
-        raise ProtocolError("a request is an array that begins with the version", code="malformed")
-    if value[0] != VERSION:
-        raise ProtocolError(f"protocol version {value[0]}, but this is {VERSION}", code="version")
-    if len(value) != 6:
-        raise ProtocolError(f"a request has 6 parts, not {len(value)}", code="malformed")
-    _, id_, op, token, deadline_ns, body = value
-    if type(id_) is not int or not 0 < id_ < 1 << 63 or type(deadline_ns) is not int or type(token) is not bytes:
-        raise ProtocolError("id and deadline are whole numbers, the id above 0, the token is bytes", code="malformed")
-    if type(op) in _CONTAINERS:
-        raise ProtocolError("the operation is text", code="malformed")  # not shown: it may be nested without end
-    if body and type(body) in _CONTAINERS:
-        _check_nesting(body, max_nesting - 1)
-    kind = REQUESTS.get(op) if isinstance(op, str) else None
-    if kind is None:
-        raise ProtocolError(f"unknown operation {op!r:.80}", code="unknown_op")
-    return Request(id_, op, token, deadline_ns, _convert(body, kind))
+    return _encode((VERSION, id, OPS[type(body)], token, deadline_ns, body))
 
 
 def encode_reply(id: int, body: Message) -> bytes:  # noqa: A002 - the field's name
     """The frame of a reply."""
-    return _pack([VERSION, id, ANSWERS[type(body)], _dump(body)])
+    return _encode((VERSION, id, ANSWERS[type(body)], body))
 
 
 def decode_reply(frame: bytes | memoryview) -> tuple[int, Message]:
     """(request id, body) of a reply; ProtocolError if it is none."""
-    value = _unpack(frame, MAX_REPLY, _MAX_REPLY_ITEMS)
-    if not isinstance(value, list) or not value or value[0] != VERSION:
-        raise ProtocolError(f"not a reply of protocol version {VERSION}", code="version")
-    kind = REPLIES.get(value[2]) if len(value) == 4 and isinstance(value[2], str) else None
-    if kind is None or type(value[1]) is not int:
-        raise ProtocolError("a reply is [version, id, op, body]", code="malformed")
-    return value[1], _convert(value[3], kind)
+    _, id_, op, raw = _decode(_reply, frame, "a reply")
+    kind = REPLIES.get(op)
+    if kind is None:
+        raise ProtocolError(f"no reply is called {op!r:.80}", code="malformed")
+    try:
+        return id_, _body_decoder(kind).decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{kind.__name__}: {error}", code="invalid") from None
 
 
 def encode_announcement(body: Announcement) -> bytes:
     """The frame of an announcement."""
-    return _pack([VERSION, _dump(body)])
+    return _encode((VERSION, body))
 
 
 def decode_announcement(frame: bytes | memoryview) -> Announcement:
     """The announcement in a frame; ProtocolError if it is none."""
-    value = _unpack(frame, MAX_REPLY, _MAX_REPLY_ITEMS)
-    if not isinstance(value, list) or len(value) != 2 or value[0] != VERSION:
-        raise ProtocolError(f"not an announcement of protocol version {VERSION}", code="version")
-    return _convert(value[1], Announcement)
+    body: Announcement = _decode(_announcement, frame, "an announcement")[1]
+    return body
 
 
 def failure_of(error: IpcSyncError) -> Failure:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 
 from ipcsync._wire import codec, messages
-from ipcsync._wire.codec import Request
 from ipcsync._wire.messages import Message
 from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
+from ipcsync_coordinator import intake
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.figures import Figures
 from ipcsync_coordinator.handlers import Handlers
+from ipcsync_coordinator.intake import Request
 from ipcsync_coordinator.leases import Lease, Leases, Sender
 from ipcsync_coordinator.logs import fields
 from ipcsync_coordinator.strangers import Strangers
@@ -52,11 +53,11 @@ class Dispatcher:
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
         """The reply to a frame, None if there is to be none (its client waits no more)."""
         try:
-            request = codec.decode_request(frame, self._max_frame, self._max_nesting)
+            request = intake.decode_request(frame, self._max_frame, self._max_nesting)
         except ProtocolError as error:
             self._figures.refused(error)
             self._strangers.blame(sender.routing)
-            reply: bytes | None = codec.encode_reply(codec.peek_id(frame), codec.failure_of(error))
+            reply: bytes | None = codec.encode_reply(intake.peek_id(frame), codec.failure_of(error))
         else:
             reply = self._reply(request, sender, now_ns)
         self._figures.took((time.monotonic_ns() - now_ns) / 1e9)

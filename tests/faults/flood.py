@@ -24,6 +24,7 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync.cli.bench.peers import Echo
+from ipcsync_coordinator import intake
 from tests.faults.raw import DEADLINE_S, Raw, request, resident_kib, unix_socket
 
 _DRAIN_EVERY = 32  # a flooder that never reads is another test
@@ -73,7 +74,7 @@ def _unknown(chance: random.Random) -> list[bytes]:
 
 
 def _large(chance: random.Random) -> list[bytes]:
-    return [b"\xc6" + chance.randbytes(4) * (codec.MAX_FRAME // 4 + chance.randrange(1000))]
+    return [b"\xc6" + chance.randbytes(4) * (intake.MAX_FRAME // 4 + chance.randrange(1000))]
 
 
 def _many_frames(chance: random.Random) -> list[bytes]:

@@ -13,11 +13,12 @@ import zmq
 
 import ipcsync
 from ipcsync._wire import codec, endpoints, messages
+from ipcsync_coordinator import intake
 from tests.faults import flood
 from tests.faults.raw import Raw, await_end, failure_in, request, resident_kib, unix_socket, until
 from tests.peer import Peer
 
-_FRAME = codec.MAX_FRAME
+_FRAME = intake.MAX_FRAME
 
 
 def _refusals(client: ipcsync.Client) -> dict[str, int]:

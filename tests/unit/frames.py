@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from ipcsync._wire import codec, messages
+from ipcsync.errors import ProtocolError
+
+MANY = settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 names = st.sampled_from(["a", "b", "a/b", "..", "", "\x00", "x" * 255]) | st.text(
     st.characters(codec="utf-8"), max_size=20
@@ -106,3 +111,14 @@ def anything(token: st.SearchStrategy[bytes] = tokens) -> st.SearchStrategy[byte
 
 def _repeat(what: bytes, times: int) -> bytes:
     return what * times
+
+
+def decoded(decode: Callable[[bytes], object], frame: bytes) -> object:
+    """What is in the frame, or None if it is refused as it should be."""
+    try:
+        return decode(frame)
+    except ProtocolError as error:
+        refusal = error
+    assert refusal.code in ("malformed", "version", "unknown_op", "invalid", "too_large", "too_deep")
+    assert len(str(refusal)) < 1000
+    return None

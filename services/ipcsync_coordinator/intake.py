@@ -1,0 +1,101 @@
+"""Requests as they come in: whatever bytes somebody sent, read under limits that hold before anything is built.
+
+The frame's form is told in `ipcsync._wire.codec`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import msgspec
+
+from ipcsync._wire.codec import convert
+from ipcsync._wire.messages import OPS, REQUESTS, VERSION, Message
+from ipcsync.errors import ProtocolError
+
+MAX_FRAME = 64 * 1024  # of a request; replies carry lists and may be larger
+MAX_NESTING = 8  # of a request: no body of ours nests at all
+_MAX_ITEMS = 64  # of one array or map of a request; msgpack makes an array of the size that its header claims
+_CONTAINERS = frozenset((list, dict))  # what msgpack makes, and no subclasses
+_PEEK = 64  # bytes that hold the head of a request up to its id
+_BARE = {kind: kind() for kind in OPS if not kind.__struct_fields__}  # bodies that hold nothing
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """A request as it came."""
+
+    id: int
+    op: str
+    token: bytes
+    deadline_ns: int
+    body: Message
+
+
+def _unpack(frame: bytes | memoryview, limit: int) -> Any:
+    if len(frame) > limit:
+        raise ProtocolError(f"a frame of {len(frame)} bytes, more than {limit}", code="too_large")
+    try:
+        return msgpack.unpackb(
+            frame,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=limit,
+            max_bin_len=limit,
+            max_array_len=_MAX_ITEMS,
+            max_map_len=_MAX_ITEMS,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        # ValueError covers bad UTF-8, trailing bytes, a length over a limit, and a depth that msgpack refuses.
+        raise ProtocolError(f"not MessagePack as agreed: {type(error).__name__}: {error}", code="malformed") from None
+
+
+def peek_id(frame: bytes | memoryview) -> int:
+    """The request id of a frame that is wrong otherwise, 0 if it has none: so that its refusal too is a typed reply."""
+    unpacker = msgpack.Unpacker(max_buffer_size=_PEEK, max_ext_len=0)
+    unpacker.feed(bytes(frame[:_PEEK]))
+    try:
+        if unpacker.read_array_header() < 2 or type(unpacker.unpack()) is not int:
+            return 0
+        id_ = unpacker.unpack()
+    except (ValueError, msgpack.UnpackException):
+        return 0
+    return id_ if type(id_) is int and 0 <= id_ < 1 << 63 else 0
+
+
+def _check_nesting(value: Any, limit: int) -> None:
+    layer = [value]
+    for _ in range(limit):
+        inner = []
+        for container in layer:
+            for part in container.values() if type(container) is dict else container:
+                if type(part) in _CONTAINERS:
+                    inner.append(part)  # noqa: PERF401 - twice as fast as a comprehension for the few there are
+        if not inner:
+            return
+        layer = inner
+    raise ProtocolError(f"a request nested more than {limit} deep", code="too_deep")
+
+
+def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME, max_nesting: int = MAX_NESTING) -> Request:
+    """The request in a frame of at most `max_frame` bytes; ProtocolError says which rule it breaks."""
+    value = _unpack(frame, max_frame)
+    if not isinstance(value, list) or not value or type(value[0]) is not int:
+        raise ProtocolError("a request is an array that begins with the version", code="malformed")
+    if value[0] != VERSION:
+        raise ProtocolError(f"protocol version {value[0]}, but this is {VERSION}", code="version")
+    if len(value) != 6:
+        raise ProtocolError(f"a request has 6 parts, not {len(value)}", code="malformed")
+    _, id_, op, token, deadline_ns, body = value
+    if type(id_) is not int or not 0 < id_ < 1 << 63 or type(deadline_ns) is not int or type(token) is not bytes:
+        raise ProtocolError("id and deadline are whole numbers, the id above 0, the token is bytes", code="malformed")
+    if type(op) in _CONTAINERS:
+        raise ProtocolError("the operation is text", code="malformed")  # not shown: it may be nested without end
+    if body and type(body) in _CONTAINERS:
+        _check_nesting(body, max_nesting - 1)
+    kind = REQUESTS.get(op) if isinstance(op, str) else None
+    if kind is None:
+        raise ProtocolError(f"unknown operation {op!r:.80}", code="unknown_op")
+    is_bare = type(body) is dict and not body and kind in _BARE
+    return Request(id_, op, token, deadline_ns, _BARE[kind] if is_bare else convert(body, kind))
