@@ -26,7 +26,7 @@ from ipcsync._engines.timeline import TimelineEngine
 from ipcsync._trace.layout import Kind, Outcome
 from ipcsync._trace.writer import Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import EventClosed, IpcSyncError, RecorderLost
+from ipcsync.errors import EventClosed, IpcSyncError, RecorderLost, StreamCapturing
 
 log = logging.getLogger("ipcsync")
 
@@ -112,6 +112,15 @@ class Traced(Engine):
                 generation = super()._record(handle, timeout)
         self._put(_RECORD, self._use, generation, self._last_stream, began, monotonic_ns())
         return generation
+
+    def wait(self, generation: int, stream: Any, timeout: float | None, ahead: bool) -> None:
+        """Have the stream's later work wait for `generation`."""
+        began = monotonic_ns()
+        try:
+            super().wait(generation, stream, timeout, ahead)
+        except StreamCapturing:  # found before `_wait`, which tells of everything else
+            self._put(_WAIT, self._use, generation, 0, began, monotonic_ns(), _FAILED)
+            raise
 
     def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> int | None:
         began = monotonic_ns()

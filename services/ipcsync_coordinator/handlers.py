@@ -33,6 +33,7 @@ from ipcsync_coordinator.registry import Registry, Session, Slot
 log = logging.getLogger("ipcsync.coordinator")
 
 _UNLIMITED = 1 << 30
+_MOST_IN_FLIGHT = 256  # of a client's queue of 1,000 requests
 
 
 class Handlers:
@@ -51,6 +52,8 @@ class Handlers:
         room: Callable[[], int] = lambda: _UNLIMITED,
     ) -> None:
         self._settings = settings
+        # As many as replies are kept for a retry; and ZeroMQ learns only every half queue what the other side has read.
+        self._window = min(settings.remembered_requests, max(1, settings.reply_queue // 2), _MOST_IN_FLIGHT)
         self._registry = registry
         self._board = board
         self._effects = effects
@@ -134,7 +137,7 @@ class Handlers:
             driver=self._driver,
             coordinator_pid=os.getpid(),
             devices=self._effects.pool.devices,
-            window=self._settings.remembered_requests,
+            window=self._window,
         )
 
     def _ready(self, lease: Lease, _: messages.Ready) -> messages.Message:

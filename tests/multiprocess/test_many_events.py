@@ -18,13 +18,28 @@ NAMES = [f"cache/{number}" for number in range(150)]
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 
 
-@pytest.mark.parametrize("remembered", [1, 7, 64, 1000])
-def test_they_come_in_the_order_of_their_names_and_work(new_coordinator: NewCoordinator, remembered: int) -> None:
-    coordinator = new_coordinator(remembered_requests=remembered)
+@pytest.mark.parametrize(
+    ("remembered", "reply_queue", "window"),
+    [
+        (1, 512, 1),
+        (7, 512, 7),
+        (64, 512, 64),
+        (1000, 512, 256),
+        (1000, 9999, 256),
+        (64, 64, 32),
+        (64, 8, 4),
+        (64, 1, 1),
+    ],
+)
+def test_they_come_in_the_order_of_their_names_and_work(
+    new_coordinator: NewCoordinator, remembered: int, reply_queue: int, window: int
+) -> None:
+    coordinator = new_coordinator(remembered_requests=remembered, reply_queue=reply_queue)
     with ipcsync.connect(coordinator.endpoint) as client, ipcsync.connect(coordinator.endpoint) as other:
+        assert client._connection.window == window, "what fits the queues of both sides"
         before = client.messages_sent
         recorders = client.events(NAMES, recorder=True, depth=1)
-        assert client.messages_sent == before + len(NAMES)
+        assert client.messages_sent == before + len(NAMES), "none was sent again"
         assert [event.name for event in recorders] == NAMES
         waiters = other.events(reversed(NAMES))
         stream = ipcsync.Stream()

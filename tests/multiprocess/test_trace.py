@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
+from ipcsync import _drivers
+from ipcsync._drivers import check
 from ipcsync._trace.layout import FILE_BYTES, Kind, Outcome
 from ipcsync._trace.reader import ProcessTrace, files_in, read
 from ipcsync.cli import main
@@ -132,6 +135,20 @@ def test_a_wait_on_a_complete_point_queues_nothing_and_is_told_so(
         (Kind.SYNCHRONIZE, 1, Outcome.OK),
         (Kind.PASSED, 1, Outcome.OK),
     ]
+
+
+def test_a_wait_that_a_capture_forbids_is_told_as_failed(
+    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: str
+) -> None:
+    with ipcsync.connect(coordinator.endpoint, name="both", trace=tmp_path) as client:
+        point = client.event("e", recorder=True, engine=engine).record(ipcsync.Stream())
+        point.synchronize(20)
+        stream, driver = ipcsync.Stream(), _drivers.load()
+        check(driver.cuStreamBeginCapture(stream.cuda_stream, CUstreamCaptureMode(0)), "cuStreamBeginCapture")
+        with pytest.raises(ipcsync.StreamCapturing):
+            point.wait(stream)
+        check(driver.cuGraphDestroy(check(driver.cuStreamEndCapture(stream.cuda_stream), "end")), "cuGraphDestroy")
+    assert _kinds(_read_one(tmp_path))[2:] == [(Kind.WAIT, 1, Outcome.FAILED)]
 
 
 def test_a_release_is_learned_while_the_process_does_something_else(
