@@ -92,9 +92,13 @@ class HostProcess:
     def run(self, code: str) -> Any:
         """Have `code` executed and return the value of its last expression."""
         self.tell(code)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """What came of the code that was told last."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, f"the process ended at: {code}"
+        assert line, "the process ended"
         return ast.literal_eval(line)
 
     def signal(self, number: int) -> None:

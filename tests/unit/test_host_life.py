@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -39,11 +41,13 @@ def test_the_mark_is_held_from_the_first_exported_event_on(segment: str) -> None
         assert process.run(_SHOWN) == holder
 
 
-def _exported(exporter: HostProcess, importer: HostProcess) -> int:
+def _exported(exporter: HostProcess, importer: HostProcess, *, has_mark: bool = True) -> int:
     """Have the importer open an event of the exporter's, which is recorded and complete; the exporter's line."""
     data = exporter.run(
         "event, data = exported(); stream = d.cuStreamCreate(1)[1]; d.cuEventRecord(event, stream); data"
     )
+    if has_mark:
+        assert 0 < exporter.run(_SHOWN) < OWNER_DIED
     importer.run(f"event = opened({data!r}); stream = d.cuStreamCreate(1)[1]")
     return int(exporter.run("this.segment.line"))
 
@@ -67,7 +71,7 @@ def test_a_dead_exporter_whose_child_keeps_its_lock_is_dead(segment: str, fork: 
 def test_without_a_mark_the_lock_tells(segment: str, missing: str, end: str) -> None:
     with HostProcess(segment) as importer, HostProcess(segment) as exporter:
         exporter.run(missing)
-        line = _exported(exporter, importer)
+        line = _exported(exporter, importer, has_mark=False)
         assert importer.run(f"int(this.words[at.process({line}) + at.P_MARK])") == 0
         uses = "[code(d.cuEventQuery(event)), code(d.cuEventRecord(event, stream))]"
         assert importer.run(uses) == [0, 0]
@@ -79,7 +83,6 @@ def test_who_leaves_lets_go_of_its_mark(segment: str) -> None:
     """Else the kernel would write to it when the process ends, and by then the line may be another's."""
     with HostProcess(segment) as importer, HostProcess(segment) as exporter:
         line = _exported(exporter, importer)
-        assert 0 < exporter.run(_SHOWN) < OWNER_DIED
         exporter.run("from ipcsync._drivers.host.initialise import _leave; _leave()")
         assert importer.run(f"int(this.words[at.process({line}) + at.P_MARK])") == 0
         assert importer.run("code(d.cuEventQuery(event))") == INVALID_HANDLE
@@ -95,3 +98,43 @@ def test_the_mark_of_who_has_the_line_next_tells_nothing_of_the_last(segment: st
             third.run("event, data = exported()")
             assert 0 < third.run(_SHOWN) < OWNER_DIED
             assert importer.run("code(d.cuEventQuery(event))") == INVALID_HANDLE
+
+
+# Reads the words of the segment, and stops behind the first read of one of them until a file is removed.
+_STOPPING = """
+import pathlib
+class Stopping:
+    def __init__(self, words, index, path):
+        self.words, self.index, self.path = words, index, pathlib.Path(path)
+    def __getitem__(self, index):
+        value = self.words[index]
+        if index == self.index and self.path is not None:
+            path, self.path = self.path, None
+            path.touch()
+            while path.exists(): time.sleep(0.001)
+        return value
+"""
+
+
+@pytest.mark.parametrize("behind", ["E_LATEST", "P_MARK"])
+def test_an_exporter_that_dies_and_is_followed_within_the_look_is_dead(
+    segment: str, tmp_path: Path, behind: str
+) -> None:
+    stop = tmp_path / "stop"
+    with HostProcess(segment) as importer, HostProcess(segment) as exporter:
+        line = _exported(exporter, importer)
+        base = "find_event(event).line" if behind == "E_LATEST" else f"at.process({line})"
+        importer.run("from ipcsync._drivers.host.event import find_event\n" + _STOPPING)
+        importer.run(f"real = this.words; this.words = Stopping(real, {base} + at.{behind}, {str(stop)!r})")
+        importer.tell("code(d.cuEventQuery(event))")
+        deadline = time.monotonic() + 20
+        while not stop.exists():
+            assert time.monotonic() < deadline, "the look does not read this word"
+        exporter.kill()
+        with HostProcess(segment) as third:
+            assert third.run("this.segment.line") == line
+            third.run("event, data = exported()")
+            third.run(_SHOWN)
+            stop.unlink()
+            assert importer.answer() == INVALID_HANDLE
+        importer.run("this.words = real")

@@ -84,17 +84,16 @@ class Event:
         line = self.line
         if not line:
             return self._latest
-        if self.imported:
-            self._look_at_exporter()
         latest: int = this.words[line + at.E_LATEST]
+        if self.imported:
+            self._look_at_exporter()  # after the load, which it vouches for
         return latest
 
     def _look_at_exporter(self) -> None:
         words, line = this.words, self.line
-        # In this order: of the dead, the events are freed before another process can have the mark.
-        if words[line] != self._word or not (
-            0 < words[self._mark] < OWNER_DIED or this.segment.is_member(words[line + at.E_PROCESS], self._owner)
-        ):
+        is_alive = 0 < words[self._mark] < OWNER_DIED or this.segment.is_member(words[line + at.E_PROCESS], self._owner)
+        # The word last: of the dead, the events are freed before another process can have the line and its mark.
+        if not is_alive or words[line] != self._word:
             raise Refused(INVALID_HANDLE)
 
     def record(self, stream: Stream) -> None:

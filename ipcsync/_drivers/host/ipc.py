@@ -72,7 +72,8 @@ def cuIpcOpenEventHandle(handle: Any) -> Result:
     if serial == this.segment.serial:
         raise Refused(INVALID_CONTEXT)
     words = this.words
-    if words[line + at.E_WORD] != word or not this.segment.is_member(words[line + at.E_PROCESS], serial):
+    # The word last, as in Event._look_at_exporter.
+    if not this.segment.is_member(words[line + at.E_PROCESS], serial) or words[line + at.E_WORD] != word:
         raise Refused(INVALID_VALUE)
     if device != context.physical:
         raise Refused(INVALID_HANDLE)

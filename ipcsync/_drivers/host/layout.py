@@ -28,8 +28,9 @@ H_SERIAL = 2  # of the process that came last; a serial is never used again
 H_STREAM_CURSOR = 3  # where the search for a free slot goes on, so that slots come again as late as possible
 H_EVENT_CURSOR = 4
 
-# A process: its life is the lock of a byte of the file (segment.py). Where that misleads, pid and start time help, and
-# an exporter's mark, which besides tells without a system call.
+# A process: its life is the lock of a byte of the file (segment.py); pid and start time help where that one misleads.
+# An exporter's mark tells importers, without a system call. It comes while the other threads may still run: nothing is
+# freed on its word.
 PROCESSES = 512
 PROCESS_WORDS = 32
 P_SERIAL = 0  # 0: free. Written last

@@ -27,7 +27,7 @@ class Life:
                 self._thread.start()
 
     def _hold(self) -> None:
-        with robust.held(self._address) as is_held:
+        with suppress(OSError), robust.held(self._address) as is_held:
             if is_held:
                 self._end.wait()
 

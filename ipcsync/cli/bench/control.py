@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from threading import Barrier
 from typing import Any
 
 import zmq
 
 import ipcsync
 from ipcsync._wire import codec, messages
-from ipcsync.cli.bench.peers import Echo, Manager, Redis, RedisConnection, manager_table
+from ipcsync.cli.bench.peers import Echo, Manager, ManagerCallers, Redis, RedisConnection, manager_table
 from ipcsync.cli.bench.rows import Row, at_least, at_most, compare, interleave, percentile
 from ipcsync.cli.bench.workers import Workers
 
 _FOREVER = 1 << 62
-_CONNECT_S = 60.0
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
@@ -72,31 +70,12 @@ def _flow(state: dict[str, Any], peer: str, count: int, window: int) -> float:
     table = state["table"]
     if window == 1:
         return _pipelined(lambda: None, lambda: table.renew(1), count, 1)
-    return _in_threads(state, count, window)
+    return float(state["callers"].call(count // window))
 
 
 def _open_callers(state: dict[str, Any], window: int) -> None:
-    """Threads that each have a connection to the manager: a proxy's call blocks, so many in flight take as many."""
     if "callers" not in state:
-        callers, everybody = state["callers"], state["everybody"] = ThreadPoolExecutor(window), Barrier(window)
-        for done in [
-            callers.submit(lambda: (state["table"].renew(1), everybody.wait(_CONNECT_S))) for _ in range(window)
-        ]:
-            done.result()
-
-
-def _in_threads(state: dict[str, Any], count: int, window: int) -> float:
-    table, each = state["table"], max(1, count // window)
-
-    def call() -> None:
-        state["everybody"].wait(_CONNECT_S)  # each thread has its share
-        for _ in range(each):
-            table.renew(1)
-
-    start = time.perf_counter()
-    for done in [state["callers"].submit(call) for _ in range(window)]:
-        done.result()
-    return time.perf_counter() - start
+        state["callers"] = ManagerCallers(state["table"], window)
 
 
 def _round_trips(state: dict[str, Any], peer: str, count: int) -> list[float]:
@@ -176,10 +155,9 @@ class Control:
 
     def rate(self, peer: str, clients: int, count: int, window: int) -> float:
         """Requests a second of all clients together."""
-        if peer == "multiprocessing.Manager":
-            count = max(2 * window, count // (10 if window == 1 else 4)) // window * window
-            if window > 1:
-                self.workers.together(clients, _open_callers, window)
+        if peer == "multiprocessing.Manager" and window > 1:
+            count = max(4, count // 4 // window) * window
+            self.workers.together(clients, _open_callers, window)
         start = time.perf_counter()
         self.workers.together(clients, _flow, peer, count, window)
         return clients * count / (time.perf_counter() - start)
@@ -191,10 +169,14 @@ def rates(rounds: int, scale: float) -> Iterator[Row]:
         control = Control(32, stack)
         for clients in (1, 8, 32):
             for window in (1, 64):
-                count = max(100, int(scale * (2000 if window == 1 else 50_000) / clients))
+                count = max(100, int(scale * (4000 if window == 1 else 50_000) / clients))
+                peers = list(control.peers)
+                if clients * window > control.manager.room:
+                    peers.remove("multiprocessing.Manager")
+                    print(f"no {clients * window} connections to a Manager: RLIMIT_NOFILE is too low", file=sys.stderr)
                 contest = {
                     peer: lambda peer=peer: control.rate(peer, clients, count, window)  # noqa: B023 - called at once
-                    for peer in control.peers
+                    for peer in peers
                 }
                 targets = {"bare ROUTER/DEALER": at_least(0.6), "multiprocessing.Manager": at_least(5)}
                 name = f"renew, {clients} clients, {window} in flight"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.managers import SyncManager
+from threading import Barrier
 from typing import Any
 
 import zmq
@@ -16,6 +19,7 @@ import zmq
 from ipcsync.cli.bench.workers import Worker
 
 _START_S = 10.0
+_CONNECT_S = 60.0
 
 
 def serve_echo(_state: dict[str, Any], endpoint: str, feed: str) -> None:
@@ -76,6 +80,9 @@ class Manager:
     """`multiprocessing.Manager`, with its server's process. `token` is what another process reaches its table by."""
 
     def __init__(self) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # its process inherits it
+        self.room = most - 100 if most != resource.RLIM_INFINITY else 1 << 30  # connections
         self._manager = _Manager(authkey=b"ipcsync-bench")
         self._manager.start()
         self._table = self._manager.Table()  # type: ignore[attr-defined] # registered above
@@ -95,6 +102,33 @@ def manager_table(token: Any) -> Any:
     from multiprocessing.managers import AutoProxy  # type: ignore[attr-defined] # public in CPython, not in typeshed
 
     return AutoProxy(token, "pickle", authkey=b"ipcsync-bench", exposed=("renew",))
+
+
+class ManagerCallers:
+    """Threads that each have a connection to a manager. A proxy's call blocks, so many in flight take as many."""
+
+    def __init__(self, table: Any, count: int) -> None:
+        self._table = table
+        self._threads = ThreadPoolExecutor(count)
+        self._together = Barrier(count)
+        self._count = count
+        self.call(1)  # connects each
+
+    def call(self, times: int) -> float:
+        """Seconds for so many calls by each thread."""
+        start = time.perf_counter()
+        for done in [self._threads.submit(self._call, times) for _ in range(self._count)]:
+            done.result()
+        return time.perf_counter() - start
+
+    def _call(self, times: int) -> None:
+        self._together.wait(_CONNECT_S)  # so that each thread gets one task
+        for _ in range(times):
+            self._table.renew(1)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
 
 
 class Redis:
