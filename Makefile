@@ -1,6 +1,7 @@
 # make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
 # make test   the whole suite, on every driver that is here
 # make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10)
+# make test-oldest   the suite with the oldest version of each library that pyproject.toml allows
 # make lint   ruff and mypy --strict
 # make docs   the API reference and the pages, in site/
 PYTHON ?= python3
@@ -57,6 +58,14 @@ test-cuda: install
 soak: install
 	$(BIN)/python -m tests.faults.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
 
+OLDEST := .venv-oldest
+test-oldest:
+	$(PYTHON) -m venv $(OLDEST)
+	sed -n '/^dependencies/,/^]/s/^ *"\([a-z-]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
+	$(OLDEST)/bin/python -m pip install --quiet --editable '.[observer]' --group test --constraint $(OLDEST)/constraints.txt
+	IPCSYNC_DRIVER=host $(OLDEST)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,6 +76,6 @@ docs: install
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: install demo test test-host test-host-async test-cuda soak lint docs clean
+.PHONY: install demo test test-host test-host-async test-cuda test-oldest soak lint docs clean

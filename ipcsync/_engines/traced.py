@@ -118,7 +118,7 @@ class Traced(Engine):
         began = monotonic_ns()
         try:
             super().wait(generation, stream, timeout, ahead)
-        except StreamCapturing:  # found before `_wait`, which tells of everything else
+        except StreamCapturing:  # found before `_wait`, which tells of what fails in it
             self._put(_WAIT, self._use, generation, 0, began, monotonic_ns(), _FAILED)
             raise
 

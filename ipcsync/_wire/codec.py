@@ -17,6 +17,8 @@ from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, VERSION, Announcement,
 from ipcsync.errors import IpcSyncError, ProtocolError
 
 MAX_REPLY = 64 * 1024 * 1024
+# Besides msgspec's own: ValueError for bad UTF-8; TypeError, up to 0.21, for a map as a map's key.
+_UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
 _ARRAY = 0x90  # the first byte of a short array, but for its length in the low half
 
 _M = TypeVar("_M", bound=Message)
@@ -41,7 +43,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview, wh
         raise ProtocolError(f"a frame of {len(frame)} bytes, more than {MAX_REPLY}", code="too_large")
     try:
         value = decoder.decode(frame)
-    except (ValueError, RecursionError) as error:  # msgspec's errors and bad UTF-8 are ValueErrors
+    except _UNREADABLE as error:
         if len(frame) > 1 and frame[0] & 0xF0 == _ARRAY and frame[1] == VERSION:
             raise ProtocolError(f"not {what}: {type(error).__name__}: {error}", code="malformed") from None
         value = (None,)
@@ -82,7 +84,7 @@ def decode_reply(frame: bytes | memoryview) -> tuple[int, Message]:
         raise ProtocolError(f"no reply is called {op!r:.80}", code="malformed")
     try:
         return id_, _body_decoder(kind).decode(raw)
-    except (ValueError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise ProtocolError(f"{kind.__name__}: {error}", code="invalid") from None
 
 

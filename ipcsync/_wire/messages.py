@@ -141,7 +141,7 @@ class Welcome(Message, frozen=True):
     driver: str
     coordinator_pid: Count
     devices: list[str]
-    window: Annotated[int, Meta(ge=1)]  # how many requests may be in flight: so many replies are kept for a retry
+    window: Annotated[int, Meta(ge=1)]  # how many requests may be in flight
 
 
 class Done(Message, frozen=True):

@@ -59,7 +59,7 @@ class Connection:
         check_endpoint(endpoint)
         self.endpoint = endpoint
         self.sent = 0
-        self.window = 1  # how many requests may be in flight: the coordinator remembers so many replies for a retry
+        self.window = 1  # how many requests may be in flight, as the coordinator says
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._late: dict[int, Callable[[Message], None]] = {}

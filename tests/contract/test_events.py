@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from cuda import bindings
 
 from ipcsync._drivers import wait_event
 from tests.contract import rig
@@ -228,7 +229,8 @@ def test_recording_on_a_stream_of_another_context_is_an_invalid_handle(
 ) -> None:
     if not hasattr(drv, "cuCtxCreate"):
         pytest.skip("this driver has primary contexts only; tests with two devices ask the same")
-    other = ok(drv.cuCtxCreate(None, 0, ok(drv.cuCtxGetDevice())))
+    parameters = () if bindings.__version__.startswith("12.") else (None,)  # since CUDA 13
+    other = ok(drv.cuCtxCreate(*parameters, 0, ok(drv.cuCtxGetDevice())))
     try:
         foreign = ok(drv.cuStreamCreate(rig.NON_BLOCKING))
         assert code(drv.cuEventRecord(event, foreign)) == rig.INVALID_HANDLE

@@ -86,6 +86,7 @@ def test_a_reply_that_claims_to_be_huge_builds_nothing(bomb: bytes) -> None:
         (msgpack.packb([1, 1, "done", {}]) + b"\x00", "malformed"),
         (msgpack.packb([1, 1, "done", {"more": 1}]), "invalid"),
         (msgpack.packb([1, 1, "done", []]), "invalid"),
+        (b"\x94\x01\x01\xa5stats\x81\xa5stats\x81\xa1a\x81\x80\x01", "invalid"),  # a map as a map's key
         (msgpack.packb([1, 1, "stream", {"name": "s", "device": "d", "priority": "high"}]), "invalid"),
     ],
 )
