@@ -7,7 +7,6 @@ timeout, and driver calls, none of which waits for anybody. Waits for GPU work t
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,13 +16,14 @@ from typing import Any, TypeVar
 from ipcsync import _drivers
 from ipcsync._drivers import check
 from ipcsync.native import context, fork
+from ipcsync.native.context import OnDevice
 from ipcsync.native.stream import Stream
 
 T = TypeVar("T")
 
 _REQUESTS = 16
 _DRIVER = 4
-_LEGACY, _PER_THREAD = 0, 2
+_NULL, _LEGACY, _PER_THREAD = range(3)
 
 
 class Threads:
@@ -95,8 +95,12 @@ def _there(fn: Callable[[], T], current: Any) -> T:
 
 def is_of_this_thread(stream: Stream) -> bool:
     """Whether a stream's handle means another stream on another thread."""
-    if stream.stream_id == _LEGACY:
-        return os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") not in {"", "0"}
+    if stream.stream_id == _NULL:
+        # The legacy or the per-thread one, as cuda-bindings was told; of its versions some take "0" for a yes.
+        ask = context.driver().cuStreamGetId
+        with OnDevice(stream.device_index):
+            null, legacy = (int(check(ask(handle), "cuStreamGetId")) for handle in (_NULL, _LEGACY))
+        return null != legacy
     return stream.stream_id == _PER_THREAD
 
 

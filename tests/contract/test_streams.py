@@ -155,7 +155,8 @@ def test_a_stream_id_is_stable_and_never_used_again(drv: ModuleType, ctx: Any, n
 
 def test_stream_zero_is_the_legacy_stream_unless_built_per_thread(new_peer: New, kind: str) -> None:
     for per_thread_build in (False, True):
-        other = new_peer({"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": str(int(per_thread_build))})
+        # Without the variable it is off; "0" means so only in later bindings.
+        other = new_peer({"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"} if per_thread_build else {})
         other.call(actions.start)
         zero, legacy, per_thread = other.call(actions.default_stream_ids)
         assert legacy != per_thread
