@@ -8,8 +8,9 @@ from typing import Any
 from cuda.bindings.driver import CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus, cuuint64_t
 
 from ipcsync._drivers.host import capture as capturing
+from ipcsync._drivers.host.process import this
 from ipcsync._drivers.host.results import INVALID_VALUE, OK, SUCCESS, Refused, Result, entry, number
-from ipcsync._drivers.host.stream import find_stream
+from ipcsync._drivers.host.stream import find_stream, streams
 
 _MODES = {int(mode): mode for mode in CUstreamCaptureMode}  # looked up by number or member, for speed
 NOT_CAPTURING: Result = (SUCCESS, CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
@@ -56,11 +57,18 @@ def cuStreamEndCapture(hStream: Any) -> Result:
     return SUCCESS, CUgraph(capture.graph)
 
 
-@entry(1)
 def cuStreamIsCapturing(hStream: Any) -> Result:
     """The CUstreamCaptureStatus of a stream."""
-    stream = find_stream(hStream)
-    return (SUCCESS, capturing.status_of(stream)) if capturing.active else NOT_CAPTURING
+    # Every record and every wait asks: of a stream that is there, while nothing captures, without the frame of `entry`.
+    mark = this.mark
+    if mark is not None and mark.byte[0] and not capturing.active and number(hStream) in streams:
+        return NOT_CAPTURING
+    return _is_capturing(hStream)
+
+
+@entry(1)
+def _is_capturing(hStream: Any) -> Result:
+    return SUCCESS, capturing.status_of(find_stream(hStream))
 
 
 @entry(6)
