@@ -1,0 +1,239 @@
+"""The client for asyncio: the loop goes on whatever is waited for, and a cancellation leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.multiprocess.loops import LONG_S, cancel, stopped, threads_named, turns, two_clients
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+# --- nothing blocks the loop ------------------------------------------------------------------------------------------
+
+
+def test_waits_for_gpu_work_do_not_block_the_loop(coordinator: ipcsync.Coordinator, engine: str) -> None:
+    # Whatever blocked would wait for what only this very loop does next, and run into its timeout.
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter):
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            event = await recorder.event("e", recorder=True, engine=engine, depth=1)
+            seen = await waiter.event("e")
+            with StreamGate(stream) as gate:
+                first = await event.record(stream)
+                waits = [
+                    asyncio.create_task(wait)
+                    for wait in (
+                        first.synchronize(LONG_S),
+                        seen.at(1).synchronize(LONG_S),
+                        seen.at(2).synchronize(LONG_S),
+                        seen.at(3).wait(other, timeout=LONG_S),
+                    )
+                ]
+                record = asyncio.create_task(event.record(stream, timeout=LONG_S))
+                await turns()
+                assert not any(task.done() for task in waits)
+                if engine == "timeline":
+                    await record  # which has no ring to be full
+                assert record.done() == (engine == "timeline")
+                gate.open()
+                await record
+            await event.record(stream)
+            await asyncio.gather(*waits)
+            other.synchronize()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        pytest.param(lambda client, _: client.event("new"), id="event"),
+        pytest.param(lambda client, _: client.record(ipcsync.Stream()), id="record"),
+        pytest.param(lambda client, data: client.point(data), id="point"),
+        pytest.param(lambda client, _: client.stream("s"), id="stream"),
+        pytest.param(lambda client, _: client.list_events(), id="list_events"),
+        pytest.param(lambda client, _: client.list_sessions(), id="list_sessions"),
+        pytest.param(lambda client, _: client.stats(), id="stats"),
+        pytest.param(lambda client, _: client.check(), id="check"),
+        pytest.param(lambda client, _: anext(client.watch()), id="watch"),
+        pytest.param(lambda client, _: ipcsync.aconnect(client.endpoint), id="aconnect"),
+        pytest.param(lambda client, _: client.close(), id="close"),
+    ],
+)
+def test_requests_do_not_block_the_loop(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, request_of: Callable[..., Awaitable[Any]]
+) -> None:
+    # Whatever blocked would wait for an answer of the coordinator that this very loop sets going again.
+    data = bytes(client.record())
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as mine:
+            with stopped(coordinator) as go_on:
+                task = asyncio.ensure_future(request_of(mine, data))
+                await turns()
+                assert not task.done()
+                go_on()
+                answer = await task
+            if isinstance(answer, ipcsync.AsyncClient):
+                await answer.close()
+
+    asyncio.run(scenario())
+
+
+def test_hundreds_of_waits_take_no_threads_and_keep_none_from_others(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter):
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            events = [await recorder.event(f"e{i}", recorder=True, engine="event", depth=1) for i in range(10)]
+            seen = [await waiter.event(f"e{i}") for i in range(10)]
+            before = threading.active_count()
+            with StreamGate(stream) as gate:
+                await asyncio.gather(*(event.record(stream) for event in events))
+                full = [asyncio.create_task(event.record(stream, timeout=LONG_S)) for event in events]
+                waits = [
+                    asyncio.create_task(wait)
+                    for event in seen
+                    for generation in range(1, 11)
+                    for wait in (
+                        event.at(generation).synchronize(LONG_S),
+                        event.at(generation).wait(other, timeout=LONG_S),
+                    )
+                ]
+                await turns()
+                assert len(waits) == 200
+                assert threading.active_count() <= before + 16
+                assert await (await recorder.record(ipcsync.Stream())).exception() is None  # others go on
+                gate.open()
+                await asyncio.gather(*full)
+                for event in events:
+                    for _ in range(8):
+                        await event.record(stream, timeout=LONG_S)
+                await asyncio.gather(*waits)
+            other.synchronize()
+
+    asyncio.run(scenario())
+
+
+# --- cancellation -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_wait_leaves_nothing_behind(coordinator: ipcsync.Coordinator, engine: str) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter):
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            event = await recorder.event("e", recorder=True, engine=engine)
+            seen = await waiter.event("e")
+            with StreamGate(stream) as gate:
+                await event.record(stream)
+                tasks = [
+                    asyncio.create_task(seen.at(1).synchronize()),
+                    asyncio.create_task(seen.at(2).synchronize()),
+                    asyncio.create_task(seen.at(2).wait(other)),
+                ]
+                while waiter._client._callbacks.count < 3:
+                    await asyncio.sleep(0)
+                for task in tasks:
+                    await cancel(task)
+                assert waiter._client._callbacks.count == 0
+                gate.open()
+                assert other.query()  # nothing was queued on it
+                await seen.at(1).synchronize(10)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(seen.at(2).synchronize(), 0.01)
+            assert waiter._client._callbacks.count == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_record_that_is_cancelled_while_the_ring_is_full_is_not_made(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = ipcsync.Stream()
+            event = await client.event("e", recorder=True, engine="event", depth=1)
+            with StreamGate(stream) as gate:
+                await event.record(stream)
+                task = asyncio.create_task(event.record(stream))
+                while not client._client._callbacks.count:
+                    await asyncio.sleep(0)
+                await cancel(task)
+                gate.open()
+                await event.at(1).synchronize(10)
+            assert event.generation == 1
+            assert (await event.record(stream)).generation == 2
+
+    asyncio.run(scenario())
+
+
+def _await_notice(notices: Iterator[ipcsync.Notice], kind: str, name: str) -> None:
+    for notice in notices:
+        if (notice.kind, notice.name) == (kind, name):
+            return
+    raise AssertionError(f"{name} was not {kind} within the watch's time")
+
+
+def test_a_cancelled_event_is_closed_again(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint, name="other") as other:
+            with stopped(coordinator) as go_on:
+                before = other.messages_sent
+                task = asyncio.create_task(other.event("e", recorder=True, timeout=LONG_S))
+                while other.messages_sent == before:
+                    await asyncio.sleep(0)
+                await cancel(task)
+                go_on()
+            await asyncio.to_thread(_await_notice, notices, "opened", "e")
+            await asyncio.to_thread(_await_notice, notices, "closed", "e")
+            assert client.list_events("e") == []
+
+    asyncio.run(scenario())
+
+
+def test_an_event_that_is_there_when_the_cancellation_comes_is_closed_again(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as other:
+            task = asyncio.create_task(other.event("e"))
+            await asyncio.sleep(0)
+            _await_notice(notices, "opened", "e")  # blocks the loop, which does not learn of the answer meanwhile
+            await cancel(task)
+            await asyncio.to_thread(_await_notice, notices, "closed", "e")
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_connect_closes_its_session(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+
+    async def scenario() -> None:
+        with stopped(coordinator) as go_on:
+            before = threads_named("ipcsync-requests")
+            task = asyncio.create_task(ipcsync.aconnect(coordinator.endpoint, name="late", timeout=LONG_S))
+            while threads_named("ipcsync-requests") <= before:  # until it is under way
+                await asyncio.sleep(0)
+            await cancel(task)
+            go_on()
+        await asyncio.to_thread(_await_notice, notices, "session_opened", "late")
+        await asyncio.to_thread(_await_notice, notices, "session_closed", "late")
+
+    asyncio.run(scenario())
+    assert [session.name for session in client.list_sessions()] == ["main"]
