@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import socket
 import subprocess
@@ -80,9 +79,6 @@ class Manager:
     """`multiprocessing.Manager`, with its server's process. `token` is what another process reaches its table by."""
 
     def __init__(self) -> None:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # its process inherits it
-        self.room = most - 100 if most != resource.RLIM_INFINITY else 1 << 30  # connections
         self._manager = _Manager(authkey=b"ipcsync-bench")
         self._manager.start()
         self._table = self._manager.Table()  # type: ignore[attr-defined] # registered above
