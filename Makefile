@@ -7,7 +7,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= auto
+# One for each core, and four where there are fewer: the tests mostly wait for other processes.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 4 : n)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 SOAK_MINUTES ?= 10
 

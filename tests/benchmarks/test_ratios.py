@@ -1,7 +1,8 @@
 """Every benchmark in its quick form, as a look whether something became many times slower.
 
 A row's ratio is held against what it was when it was last measured in full (RESULTS.md), and may be `_FACTOR` times
-worse: a busy machine does that to nobody, a mistake in a hot path does. What a row is to reach stands in the benchmark.
+worse. A noisy machine can make one measurement worse than that, so a row fails only if every one of `_TRIES` is: a
+mistake in a hot path is there each time. What a row is to reach stands in the benchmark.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 from ipcsync.cli.bench import _ROWS
 
 _FACTOR = 20.0
+_TRIES = 3
 _TIMEOUT_S = 110
 
 # The peer that a row is held against: the same work done barely.
@@ -38,19 +40,25 @@ def _is_rate(row: dict[str, Any]) -> bool:
     return str(row["unit"]).endswith("/s")
 
 
-@pytest.mark.timeout(_TIMEOUT_S + 10)
-@pytest.mark.parametrize("name", _ROWS)
-def test_no_row_is_many_times_worse_than_it_was(name: str) -> None:
+def _too_slow(name: str) -> set[tuple[str, str]]:
+    """Measure once; answer with each row, and its peer, that was many times worse."""
     rows = _measure(name)
-    assert rows
     held = [row for row in rows if row["peer"] in _LIMITS]
     alone = [row for row in rows if not row["peer"]]
     assert held or alone, "a benchmark that is held against nothing"
-    for row in held:
-        ratio = 1 / row["ratio"] if _is_rate(row) else row["ratio"]
-        assert ratio < _FACTOR * _USUAL.get(row["row"], 1.0), row
     for row in alone:
         assert row["ours"] > 0, row
+    times = {(row["row"], row["peer"]): 1 / row["ratio"] if _is_rate(row) else row["ratio"] for row in held}
+    return {key for key, ratio in times.items() if ratio >= _FACTOR * _USUAL.get(key[0], 1.0)}
+
+
+@pytest.mark.timeout(_TRIES * _TIMEOUT_S + 10)
+@pytest.mark.parametrize("name", _ROWS)
+def test_no_row_is_many_times_worse_than_it_was(name: str) -> None:
+    too_slow = _too_slow(name)
+    for _ in range(_TRIES - 1):
+        too_slow = too_slow and too_slow & _too_slow(name)
+    assert not too_slow
 
 
 # How many times the limit's time a row takes, from RESULTS.md, where it is more than 2.
@@ -61,6 +69,9 @@ _USUAL = {
     "wait on a completed point (timeline)": 4.0,
     "wait on a pending point (event)": 11.0,
     "wait on a pending point (timeline)": 14.0,
+    # The bare futex takes a fifth of its usual time where its two processes happen to meet awake.
+    "hand-over (event)": 8.0,
+    "hand-over (timeline)": 8.0,
     "renew, 8 clients, 64 in flight": 4.0,
     "renew, 32 clients, 64 in flight": 3.0,
 }
