@@ -90,9 +90,9 @@ def resume(pid: int) -> None:
 
 
 def kill(coordinator: Coordinator, client: ipcsync.Client) -> None:
-    """SIGKILL a coordinator, and remove the board of it, as the next one to start would."""
+    """SIGKILL a coordinator, and remove the board of it, as the next one to start would: another test's already may."""
     os.kill(coordinator.pid, signal.SIGKILL)
-    os.unlink(client._lease.board.path)
+    Path(client._lease.board.path).unlink(missing_ok=True)
 
 
 def deaths(client: ipcsync.Client) -> dict[str, int]:

@@ -66,6 +66,17 @@ def test_a_dead_exporter_whose_child_keeps_its_lock_is_dead(segment: str, fork: 
             os.kill(child, signal.SIGKILL)
 
 
+def test_an_exporter_that_is_still_dying_is_alive_until_all_of_it_is_gone(segment: str) -> None:
+    """The mark's thread may be the first to die: an import fails only once a look at the process tells why."""
+    with HostProcess(segment) as importer, HostProcess(segment) as exporter:
+        line = _exported(exporter, importer)
+        exporter.run(f"this.segment.words[at.process({line}) + at.P_MARK] = {OWNER_DIED}")
+        uses = "[code(d.cuEventQuery(event)), code(d.cuEventRecord(event, stream))]"
+        assert importer.run(uses) == [0, 0]
+        exporter.kill()
+        assert importer.run(uses) == [INVALID_HANDLE] * 2
+
+
 @pytest.mark.parametrize("missing", [_NO_ROBUST_FUTEXES, _NO_THREADS])
 @pytest.mark.parametrize("end", ["kill", "finish"])
 def test_without_a_mark_the_lock_tells(segment: str, missing: str, end: str) -> None:

@@ -29,15 +29,15 @@ H_STREAM_CURSOR = 3  # where the search for a free slot goes on, so that slots c
 H_EVENT_CURSOR = 4
 
 # A process: its life is the lock of a byte of the file (segment.py); pid and start time help where that one misleads.
-# An exporter's mark tells importers, without a system call. It comes while the other threads may still run: nothing is
-# freed on its word.
+# An exporter's mark tells importers, without a system call, that it lives. That the mark's thread died does not tell
+# that the process has: its other threads may still run, and to who watches them the driver would fail for no reason.
 PROCESSES = 512
 PROCESS_WORDS = 32
 P_SERIAL = 0  # 0: free. Written last
 P_PID = 1
 P_START = 2
 P_NAMESPACE = 3  # inode of the pid namespace: only there the pid means anything
-P_MARK = 4  # held by the process while it has exported events (life.py); 0: nobody holds it, ask for the lock
+P_MARK = 4  # held by the process while it has exported events (life.py); if nobody holds it, ask for the lock
 P_USED = 8  # bytes of device memory, one word a physical device
 
 # A stream: one cache line.

@@ -234,9 +234,9 @@ class Segment:
         mark = self.words[base + at.P_MARK]  # before the serial, which changes after it when the line is given anew
         if self.words[base] != serial:
             return False
-        if mark:
-            return not mark & OWNER_DIED
-        return line == self.line or locks.is_locked(self._fd, at.LIFE + line)
+        if mark & OWNER_DIED:  # of that one thread: the process ends with its last one
+            return _is_living(self._fd, self.words, line, process.pid_namespace())
+        return bool(mark) or line == self.line or locks.is_locked(self._fd, at.LIFE + line)
 
     def _reap(self) -> None:
         """Free what the dead have left. A reaper that is killed leaves the rest to the next one."""
@@ -330,18 +330,19 @@ def _living_in(fd: int) -> bool:
 
 def _living(fd: int, words: memoryview) -> dict[int, int]:
     """The lines of the living processes by their serials, but for the process whose open file `fd` is."""
-    living = {}
     namespace = process.pid_namespace()
-    for line in range(at.MAX_PROCESSES):
-        base = at.process(line)
-        serial = words[base + at.P_SERIAL]
-        if not serial or not locks.is_locked(fd, at.LIFE + line):
-            continue
-        # A child forked by C code keeps its dead parent's lock; where the pid means anything, it has a say too.
-        in_sight = words[base + at.P_NAMESPACE] == namespace
-        if not in_sight or process.is_running(words[base + at.P_PID], words[base + at.P_START]):
-            living[serial] = line
-    return living
+    serials = ((line, words[at.process(line) + at.P_SERIAL]) for line in range(at.MAX_PROCESSES))
+    return {serial: line for line, serial in serials if serial and _is_living(fd, words, line, namespace)}
+
+
+def _is_living(fd: int, words: memoryview, line: int, namespace: int) -> bool:
+    """Whether the process that registered in `line` lives, seen from the pid namespace `namespace`."""
+    if not locks.is_locked(fd, at.LIFE + line):
+        return False
+    # A child forked by C code keeps its dead parent's lock; where the pid means anything, it has a say too.
+    base = at.process(line)
+    in_sight = words[base + at.P_NAMESPACE] == namespace
+    return not in_sight or process.is_running(words[base + at.P_PID], words[base + at.P_START])
 
 
 def _remove_memory(path: str, living: dict[int, int]) -> None:
