@@ -13,11 +13,12 @@ from ipcsync._board import layout
 from ipcsync._board.layout import SessionLine, SlotLine
 from ipcsync._board.registration import Registration
 from ipcsync._linux import locks
+from ipcsync._linux.life import Life
 from ipcsync._linux.process import pid_namespace, start_time
+from ipcsync._linux.robust import OWNER_DIED
 from ipcsync.errors import CoordinatorLost, ProtocolError
 
-_HEADER = struct.Struct("=QQ16sQQQQQQQ")
-_FIXED = struct.Struct("=QQ16sQQQQ")  # as far as it stays the same while the coordinator runs
+_HEADER = struct.Struct("=QQ16sQQQQQQQQ")
 _kept: list[mmap.mmap] = []  # mappings whose pages stay registered with CUDA, and which are never unmapped therefore
 _LIFELINE = 0  # the coordinator's lock: on the header's first byte; a session's is on the first byte of its line
 
@@ -25,7 +26,8 @@ _LIFELINE = 0  # the coordinator's lock: on the header's first byte; a session's
 class Board:
     """A mapped board. `words` is the whole of it as 8-byte words, `address` where it lies in this process.
 
-    `header` equals `running_header` for as long as the coordinator neither stopped nor had its header overwritten.
+    `header` equals `running_header` for as long as the coordinator neither died nor stopped nor had its header
+    overwritten. The kernel tells of a death there by a robust futex; `has_mark` is False where it has none.
 
     The file is allocated in full when it is made and never cut; a program that cuts it short makes every process that
     has it mapped die of SIGBUS, and that is outside of what is promised.
@@ -37,8 +39,9 @@ class Board:
         length = os.fstat(fd).st_size
         if length < layout.HEADER:
             raise ProtocolError(f"{path} is no board: {length} bytes", code="board")
-        magic, version, self.epoch, pid, started, namespace, _, _, self.sessions, self.slots = _HEADER.unpack(
-            os.pread(fd, _HEADER.size, 0)
+        header = os.pread(fd, _HEADER.size, 0)
+        magic, version, self.epoch, pid, started, namespace, owner, _, _, self.sessions, self.slots = _HEADER.unpack(
+            header
         )
         if magic != layout.MAGIC or version != layout.VERSION or length != layout.size(self.sessions, self.slots):
             raise ProtocolError(f"{path} is no board of version {layout.VERSION}", code="board")
@@ -55,8 +58,11 @@ class Board:
         self.address = ctypes.addressof(self._anchor)
         self.coordinator = (pid, started, namespace)
         self.header = self.words[: layout.H_STATE + 1]
-        fixed = _FIXED.pack(magic, version, self.epoch, pid, started, namespace, layout.RUNNING)
-        self.running_header = memoryview(fixed).cast("Q")
+        self.running_header = memoryview(bytearray(header)).cast("Q")[: layout.H_STATE + 1]
+        self.running_header[layout.H_OWNER] = owner if owner < OWNER_DIED else 0  # of a dead one, so that they differ
+        self.running_header[layout.H_STATE] = layout.RUNNING
+        self.has_mark = 0 < owner < OWNER_DIED
+        self._life: Life | None = None
         self.page_of_slots = self.address + layout.slots_offset(self.sessions)
 
     @classmethod
@@ -87,6 +93,7 @@ class Board:
             os.getpid(),
             started,
             pid_namespace(),
+            0,
             layout.RUNNING,
             time.monotonic_ns(),
             sessions,
@@ -105,12 +112,28 @@ class Board:
             raise
 
     def check(self) -> None:
-        """Raise CoordinatorLost after a clean stop, ProtocolError if the header is not what it was."""
+        """Raise CoordinatorLost after a stop or a death, ProtocolError if the header is not what it was."""
         if self.header == self.running_header:
             return
-        if self.header[:-1] == self.running_header[:-1] and self.header[-1] == layout.STOPPED:
-            raise CoordinatorLost("the coordinator has stopped")
+        if self.header[: layout.H_OWNER] == self.running_header[: layout.H_OWNER]:
+            owner, state = self.header[layout.H_OWNER :]
+            if state == layout.STOPPED:
+                raise CoordinatorLost("the coordinator has stopped")
+            if state == layout.RUNNING and owner == OWNER_DIED:
+                raise CoordinatorLost("the coordinator died")
         raise ProtocolError(f"the header of {self.path} was overwritten by another program", code="board")
+
+    def show_life(self) -> None:
+        """Have the kernel tell of this process's death in the header (coordinator, before anybody opens the board)."""
+        self._life = Life(self.address + layout.H_OWNER * 8)
+        self._life.show()
+        owner = self.running_header[layout.H_OWNER] = self.words[layout.H_OWNER]
+        self.has_mark = owner != 0
+
+    @property
+    def coordinator_is_over(self) -> bool:
+        """Whether the header says that the coordinator died or stopped."""
+        return self.words[layout.H_STATE] == layout.STOPPED or self.words[layout.H_OWNER] == OWNER_DIED
 
     def session(self, index: int) -> SessionLine:
         """The session line number `index`."""
@@ -179,6 +202,8 @@ class Board:
         if not self.registered.is_empty and not (is_quiet and self.registered.end()):
             _kept.append(self._map)
         self.drop_descriptor()
+        if self._life is not None:
+            self._life.end()
 
     def unlink(self) -> None:
         """Remove the file's name (coordinator)."""

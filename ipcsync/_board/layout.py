@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ipcsync._board.board import Board
 
 MAGIC = 0x31_44_52_41_4F_42_49_50  # "PIBOARD1"
-VERSION = 2
+VERSION = 3
 LINE = 128
 HEADER = 4096
 PAGE = 4096
@@ -37,7 +37,7 @@ INT64_MAX = (1 << 63) - 1  # releases every waiter of a timeline word: CUDA comp
 
 # Header words.
 H_MAGIC, H_VERSION, H_EPOCH, H_EPOCH_2, H_PID, H_START = range(6)
-H_NAMESPACE, H_STATE, H_HEARTBEAT, H_SESSIONS, H_SLOTS = range(6, 11)
+H_NAMESPACE, H_OWNER, H_STATE, H_HEARTBEAT, H_SESSIONS, H_SLOTS = range(6, 12)
 H_PROBE = 16  # written by a stream of the coordinator's, to try whether that works
 # Session words: the coordinator's, then the client's.
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
@@ -103,7 +103,7 @@ class SessionLine:
 
     @property
     def owner(self) -> int:
-        """A robust futex that the heartbeat's thread holds: its id, OWNER_DIED by the kernel; 0: not held."""
+        """A robust futex that a thread of the client's holds: its id, OWNER_DIED by the kernel; 0: not held."""
         return self._words[self._first + S_OWNER]
 
     @property

@@ -13,9 +13,9 @@ from ipcsync._linux.robust import OWNER_DIED
 class Peer:
     """The process behind one session serial.
 
-    The session's line tells it: the heartbeat's thread holds a word there, which the kernel marks when the thread ends.
-    While nobody holds it (before the first beat, or where the kernel has no robust futexes), the kernel is asked: in
-    this pid namespace by (pid, start time), elsewhere by the lifeline, the lock that the process holds on its line.
+    The session's line tells it: a thread holds a word there, which the kernel marks when the thread ends. While nobody
+    holds it (before the session has started, or where the kernel has no robust futexes), the kernel is asked: in this
+    pid namespace by (pid, start time), elsewhere by the lifeline, the lock that the process holds on its line.
     """
 
     __slots__ = ("_board", "_line", "_owner_index", "_process", "_serial_index", "_words", "serial")

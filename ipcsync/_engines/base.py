@@ -85,9 +85,11 @@ class Engine(Looks, ABC):
         """A task of an asynchronous client has waited for `generation` since `began`; told for a trace."""
 
     def _accept(self, generation: int) -> None:
-        """The driver said complete: that counts only if the recorder lives and has its role now, after it said so."""
+        """The driver said complete: that counts only if recorder and coordinator live now, after it said so."""
         is_alive = self.recorder_is_alive() and self.line.state != BROKEN
         self._refuse_closed()
+        if self._is_orphaned:
+            self.guard.look()
         if is_alive:
             self._saw(generation)
             if self.is_recorder:
@@ -227,7 +229,8 @@ class Engine(Looks, ABC):
             self._refuse_finished(generation)
         else:
             deadline = FOREVER if timeout is None else deadline_of(timeout)
-            self.await_recorded(generation, deadline, timeout)
+            if self._words[self._recorded_index] < self.base + generation or self.is_closed:
+                self.await_recorded(generation, deadline, timeout)
             self._refuse_finished(generation)
         last, last_id = self._last_waiter
         stream_id = last_id if handle is last else _id_of(self._driver, handle)
@@ -236,7 +239,10 @@ class Engine(Looks, ABC):
             self._driver_stream_wait(handle, generation)
             self._mark(handle, stream_id, ordinal)
         self._refuse_finished(generation)
-        self._refuse_dead(generation)  # the driver may let the stream pass what a dead process never did
+        # The driver may let the stream pass what a dead process never did, or never exported so that it holds.
+        self._refuse_dead(generation)
+        if self._is_orphaned:
+            self.guard.look()
         return stream_id
 
     def _mark(self, handle: Any, stream_id: int, ordinal: int) -> None:

@@ -115,7 +115,7 @@ class EventEngine(Engine):
         self._store(done)
 
     def _store(self, done: int) -> None:
-        if done <= self._completed:
+        if done <= self._completed or self._is_orphaned:
             return
         if self.line.state != BROKEN:
             self.line.store_completed(self.base + done)

@@ -3,7 +3,7 @@
 A generation counts as complete here only in these cases:
 - this process saw it complete before;
 - the board's `completed` reached it while the slot was not broken;
-- the driver called it complete, and the recorder was found alive *afterwards*;
+- the driver called it complete, and the recorder and the coordinator were found alive *afterwards*;
 - the slot is broken, and the watermark that the coordinator took at the break covers it.
 """
 
@@ -31,7 +31,7 @@ class Guard(Protocol):
         """The same and whether the coordinator lives; taken in every slice of a wait."""
 
     def coordinator_is_alive(self) -> bool:
-        """Whether the coordinator's process lives, by the kernel's word."""
+        """Whether the coordinator has not stopped, and its process lives by the kernel's word."""
 
     def count_full_ring(self) -> None:
         """A record had to wait for its ring."""
@@ -61,6 +61,8 @@ class Looks:
         self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices
         self._recorded_index, self._completed_index = self.line.recorders_indices
         self._peer: Peer | None = None
+        self._header = board.header
+        self._living_header = board.running_header if board.has_mark else memoryview(b"")  # equal to none: always ask
 
     def check(self) -> None:
         """Raise if this use is over: fork, session, coordinator, closed here, or the slot used anew."""
@@ -127,6 +129,14 @@ class Looks:
         """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
         with self._seen_lock:
             self.seen = max(self.seen, generation)
+
+    @property
+    def _is_orphaned(self) -> bool:
+        """Whether the coordinator is over. It exported the CUDA events: from then on a driver may say anything of them.
+
+        The kernel marks the header before it tears down what a dying process exported. Costs about 0.1 µs.
+        """
+        return self._header != self._living_header and not self.guard.coordinator_is_alive()
 
     def recorder_is_alive(self) -> bool:
         """Whether the recorder's process lives; True while none has come."""

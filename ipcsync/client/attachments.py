@@ -203,7 +203,7 @@ class Attachments:
         try:
             if engine.has_told_drained or not engine.is_drained():
                 return False
-        except DriverError:
+        except (DriverError, CoordinatorLost):
             return False  # `_lets_go` has said it
         engine.has_told_drained = True
         return True

@@ -11,7 +11,7 @@ from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board
 from ipcsync._board.layout import words
-from ipcsync._linux import robust
+from ipcsync._linux.life import Life
 from ipcsync._linux.process import PidFd, Process, pid_namespace
 from ipcsync._wire.messages import Welcome
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionExpired
@@ -49,6 +49,7 @@ class Lease:
         self._last_ns = monotonic_ns()
         self._good_until = self._last_ns + self._ttl_ns
         self._line.heartbeat = self._last_ns
+        self._life = Life(self._line.owner_address)  # peers see on the board when this process dies
         self._thread = threading.Thread(target=self._run, name="ipcsync-heartbeat", daemon=True)
 
     def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:
@@ -62,7 +63,8 @@ class Lease:
             return Process(pid, started), None  # it is gone, which the first look says
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Show the process's life, and begin to beat."""
+        self._life.show()
         self._thread.start()
 
     @property
@@ -110,7 +112,9 @@ class Lease:
         self._is_over = True
 
     def coordinator_is_alive(self) -> bool:
-        """Whether the coordinator's process lives, by the kernel's word."""
+        """Whether the coordinator serves: it has not stopped, and by the kernel's word its process lives."""
+        if self.board.coordinator_is_over:
+            return False
         if self._coordinator is None:
             return self.board.coordinator_holds_lifeline
         return self._coordinator.is_alive()
@@ -149,10 +153,6 @@ class Lease:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with robust.held(self._line.owner_address):  # so that peers see on the board when this process dies
-            self._beat_until_closed()
-
-    def _beat_until_closed(self) -> None:
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         if self._pidfd is not None:
@@ -207,6 +207,7 @@ class Lease:
         self.wake()
         if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._thread.join()
+        self._life.end()
         os.close(self._wake_read)
         os.close(self._wake_write)
         if self._pidfd is not None:

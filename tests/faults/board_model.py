@@ -4,7 +4,8 @@ Each generator here stands for the function of the same name in the code, with i
 one load, one store or one call of the driver or the kernel. `test_board_order` runs the code itself over a board that
 writes down what is done to it, and compares that with the order here: a step moved in the code fails there.
 
-    ipcsync/_engines/looks.py      check, is_complete, recorder_is_alive, refuse_finished, await_recorded, look
+    ipcsync/_engines/looks.py      check, is_complete, is_orphaned, recorder_is_alive, refuse_finished, await_recorded,
+                                   look
     ipcsync/_engines/base.py       accept, synchronize, query, record, wait, harvest, try_let_go
     ipcsync/_engines/event.py      make_room, harvest_ring, driver_query, own_work_is_done
     ipcsync/_board/layout.py       publish, store_completed, break_at, finish, open_line
@@ -12,7 +13,8 @@ writes down what is done to it, and compares that with the order here: a step mo
 
 What surrounds them: the GPU completes what was recorded when it likes, in the order of each stream; the recorder is
 killed at any step, or expires and goes on; once it is dead, the driver may call its unfinished work complete, or never
-does; a waiter is killed; another thread of a waiter's process closes the event. The base of the first use is 0.
+does; a waiter is killed; another thread of a waiter's process closes the event; the coordinator is killed, and once its
+events are gone the driver calls anything complete. The base of the first use is 0.
 
 Mistakes that can be planted are in `MISTAKES`; the tests see each of them found.
 """
@@ -83,6 +85,13 @@ def _lie(world: World) -> Iterable[tuple[str, World]]:
         yield "the driver calls the dead one's work complete", world._replace(lies=True)
 
 
+def _coordinators_death(world: World) -> Iterable[tuple[str, World]]:
+    if world.coordinator == "alive":
+        yield "the coordinator is killed", world._replace(coordinator="marked")
+    elif world.coordinator == "marked":
+        yield "its events are gone", world._replace(coordinator="gone")
+
+
 def _waiters_death(world: World) -> Iterable[tuple[str, World]]:
     for number, process in enumerate(world.processes):
         if number != RECORDER and process.is_alive:
@@ -129,6 +138,7 @@ def explore(scenario: Scenario) -> Result:
     ]
     env += [Env(_death), Env(_lie)] if scenario.dies else []
     env += [Env(_expiry)] if scenario.expires else []
+    env += [Env(_coordinators_death)] if scenario.orphans else []
     env += [Env(_waiters_death)] if scenario.waiters_die else []
 
     def on_end(world: World, name: str, outcome: str) -> str:
@@ -139,13 +149,14 @@ def explore(scenario: Scenario) -> Result:
 
     def is_running(world: World, name: str) -> bool:
         number = _process_of(name)
-        return number is None or world.processes[number].is_alive
+        return world.coordinator == "alive" if number is None else world.processes[number].is_alive
 
     def must_end(world: World) -> Iterable[str]:
         recorder = world.processes[RECORDER]
         if recorder.is_alive:
             yield "recorder"
-        if not recorder.is_alive or recorder.is_expired or recorder.told == "left":
+        is_over = not recorder.is_alive or recorder.is_expired or recorder.told == "left"
+        if is_over or world.coordinator != "alive":
             for number in waiters:
                 if world.processes[number].is_alive:
                     yield f"waiter {number}"
@@ -184,6 +195,8 @@ def _judge_calls(world: World, process: Process, calls: tuple[tuple[str, int], .
             return f"a stream waits for generation {generation} of a recorder that was dead already: a silent pass"
         if process.is_late:
             return f"generation {generation} counts though it was lost at the break"
+    if result == "orphaned" and world.coordinator == "alive":
+        return "nothing is wrong with the coordinator"
     if result == "lost":
         recorder = world.processes[RECORDER]
         if world.breaking and generation <= min(world.kept, world.recorded):

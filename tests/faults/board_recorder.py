@@ -30,6 +30,8 @@ class Records(Waits):
             while done + 1 < made and (yield Op("cuEventQuery", do.event_query, (me, done + 1))):
                 done += 1
         if done != before:
+            if not self.has("told of an orphan") and (yield from self.is_orphaned()):
+                return ""
             state = yield self.load("state")
             if state != BROKEN:
                 yield Op("store completed", do.store_completed, (done,))

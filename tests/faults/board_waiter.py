@@ -88,6 +88,11 @@ class Looks:
         return ""
 
     def guard(self, me: int, label: str) -> Program:
+        if self.scenario.orphans:
+            is_over = yield Op(label, do.ask_coordinator)
+            if is_over:
+                raise Ended("orphaned")
+            return ""
         if me != RECORDER or not self.scenario.expires:
             yield self.note(label)
             return ""
@@ -136,6 +141,15 @@ class Looks:
             return True
         alive = yield Op("recorder alive?", do.ask_alive, (serial,), not (self.scenario.dies or self.scenario.closes))
         return alive
+
+    def is_orphaned(self) -> Program:
+        is_over = yield Op("coordinator?", do.ask_coordinator, (), not self.scenario.orphans)
+        return is_over
+
+    def refuse_orphaned(self, me: int) -> Program:
+        if not self.has("no look at the coordinator") and (yield from self.is_orphaned()):
+            yield from self.guard(me, "guard.look")
+        return ""
 
     def refuse_finished(self, me: int, generation: int) -> Program:
         state = yield self.load("state")
@@ -198,6 +212,7 @@ class Waits(Looks):
             state = yield self.load("state")
             alive = state != BROKEN
         yield from self.last_look(me)
+        yield from self.refuse_orphaned(me)
         if alive:
             yield self.keep(me, "seen", generation)
         else:
@@ -288,13 +303,23 @@ class Waits(Looks):
         if (yield from self.is_complete(me, generation)):
             return "ok"
         if not ahead and not self.has("wait before recorded"):
-            yield from self.await_recorded(me, generation)
+            recorded = yield self.load("recorded")
+            is_there = recorded >= generation
+            del recorded
+            if is_there:
+                is_closed = yield self.own(me, "is_closed")
+                is_there = not is_closed
+                del is_closed
+            if not is_there:
+                yield from self.await_recorded(me, generation)
+            del is_there
         yield from self.refuse_finished(me, generation)
         yield self.note("cuStreamGetId")
         yield from self.under_lock(me, thread, self.queue_wait, me, generation)
         yield from self.refuse_finished(me, generation)
         if not self.has("no look at the recorder"):
             yield from self.refuse_dead(me, generation)
+        yield from self.refuse_orphaned(me)
         return "ok"
 
     def queue_wait(self, me: int, generation: int) -> Program:

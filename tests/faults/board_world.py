@@ -31,6 +31,8 @@ MISTAKES = {
     "let go while inside": "an import is destroyed while a thread waits in the driver for it",
     "release before state": "a timeline's word is released before the state says that it was",
     "release once": "a released word is not released again when a queued write pulled it down",
+    "no look at the coordinator": "what the driver says of the coordinator's events counts whether or not it lives",
+    "told of an orphan": "the recorder tells the board what the driver says, whether or not the coordinator lives",
     "let go undrained": "a timeline's recorder lets go while a write of its own is queued",
 }
 
@@ -68,6 +70,7 @@ class World(NamedTuple):
     gpu: tuple[tuple[int, int, int], ...] = ()  # recorded, not complete: (generation, stream, generation it follows)
     truth: frozenset[int] = frozenset()  # complete, really
     lies: bool = False  # the driver calls a dead process's work complete
+    coordinator: str = "alive"  # "marked" on the header by the kernel, then "gone" with all the events that it exported
     processes: tuple[Process, ...] = ()
     owes_wake: bool = False
     breaking: str = ""  # "begun", "over"
@@ -96,6 +99,7 @@ class Scenario:
     calls: tuple[tuple[tuple[str, int], ...], ...] = ()  # for each waiter: what it calls, for which generation
     dies: bool = False  # the recorder, at any step
     expires: bool = False  # the recorder, which goes on
+    orphans: bool = False  # the coordinator dies
     closes: bool = False  # the recorder, when it has recorded
     closers: frozenset[int] = frozenset()  # waiters whose event another thread closes
     waiters_die: bool = False
@@ -168,6 +172,11 @@ def ask_alive(world: World, serial: int) -> Moves:
     return ((recorder.is_alive, world),)
 
 
+def ask_coordinator(world: World) -> Moves:
+    """Whether the header says that it is over."""
+    return ((world.coordinator != "alive", world),)
+
+
 def _touch(world: World, number: int) -> World:
     """A driver call with an import."""
     if not world.processes[number].has_import:
@@ -178,7 +187,8 @@ def _touch(world: World, number: int) -> World:
 
 
 def says_complete(world: World, captured: int) -> bool:
-    return captured == 0 or captured in world.truth or (world.lies and not world.processes[RECORDER].is_alive)
+    is_undefined = world.coordinator == "gone" or (world.lies and not world.processes[RECORDER].is_alive)
+    return captured == 0 or captured in world.truth or is_undefined
 
 
 def event_query(world: World, number: int, generation: int) -> Moves:
@@ -225,7 +235,8 @@ def queue_wait_value(world: World, number: int, generation: int) -> Moves:
 
 
 def _queued(world: World, number: int, generation: int, captured: int) -> World:
-    founded = generation in world.truth or (world.processes[RECORDER].is_alive and world.completed != MAX)
+    is_alive = world.processes[RECORDER].is_alive and world.coordinator != "gone"
+    founded = generation in world.truth or (is_alive and world.completed != MAX)
     queued = world.processes[number].queued
     return world.put(number, queued=(*queued, captured), is_unfounded=not founded)
 

@@ -50,6 +50,10 @@ for _call in CALLS:
         f"{_call}, another thread closes, the recorder dies, reuse": Scenario(
             calls=_one(_call, 1), recorded=1, dies=True, closers=_FIRST, reuse=True
         ),
+        f"{_call}, a ring of one, the heartbeat harvests, the coordinator dies": Scenario(
+            calls=_one(_call, 1), streams=(1, 1), recorded=1, orphans=True, heartbeat=True
+        ),
+        f"{_call}, recorder and coordinator die": Scenario(calls=_one(_call, 1), recorded=1, dies=True, orphans=True),
     }
 
 TIMELINES: dict[str, Scenario] = {
@@ -99,6 +103,7 @@ def _explore(name: str, scenario: Scenario) -> None:
         # That nothing goes wrong is no proof if nothing ever goes right, or the recorder's loss is never seen.
         assert ",".join(passed[call] for call, _ in calls) in outcomes
         assert any("lost" in outcome for outcome in outcomes) == (scenario.dies or scenario.expires)
+        assert any("orphaned" in outcome for outcome in outcomes) == scenario.orphans
 
 
 FOUND_IN: dict[str, Scenario] = {
@@ -119,6 +124,8 @@ FOUND_IN: dict[str, Scenario] = {
     "let go while inside": SCENARIOS["synchronize, another thread closes, the recorder dies, reuse"],
     "release before state": TIMELINES["ahead, the recorder expires"],
     "release once": TIMELINES["ahead, another thread closes, the recorder expires"],
+    "no look at the coordinator": SCENARIOS["wait, a ring of one, the heartbeat harvests, the coordinator dies"],
+    "told of an orphan": SCENARIOS["query, a ring of one, the heartbeat harvests, the coordinator dies"],
     "let go undrained": TIMELINES["an expired recorder's writes pull the word down, reuse"],
 }
 

@@ -19,7 +19,7 @@ from ipcsync._board.registration import Registration
 from ipcsync._drivers import SUCCESS
 from ipcsync._engines import EventEngine, TimelineEngine, base, imports, looks
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import EventClosed, RecorderLost
+from ipcsync.errors import CoordinatorLost, EventClosed, RecorderLost
 from ipcsync.native import capture
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.registry import Session, Slot
@@ -47,6 +47,7 @@ class Case:
     watermark: int = 0
     says_complete: bool = False  # the driver, of what was recorded
     is_alive: bool = True  # the recorder
+    is_orphaned: bool = False  # the coordinator died
     is_closed: bool = False  # here, by another thread
     made: int = 0  # by the recorder, of which `done` are known complete
     done: int = 0
@@ -56,6 +57,9 @@ class Case:
 
 CASES: dict[str, Case] = {
     "query: complete on the board": Case("query", recorded=1, completed=1),
+    "query: complete by the driver, the coordinator dead": Case(
+        "query", recorded=1, says_complete=True, is_orphaned=True
+    ),
     "query: not recorded": Case("query"),
     "query: pending": Case("query", recorded=1),
     "query: complete by the driver": Case("query", recorded=1, says_complete=True),
@@ -78,6 +82,8 @@ CASES: dict[str, Case] = {
     "wait: recorded": Case("wait", recorded=1),
     "wait: recorded while it sleeps": Case("wait", meanwhile={"recorded": 1}),
     "wait: the recorder dead": Case("wait", recorded=1, is_alive=False),
+    "wait: the coordinator dead": Case("wait", recorded=1, is_orphaned=True),
+    "wait: closed here": Case("wait", recorded=1, is_closed=True),
     "wait: broken": Case("wait", recorded=1, state=BROKEN),
     "wait: timeline": Case("wait", engine="timeline", recorded=1),
     "wait: timeline, ahead": Case("ahead", engine="timeline"),
@@ -90,6 +96,9 @@ CASES: dict[str, Case] = {
     "record: timeline": Case("record", engine="timeline"),
     "record: timeline, another stream": Case("record", engine="timeline", recorded=1, made=1, stream=2),
     "harvest: complete": Case("harvest", depth=4, recorded=2, made=2, says_complete=True),
+    "harvest: complete, the coordinator dead": Case(
+        "harvest", depth=4, recorded=2, made=2, says_complete=True, is_orphaned=True
+    ),
     "harvest: pending": Case("harvest", depth=4, recorded=2, made=2),
     "harvest: broken": Case("harvest", recorded=1, made=1, says_complete=True, state=BROKEN),
     "let go: nothing recorded": Case("let go"),
@@ -173,9 +182,11 @@ class Rig:
 
     def look(self) -> None:
         self.log.append("guard.look")
+        if self.case.is_orphaned:
+            raise CoordinatorLost("it died")
 
     def coordinator_is_alive(self) -> bool:
-        return True
+        return not self.case.is_orphaned
 
     def count_full_ring(self) -> None:
         """Not a step of the protocol."""
@@ -245,6 +256,11 @@ def _engine(rig: Rig) -> Any:
         def is_closed(self, value: bool) -> None:
             self._is_closed = value
 
+        @property
+        def _is_orphaned(self) -> bool:
+            rig.log.append("coordinator?")
+            return bool(super()._is_orphaned)
+
     attachment = Attachment(
         name="e",
         slot=0,
@@ -309,6 +325,8 @@ def _run_code(rig: Rig) -> tuple[list[str], str]:
         outcome = "lost"
     except EventClosed:
         outcome = "closed"
+    except CoordinatorLost:
+        outcome = "orphaned"
     return rig.log, outcome
 
 
@@ -316,7 +334,9 @@ def _run_code(rig: Rig) -> tuple[list[str], str]:
 
 
 def _run_model(case: Case) -> tuple[list[str], str]:
-    model = Model(Scenario(engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True))
+    model = Model(
+        Scenario(engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True, orphans=case.is_orphaned)
+    )
     process = Process(is_closed=case.is_closed, made=case.made, done=case.done)
     world = World(
         state=case.state,
@@ -339,6 +359,8 @@ def _run_model(case: Case) -> tuple[list[str], str]:
     }
 
     def after(label: str, world: World) -> World:
+        if case.is_orphaned and label in ("guard.check", "lock"):  # after the first look at it
+            return world._replace(coordinator="gone")
         return world._replace(**case.meanwhile) if label == "sleep" else world
 
     labels, outcome = run_alone(world, programs[case.call](), after)

@@ -16,7 +16,10 @@ import pytest
 
 import ipcsync
 from ipcsync import _drivers
+from ipcsync._board import layout
+from ipcsync._engines.base import Engine
 from ipcsync._linux.process import start_time
+from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._wire import messages
 from ipcsync.client.connection import Connection
 from ipcsync.testing import StreamGate
@@ -65,6 +68,60 @@ def test_row_08_a_request_in_flight_learns_of_the_coordinators_death(
     held.ask()
     scenes.kill(coordinator, held.client)
     held.assert_all_are_lost()
+
+
+@pytest.fixture
+def dying(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[ipcsync.Point, str], Engine]:
+    """Have a call on a point's CUDA event find the coordinator dying, and the driver say that all is well."""
+
+    def begin(point: ipcsync.Point, call: str) -> Engine:
+        assert point._attached is not None
+        engine = point._attached.engine
+
+        def lie(*_: object) -> bool:
+            os.kill(coordinator.pid, signal.SIGKILL)
+            until(lambda: engine.board.words[layout.H_OWNER] == OWNER_DIED, "the mark, which comes first")
+            return True
+
+        monkeypatch.setattr(engine, call, lie)
+        return engine
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("call", "use"),
+    [("_driver_query", "query"), ("_driver_wait", "synchronize"), ("_driver_stream_wait", "wait")],
+)
+@pytest.mark.parametrize("role", ["recorder", "waiter"])
+def test_row_08_what_a_driver_says_of_the_events_of_a_coordinator_that_died_counts_for_nothing(
+    client: ipcsync.Client,
+    new_client: Callable[[], ipcsync.Client],
+    dying: Callable[[ipcsync.Point, str], Engine],
+    call: str,
+    use: str,
+    role: str,
+) -> None:
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        point = client.event("e", recorder=True, engine="event").record(stream)
+        seen = point if role == "recorder" else new_client().point(bytes(point))
+        engine = dying(seen, call)
+        with pytest.raises(ipcsync.CoordinatorLost):
+            getattr(seen, use)(*[ipcsync.Stream()] * (use == "wait"))
+        assert engine.seen == engine.line.completed == 0
+
+
+def test_row_08_of_the_events_of_a_coordinator_that_died_nothing_is_told_on_the_board(
+    client: ipcsync.Client, dying: Callable[[ipcsync.Point, str], Engine]
+) -> None:
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        engine = dying(client.event("e", recorder=True, engine="event").record(stream), "_driver_query")
+        engine.harvest()
+        assert engine.line.completed == 0
 
 
 def test_row_08_a_client_in_another_pid_namespace_learns_of_the_coordinators_death(

@@ -76,7 +76,7 @@ def test_the_state_tells_who_records_who_waits_and_how_fast(
         while time.monotonic() < until:
             event.record(stream).synchronize(10)
         state = observer.until(
-            lambda state: state["events"] and _row(state, "kv/a")["generation"] == event.generation, "the last record"
+            lambda state: state["events"] and _row(state, "kv/a")["completed"] == event.generation, "the last record"
         )
         row = _row(state, "kv/a")
         assert (row["state"], row["completed"], row["recorder"]) == ("open", event.generation, "prefill")

@@ -29,7 +29,7 @@ from tests.unit.conftest import EPOCH, SESSIONS, SLOTS
 
 def test_the_layout_is_the_one_that_other_versions_read() -> None:
     """Whoever changes one of these changes layout.VERSION."""
-    assert layout.VERSION == 2
+    assert layout.VERSION == 3
     assert (layout.LINE, layout.HEADER) == (128, 4096)
     assert layout.MAGIC.to_bytes(8, "little") == b"PIBOARD1"
     assert (layout.slots_offset(1), layout.slots_offset(32), layout.slots_offset(33)) == (8192, 8192, 12288)
@@ -155,7 +155,12 @@ def test_a_symlink_is_not_followed(board: Board, tmp_path: Path) -> None:
 
 
 def _header(**changes: int) -> Callable[[bytearray], None]:
-    places = {"magic": 0, "version": 1, "sessions": 9, "slots": 10}
+    places = {
+        "magic": layout.H_MAGIC,
+        "version": layout.H_VERSION,
+        "sessions": layout.H_SESSIONS,
+        "slots": layout.H_SLOTS,
+    }
 
     def change(data: bytearray) -> None:
         for name, value in changes.items():

@@ -11,18 +11,14 @@ from typing import Any
 
 import pytest
 
-from ipcsync._board import (
-    Board,
-    Peer,
-    peer_of,
-)
+from ipcsync._board import Board, Peer, layout, peer_of
 from ipcsync._board.board import is_abandoned
 from ipcsync._board.liveness import OwnPeer
 from ipcsync._linux import robust
 from ipcsync._linux.process import pid_namespace, start_time
-from ipcsync.errors import ProtocolError
+from ipcsync.errors import CoordinatorLost, ProtocolError
 from tests.peer import Peer as PeerProcess
-from tests.unit.conftest import SESSIONS
+from tests.unit.conftest import EPOCH, SESSIONS, SLOTS
 
 kept: dict[str, Any] = {}
 
@@ -89,6 +85,81 @@ def test_a_killed_process_loses_its_lifeline_unless_a_forked_child_kept_it(
         assert board.has_lifeline(board.session(4)) is not drops
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+# --- the coordinator's mark -------------------------------------------------------------------------------------------
+
+
+def _make(path: str, stops: bool = False) -> None:
+    board = kept["board"] = Board.create(path, EPOCH, SESSIONS, SLOTS)
+    board.show_life()
+    board.check()
+    if stops:
+        board.stop()
+
+
+def test_the_header_tells_of_the_coordinators_death_to_who_opened_it_before_or_after(
+    tmp_path: Path, peer: PeerProcess
+) -> None:
+    path = str(tmp_path / "board")
+    peer.call(_make, path)
+    before = Board.open(path)
+    assert before.has_mark
+    assert not before.coordinator_is_over
+    assert before.header == before.running_header
+    before.check()
+    peer.kill()
+    after = Board.open(path)
+    assert not after.has_mark
+    for board in (before, after):
+        assert board.coordinator_is_over
+        assert board.header != board.running_header
+        with pytest.raises(CoordinatorLost, match="died"):
+            board.check()
+        board.close()
+
+
+def test_a_coordinator_that_stopped_has_stopped_and_not_died(tmp_path: Path, peer: PeerProcess) -> None:
+    path = str(tmp_path / "board")
+    peer.call(_make, path, True)
+    board = Board.open(path)
+    for is_dead in (False, True):
+        if is_dead:
+            peer.kill()
+        assert board.coordinator_is_over
+        with pytest.raises(CoordinatorLost, match="stopped"):
+            board.check()
+    board.close()
+
+
+@pytest.mark.parametrize("value", [0, 3, robust.OWNER_DIED + 1, 2**64 - 1])
+def test_a_mark_that_was_overwritten_is_no_death(board: Board, value: int) -> None:
+    board.show_life()
+    other = Board.open(board.path)
+    held = board.words[layout.H_OWNER]
+    board.words[layout.H_OWNER] = value
+    assert not other.coordinator_is_over
+    with pytest.raises(ProtocolError):
+        other.check()
+    board.words[layout.H_OWNER] = held
+    other.close()
+
+
+def test_without_robust_futexes_the_header_has_no_mark(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robust, "_SYS_SET", -1)
+    board.show_life()
+    other = Board.open(board.path)
+    assert not board.has_mark
+    assert not other.has_mark
+    other.check()
+    other.close()
+
+
+def test_a_board_that_is_closed_lets_go_of_its_mark(board: Board) -> None:
+    board.show_life()
+    assert board.words[layout.H_OWNER]
+    board.close()
+    assert not board.words[layout.H_OWNER]
 
 
 # --- whose process lives ----------------------------------------------------------------------------------------------

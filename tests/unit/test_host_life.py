@@ -15,9 +15,6 @@ from tests.unit.host_process import HostProcess, own_segment
 
 INVALID_HANDLE = 400
 _MARK = "int(this.words[at.process(this.segment.line) + at.P_MARK])"
-_SHOWN = (
-    f"deadline = time.monotonic() + 20\nwhile not {_MARK} and time.monotonic() < deadline: time.sleep(0.001)\n{_MARK}"
-)
 _NO_ROBUST_FUTEXES = "from ipcsync._linux import robust; robust._SYS_SET = -1"
 _NO_THREADS = (
     "def refuse(thread): raise RuntimeError('no thread')\n"
@@ -36,9 +33,9 @@ def test_the_mark_is_held_from_the_first_exported_event_on(segment: str) -> None
         process.run("own = d.cuEventCreate(2)")
         assert process.run(_MARK) == 0
         process.run("first = exported(); second = exported()")
-        names = "[thread.native_id for thread in threading.enumerate() if thread.name == 'ipcsync-host-life']"
+        names = "[thread.native_id for thread in threading.enumerate() if thread.name == 'ipcsync-life']"
         (holder,) = process.run(names)
-        assert process.run(_SHOWN) == holder
+        assert process.run(_MARK) == holder
 
 
 def _exported(exporter: HostProcess, importer: HostProcess, *, has_mark: bool = True) -> int:
@@ -47,7 +44,7 @@ def _exported(exporter: HostProcess, importer: HostProcess, *, has_mark: bool = 
         "event, data = exported(); stream = d.cuStreamCreate(1)[1]; d.cuEventRecord(event, stream); data"
     )
     if has_mark:
-        assert 0 < exporter.run(_SHOWN) < OWNER_DIED
+        assert 0 < exporter.run(_MARK) < OWNER_DIED
     importer.run(f"event = opened({data!r}); stream = d.cuStreamCreate(1)[1]")
     return int(exporter.run("this.segment.line"))
 
@@ -107,7 +104,7 @@ def test_the_mark_of_who_has_the_line_next_tells_nothing_of_the_last(segment: st
             assert third.run("this.segment.line") == line
             assert third.run(_MARK) == 0
             third.run("event, data = exported()")
-            assert 0 < third.run(_SHOWN) < OWNER_DIED
+            assert 0 < third.run(_MARK) < OWNER_DIED
             assert importer.run("code(d.cuEventQuery(event))") == INVALID_HANDLE
 
 
@@ -145,7 +142,6 @@ def test_an_exporter_that_dies_and_is_followed_within_the_look_is_dead(
         with HostProcess(segment) as third:
             assert third.run("this.segment.line") == line
             third.run("event, data = exported()")
-            third.run(_SHOWN)
             stop.unlink()
             assert importer.answer() == INVALID_HANDLE
         importer.run("this.words = real")

@@ -1,4 +1,4 @@
-"""The mark by which others see with one load that an exporter lives: a robust futex, held by a thread for just that."""
+"""The mark by which others see with one load that a process lives: a robust futex, held by a thread for just that."""
 
 from __future__ import annotations
 
@@ -11,25 +11,32 @@ from ipcsync._linux import robust
 class Life:
     """A word at `address` that is not 0 from `show` on, and OWNER_DIED from this process's death or exec on.
 
-    Where no thread can be had, or the kernel refuses, it stays 0, and others ask for the process's lock.
+    The thread calls nothing, least of all a library that may have robust mutexes of its own. Where no thread can be
+    had, or the kernel refuses, the word stays 0, and others have to ask the kernel.
     """
 
     def __init__(self, address: int) -> None:
         self._address = address
+        self._is_settled = threading.Event()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
     def show(self) -> None:
-        """Have the word held; twice does nothing."""
+        """Have the word held when this returns; twice does nothing."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._hold, name="ipcsync-host-life", daemon=True)
+            self._thread = threading.Thread(target=self._hold, name="ipcsync-life", daemon=True)
             with suppress(RuntimeError):
                 self._thread.start()
+                self._is_settled.wait()
 
     def _hold(self) -> None:
-        with suppress(OSError), robust.held(self._address) as is_held:
-            if is_held:
-                self._end.wait()
+        try:
+            with suppress(OSError), robust.held(self._address) as is_held:
+                self._is_settled.set()
+                if is_held:
+                    self._end.wait()
+        finally:
+            self._is_settled.set()
 
     def end(self) -> None:
         """Have the word let go of before another process may get it: it is 0 when this returns."""
