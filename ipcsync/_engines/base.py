@@ -231,14 +231,16 @@ class Engine(Looks, ABC):
             deadline = FOREVER if timeout is None else deadline_of(timeout)
             if self._words[self._recorded_index] < self.base + generation or self.is_closed:
                 self.await_recorded(generation, deadline, timeout)
-            self._refuse_finished(generation)
+            if self._words[self._state_index] != OPEN:
+                self._refuse_finished(generation)
         last, last_id = self._last_waiter
         stream_id = last_id if handle is last else _id_of(self._driver, handle)
         with self._lock:
             self._refuse_closed()  # until it is, the import stays
             self._driver_stream_wait(handle, generation)
             self._mark(handle, stream_id, ordinal)
-        self._refuse_finished(generation)
+        if self._words[self._state_index] != OPEN:
+            self._refuse_finished(generation)
         # The driver may let the stream pass what a dead process never did, or never exported so that it holds.
         self._refuse_dead(generation)
         if self._is_orphaned:

@@ -313,14 +313,21 @@ class Waits(Looks):
             if not is_there:
                 yield from self.await_recorded(me, generation)
             del is_there
-        yield from self.refuse_finished(me, generation)
+        yield from (self.refuse_finished if ahead else self.refuse_if_not_open)(me, generation)
         yield self.note("cuStreamGetId")
         yield from self.under_lock(me, thread, self.queue_wait, me, generation)
-        yield from self.refuse_finished(me, generation)
+        yield from self.refuse_if_not_open(me, generation)
         if not self.has("no look at the recorder"):
             yield from self.refuse_dead(me, generation)
         yield from self.refuse_orphaned(me)
         return "ok"
+
+    def refuse_if_not_open(self, me: int, generation: int) -> Program:
+        state = yield self.load("state")
+        if state != OPEN:
+            del state
+            yield from self.refuse_finished(me, generation)
+        return ""
 
     def queue_wait(self, me: int, generation: int) -> Program:
         yield from self.refuse_closed(me)
