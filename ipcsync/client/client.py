@@ -129,10 +129,10 @@ class Client:
         self._ending = Ending(self._connection, welcome.token, self._lease, self._attachments)
         try:
             self._connection.request(messages.Ready(), self._token, timeout, self._lease.look)
+            self._lease.start()
         except BaseException:
             self._lease.stop()
             raise
-        self._lease.start()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board
@@ -97,9 +98,8 @@ class Lease:
     def look(self) -> None:
         """`check`, and ask whether the coordinator's process lives."""
         self.check()
-        if not self.coordinator_is_alive() and not self._is_over:
-            self._lose(CoordinatorLost, "the coordinator died")
-            self._raise()
+        if not self._is_over and not self.coordinator_is_alive():
+            self._judge()
 
     def look_at_coordinator(self) -> None:
         """Raise CoordinatorLost if it died or stopped, whatever became of the lease."""
@@ -164,8 +164,8 @@ class Lease:
                 return
             if self._pidfd is not None and any(fd == self._pidfd.fileno() for fd, _ in events):
                 poll.unregister(self._pidfd.fileno())
-                if not self._is_over:
-                    self._lose(CoordinatorLost, "the coordinator died")
+                with suppress(IpcSyncError):  # the next call raises it
+                    self._judge()
             self._drain_wake()
             try:
                 self._beat()
@@ -183,11 +183,9 @@ class Lease:
     def _beat(self) -> None:
         now = monotonic_ns()
         if self._problem is None and not self._is_over:
-            if now - self._last_ns > self._ttl_ns or self._standing != self._live:
+            is_silent = now - self._last_ns > self._ttl_ns or self._standing != self._live
+            if is_silent or (self._pidfd is None and not self.coordinator_is_alive()):
                 self._judge()
-            if self._pidfd is None and not self.coordinator_is_alive():
-                self._lose(CoordinatorLost, "the coordinator died")
-                return
             self.board.check()
             self._last_ns = now
             self._good_until = now + self._ttl_ns

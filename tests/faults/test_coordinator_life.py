@@ -389,6 +389,17 @@ def test_row_34_a_coordinator_told_to_end_tells_everyone_and_leaves_nothing(
         held.end()
 
 
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGTERM, "has stopped"), (signal.SIGKILL, "died")])
+def test_row_34_an_idle_client_is_told_whether_it_stopped_or_died(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, number: signal.Signals, word: str
+) -> None:
+    os.kill(coordinator.pid, number)
+    coordinator._process.wait(scenes.DEADLINE_S)
+    until(lambda: not client.is_connected, "the heartbeat's thread saw it")
+    with pytest.raises(ipcsync.CoordinatorLost, match=word):
+        client.stats()
+
+
 def test_row_34_a_stopped_client_does_not_delay_the_end(
     new_coordinator: Callable[..., ipcsync.Coordinator], peer: Peer
 ) -> None:
