@@ -123,12 +123,16 @@ class Board:
                 raise CoordinatorLost("the coordinator died")
         raise ProtocolError(f"the header of {self.path} was overwritten by another program", code="board")
 
-    def show_life(self) -> None:
-        """Have the kernel tell of this process's death in the header (coordinator, before anybody opens the board)."""
+    def show_life(self) -> bool:
+        """Have the kernel tell of this process's death in the header (coordinator, before anybody opens the board).
+
+        False, where the kernel refuses or no thread can be had: the header then tells of a stop only.
+        """
         self._life = Life(self.address + layout.H_OWNER * 8)
         self._life.show()
         owner = self.running_header[layout.H_OWNER] = self.words[layout.H_OWNER]
-        self.has_mark = owner != 0
+        self.has_mark = bool(owner)
+        return bool(owner)
 
     @property
     def coordinator_is_over(self) -> bool:

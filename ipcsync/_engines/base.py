@@ -88,8 +88,7 @@ class Engine(Looks, ABC):
         """The driver said complete: that counts only if recorder and coordinator live now, after it said so."""
         is_alive = self.recorder_is_alive() and self.line.state != BROKEN
         self._refuse_closed()
-        if self._is_orphaned:
-            self.guard.look()
+        self._refuse_orphaned()
         if is_alive:
             self._saw(generation)
             if self.is_recorder:
@@ -243,8 +242,7 @@ class Engine(Looks, ABC):
             self._refuse_finished(generation)
         # The driver may let the stream pass what a dead process never did, or never exported so that it holds.
         self._refuse_dead(generation)
-        if self._is_orphaned:
-            self.guard.look()
+        self._refuse_orphaned()
         return stream_id
 
     def _mark(self, handle: Any, stream_id: int, ordinal: int) -> None:

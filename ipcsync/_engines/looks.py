@@ -138,6 +138,12 @@ class Looks:
         """
         return self._header != self._living_header and not self.guard.coordinator_is_alive()
 
+    def _refuse_orphaned(self) -> None:
+        """Raise CoordinatorLost if the coordinator is over; asked after a driver's word about its events."""
+        if self._is_orphaned:
+            self.guard.look()
+            self._refuse_closed()  # a client that is closed judges its coordinator no more
+
     def recorder_is_alive(self) -> bool:
         """Whether the recorder's process lives; True while none has come."""
         serial = self._words[self._recorder_index]

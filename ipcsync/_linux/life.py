@@ -19,6 +19,7 @@ class Life:
         self._address = address
         self._is_settled = threading.Event()
         self._end = threading.Event()
+        self._is_given_up = False
         self._thread: threading.Thread | None = None
 
     def show(self) -> None:
@@ -35,6 +36,8 @@ class Life:
                 self._is_settled.set()
                 if is_held:
                     self._end.wait()
+                    if self._is_given_up:
+                        raise robust.Abandon
         finally:
             self._is_settled.set()
 
@@ -43,3 +46,9 @@ class Life:
         self._end.set()
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join()
+
+    def give_up(self) -> None:
+        """Have the kernel mark the word as it does at this process's death, which is about to come."""
+        if not self._end.is_set():
+            self._is_given_up = True
+            self._end.set()

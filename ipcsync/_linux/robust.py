@@ -15,6 +15,10 @@ _SYS_SET, _SYS_GET = {"x86_64": (273, 274), "aarch64": (99, 100)}.get(platform.m
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class Abandon(Exception):  # noqa: N818 - how a hold is left, not an error
+    """Raised inside `held`, by a thread that ends now: the kernel marks the word then, as if it had died."""
+
+
 class _Head(ctypes.Structure):
     """struct robust_list_head, and behind it the only entry of its list; `offset` leads from an entry to its word."""
 
@@ -39,7 +43,7 @@ def held(address: int) -> Iterator[bool]:
     touches the word only while that is the thread's id.
 
     Gives False, and leaves the word alone, where the kernel refuses. Inside, libc's own robust mutexes are none on this
-    thread: a thread has one list.
+    thread: a thread has one list. `Abandon` raised inside ends here, with the word still held.
     """
     before, length = ctypes.c_void_p(), ctypes.c_size_t()
     # Shared memory: of a process killed for want of memory the kernel may take all private pages first (oom_reaper).
@@ -57,9 +61,18 @@ def held(address: int) -> Iterator[bool]:
     word.value = thread = threading.get_native_id()
     try:
         yield True
-    finally:
-        if word.value == thread:  # else it is another's by now
-            word.value = 0
-        if _libc.syscall(_SYS_SET, before, _LENGTH) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, f"set_robust_list: {os.strerror(code)}")
+    except Abandon:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(head))  # never freed: the kernel reads it when the thread ends
+    except BaseException:
+        _let_go(word, thread, before)
+        raise
+    else:
+        _let_go(word, thread, before)
+
+
+def _let_go(word: ctypes.c_uint32, thread: int, before: ctypes.c_void_p) -> None:
+    if word.value == thread:  # else it is another's by now
+        word.value = 0
+    if _libc.syscall(_SYS_SET, before, _LENGTH) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"set_robust_list: {os.strerror(code)}")

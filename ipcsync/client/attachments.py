@@ -181,10 +181,13 @@ class Attachments:
             self._untold.append(_close_of(engine))
 
     def _lets_go(self, engine: Engine) -> bool:
-        """`try_let_go`; with a context that is broken for good nothing is let go of before the process ends."""
+        """`try_let_go`; with a context that is broken for good nothing is let go of before the process ends.
+
+        The error is then the driver's, or that of a session or coordinator which was found lost for it.
+        """
         try:
             return engine.try_let_go()
-        except DriverError as error:
+        except IpcSyncError as error:
             level = logging.DEBUG if engine.has_failed else logging.WARNING
             log.log(level, "cannot let go of the event %r: %s", engine.name, error)
             engine.has_failed = True
@@ -203,7 +206,7 @@ class Attachments:
         try:
             if engine.has_told_drained or not engine.is_drained():
                 return False
-        except (DriverError, CoordinatorLost):
+        except IpcSyncError:
             return False  # `_lets_go` has said it
         engine.has_told_drained = True
         return True

@@ -13,15 +13,18 @@ from ipcsync.native import fork
 
 if TYPE_CHECKING:
     from ipcsync.client.client import Client
+    from ipcsync.client.lease import Lease
 
 log = logging.getLogger("ipcsync")
 
 _clients: dict[bytes, list[weakref.ref[Client]]] = {}
+_leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # some linger after their client was closed
 
 
 def add(client: Client) -> None:
-    """Know of a client, until `remove`."""
+    """Know of a client, until `remove`, and of its lease for as long as that has a thread."""
     _clients.setdefault(client.epoch, []).append(weakref.ref(client))
+    _leases.add(client._lease)
     _arm_exit()
 
 
@@ -52,6 +55,13 @@ def _close_at_exit() -> None:
                     log.exception("closing %r failed", client)
 
 
+def _give_up_lives() -> None:
+    """What still lingers is done for. C's exit handlers come next, a driver's too, and may take long."""
+    for lease in list(_leases):
+        lease.give_up_life()
+
+
 @functools.cache
 def _arm_exit() -> None:
+    atexit.register(_give_up_lives)  # runs after the next one
     atexit.register(_close_at_exit)

@@ -211,6 +211,10 @@ class Lease:
         if self._pidfd is not None:
             self._pidfd.close()
 
+    def give_up_life(self) -> None:
+        """The process begins to end: peers are to take it for dead, whatever of this session still lingers."""
+        self._life.give_up()
+
     def drop_in_child(self) -> None:
         """In a forked child: give up the lifeline's descriptor, and nothing else."""
         self.board.drop_descriptor()

@@ -56,7 +56,8 @@ class Server:
         if not devices:
             raise RuntimeError("the driver shows no device")
         self.board = Board.create(directory.board_path(self.epoch), self.epoch, settings.max_sessions, settings.pool)
-        self.board.show_life()
+        if not self.board.show_life():
+            log.warning("no robust futex: clients ask /proc or a file lock whether this process lives")
         self._descriptors = Descriptors(settings.max_sessions)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_535)

@@ -70,8 +70,8 @@ _USUAL = {
     "wait on a pending point (event)": 11.0,
     "wait on a pending point (timeline)": 14.0,
     # The bare futex takes a fifth of its usual time where its two processes happen to meet awake.
-    "hand-over (event)": 8.0,
-    "hand-over (timeline)": 8.0,
+    "hand-over (event)": 3.0,
+    "hand-over (timeline)": 3.0,
     "renew, 8 clients, 64 in flight": 4.0,
     "renew, 32 clients, 64 in flight": 3.0,
 }

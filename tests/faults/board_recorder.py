@@ -159,9 +159,14 @@ class Records(Waits):
     def let_go(self, me: int) -> Program:
         inside = yield self.own(me, "inside")
         gone = not inside
+        is_over = False
         if gone:
+            is_over = yield Op("", do.ask_coordinator, (), not self.scenario.orphans)
+        if gone and not is_over:
             gone = yield from self.is_drained(me)
-        if gone and me == RECORDER:
+        if is_over:
+            gone = True
+        elif gone and me == RECORDER:
             if self.is_timeline and not self.has("let go undrained"):
                 gone = yield Op("markers?", do.ask_own_markers)
         elif gone:

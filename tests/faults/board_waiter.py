@@ -89,8 +89,8 @@ class Looks:
 
     def guard(self, me: int, label: str) -> Program:
         if self.scenario.orphans:
-            is_over = yield Op(label, do.ask_coordinator)
-            if is_over:
+            raises = yield Op(label, do.ask_guard, (me,))
+            if raises:
                 raise Ended("orphaned")
             return ""
         if me != RECORDER or not self.scenario.expires:
@@ -149,6 +149,8 @@ class Looks:
     def refuse_orphaned(self, me: int) -> Program:
         if not self.has("no look at the coordinator") and (yield from self.is_orphaned()):
             yield from self.guard(me, "guard.look")
+            if not self.has("no last look at an orphan"):
+                yield from self.refuse_closed(me)
         return ""
 
     def refuse_finished(self, me: int, generation: int) -> Program:

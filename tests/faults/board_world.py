@@ -32,6 +32,7 @@ MISTAKES = {
     "release before state": "a timeline's word is released before the state says that it was",
     "release once": "a released word is not released again when a queued write pulled it down",
     "no look at the coordinator": "what the driver says of the coordinator's events counts whether or not it lives",
+    "no last look at an orphan": "whether this use was closed is not asked after the guard, which is silent then",
     "told of an orphan": "the recorder tells the board what the driver says, whether or not the coordinator lives",
     "let go undrained": "a timeline's recorder lets go while a write of its own is queued",
 }
@@ -177,6 +178,13 @@ def ask_coordinator(world: World) -> Moves:
     return ((world.coordinator != "alive", world),)
 
 
+def ask_guard(world: World, number: int) -> Moves:
+    """Whether the guard raises for it: not if all of the client was closed, which a closed event may mean."""
+    if world.coordinator == "alive":
+        return ((False, world),)
+    return ((True, world), (False, world)) if world.processes[number].is_closed else ((True, world),)
+
+
 def _touch(world: World, number: int) -> World:
     """A driver call with an import."""
     if not world.processes[number].has_import:
@@ -187,20 +195,19 @@ def _touch(world: World, number: int) -> World:
 
 
 def says_complete(world: World, captured: int) -> bool:
-    is_undefined = world.coordinator == "gone" or (world.lies and not world.processes[RECORDER].is_alive)
-    return captured == 0 or captured in world.truth or is_undefined
+    is_lie = world.lies and not world.processes[RECORDER].is_alive
+    return captured == 0 or captured in world.truth or is_lie
 
 
 def event_query(world: World, number: int, generation: int) -> Moves:
-    captured = world.ring[(generation - 1) % len(world.ring)]
-    return ((says_complete(world, captured), _touch(world, number)),)
-
-
-def event_wait(world: World, number: int, generation: int) -> Moves:
+    """Whether the driver calls the event complete. It may say anything of what was exported and is gone."""
     world = _touch(world, number)
-    if says_complete(world, world.ring[(generation - 1) % len(world.ring)]):
-        return ((True, world),)
-    return ((False, world),)  # its slice is over
+    if world.coordinator == "gone":
+        return ((True, world), (False, world))
+    return ((says_complete(world, world.ring[(generation - 1) % len(world.ring)]), world),)
+
+
+event_wait = event_query  # False: its slice is over
 
 
 def record(world: World, generation: int, stream: int, follows: int) -> Moves:

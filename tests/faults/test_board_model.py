@@ -53,6 +53,9 @@ for _call in CALLS:
         f"{_call}, a ring of one, the heartbeat harvests, the coordinator dies": Scenario(
             calls=_one(_call, 1), streams=(1, 1), recorded=1, orphans=True, heartbeat=True
         ),
+        f"{_call}, another thread closes, the coordinator dies": Scenario(
+            calls=_one(_call, 1), recorded=1, orphans=True, closers=_FIRST
+        ),
         f"{_call}, recorder and coordinator die": Scenario(calls=_one(_call, 1), recorded=1, dies=True, orphans=True),
     }
 
@@ -125,6 +128,7 @@ FOUND_IN: dict[str, Scenario] = {
     "release before state": TIMELINES["ahead, the recorder expires"],
     "release once": TIMELINES["ahead, another thread closes, the recorder expires"],
     "no look at the coordinator": SCENARIOS["wait, a ring of one, the heartbeat harvests, the coordinator dies"],
+    "no last look at an orphan": SCENARIOS["query, another thread closes, the coordinator dies"],
     "told of an orphan": SCENARIOS["query, a ring of one, the heartbeat harvests, the coordinator dies"],
     "let go undrained": TIMELINES["an expired recorder's writes pull the word down, reuse"],
 }

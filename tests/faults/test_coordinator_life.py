@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +17,8 @@ import pytest
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._board import layout
 from ipcsync._engines.base import Engine
 from ipcsync._linux.process import start_time
-from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._wire import messages
 from ipcsync.client.connection import Connection
 from ipcsync.testing import StreamGate
@@ -70,25 +69,37 @@ def test_row_08_a_request_in_flight_learns_of_the_coordinators_death(
     held.assert_all_are_lost()
 
 
-@pytest.fixture
+_Dying = Callable[[ipcsync.Point, str], Engine]
+
+
+@pytest.fixture(params=[signal.SIGKILL, signal.SIGTERM])
 def dying(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[ipcsync.Point, str], Engine]:
-    """Have a call on a point's CUDA event find the coordinator dying, and the driver say that all is well."""
+    request: pytest.FixtureRequest,
+    coordinator: ipcsync.Coordinator,
+    client: ipcsync.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[_Dying]:
+    """Have this thread's call on a point's event find the coordinator dying, and the driver say that all is well."""
+    told = []
 
     def begin(point: ipcsync.Point, call: str) -> Engine:
         assert point._attached is not None
         engine = point._attached.engine
+        real, caller = getattr(engine, call), threading.current_thread()
 
-        def lie(*_: object) -> bool:
-            os.kill(coordinator.pid, signal.SIGKILL)
-            until(lambda: engine.board.words[layout.H_OWNER] == OWNER_DIED, "the mark, which comes first")
+        def lie(*args: object) -> object:
+            if threading.current_thread() is not caller:  # the heartbeat's harvest
+                return real(*args)
+            os.kill(coordinator.pid, request.param)
+            until(lambda: engine.board.coordinator_is_over, "what the header says before anything is destroyed")
+            told.append(call)
             return True
 
         monkeypatch.setattr(engine, call, lie)
         return engine
 
-    return begin
+    yield begin
+    assert told, "the driver was not asked"
 
 
 @pytest.mark.parametrize(
@@ -96,13 +107,8 @@ def dying(
     [("_driver_query", "query"), ("_driver_wait", "synchronize"), ("_driver_stream_wait", "wait")],
 )
 @pytest.mark.parametrize("role", ["recorder", "waiter"])
-def test_row_08_what_a_driver_says_of_the_events_of_a_coordinator_that_died_counts_for_nothing(
-    client: ipcsync.Client,
-    new_client: Callable[[], ipcsync.Client],
-    dying: Callable[[ipcsync.Point, str], Engine],
-    call: str,
-    use: str,
-    role: str,
+def test_row_08_what_a_driver_says_of_the_events_of_a_coordinator_that_is_gone_counts_for_nothing(
+    client: ipcsync.Client, new_client: Callable[[], ipcsync.Client], dying: _Dying, call: str, use: str, role: str
 ) -> None:
     stream = ipcsync.Stream()
     with StreamGate(stream):
@@ -114,8 +120,33 @@ def test_row_08_what_a_driver_says_of_the_events_of_a_coordinator_that_died_coun
         assert engine.seen == engine.line.completed == 0
 
 
-def test_row_08_of_the_events_of_a_coordinator_that_died_nothing_is_told_on_the_board(
-    client: ipcsync.Client, dying: Callable[[ipcsync.Point, str], Engine]
+@pytest.mark.parametrize(("call", "use"), [("_driver_query", "query"), ("_driver_stream_wait", "wait")])
+def test_row_08_nor_does_it_if_the_client_is_closed_meanwhile(
+    client: ipcsync.Client,
+    new_client: Callable[[], ipcsync.Client],
+    dying: _Dying,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    use: str,
+) -> None:
+    stream, waiter = ipcsync.Stream(), new_client()
+    with StreamGate(stream):
+        point = waiter.point(bytes(client.event("e", recorder=True, engine="event").record(stream)))
+        engine, real = dying(point, call), waiter._lease.coordinator_is_alive
+
+        def close_then_ask() -> bool:
+            monkeypatch.setattr(waiter._lease, "coordinator_is_alive", real)
+            waiter.close()
+            return real()
+
+        monkeypatch.setattr(waiter._lease, "coordinator_is_alive", close_then_ask)
+        with pytest.raises(ipcsync.EventClosed):
+            getattr(point, use)(*[ipcsync.Stream()] * (use == "wait"))
+        assert engine.seen == 0
+
+
+def test_row_08_of_the_events_of_a_coordinator_that_is_gone_nothing_is_told_on_the_board(
+    client: ipcsync.Client, dying: _Dying
 ) -> None:
     stream = ipcsync.Stream()
     with StreamGate(stream):

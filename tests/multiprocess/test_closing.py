@@ -147,6 +147,47 @@ def test_a_process_that_calls_exec_is_told_at_once_and_keeps_no_slot(
         process.communicate("\n", timeout=20)
 
 
+_ENDS_SLOWLY = """
+import ctypes, sys, ipcsync
+from ipcsync.testing import StreamGate
+libc = ctypes.CDLL(None)
+# An exit handler of C's that takes long, as a driver's may.
+libc["__cxa_atexit"](ctypes.cast(libc.pause, ctypes.c_void_p), None, None)
+client = ipcsync.connect(sys.argv[1], lease_ttl=60)
+event, stream = client.event("e", recorder=True, engine=sys.argv[2]), ipcsync.Stream()
+gate = StreamGate(stream).__enter__()
+event.record(stream)
+print("recorded", flush=True)
+if sys.argv[3] == "closed":
+    client.close()
+input()
+"""
+
+
+@pytest.mark.parametrize("client", ["open", "closed"])
+def test_a_program_that_ended_with_work_in_flight_is_dead_while_its_process_still_ends(
+    coordinator: ipcsync.Coordinator, observer: ipcsync.Client, engine: str, client: str
+) -> None:
+    command = [sys.executable, "-c", _ENDS_SLOWLY, coordinator.endpoint, engine, client]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "recorded\n"
+            event = observer.event("e")
+            assert not event.at(1).query()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            with pytest.raises(ipcsync.RecorderLost):
+                event.at(1).synchronize(20)
+            assert process.poll() is None
+        finally:
+            process.kill()
+    event.close()
+    _assert_all_free(observer)
+
+
 # --- two threads ------------------------------------------------------------------------------------------------------
 
 
@@ -278,5 +319,20 @@ def test_a_driver_that_fails_keeps_no_client_from_its_goodbye(
     client.close()
     until(lambda: observer.stats()["pool_in_use"] == 1, "the sound one is free")
     assert [row.state for row in observer.list_events()] == ["closed"]
+    used._driver = driver
+    _assert_all_free(observer)
+
+
+def test_nor_does_it_keep_a_client_that_has_expired_from_its_close(
+    new_client: NewClient, observer: ipcsync.Client, engine: str
+) -> None:
+    client = new_client("client", lease_ttl=1.0)
+    event = client.event("e", recorder=True, engine=engine)
+    used = event._attached.engine
+    driver = used._driver
+    event.record(ipcsync.Stream())
+    used._driver = _Broken(driver)  # type: ignore[assignment]
+    client._lease._lose(ipcsync.SessionExpired, "it was silent for too long")
+    client.close()
     used._driver = driver
     _assert_all_free(observer)

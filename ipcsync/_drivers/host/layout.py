@@ -37,7 +37,7 @@ P_SERIAL = 0  # 0: free. Written last
 P_PID = 1
 P_START = 2
 P_NAMESPACE = 3  # inode of the pid namespace: only there the pid means anything
-P_MARK = 4  # held by the process while it has exported events (life.py); if nobody holds it, ask for the lock
+P_MARK = 4  # held by the process while it has exported events; if nobody holds it, ask for the lock
 P_USED = 8  # bytes of device memory, one word a physical device
 
 # A stream: one cache line.
