@@ -12,6 +12,7 @@ import pytest
 
 import ipcsync
 from ipcsync._wire.point import PointKey, pack
+from tests.faults.scenes import until
 from tests.peer import Peer
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
@@ -132,8 +133,7 @@ def test_row_39_a_point_of_an_old_incarnation_is_refused_for_ever_and_never_anot
         theirs.synchronize(10)
         old_event.close()
         del theirs
-        other._attachments.beat()
-        other._attachments.tell(5, wait=True)
+        until(lambda: recorder.stats()["pool_in_use"] == 0, "both have let go")
         new_event = recorder.event("e", recorder=True, engine=engine)  # the only slot there is
         new = new_event.record(ipcsync.Stream())
         new.synchronize(10)

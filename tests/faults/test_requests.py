@@ -275,7 +275,7 @@ def test_a_slot_is_not_let_go_of_while_its_recorder_uses_it_again_through_a_poin
             other.event("f", engine=engine)
         assert again.query()
         del again
-        recorder._at_beat()
+        until(lambda: other.stats()["pool_in_use"] == 0, "it has let go")
         assert other.event("f", recorder=True, engine=engine).record(ipcsync.Stream()).generation == 1
 
 
