@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ import pytest
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._engines.base import Engine
 from ipcsync._linux.process import start_time
 from ipcsync._wire import messages
 from ipcsync.client.connection import Connection
@@ -67,92 +65,6 @@ def test_row_08_a_request_in_flight_learns_of_the_coordinators_death(
     held.ask()
     scenes.kill(coordinator, held.client)
     held.assert_all_are_lost()
-
-
-_Dying = Callable[[ipcsync.Point, str], Engine]
-
-
-@pytest.fixture(params=[signal.SIGKILL, signal.SIGTERM])
-def dying(
-    request: pytest.FixtureRequest,
-    coordinator: ipcsync.Coordinator,
-    client: ipcsync.Client,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[_Dying]:
-    """Have this thread's call on a point's event find the coordinator dying, and the driver say that all is well."""
-    told = []
-
-    def begin(point: ipcsync.Point, call: str) -> Engine:
-        assert point._attached is not None
-        engine = point._attached.engine
-        real, caller = getattr(engine, call), threading.current_thread()
-
-        def lie(*args: object) -> object:
-            if threading.current_thread() is not caller:  # the heartbeat's harvest
-                return real(*args)
-            os.kill(coordinator.pid, request.param)
-            until(lambda: engine.board.coordinator_is_over, "what the header says before anything is destroyed")
-            told.append(call)
-            return True
-
-        monkeypatch.setattr(engine, call, lie)
-        return engine
-
-    yield begin
-    assert told, "the driver was not asked"
-
-
-@pytest.mark.parametrize(
-    ("call", "use"),
-    [("_driver_query", "query"), ("_driver_wait", "synchronize"), ("_driver_stream_wait", "wait")],
-)
-@pytest.mark.parametrize("role", ["recorder", "waiter"])
-def test_row_08_what_a_driver_says_of_the_events_of_a_coordinator_that_is_gone_counts_for_nothing(
-    client: ipcsync.Client, new_client: Callable[[], ipcsync.Client], dying: _Dying, call: str, use: str, role: str
-) -> None:
-    stream = ipcsync.Stream()
-    with StreamGate(stream):
-        point = client.event("e", recorder=True, engine="event").record(stream)
-        seen = point if role == "recorder" else new_client().point(bytes(point))
-        engine = dying(seen, call)
-        with pytest.raises(ipcsync.CoordinatorLost):
-            getattr(seen, use)(*[ipcsync.Stream()] * (use == "wait"))
-        assert engine.seen == engine.line.completed == 0
-
-
-@pytest.mark.parametrize(("call", "use"), [("_driver_query", "query"), ("_driver_stream_wait", "wait")])
-def test_row_08_nor_does_it_if_the_client_is_closed_meanwhile(
-    client: ipcsync.Client,
-    new_client: Callable[[], ipcsync.Client],
-    dying: _Dying,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    use: str,
-) -> None:
-    stream, waiter = ipcsync.Stream(), new_client()
-    with StreamGate(stream):
-        point = waiter.point(bytes(client.event("e", recorder=True, engine="event").record(stream)))
-        engine, real = dying(point, call), waiter._lease.coordinator_is_alive
-
-        def close_then_ask() -> bool:
-            monkeypatch.setattr(waiter._lease, "coordinator_is_alive", real)
-            waiter.close()
-            return real()
-
-        monkeypatch.setattr(waiter._lease, "coordinator_is_alive", close_then_ask)
-        with pytest.raises((ipcsync.EventClosed, ipcsync.CoordinatorLost)):  # the heartbeat may have seen it first
-            getattr(point, use)(*[ipcsync.Stream()] * (use == "wait"))
-        assert engine.seen == 0
-
-
-def test_row_08_of_the_events_of_a_coordinator_that_is_gone_nothing_is_told_on_the_board(
-    client: ipcsync.Client, dying: _Dying
-) -> None:
-    stream = ipcsync.Stream()
-    with StreamGate(stream):
-        engine = dying(client.event("e", recorder=True, engine="event").record(stream), "_driver_query")
-        engine.harvest()
-        assert engine.line.completed == 0
 
 
 def test_row_08_a_client_in_another_pid_namespace_learns_of_the_coordinators_death(

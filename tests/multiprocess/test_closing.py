@@ -111,6 +111,29 @@ def test_a_goodbye_that_a_silent_coordinator_did_not_take_is_said_again(
     _assert_all_free(observer)
 
 
+@contextmanager
+def _lost_program(code: str, observer: ipcsync.Client, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """A program that recorded on "e" what stays in flight, and then went on as `code` says: its generation is lost.
+
+    Gives its process, which is killed at the end, and the observer's event.
+    """
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "recorded\n"
+            event = observer.event("e")
+            assert not event.at(1).query()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            with pytest.raises(ipcsync.RecorderLost):
+                event.at(1).synchronize(20)
+            yield process, event
+        finally:
+            process.kill()
+
+
 _EXECUTES = """
 import os, sys, ipcsync
 from ipcsync.testing import StreamGate
@@ -128,18 +151,8 @@ def test_a_process_that_calls_exec_is_told_at_once_and_keeps_no_slot(
     coordinator: ipcsync.Coordinator, observer: ipcsync.Client, engine: str
 ) -> None:
     """Long before its lease is over."""
-    command = [sys.executable, "-c", _EXECUTES, coordinator.endpoint, engine]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with process:
+    with _lost_program(_EXECUTES, observer, coordinator.endpoint, engine) as (process, event):
         assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stdout.readline() == "recorded\n"
-        event = observer.event("e")
-        assert not event.at(1).query()
-        process.stdin.write("\n")
-        process.stdin.flush()
-        with pytest.raises(ipcsync.RecorderLost):
-            event.at(1).synchronize(10)
         assert process.stdout.readline() == "here\n"
         event.close()
         _assert_all_free(observer)
@@ -168,22 +181,8 @@ input()
 def test_a_program_that_ended_with_work_in_flight_is_dead_while_its_process_still_ends(
     coordinator: ipcsync.Coordinator, observer: ipcsync.Client, engine: str, client: str
 ) -> None:
-    command = [sys.executable, "-c", _ENDS_SLOWLY, coordinator.endpoint, engine, client]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with process:
-        try:
-            assert process.stdout is not None
-            assert process.stdin is not None
-            assert process.stdout.readline() == "recorded\n"
-            event = observer.event("e")
-            assert not event.at(1).query()
-            process.stdin.write("\n")
-            process.stdin.flush()
-            with pytest.raises(ipcsync.RecorderLost):
-                event.at(1).synchronize(20)
-            assert process.poll() is None
-        finally:
-            process.kill()
+    with _lost_program(_ENDS_SLOWLY, observer, coordinator.endpoint, engine, client) as (process, event):
+        assert process.poll() is None
     event.close()
     _assert_all_free(observer)
 
