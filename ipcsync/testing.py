@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ipcsync._drivers import check
+from ipcsync._native import capture, context, fork
+from ipcsync._native.context import OnDevice, stream_call
+from ipcsync._native.stream import stream_handle
 from ipcsync.errors import StreamCapturing
-from ipcsync.native import capture, context, fork
-from ipcsync.native.context import OnDevice, stream_call
-from ipcsync.native.stream import stream_handle
 
 if TYPE_CHECKING:
     from typing_extensions import Self

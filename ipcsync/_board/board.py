@@ -11,11 +11,11 @@ import time
 
 from ipcsync._board import layout
 from ipcsync._board.layout import SessionLine, SlotLine
-from ipcsync._board.registration import Registration
 from ipcsync._linux import locks
-from ipcsync._linux.life import Life
+from ipcsync._linux.death_mark import Life
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync._linux.robust import OWNER_DIED
+from ipcsync._native.pinned import Registration
 from ipcsync.errors import CoordinatorLost, ProtocolError
 
 _HEADER = struct.Struct("=QQ16sQQQQQQQQ")

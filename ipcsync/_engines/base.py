@@ -11,12 +11,12 @@ from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureS
 
 from ipcsync._board import BROKEN, CLOSED, OPEN, Board
 from ipcsync._drivers import SUCCESS, check
-from ipcsync._engines.looks import FOREVER, SLICE_NS, Guard, Looks, deadline_of
+from ipcsync._engines.slot_view import FOREVER, SLICE_NS, Guard, Looks, deadline_of
+from ipcsync._native import capture, context
+from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, DeviceMismatch, DriverError, EventClosed, NotRecorder
-from ipcsync.native import capture, context
-from ipcsync.native.context import LEGACY, OnDevice
-from ipcsync.native.stream import Stream, stream_handle
 
 _DISABLE_TIMING = 2
 _MANY_MARKERS = 16

@@ -14,10 +14,10 @@ from ipcsync._board import BROKEN, OPEN, Board
 from ipcsync._drivers import SUCCESS
 from ipcsync._engines import imports
 from ipcsync._engines.base import Engine
-from ipcsync._engines.looks import SLICE_NS, Guard, deadline_of
+from ipcsync._engines.slot_view import SLICE_NS, Guard, deadline_of
+from ipcsync._native import capture
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DriverError, EngineMismatch
-from ipcsync.native import capture
 
 
 class EventEngine(Engine):

@@ -12,9 +12,9 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._drivers import check
+from ipcsync._native.capture import relaxed_call
+from ipcsync._native.context import OnDevice
 from ipcsync.errors import HandleError
-from ipcsync.native.capture import relaxed_call
-from ipcsync.native.context import OnDevice
 
 _Key = tuple[bytes, int]
 _lock = threading.Lock()

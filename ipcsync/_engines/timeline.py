@@ -14,10 +14,10 @@ from typing import Any
 from ipcsync._board import Board
 from ipcsync._drivers import SUCCESS, check
 from ipcsync._engines.base import Engine
-from ipcsync._engines.looks import Guard
+from ipcsync._engines.slot_view import Guard
 from ipcsync._linux.futex import Futex
+from ipcsync._native.context import OnDevice
 from ipcsync._wire.messages import Attachment
-from ipcsync.native.context import OnDevice
 
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ, cyclic: (int64)(*addr - value) >= 0
 _SPIN_NS = 20_000

@@ -21,7 +21,7 @@ from typing import Any
 from ipcsync._board import BROKEN, Board
 from ipcsync._engines.base import Engine
 from ipcsync._engines.event import EventEngine
-from ipcsync._engines.looks import Guard
+from ipcsync._engines.slot_view import Guard
 from ipcsync._engines.timeline import TimelineEngine
 from ipcsync._trace.layout import Kind, Outcome
 from ipcsync._trace.writer import Use, Writer, writer_in

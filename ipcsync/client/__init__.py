@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from ipcsync.client.client import Client, connect
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.info import AttachmentInfo, EventInfo, Notice, SessionInfo
 from ipcsync.client.point import Point
-from ipcsync.client.rows import AttachmentInfo, EventInfo, Notice, SessionInfo
 
 if TYPE_CHECKING:
-    from ipcsync.client.aio import AsyncClient, AsyncPoint, AsyncSharedEvent, aconnect
+    from ipcsync.client.aio.client import AsyncClient, AsyncPoint, AsyncSharedEvent, aconnect
 
 __all__ = [
     "AsyncClient",
@@ -33,6 +33,6 @@ _ASYNC = {"AsyncClient", "AsyncPoint", "AsyncSharedEvent", "aconnect"}
 def __getattr__(name: str) -> Any:
     if name not in _ASYNC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ipcsync.client import aio
+    from ipcsync.client.aio import client as aio
 
     return getattr(aio, name)

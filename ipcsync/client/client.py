@@ -14,20 +14,26 @@ import msgspec
 
 from ipcsync._board import Board
 from ipcsync._engines import deadline_of
+from ipcsync._native import device as devices
+from ipcsync._native import fork
+from ipcsync._native.context import LEGACY, count, current_ordinal, ordinal_of, uuid_of
+from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._session import feed
+from ipcsync._session import handshake as opening
+from ipcsync._session.attachments import Attached, Attachments
+from ipcsync._session.connection import Connection, context
+from ipcsync._session.handshake import expect
+from ipcsync._session.lease import Lease
+from ipcsync._session.shutdown import Ending
+from ipcsync._session.waits import Callbacks
 from ipcsync._wire import endpoints, messages, names
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
-from ipcsync.client import feed, known, opening
-from ipcsync.client.attachments import Attached, Attachments
-from ipcsync.client.callbacks import Callbacks
-from ipcsync.client.connection import Connection, context
-from ipcsync.client.ending import Ending
+from ipcsync.client import clients as known
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.lease import Lease
-from ipcsync.client.opening import expect
+from ipcsync.client.info import AttachmentInfo, EventInfo, Notice, SessionInfo
 from ipcsync.client.point import Point
-from ipcsync.client.rows import AttachmentInfo, EventInfo, Notice, SessionInfo
 from ipcsync.errors import (
     ClientClosed,
     CoordinatorLost,
@@ -36,10 +42,6 @@ from ipcsync.errors import (
     IpcSyncError,
     ProtocolError,
 )
-from ipcsync.native import device as devices
-from ipcsync.native import fork
-from ipcsync.native.context import LEGACY, count, current_ordinal, ordinal_of, uuid_of
-from ipcsync.native.stream import Stream, stream_handle
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -355,7 +357,7 @@ class Client:
 
         {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works.
         """
-        from ipcsync.client import trial
+        from ipcsync._session import probe as trial
 
         ordinal = devices.parse(device)
         means = self._request(messages.Probe(uuid_of(ordinal)), messages.Means)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ipcsync.client.attachments import Attached
+from ipcsync._native import fork
+from ipcsync._native.device import Device
+from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._session.attachments import Attached
 from ipcsync.client.point import Point
 from ipcsync.errors import EventClosed, NotRecorder
-from ipcsync.native import fork
-from ipcsync.native.device import Device
-from ipcsync.native.stream import Stream, stream_handle
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ipcsync._native import fork
+from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
-from ipcsync.client.callbacks import Pending
 from ipcsync.errors import IpcSyncError
-from ipcsync.native import fork
 
 if TYPE_CHECKING:
-    from ipcsync.client.attachments import Attached
-    from ipcsync.native.device import Device
+    from ipcsync._native.device import Device
+    from ipcsync._session.attachments import Attached
 
 
 class Point:
@@ -38,7 +38,7 @@ class Point:
 
     def _bound(self) -> Attached:
         if self._attached is None:
-            from ipcsync.client.known import client_of
+            from ipcsync.client.clients import client_of
 
             self._attached = client_of(self._unbound.epoch)._attach_point(self._unbound)
         return self._attached

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ipcsync._native import fork
+from ipcsync._native.stream import Stream
 from ipcsync.client import AttachmentInfo, Client, EventInfo, Notice, SessionInfo, SharedEvent
-from ipcsync.native import fork
-from ipcsync.native.stream import Stream
 
 
 class NamespacedClient(Client):

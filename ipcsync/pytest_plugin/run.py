@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ipcsync._launch import directory_prefix
 from ipcsync._linux.process import PidFd, is_running, start_time
 from ipcsync.errors import ConnectError
-from ipcsync.launch import directory_prefix
 
 _START_S = 30.0
 _STOP_S = 5.0

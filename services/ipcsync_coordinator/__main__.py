@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from ipcsync._logs import configure, fields
 from ipcsync_coordinator import config
-from ipcsync_coordinator.logs import configure, fields
 
 log = logging.getLogger("ipcsync.coordinator")
 

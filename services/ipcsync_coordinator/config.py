@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipcsync._wire import endpoints
-from ipcsync_coordinator import intake
+from ipcsync_coordinator import decode as intake
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ipcsync_coordinator.logs import fields
+from ipcsync._logs import fields
 
 log = logging.getLogger("ipcsync.coordinator")
 

@@ -6,17 +6,17 @@ import logging
 import time
 from collections.abc import Callable
 
+from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
-from ipcsync_coordinator import intake
+from ipcsync_coordinator import decode as intake
+from ipcsync_coordinator.abuse import Strangers
 from ipcsync_coordinator.config import Settings
-from ipcsync_coordinator.figures import Figures
+from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.intake import Request
 from ipcsync_coordinator.leases import Lease, Leases, Sender
-from ipcsync_coordinator.logs import fields
-from ipcsync_coordinator.strangers import Strangers
+from ipcsync_coordinator.metrics import Figures
 
 log = logging.getLogger("ipcsync.coordinator")
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
+from ipcsync._logs import fields
 from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator.feed import Feed
-from ipcsync_coordinator.logs import fields
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.registry import Change, Session, Slot
 from ipcsync_coordinator.release import Releaser

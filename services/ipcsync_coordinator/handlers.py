@@ -13,6 +13,7 @@ import msgspec
 
 from ipcsync._board import Board
 from ipcsync._linux.process import pid_namespace
+from ipcsync._logs import fields
 from ipcsync._wire import messages
 from ipcsync.errors import (
     ConnectError,
@@ -23,11 +24,10 @@ from ipcsync.errors import (
 )
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.figures import Figures
 from ipcsync_coordinator.leases import Lease, Leases, Sender
-from ipcsync_coordinator.lists import attachment_rows, event_rows, session_rows
+from ipcsync_coordinator.listing import attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import Watch
-from ipcsync_coordinator.logs import fields
+from ipcsync_coordinator.metrics import Figures
 from ipcsync_coordinator.registry import Registry, Session, Slot
 
 log = logging.getLogger("ipcsync.coordinator")

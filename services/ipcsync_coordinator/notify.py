@@ -7,7 +7,7 @@ import os
 import socket
 import time
 
-from ipcsync_coordinator.logs import fields
+from ipcsync._logs import fields
 
 log = logging.getLogger("ipcsync.coordinator")
 

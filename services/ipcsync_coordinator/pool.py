@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipcsync import _drivers
+from ipcsync._native import context
 from ipcsync.errors import DeviceMismatch, InvalidDevice, QuotaExceeded
-from ipcsync.native import context
 
 _INTERPROCESS = 4 | 2  # CU_EVENT_INTERPROCESS needs CU_EVENT_DISABLE_TIMING
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._board import INT64_MAX, Board, SlotLine
+from ipcsync._native import context
 from ipcsync.errors import DriverError
-from ipcsync.native import context
 
 _PROBE_S = 1.0
 

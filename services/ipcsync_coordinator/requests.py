@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import zmq
 
+from ipcsync_coordinator.abuse import Strangers, cut
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.leases import Sender
-from ipcsync_coordinator.strangers import Strangers, cut
 
 _BUDGET = 512
 _HOLD_NS = 2_000_000

@@ -14,23 +14,23 @@ import zmq
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._linux.process import PidFd
+from ipcsync._logs import fields, is_round
 from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator import auth
+from ipcsync_coordinator.abuse import Strangers
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.descriptors import Descriptors, Gate
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, WELCOME, Feed
-from ipcsync_coordinator.figures import Figures
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.leases import Lease, Leases, Sender
 from ipcsync_coordinator.liveness import PauseCredit
-from ipcsync_coordinator.logs import fields, is_round
+from ipcsync_coordinator.metrics import Figures
 from ipcsync_coordinator.pool import Pool, served_devices
 from ipcsync_coordinator.registry import Limits, Registry, Session
 from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.runtime_dir import RuntimeDir
-from ipcsync_coordinator.strangers import Strangers
 
 log = logging.getLogger("ipcsync.coordinator")
 

@@ -36,9 +36,9 @@ def main(host: str, port: int, endpoint: str | None, period: float, log_level: s
         if missing not in _EXTRA:
             raise
         raise Failed(f"the observer needs {missing}; install it with: pip install 'ipcsync[observer]'") from None
+    from ipcsync._logs import configure
     from ipcsync._wire import endpoints
     from ipcsync.errors import ConnectError
-    from ipcsync_coordinator.logs import configure
 
     try:
         endpoints.socket_path(endpoint or endpoints.default_endpoint())

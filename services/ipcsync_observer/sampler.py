@@ -10,8 +10,8 @@ from typing import Any
 
 import ipcsync
 from ipcsync import AttachmentInfo, EventInfo, IpcSyncError, SessionInfo
-from ipcsync.client.tracks import Tracks
-from ipcsync_coordinator.logs import fields
+from ipcsync._logs import fields
+from ipcsync.client.rates import Tracks
 
 log = logging.getLogger("ipcsync.observer")
 

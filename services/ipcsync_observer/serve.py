@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from ipcsync_coordinator.logs import fields
+from ipcsync._logs import fields
 from ipcsync_observer.app import Observer
 from ipcsync_observer.sampler import Sampler
 

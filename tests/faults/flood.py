@@ -24,7 +24,7 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync.cli.bench.peers import Echo
-from ipcsync_coordinator import intake
+from ipcsync_coordinator import decode as intake
 from tests.faults.raw import DEADLINE_S, Raw, request, resident_kib, unix_socket
 
 _DRAIN_EVERY = 32  # a flooder that never reads is another test

@@ -17,8 +17,8 @@ from types import FrameType
 import pytest
 
 import ipcsync
+from ipcsync._launch import Coordinator
 from ipcsync._linux.process import start_time
-from ipcsync.launch import Coordinator
 from ipcsync.testing import StreamGate
 from tests.peer import Peer
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
-from ipcsync._board.registration import Registration
 from ipcsync._drivers import SUCCESS
-from ipcsync._engines import EventEngine, TimelineEngine, base, imports, looks
+from ipcsync._engines import EventEngine, TimelineEngine, base, imports
+from ipcsync._engines import slot_view as looks
+from ipcsync._native import capture
+from ipcsync._native.pinned import Registration
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, EventClosed, RecorderLost
-from ipcsync.native import capture
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.registry import Session, Slot
 from tests.faults import board_world
@@ -291,7 +292,7 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
     def make(case: Case) -> Rig:
         rig = Rig(case, tmp_path)
         rigs.append(rig)
-        monkeypatch.setattr("ipcsync.native.context.driver", lambda: rig)
+        monkeypatch.setattr("ipcsync._native.context.driver", lambda: rig)
         monkeypatch.setattr(base, "stream_handle", lambda *_: (_STREAM, 0))
         monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext())
         monkeypatch.setattr(looks, "peer_of", lambda *_: rig)

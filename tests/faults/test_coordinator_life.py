@@ -17,8 +17,8 @@ import pytest
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._linux.process import start_time
+from ipcsync._session.connection import Connection
 from ipcsync._wire import messages
-from ipcsync.client.connection import Connection
 from ipcsync.testing import StreamGate
 from ipcsync_coordinator.liveness import PauseCredit
 from tests.faults import actions, scenes

@@ -13,7 +13,7 @@ import zmq
 
 import ipcsync
 from ipcsync._wire import codec, endpoints, messages
-from ipcsync_coordinator import intake
+from ipcsync_coordinator import decode as intake
 from tests.faults import flood
 from tests.faults.raw import Raw, await_end, failure_in, request, resident_kib, unix_socket, until
 from tests.peer import Peer

@@ -15,8 +15,8 @@ import pytest
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import check
-from ipcsync.client.threads import is_of_this_thread
-from ipcsync.native.context import OnDevice
+from ipcsync._native.context import OnDevice
+from ipcsync.client.aio.runner import is_of_this_thread
 from ipcsync.testing import StreamGate
 from tests.multiprocess.loops import LONG_S, cancel, threads_named, turns, two_clients
 from tests.peer import Peer

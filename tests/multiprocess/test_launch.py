@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-from ipcsync.launch import directory_prefix
+from ipcsync._launch import directory_prefix
 
 _LAUNCH = "import ipcsync\nwith ipcsync.launch(log_level='error'):\n    pass\n"
 

@@ -14,16 +14,16 @@ from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
+from ipcsync_coordinator.abuse import Strangers
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
-from ipcsync_coordinator.figures import Figures
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.leases import Lease, Leases, Sender
+from ipcsync_coordinator.metrics import Figures
 from ipcsync_coordinator.pool import Pool, served_devices
 from ipcsync_coordinator.registry import Limits, Registry
-from ipcsync_coordinator.strangers import Strangers
 from tests.unit import frames
 
 _SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)

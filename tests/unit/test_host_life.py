@@ -91,7 +91,7 @@ def test_who_leaves_lets_go_of_its_mark(segment: str) -> None:
     """Else the kernel would write to it when the process ends, and by then the line may be another's."""
     with HostProcess(segment) as importer, HostProcess(segment) as exporter:
         line = _exported(exporter, importer)
-        exporter.run("from ipcsync._drivers.host.initialise import _leave; _leave()")
+        exporter.run("from ipcsync._drivers.host.init import _leave; _leave()")
         assert importer.run(f"int(this.words[at.process({line}) + at.P_MARK])") == 0
         assert importer.run("code(d.cuEventQuery(event))") == INVALID_HANDLE
 

@@ -65,6 +65,6 @@ def test_in_a_forked_child_every_call_is_refused_and_the_parent_does_not_notice(
 
 def test_after_the_exit_handlers_calls_are_refused() -> None:
     with own_segment() as segment, HostProcess(segment) as process:
-        process.run("from ipcsync._drivers.host import initialise\ninitialise._leave()")
+        process.run("from ipcsync._drivers.host import init\ninit._leave()")
         assert process.run("[code(d.cuDeviceGetCount()), code(d.cuInit(0))]") == [4, 4]
         assert process.finish() == 0

@@ -19,8 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import ipcsync
-from ipcsync_coordinator import logs
-from ipcsync_coordinator.logs import Json, KeyValue, fields, is_round, quoted
+from ipcsync import _logs as logs
+from ipcsync._logs import Json, KeyValue, fields, is_round, quoted
 from tests.browser import eventually
 
 _ROOT = Path(__file__).parents[2]
@@ -115,7 +115,7 @@ def test_messages_are_fixed_texts_with_what_they_tell_of_beside_them() -> None:
 def test_warnings_and_asyncios_words_are_lines_of_the_same_kind() -> None:
     code = (
         "import asyncio, logging, warnings\n"
-        "from ipcsync_coordinator import logs\n"
+        "from ipcsync import _logs as logs\n"
         "logs.configure('info', as_json=False)\n"
         "warnings.warn('some\\nthing')\n"
         "logging.getLogger('asyncio').error('a\\nb')\n"

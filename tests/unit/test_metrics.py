@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ipcsync import EventInfo
-from ipcsync.client.tracks import Tracks
-from ipcsync_coordinator.figures import BOUNDS_S, Figures
+from ipcsync.client.rates import Tracks
+from ipcsync_coordinator.metrics import BOUNDS_S, Figures
 from ipcsync_observer import metrics
 from ipcsync_observer.sampler import EventRow, Look, Sampler
 

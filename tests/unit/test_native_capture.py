@@ -11,7 +11,7 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync._drivers import check, load
-from ipcsync.native.capture import Relaxed, refuse_capturing, relaxed_call
+from ipcsync._native.capture import Relaxed, refuse_capturing, relaxed_call
 
 GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync.native import context
-from ipcsync.native.device import collectors, ordinal_of, parse, uuid_of
+from ipcsync._native import context
+from ipcsync._native.context import ordinal_of, uuid_of
+from ipcsync._native.device import collectors, parse
 
 
 def run(script: str, **env: str) -> None:

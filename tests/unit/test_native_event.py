@@ -21,7 +21,7 @@ import pytest
 
 import ipcsync
 from ipcsync._drivers import check, load
-from ipcsync.native import release
+from ipcsync._native import release
 
 SPAWN = multiprocessing.get_context("spawn")
 

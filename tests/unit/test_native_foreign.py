@@ -10,7 +10,7 @@ import pytest
 
 import ipcsync
 from ipcsync._drivers import check, load
-from ipcsync.native.stream import resolve, stream_handle
+from ipcsync._native.stream import resolve, stream_handle
 
 
 class WithProtocol:

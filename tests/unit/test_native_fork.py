@@ -175,7 +175,7 @@ def test_what_may_be_asked_in_a_child_answers() -> None:
 def test_a_child_forked_before_first_use_works(fork: str) -> None:
     run(
         f"""
-        import ipcsync.native
+        import ipcsync._native
         def work():
             stream = ipcsync.Stream()
             event = stream.record_event()
@@ -249,7 +249,7 @@ def test_functions_asked_for_are_called_in_the_child_once_and_one_that_fails_sto
         """
         import logging
         logging.disable()
-        from ipcsync.native import fork
+        from ipcsync._native import fork
         def fails():
             raise RuntimeError("on purpose")
         fork.at_child(fails)

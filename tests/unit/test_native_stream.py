@@ -13,7 +13,7 @@ import pytest
 
 import ipcsync
 from ipcsync._drivers import load
-from ipcsync.native import stream as streams
+from ipcsync._native import stream as streams
 
 
 def in_thread(body: Any) -> Any:

@@ -40,7 +40,7 @@ def test_loading_the_plugin_loads_nothing_heavy() -> None:
         new = {name.partition(".")[0] for name in set(sys.modules) - before}
         assert not new & {"zmq", "cuda", "msgspec", "msgpack", "multiprocessing", "asyncio"}, new
         assert not {name for name in sys.modules if name.startswith("ipcsync.")} & {
-            "ipcsync.client", "ipcsync.native", "ipcsync._drivers"
+            "ipcsync.client", "ipcsync._native", "ipcsync._drivers"
         }
     """
     done = subprocess.run(

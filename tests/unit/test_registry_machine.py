@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 
 from ipcsync import errors
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, LIVE, OPEN, Board
+from ipcsync._session.feed import Replay
 from ipcsync._wire import codec, messages
-from ipcsync.client.feed import Replay
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ipcsync._session.feed import Replay
 from ipcsync._wire.messages import Announcement, EventRow, SessionRow, State
-from ipcsync.client.feed import Replay
-from ipcsync.client.rows import Notice
+from ipcsync.client.info import Notice
 
 
 @dataclass

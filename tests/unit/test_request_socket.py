@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import zmq
 
+from ipcsync_coordinator.abuse import Strangers
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.leases import Sender
 from ipcsync_coordinator.requests import Requests
-from ipcsync_coordinator.strangers import Strangers
 
 _WAIT_MS = 20_000
 _AT_ONCE = "inproc://requests"  # no thread between: what was sent is there

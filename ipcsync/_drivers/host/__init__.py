@@ -59,19 +59,6 @@ from ipcsync._drivers.host.context import (
     cuDevicePrimaryCtxRetain,
     cuMemGetInfo,
 )
-from ipcsync._drivers.host.copies import (
-    cuMemcpyAsync,
-    cuMemcpyDtoD,
-    cuMemcpyDtoDAsync,
-    cuMemcpyDtoH,
-    cuMemcpyDtoHAsync,
-    cuMemcpyHtoD,
-    cuMemcpyHtoDAsync,
-    cuMemsetD8,
-    cuMemsetD8Async,
-    cuMemsetD32,
-    cuMemsetD32Async,
-)
 from ipcsync._drivers.host.device import (
     cuDeviceCanAccessPeer,
     cuDeviceGet,
@@ -92,7 +79,7 @@ from ipcsync._drivers.host.event import (
     cuStreamWaitEvent,
     wait_event,
 )
-from ipcsync._drivers.host.initialise import (
+from ipcsync._drivers.host.init import (
     cuDriverGetVersion,
     cuGetErrorName,
     cuGetErrorString,
@@ -101,6 +88,19 @@ from ipcsync._drivers.host.initialise import (
 from ipcsync._drivers.host.ipc import (
     cuIpcGetEventHandle,
     cuIpcOpenEventHandle,
+)
+from ipcsync._drivers.host.memcpy import (
+    cuMemcpyAsync,
+    cuMemcpyDtoD,
+    cuMemcpyDtoDAsync,
+    cuMemcpyDtoH,
+    cuMemcpyDtoHAsync,
+    cuMemcpyHtoD,
+    cuMemcpyHtoDAsync,
+    cuMemsetD8,
+    cuMemsetD8Async,
+    cuMemsetD32,
+    cuMemsetD32Async,
 )
 from ipcsync._drivers.host.memops import (
     cuStreamWaitValue32,

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 
 from ipcsync._drivers.host import layout as at
 from ipcsync._linux import locks, process
+from ipcsync._linux.death_mark import Life
 from ipcsync._linux.futex import Futex
-from ipcsync._linux.life import Life
 from ipcsync._linux.robust import OWNER_DIED
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - the one tmpfs that every Linux has; files in it are 0600 and checked for their owner

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import check
+from ipcsync._native.context import ensure_context
 from ipcsync.cli.demo.link import NO_POINT, Control, Kind, Link, Message, NeighbourGoneError
 from ipcsync.cli.demo.memory import SharedMemory
 from ipcsync.cli.demo.plan import STAMP, Plan, stamp, turn
-from ipcsync.native.context import ensure_context
 
 _PORTABLE_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ

@@ -33,7 +33,7 @@ def describe() -> dict[str, Any]:
     from cuda.bindings.driver import CUdevice_attribute as Attribute
 
     from ipcsync import _drivers
-    from ipcsync.native import context
+    from ipcsync._native import context
 
     driver = context.driver()
 

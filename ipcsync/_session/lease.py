@@ -12,11 +12,11 @@ from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board
 from ipcsync._board.layout import words
-from ipcsync._linux.life import Life
+from ipcsync._linux.death_mark import Life
 from ipcsync._linux.process import PidFd, Process, pid_namespace
+from ipcsync._native import fork
 from ipcsync._wire.messages import Welcome
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionExpired
-from ipcsync.native import fork
 
 log = logging.getLogger("ipcsync")
 

@@ -10,12 +10,12 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._drivers import HANDLE_SIZE, SUCCESS, check
+from ipcsync._native import context, fork, release
+from ipcsync._native.capture import is_capturing, relaxed_call
+from ipcsync._native.context import OnDevice, stream_call
+from ipcsync._native.device import Device, kind_of, parse
+from ipcsync._native.stream import stream_handle
 from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, IpcSyncError
-from ipcsync.native import context, fork, release
-from ipcsync.native.capture import is_capturing, relaxed_call
-from ipcsync.native.context import OnDevice, stream_call
-from ipcsync.native.device import Device, kind_of, parse
-from ipcsync.native.stream import stream_handle
 
 __all__ = ["Event"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._drivers import SUCCESS, check
+from ipcsync._native import fork, release
 from ipcsync.errors import InvalidDevice
-from ipcsync.native import fork, release
 
 __all__ = [
     "LEGACY",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from ipcsync._session.attachments import Attachments
+from ipcsync._session.connection import Connection
+from ipcsync._session.lease import Lease
 from ipcsync._wire import messages
-from ipcsync.client.attachments import Attachments
-from ipcsync.client.connection import Connection
-from ipcsync.client.lease import Lease
 from ipcsync.errors import ConnectError, IpcSyncError, WaitTimeout
 
 log = logging.getLogger("ipcsync")

@@ -15,8 +15,8 @@ from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync import _drivers
 from ipcsync._drivers import check
+from ipcsync._native import context
 from ipcsync.errors import StreamCapturing
-from ipcsync.native import context
 
 __all__ = ["Relaxed", "is_capturing", "refuse_capturing", "relaxed_call"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._drivers import check
-from ipcsync.native import fork
+from ipcsync._native import fork
 
 __all__ = ["destroy", "destroy_postponed", "postponed"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from cuda.bindings.driver import CUevent, CUstream
 
 from ipcsync._drivers import check
-from ipcsync.native import context
-from ipcsync.native.capture import is_capturing
+from ipcsync._native import context
+from ipcsync._native.capture import is_capturing
 
 __all__ = ["event_handle", "ordinal_of_stream", "pointer", "stream_pointer", "torch_stream"]
 

@@ -8,12 +8,12 @@ import logging
 import weakref
 from typing import TYPE_CHECKING
 
+from ipcsync._native import fork
 from ipcsync.errors import ConnectError
-from ipcsync.native import fork
 
 if TYPE_CHECKING:
+    from ipcsync._session.lease import Lease
     from ipcsync.client.client import Client
-    from ipcsync.client.lease import Lease
 
 log = logging.getLogger("ipcsync")
 

@@ -19,6 +19,11 @@ from ipcsync.errors import ConnectError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = [
+    "Coordinator",
+    "launch",
+]
+
 _START_S = 30.0
 _STOP_S = 5.0
 

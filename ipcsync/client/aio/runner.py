@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._drivers import check
-from ipcsync.native import context, fork
-from ipcsync.native.context import OnDevice
-from ipcsync.native.stream import Stream
+from ipcsync._native import context, fork
+from ipcsync._native.context import OnDevice
+from ipcsync._native.stream import Stream
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipcsync_coordinator.strangers import Strangers, cut
+from ipcsync_coordinator.abuse import Strangers, cut
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ipcsync._linux import robust
-from ipcsync._linux.life import Life
+from ipcsync._linux.death_mark import Life
 from tests.unit.shared_word import Word, wait_until
 
 

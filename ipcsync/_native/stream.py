@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cuda.bindings.driver import CUstream
 
 from ipcsync._drivers import check
+from ipcsync._native import capture, context, foreign, fork, release
+from ipcsync._native.capture import Relaxed
+from ipcsync._native.context import OnDevice, stream_call
+from ipcsync._native.device import Device, parse
+from ipcsync._native.device import device as device_block
 from ipcsync.errors import InvalidDevice
-from ipcsync.native import capture, context, foreign, fork, release
-from ipcsync.native.capture import Relaxed
-from ipcsync.native.context import OnDevice, stream_call
-from ipcsync.native.device import Device, parse
-from ipcsync.native.device import device as device_block
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ipcsync.native.event import Event
+    from ipcsync._native.event import Event
 
 __all__ = [
     "ExternalStream",
@@ -29,11 +29,8 @@ __all__ = [
     "current_stream",
     "default_stream",
     "is_current_stream_capturing",
-    "resolve",
     "set_stream",
     "stream",
-    "stream_call",
-    "stream_handle",
 ]
 
 _KIND_CUDA = 1  # torch's DeviceType of CUDA
@@ -173,7 +170,7 @@ class Stream:
         `event` is an Event, a point or whatever else has `wait(stream)`, an int pointer, or another library's event
         with `cuda_event` (torch) or `handle` (cuda.core). Raises TypeError for anything else.
         """
-        from ipcsync.native.event import Event
+        from ipcsync._native.event import Event
 
         fork.check()
         if isinstance(event, Stream) or hasattr(event, "__cuda_stream__"):
@@ -195,7 +192,7 @@ class Stream:
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record an event (a new one for None) after the work submitted so far; returns it."""
-        from ipcsync.native.event import Event
+        from ipcsync._native.event import Event
 
         fork.check()
         if event is None:

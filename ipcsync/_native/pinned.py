@@ -8,9 +8,9 @@ import threading
 from ipcsync import _drivers
 from ipcsync._board.layout import PAGE
 from ipcsync._drivers import check
+from ipcsync._native import context, fork
+from ipcsync._native.capture import relaxed_call
 from ipcsync.errors import DriverError
-from ipcsync.native import context, fork
-from ipcsync.native.capture import relaxed_call
 
 log = logging.getLogger("ipcsync")
 

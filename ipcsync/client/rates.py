@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ipcsync.client.rows import EventInfo
+from ipcsync.client.info import EventInfo
 
 _RATE_S = 5.0
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import zmq
 
+from ipcsync._native import fork
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement, EventRow, SessionRow, State
-from ipcsync.client.rows import Notice
+from ipcsync.client.info import Notice
 from ipcsync.errors import WaitTimeout
-from ipcsync.native import fork
 
 _WELCOME = b"ipcsync-feed"
 _SLICE_MS = 50

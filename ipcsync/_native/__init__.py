@@ -6,11 +6,11 @@ What the layers above need stands in its module: `fork.check` and `fork.at_child
 managers `device` and `stream` are not named here, since they would hide the modules of those names.
 """
 
-from ipcsync.native.capture import Relaxed, refuse_capturing, relaxed_call
-from ipcsync.native.context import OnDevice, driver, ensure_context
-from ipcsync.native.device import Device, DeviceProperties, ordinal_of, parse, uuid_of
-from ipcsync.native.event import Event
-from ipcsync.native.stream import ExternalStream, Stream, current_stream, resolve, stream_call, stream_handle
+from ipcsync._native.capture import Relaxed, refuse_capturing, relaxed_call
+from ipcsync._native.context import OnDevice, driver, ensure_context, ordinal_of, stream_call, uuid_of
+from ipcsync._native.device import Device, DeviceProperties, parse
+from ipcsync._native.event import Event
+from ipcsync._native.stream import ExternalStream, Stream, current_stream, resolve, stream_handle
 
 __all__ = [
     "Device",

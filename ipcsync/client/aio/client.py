@@ -19,17 +19,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipcsync._engines import deadline_of
-from ipcsync.client.aio_event import AsyncPoint, AsyncSharedEvent, clients
-from ipcsync.client.callbacks import Pending
+from ipcsync._native import fork
+from ipcsync._native.context import LEGACY
+from ipcsync._native.stream import Stream, resolve
+from ipcsync._session.waits import Pending
+from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, clients
+from ipcsync.client.aio.runner import Threads, is_of_this_thread, run, run_alone, soon
 from ipcsync.client.client import Client, connect
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.info import AttachmentInfo, EventInfo, Notice, SessionInfo
 from ipcsync.client.point import Point
-from ipcsync.client.rows import AttachmentInfo, EventInfo, Notice, SessionInfo
-from ipcsync.client.threads import Threads, is_of_this_thread, run, run_alone, soon
 from ipcsync.errors import WaitTimeout
-from ipcsync.native import fork
-from ipcsync.native.context import LEGACY
-from ipcsync.native.stream import Stream, resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,8 +10,8 @@ from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._engines import deadline_of
 from ipcsync._linux.process import pid_namespace
+from ipcsync._session.connection import Connection
 from ipcsync._wire.messages import Hello, Message, Welcome
-from ipcsync.client.connection import Connection
 from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
 
 _M = TypeVar("_M", bound=Message)

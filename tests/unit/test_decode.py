@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ipcsync._wire import codec, messages
 from ipcsync.errors import ProtocolError
-from ipcsync_coordinator import intake
+from ipcsync_coordinator import decode as intake
 from tests.unit import frames
 
 

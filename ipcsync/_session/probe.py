@@ -10,10 +10,10 @@ from cuda.bindings.driver import CUipcEventHandle
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._drivers import check
+from ipcsync._native.capture import Relaxed
+from ipcsync._native.context import OnDevice
 from ipcsync._wire.messages import Means
 from ipcsync.errors import DriverError, HandleError
-from ipcsync.native.capture import Relaxed
-from ipcsync.native.context import OnDevice
 
 _PASS_S = 1.0
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ipcsync import _drivers
 from ipcsync._drivers import check
+from ipcsync._native import context, fork
+from ipcsync._native.capture import relaxed_call
+from ipcsync._native.context import OnDevice, current_ordinal, ordinal_of, uuid_of
 from ipcsync.errors import DriverError, ForkedProcessError, InvalidDevice, NoDriver
-from ipcsync.native import context, fork
-from ipcsync.native.capture import relaxed_call
-from ipcsync.native.context import OnDevice, current_ordinal, ordinal_of, uuid_of
 
 __all__ = [
     "Device",
     "DeviceProperties",
     "can_device_access_peer",
-    "collectors",
     "current_device",
     "device",
     "device_count",
@@ -34,13 +33,9 @@ __all__ = [
     "ipc_collect",
     "is_available",
     "is_in_bad_fork",
-    "kind_of",
     "maybe_exchange_device",
-    "ordinal_of",
-    "parse",
     "set_device",
     "synchronize",
-    "uuid_of",
 ]
 
 if TYPE_CHECKING:

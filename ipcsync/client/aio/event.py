@@ -9,19 +9,19 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ipcsync.client.callbacks import Pending
+from ipcsync._native import fork
+from ipcsync._native.device import Device
+from ipcsync._native.stream import resolve
+from ipcsync._session.waits import Pending
+from ipcsync.client.aio.runner import run_alone, soon
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
-from ipcsync.client.threads import run_alone, soon
 from ipcsync.errors import ConnectError, IpcSyncError
-from ipcsync.native import fork
-from ipcsync.native.device import Device
-from ipcsync.native.stream import resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ipcsync.client.aio import AsyncClient
+    from ipcsync.client.aio.client import AsyncClient
 
 clients: weakref.WeakSet[AsyncClient] = weakref.WeakSet()
 """The asynchronous clients of this process: an unpickled point looks for its own among them."""

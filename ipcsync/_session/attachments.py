@@ -19,6 +19,8 @@ from msgspec.structs import replace
 
 from ipcsync._board import Board
 from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine, deadline_of
+from ipcsync._native import context
+from ipcsync._native.device import Device
 from ipcsync._wire.messages import Attachment, Close
 from ipcsync.errors import (
     ClientClosed,
@@ -32,8 +34,6 @@ from ipcsync.errors import (
     SessionExpired,
     WaitTimeout,
 )
-from ipcsync.native import context
-from ipcsync.native.device import Device
 
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing

@@ -1,0 +1,1 @@
+"""One session with a coordinator, from handshake to goodbye: what stands below a client."""

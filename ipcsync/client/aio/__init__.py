@@ -1,0 +1,1 @@
+"""The asynchronous twin: the same client, events and points with `await`."""
