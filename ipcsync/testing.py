@@ -6,7 +6,7 @@ import ctypes
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native import capture, context, fork
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.stream import stream_handle
@@ -48,13 +48,13 @@ class StreamGate:
         if capture.is_capturing(self._handle):
             raise StreamCapturing("cannot hold a stream that is being captured into a CUDA graph")
         with OnDevice(self._ordinal), capture.Relaxed():
-            self._memory = check(driver.cuMemAllocHost(4), "cuMemAllocHost")
+            self._memory = unwrap(driver.cuMemAllocHost(4), "cuMemAllocHost")
             address = int(self._memory)
             self._word = ctypes.c_uint32.from_address(address)
             self._word.value = 0
-            pointer = check(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer")
+            pointer = unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer")
         wait = driver.cuStreamWaitValue32
-        check(stream_call(self._handle, self._ordinal, wait, self._handle, pointer, 1, _GEQ), "cuStreamWaitValue32")
+        unwrap(stream_call(self._handle, self._ordinal, wait, self._handle, pointer, 1, _GEQ), "cuStreamWaitValue32")
         return self
 
     @property
@@ -76,6 +76,6 @@ class StreamGate:
         driver = context.driver()
         with OnDevice(self._ordinal), capture.Relaxed():
             # The word must outlive the wait on it.
-            check(driver.cuStreamSynchronize(self._handle), "cuStreamSynchronize")
+            unwrap(driver.cuStreamSynchronize(self._handle), "cuStreamSynchronize")
             self._word = None
-            check(driver.cuMemFreeHost(self._memory), "cuMemFreeHost")
+            unwrap(driver.cuMemFreeHost(self._memory), "cuMemFreeHost")

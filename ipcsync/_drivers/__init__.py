@@ -17,7 +17,7 @@ from cuda.bindings import driver as _bindings
 
 from ipcsync.errors import DriverError, ForkedProcessError, HandleError, NoDriver
 
-__all__ = ["api", "check", "describe", "handle_bytes", "handle_from_bytes", "is_loaded", "load", "name", "wait_event"]
+__all__ = ["api", "describe", "handle_bytes", "handle_from_bytes", "is_loaded", "load", "name", "unwrap", "wait_event"]
 
 log = logging.getLogger("ipcsync")
 
@@ -59,7 +59,7 @@ def _choose(wanted: str) -> ModuleType:
         log.warning("no CUDA driver here (%s): using the host driver, which moves no GPU", why_not)
     from ipcsync._drivers import host
 
-    check(host.cuInit(0), "cuInit")
+    unwrap(host.cuInit(0), "cuInit")
     _chosen = host
     return host
 
@@ -77,7 +77,7 @@ def name() -> str:
         return "cuda"
 
 
-def check(result: tuple[Any, ...], call: str, error: type[DriverError] = DriverError) -> Any:
+def unwrap(result: tuple[Any, ...], call: str, error: type[DriverError] = DriverError) -> Any:
     """The value (or tuple of values, or None) of a driver call's result; raises `error` if it is not a success."""
     if result[0] is not SUCCESS and result[0] != SUCCESS:
         raise describe(result[0], call, error)

@@ -38,9 +38,9 @@ def wait_event(event: Any, deadline_ns: int) -> bool:
     while True:
         result = query(event)
         if result[0] is not _NOT_READY and result[0] != _NOT_READY:
-            from ipcsync._drivers import check
+            from ipcsync._drivers import unwrap
 
-            check(result, "cuEventQuery")
+            unwrap(result, "cuEventQuery")
             return True
         now = time.monotonic_ns()
         if now >= deadline_ns:

@@ -10,7 +10,7 @@ from typing import Any
 from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync._board import BROKEN, CLOSED, OPEN, Board
-from ipcsync._drivers import SUCCESS, check
+from ipcsync._drivers import SUCCESS, unwrap
 from ipcsync._engines.slot_view import FOREVER, SLICE_NS, Guard, Looks, deadline_of
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
@@ -252,11 +252,11 @@ class Engine(Looks, ABC):
             if len(self._markers) >= _MANY_MARKERS:
                 self._drop_markers()  # a program may make a stream for each piece of work
             with OnDevice(ordinal):
-                marker = check(self._driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+                marker = unwrap(self._driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
             self._markers[stream_id] = marker
         result = self._driver.cuEventRecord(marker, handle)
         if result[0] is not SUCCESS:
-            check(result, "cuEventRecord")
+            unwrap(result, "cuEventRecord")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -308,14 +308,14 @@ class Engine(Looks, ABC):
     def _destroy_markers(self) -> None:
         """Destroy the markers, be they over or not: CUDA destroys an event once it is."""
         while self._markers:
-            check(self._driver.cuEventDestroy(self._markers.popitem()[1]), "cuEventDestroy")
+            unwrap(self._driver.cuEventDestroy(self._markers.popitem()[1]), "cuEventDestroy")
 
     def _drop_markers(self) -> bool:
         """Destroy the markers that are over; whether all were. Called with the lock held."""
         for stream_id, marker in list(self._markers.items()):
             if self._is_done(marker):
                 del self._markers[stream_id]
-                check(self._driver.cuEventDestroy(marker), "cuEventDestroy")
+                unwrap(self._driver.cuEventDestroy(marker), "cuEventDestroy")
         return not self._markers
 
     def _is_drained(self) -> bool:
@@ -329,7 +329,7 @@ class Engine(Looks, ABC):
         """Ask the driver of an event, in relaxed capture mode: some other thread may be capturing."""
         driver = self._driver
         result = driver.cuThreadExchangeStreamCaptureMode(_RELAXED)
-        mode = result[1] if result[0] is SUCCESS else check(result, "cuThreadExchangeStreamCaptureMode")
+        mode = result[1] if result[0] is SUCCESS else unwrap(result, "cuThreadExchangeStreamCaptureMode")
         try:
             result = driver.cuEventQuery(event)
         finally:
@@ -343,7 +343,7 @@ class Engine(Looks, ABC):
     def _check(self, result: tuple[Any, ...], call: str) -> None:
         """`check`, after a call on what the coordinator exported: if that one is lost, so is this, and that is said."""
         try:
-            check(result, call)
+            unwrap(result, call)
         except DriverError:
             self.guard.look()
             raise
@@ -401,4 +401,4 @@ class Engine(Looks, ABC):
 
 def _id_of(driver: Any, handle: Any) -> int:
     result = driver.cuStreamGetId(handle)
-    return int(result[1] if result[0] is SUCCESS else check(result, "cuStreamGetId"))
+    return int(result[1] if result[0] is SUCCESS else unwrap(result, "cuStreamGetId"))

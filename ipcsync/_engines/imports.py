@@ -11,7 +11,7 @@ from typing import Any
 from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
 from ipcsync.errors import HandleError
@@ -35,7 +35,7 @@ def acquire(epoch: bytes, serial: int, handle: bytes, ordinal: int) -> Any:
         with OnDevice(ordinal):
             data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
             result = relaxed_call(_drivers.load().cuIpcOpenEventHandle, data)
-        event = check(result, "cuIpcOpenEventHandle", HandleError)
+        event = unwrap(result, "cuIpcOpenEventHandle", HandleError)
         _open[key] = (event, 1)
         return event
 
@@ -49,7 +49,7 @@ def release(epoch: bytes, serial: int) -> None:
             _open[key] = (event, uses - 1)
             return
         del _open[key]
-        check(_drivers.load().cuEventDestroy(event), "cuEventDestroy")
+        unwrap(_drivers.load().cuEventDestroy(event), "cuEventDestroy")
 
 
 def count() -> int:

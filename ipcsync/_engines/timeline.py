@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from ipcsync._board import Board
-from ipcsync._drivers import SUCCESS, check
+from ipcsync._drivers import SUCCESS, unwrap
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import Guard
 from ipcsync._linux.futex import Futex
@@ -54,7 +54,7 @@ class TimelineEngine(Engine):
         address = self._address or self._pointer()
         result = self._driver.cuStreamWriteValue64(handle, address, self.base + generation, 0)
         if result[0] is not SUCCESS:
-            check(result, "cuStreamWriteValue64")
+            unwrap(result, "cuStreamWriteValue64")
 
     def _follow(self, handle: Any, generation: int) -> None:
         self._driver_stream_wait(handle, generation)
@@ -63,7 +63,7 @@ class TimelineEngine(Engine):
         address = self._address or self._pointer()
         result = self._driver.cuStreamWaitValue64(handle, address, self.base + generation, _GEQ)
         if result[0] is not SUCCESS:
-            check(result, "cuStreamWaitValue64")
+            unwrap(result, "cuStreamWaitValue64")
 
     def _driver_query(self, generation: int) -> bool:
         return self.is_complete(generation)

@@ -14,7 +14,7 @@ from typing import Any
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native import context
 from ipcsync.errors import StreamCapturing
 
@@ -28,7 +28,7 @@ _IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 def relaxed_call(function: Callable[..., Any], *args: Any) -> Any:
     """`function(*args)`, a driver function, in relaxed thread capture mode; the thread's own mode is restored."""
     exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
-    previous = check(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")
+    previous = unwrap(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")
     try:
         return function(*args)
     finally:
@@ -42,7 +42,7 @@ class Relaxed:
 
     def __enter__(self) -> None:
         exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
-        self._previous = check(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")
+        self._previous = unwrap(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -67,7 +67,7 @@ def is_capturing(handle: Any) -> bool:
     result = _status(handle)
     if result[0] == _IMPLICIT:
         return False
-    status = check(result, "cuStreamIsCapturing")
+    status = unwrap(result, "cuStreamIsCapturing")
     return status is not _NONE and bool(status != _NONE)
 
 
@@ -79,6 +79,6 @@ def refuse_capturing(handle: Any, what: str) -> None:
     result = _status(handle)
     if result[0] == _IMPLICIT:
         raise StreamCapturing(f"cannot {what} on the legacy stream while a stream that waits for it is being captured")
-    status = check(result, "cuStreamIsCapturing")
+    status = unwrap(result, "cuStreamIsCapturing")
     if status is not _NONE and status != _NONE:
         raise StreamCapturing(f"cannot {what} on a stream that is being captured into a CUDA graph")

@@ -12,7 +12,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from ipcsync import _drivers
-from ipcsync._drivers import SUCCESS, check
+from ipcsync._drivers import SUCCESS, unwrap
 from ipcsync._native import fork, release
 from ipcsync.errors import InvalidDevice
 
@@ -61,8 +61,8 @@ def devices() -> list[Any]:
     if not _handles:
         api = driver()
         found = [
-            check(api.cuDeviceGet(i), "cuDeviceGet")
-            for i in range(int(check(api.cuDeviceGetCount(), "cuDeviceGetCount")))
+            unwrap(api.cuDeviceGet(i), "cuDeviceGet")
+            for i in range(int(unwrap(api.cuDeviceGetCount(), "cuDeviceGetCount")))
         ]
         _ordinals.update({int(handle): i for i, handle in enumerate(found)})
         _handles[:] = found
@@ -84,7 +84,7 @@ def current_ordinal() -> int:
     result = driver().cuCtxGetDevice()
     if bad_context(result):
         return 0
-    return _ordinal(check(result, "cuCtxGetDevice"))
+    return _ordinal(unwrap(result, "cuCtxGetDevice"))
 
 
 def has_current() -> bool:
@@ -102,7 +102,7 @@ def primary(ordinal: int) -> Any:
     context = _primary.get(ordinal)
     if context is None:
         # Two threads that come first together retain it twice, which is as good as once: it is never released.
-        context = check(driver().cuDevicePrimaryCtxRetain(devices()[ordinal]), "cuDevicePrimaryCtxRetain")
+        context = unwrap(driver().cuDevicePrimaryCtxRetain(devices()[ordinal]), "cuDevicePrimaryCtxRetain")
         _primary[ordinal] = context
     return context
 
@@ -116,7 +116,7 @@ def ensure_context(ordinal: int) -> None:
     result = api.cuCtxGetDevice()
     if result[0] is SUCCESS and _ordinal(result[1]) == ordinal:
         return
-    check(api.cuCtxSetCurrent(primary(ordinal)), "cuCtxSetCurrent")
+    unwrap(api.cuCtxSetCurrent(primary(ordinal)), "cuCtxSetCurrent")
 
 
 class OnDevice:
@@ -138,12 +138,12 @@ class OnDevice:
         if self._context is None:
             result = api.cuCtxGetDevice()
             if bad_context(result):
-                check(api.cuCtxSetCurrent(primary(self._ordinal)), "cuCtxSetCurrent")
+                unwrap(api.cuCtxSetCurrent(primary(self._ordinal)), "cuCtxSetCurrent")
                 return
-            if _ordinal(check(result, "cuCtxGetDevice")) == self._ordinal:
+            if _ordinal(unwrap(result, "cuCtxGetDevice")) == self._ordinal:
                 return
         context = primary(self._ordinal) if self._context is None else self._context
-        check(api.cuCtxPushCurrent(context), "cuCtxPushCurrent")
+        unwrap(api.cuCtxPushCurrent(context), "cuCtxPushCurrent")
         self._pushed = True
 
     def __exit__(
@@ -151,7 +151,7 @@ class OnDevice:
     ) -> None:
         if self._pushed:
             self._pushed = False
-            check(driver().cuCtxPopCurrent(), "cuCtxPopCurrent")
+            unwrap(driver().cuCtxPopCurrent(), "cuCtxPopCurrent")
 
 
 def stream_call(handle: Any, ordinal: int, function: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
@@ -174,18 +174,18 @@ def ordinal_of_context(context: Any) -> int:
         if known == context:
             return ordinal
     api = driver()
-    check(api.cuCtxPushCurrent(context), "cuCtxPushCurrent")
+    unwrap(api.cuCtxPushCurrent(context), "cuCtxPushCurrent")
     try:
-        return _ordinal(check(api.cuCtxGetDevice(), "cuCtxGetDevice"))
+        return _ordinal(unwrap(api.cuCtxGetDevice(), "cuCtxGetDevice"))
     finally:
-        check(api.cuCtxPopCurrent(), "cuCtxPopCurrent")
+        unwrap(api.cuCtxPopCurrent(), "cuCtxPopCurrent")
 
 
 def _all_uuids() -> list[str]:
     fork.check()
     if not _uuids:
         api = driver()
-        raw = [check(api.cuDeviceGetUuid(handle), "cuDeviceGetUuid").bytes for handle in devices()]
+        raw = [unwrap(api.cuDeviceGetUuid(handle), "cuDeviceGetUuid").bytes for handle in devices()]
         _uuids[:] = [str(uuid.UUID(bytes=bytes(value))) for value in raw]
     return _uuids
 

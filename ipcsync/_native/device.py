@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native import context, fork
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, current_ordinal, ordinal_of, uuid_of
@@ -159,7 +159,7 @@ def driver_name() -> str:
 
 def driver_version() -> int:
     """The CUDA version that the driver speaks: 13000 for 13.0."""
-    return int(check(context.driver().cuDriverGetVersion(), "cuDriverGetVersion"))
+    return int(unwrap(context.driver().cuDriverGetVersion(), "cuDriverGetVersion"))
 
 
 def is_available() -> bool:
@@ -239,7 +239,7 @@ class device:  # noqa: N801 - torch.cuda's name for it
 
     def __enter__(self) -> Self:
         api = context.driver()
-        before = check(api.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        before = unwrap(api.cuCtxGetCurrent(), "cuCtxGetCurrent")
         if self.idx >= 0:
             context.ensure_context(self.idx)
         self._blocks.setdefault(threading.get_ident(), []).append(before)
@@ -255,7 +255,7 @@ class device:  # noqa: N801 - torch.cuda's name for it
             del self._blocks[thread]
         api = context.driver()
         if self.idx >= 0:
-            check(api.cuCtxSetCurrent(before), "cuCtxSetCurrent")
+            unwrap(api.cuCtxSetCurrent(before), "cuCtxSetCurrent")
 
 
 @functools.cache
@@ -266,15 +266,15 @@ def _properties(ordinal: int) -> DeviceProperties:
     handle = context.devices()[ordinal]
 
     def ask(attribute: Any) -> int:
-        return int(check(api.cuDeviceGetAttribute(attribute, handle), "cuDeviceGetAttribute"))
+        return int(unwrap(api.cuDeviceGetAttribute(attribute, handle), "cuDeviceGetAttribute"))
 
-    name = check(api.cuDeviceGetName(256, handle), "cuDeviceGetName")
+    name = unwrap(api.cuDeviceGetName(256, handle), "cuDeviceGetName")
     return DeviceProperties(
         name=bytes(name).partition(b"\0")[0].decode(errors="replace"),
         major=ask(Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
         minor=ask(Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         uuid=uuid_of(ordinal),
-        total_memory=int(check(api.cuDeviceTotalMem(handle), "cuDeviceTotalMem")),
+        total_memory=int(unwrap(api.cuDeviceTotalMem(handle), "cuDeviceTotalMem")),
         multi_processor_count=ask(Attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
         max_threads_per_multi_processor=ask(Attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR),
         regs_per_multiprocessor=ask(Attribute.CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR),
@@ -294,13 +294,13 @@ def can_device_access_peer(device: Any, peer: Any) -> bool:
     ordinal, other = parse(device), parse(peer)
     handles = context.devices()
     result = context.driver().cuDeviceCanAccessPeer(handles[ordinal], handles[other])
-    return bool(check(result, "cuDeviceCanAccessPeer"))
+    return bool(unwrap(result, "cuDeviceCanAccessPeer"))
 
 
 def has_primary_context(device: Any) -> bool:
     """Whether anything of this process has retained the device's primary context. Asking creates nothing."""
     handle = context.devices()[parse(device)]
-    _flags, active = check(context.driver().cuDevicePrimaryCtxGetState(handle), "cuDevicePrimaryCtxGetState")
+    _flags, active = unwrap(context.driver().cuDevicePrimaryCtxGetState(handle), "cuDevicePrimaryCtxGetState")
     return bool(active)
 
 
@@ -315,7 +315,7 @@ def synchronize(device: Any = None) -> None:
     if (context.bad_context(current) or current_ordinal() != ordinal) and not has_primary_context(ordinal):
         return
     with OnDevice(ordinal):
-        check(relaxed_call(api.cuCtxSynchronize), "cuCtxSynchronize")
+        unwrap(relaxed_call(api.cuCtxSynchronize), "cuCtxSynchronize")
 
 
 def ipc_collect() -> int:

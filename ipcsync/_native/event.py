@@ -9,7 +9,7 @@ from typing import Any
 from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
-from ipcsync._drivers import HANDLE_SIZE, SUCCESS, check
+from ipcsync._drivers import HANDLE_SIZE, SUCCESS, unwrap
 from ipcsync._native import context, fork, release
 from ipcsync._native.capture import is_capturing, relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
@@ -114,7 +114,7 @@ class Event:
         if index != self._index:
             raise DeviceMismatch(f"Event device {self._index} does not match recording stream's device {index}.")
         record = _drivers.load().cuEventRecord
-        check(stream_call(handle, index, record, self._handle, handle), "cuEventRecord")
+        unwrap(stream_call(handle, index, record, self._handle, handle), "cuEventRecord")
         self._recorded = True
 
     def wait(self, stream: Any = None) -> None:
@@ -126,7 +126,7 @@ class Event:
         handle, index = stream_handle(stream)
         if self._handle is not None:
             wait = _drivers.load().cuStreamWaitEvent
-            check(stream_call(handle, index, wait, handle, self._handle, 0), "cuStreamWaitEvent")
+            unwrap(stream_call(handle, index, wait, handle, self._handle, 0), "cuStreamWaitEvent")
 
     def query(self) -> bool:
         """Whether the work of the latest record is done; True while nothing was recorded."""
@@ -138,14 +138,14 @@ class Event:
             return True
         if result[0] == _NOT_READY:
             return False
-        check(result, "cuEventQuery")
+        unwrap(result, "cuEventQuery")
         return True
 
     def synchronize(self) -> None:
         """Block until the work of the latest record is done, with the GIL released; at once if nothing was recorded."""
         fork.check()
         if self._handle is not None:
-            check(relaxed_call(_drivers.load().cuEventSynchronize, self._handle), "cuEventSynchronize")
+            unwrap(relaxed_call(_drivers.load().cuEventSynchronize, self._handle), "cuEventSynchronize")
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event's record to that of `end`, on the same device.
@@ -164,7 +164,7 @@ class Event:
             result = relaxed_call(_drivers.load().cuEventElapsedTime, self._handle, end._handle)
         if result is None or result[0] == _NOT_READY:
             raise IpcSyncError("Both events must be completed before calculating elapsed time.")
-        return float(check(result, "cuEventElapsedTime"))
+        return float(unwrap(result, "cuEventElapsedTime"))
 
     def ipc_handle(self) -> bytes:
         """The 64 bytes by which another process opens the event: the same each time; an import's own.
@@ -177,7 +177,7 @@ class Event:
         if self._export is None:
             with OnDevice(self._index):
                 self._export = _drivers.handle_bytes(
-                    check(context.driver().cuIpcGetEventHandle(self._handle), "cuIpcGetEventHandle")
+                    unwrap(context.driver().cuIpcGetEventHandle(self._handle), "cuIpcGetEventHandle")
                 )
         return self._export
 
@@ -213,7 +213,7 @@ class Event:
                 return
             api = context.driver()
             with OnDevice(index, _context_for(stream)):
-                handle = check(api.cuEventCreate(self._flags), "cuEventCreate")
+                handle = unwrap(api.cuEventCreate(self._flags), "cuEventCreate")
                 if self._flags & _INTERPROCESS:
                     # Now, because it wants a current context. If it fails, so it will in `ipc_handle`, which says so:
                     # within one process the event is as good as any.
@@ -243,7 +243,7 @@ def _context_for(stream: Any) -> Any:
     """The context of a stream, for what must be created in it; None for a default stream, or one that is captured."""
     if stream is None or int(stream) in context.LEGACY or is_capturing(stream):
         return None
-    return check(context.driver().cuStreamGetCtx(stream), "cuStreamGetCtx")
+    return unwrap(context.driver().cuStreamGetCtx(stream), "cuStreamGetCtx")
 
 
 def _exact(handle: Any) -> bytes:

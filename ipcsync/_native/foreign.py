@@ -8,7 +8,7 @@ from typing import Any
 
 from cuda.bindings.driver import CUevent, CUstream
 
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native import context
 from ipcsync._native.capture import is_capturing
 
@@ -73,7 +73,7 @@ def ordinal_of_stream(address: int, hint: Any = None) -> int:
     handle = CUstream(address)
     if is_capturing(handle):
         return context.current_ordinal()
-    return context.ordinal_of_context(check(context.driver().cuStreamGetCtx(handle), "cuStreamGetCtx"))
+    return context.ordinal_of_context(unwrap(context.driver().cuStreamGetCtx(handle), "cuStreamGetCtx"))
 
 
 def torch_stream(device: int | None) -> Any:

@@ -7,7 +7,7 @@ import threading
 
 from ipcsync import _drivers
 from ipcsync._board.layout import PAGE
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native import context, fork
 from ipcsync._native.capture import relaxed_call
 from ipcsync.errors import DriverError
@@ -37,9 +37,9 @@ class Registration:
         with self._lock:
             if address not in self._ordinals:
                 # To CUDA this is an unsafe call, which would spoil a capture that another thread makes.
-                check(relaxed_call(driver.cuMemHostRegister, address, PAGE, _PORTABLE_MAPPED), "cuMemHostRegister")
+                unwrap(relaxed_call(driver.cuMemHostRegister, address, PAGE, _PORTABLE_MAPPED), "cuMemHostRegister")
                 self._ordinals[address] = context.current_ordinal()
-        return int(check(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
+        return int(unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
 
     def word(self, address: int) -> int:
         """The device pointer of the 8-byte word at `address`."""
@@ -55,7 +55,7 @@ class Registration:
                 try:
                     with context.OnDevice(ordinal):
                         result = relaxed_call(_drivers.load().cuMemHostUnregister, address)
-                    check(result, "cuMemHostUnregister")
+                    unwrap(result, "cuMemHostUnregister")
                 except DriverError as error:
                     log.debug("a page of the board stays registered: %s", error)
                     return False

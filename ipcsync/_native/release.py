@@ -15,7 +15,7 @@ from collections import deque
 from typing import Any
 
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native import fork
 
 __all__ = ["destroy", "destroy_postponed", "postponed"]
@@ -48,7 +48,7 @@ def destroy(call: str, handle: Any) -> None:
         postponed.append((call, handle))
         return
     try:
-        check(getattr(_drivers.load(), call)(handle), call)
+        unwrap(getattr(_drivers.load(), call)(handle), call)
     except Exception:
         # The context may be gone already; a finalizer has nobody to tell.
         log.debug("%s of %#x failed", call, int(handle), exc_info=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cuda.bindings.driver import CUstream
 
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native import capture, context, foreign, fork, release
 from ipcsync._native.capture import Relaxed
 from ipcsync._native.context import OnDevice, stream_call
@@ -127,14 +127,14 @@ class Stream:
         if self._pointer in context.LEGACY:
             return 0
         ask = context.driver().cuStreamGetPriority
-        return int(check(stream_call(self._handle, self._index, ask, self._handle), "cuStreamGetPriority"))
+        return int(unwrap(stream_call(self._handle, self._index, ask, self._handle), "cuStreamGetPriority"))
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
         """The (least, greatest) priority on the current device; the greatest is the lower number."""
         fork.arm()
         with OnDevice(parse(None)):
-            least, greatest = check(context.driver().cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
+            least, greatest = unwrap(context.driver().cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
         return int(least), int(greatest)
 
     def is_capturing(self) -> bool:
@@ -154,7 +154,7 @@ class Stream:
             result = context.driver().cuStreamQuery(self._handle)
         if result[0] == _NOT_READY:
             return False
-        check(result, "cuStreamQuery")
+        unwrap(result, "cuStreamQuery")
         return True
 
     def synchronize(self) -> None:
@@ -162,7 +162,7 @@ class Stream:
         fork.check()
         with OnDevice(self._index), Relaxed():
             capture.refuse_capturing(self._handle, "synchronize")
-            check(context.driver().cuStreamSynchronize(self._handle), "cuStreamSynchronize")
+            unwrap(context.driver().cuStreamSynchronize(self._handle), "cuStreamSynchronize")
 
     def wait_event(self, event: Any) -> None:
         """Have all work submitted to this stream from now on wait for an event.
@@ -183,7 +183,7 @@ class Stream:
         handle = foreign.event_handle(event)
         if handle is not None:
             wait = context.driver().cuStreamWaitEvent
-            check(stream_call(self._handle, self._index, wait, self._handle, handle, 0), "cuStreamWaitEvent")
+            unwrap(stream_call(self._handle, self._index, wait, self._handle, handle, 0), "cuStreamWaitEvent")
 
     def wait_stream(self, other: Any) -> None:
         """Have all work submitted to this stream from now on wait for what was submitted to `other`, any stream."""
@@ -245,9 +245,9 @@ def _create(priority: int) -> Any:
     if isinstance(priority, bool):
         raise TypeError("a stream's priority is an int, but got a bool")
     api = context.driver()
-    least, greatest = check(api.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
+    least, greatest = unwrap(api.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
     clamped = max(int(greatest), min(int(least), operator.index(priority)))
-    return check(api.cuStreamCreateWithPriority(_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
+    return unwrap(api.cuStreamCreateWithPriority(_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
 
 
 def _handle_of(address: Any) -> Any:

@@ -9,7 +9,7 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._board import Board
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native.capture import Relaxed
 from ipcsync._native.context import OnDevice
 from ipcsync._wire.messages import Means
@@ -36,10 +36,10 @@ def _why_not_event(handle: bytes, ordinal: int) -> str:
     with OnDevice(ordinal), Relaxed():
         try:
             data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
-            event = check(driver.cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle", HandleError)
+            event = unwrap(driver.cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle", HandleError)
         except HandleError as error:
             return f"a handle of the coordinator does not open here: {error}"
-        check(driver.cuEventDestroy(event), "cuEventDestroy")
+        unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
     return ""
 
 
@@ -60,12 +60,12 @@ def _why_not_timeline(board: Board, ordinal: int) -> str:
 def _wait_passes(pointer: int, value: int) -> bool:
     """Whether a stream passes a wait for a word that holds `value` already."""
     driver = _drivers.load()
-    stream = check(driver.cuStreamCreate(_NON_BLOCKING), "cuStreamCreate")
-    event = check(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+    stream = unwrap(driver.cuStreamCreate(_NON_BLOCKING), "cuStreamCreate")
+    event = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
     try:
-        check(driver.cuStreamWaitValue64(stream, pointer, value, _GEQ), "cuStreamWaitValue64")
-        check(driver.cuEventRecord(event, stream), "cuEventRecord")
+        unwrap(driver.cuStreamWaitValue64(stream, pointer, value, _GEQ), "cuStreamWaitValue64")
+        unwrap(driver.cuEventRecord(event, stream), "cuEventRecord")
         return _drivers.wait_event(event, time.monotonic_ns() + int(_PASS_S * 1e9))
     finally:
-        check(driver.cuEventDestroy(event), "cuEventDestroy")
-        check(driver.cuStreamDestroy(stream), "cuStreamDestroy")
+        unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+        unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")

@@ -83,7 +83,7 @@ class Pool:
         self.enter(uuid)
         driver = _drivers.load()
         for shared in ring:
-            _drivers.check(driver.cuEventDestroy(shared.event), "cuEventDestroy")
+            _drivers.unwrap(driver.cuEventDestroy(shared.event), "cuEventDestroy")
             self.made -= 1
 
     def refill(self, uuid: str) -> bool:
@@ -120,12 +120,12 @@ class Pool:
     def _make(self, spare: list[SharedCudaEvent], count: int) -> None:
         driver = _drivers.load()
         for _ in range(count):
-            event = _drivers.check(driver.cuEventCreate(_INTERPROCESS), "cuEventCreate")
+            event = _drivers.unwrap(driver.cuEventCreate(_INTERPROCESS), "cuEventCreate")
             # Exported at once: export wants the context current, and the bytes are the same each time.
             exported = driver.cuIpcGetEventHandle(event)
             if exported[0] is not _drivers.SUCCESS:
                 driver.cuEventDestroy(event)
-            handle = _drivers.check(exported, "cuIpcGetEventHandle")
+            handle = _drivers.unwrap(exported, "cuIpcGetEventHandle")
             self._serial += 1
             self.made += 1
             spare.append(SharedCudaEvent(self._serial, event, _drivers.handle_bytes(handle)))

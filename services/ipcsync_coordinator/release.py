@@ -59,15 +59,15 @@ class Releaser:
         driver = _drivers.load()
         context.ensure_context(ordinal)
         pointer = self._board.registered.page(self._board.address) + self._board.probe_offset
-        stream: Any = _drivers.check(driver.cuStreamCreate(1), "cuStreamCreate")
+        stream: Any = _drivers.unwrap(driver.cuStreamCreate(1), "cuStreamCreate")
         try:
             value = (self._board.probe + 1) & 0xFFFFFFFF
-            _drivers.check(driver.cuStreamWriteValue64(stream, pointer, value, 0), "cuStreamWriteValue64")
-            _drivers.check(driver.cuStreamWaitValue64(stream, pointer, value, 0), "cuStreamWaitValue64")
+            _drivers.unwrap(driver.cuStreamWriteValue64(stream, pointer, value, 0), "cuStreamWriteValue64")
+            _drivers.unwrap(driver.cuStreamWaitValue64(stream, pointer, value, 0), "cuStreamWaitValue64")
             deadline = time.monotonic() + _PROBE_S
             while self._board.probe != value:
                 if time.monotonic() > deadline:
                     return f"a stream's write to the board was not seen within {_PROBE_S} s"
         finally:
-            _drivers.check(driver.cuStreamDestroy(stream), "cuStreamDestroy")
+            _drivers.unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")
         return ""

@@ -16,7 +16,7 @@ import ipcsync
 
 # The driver itself is not among the public names; a program of its own calls torch, or cuda.bindings.driver.
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 
 _LAZY_PEER_ACCESS = 1  # the one flag that cuIpcOpenMemHandle has, and it must be given
 
@@ -33,22 +33,22 @@ class Memory:
     @classmethod
     def on_device(cls, size: int) -> Memory:
         """New memory of the current device."""
-        return cls(int(check(_driver().cuMemAlloc(size), "cuMemAlloc")), size, on_device=True)
+        return cls(int(unwrap(_driver().cuMemAlloc(size), "cuMemAlloc")), size, on_device=True)
 
     @classmethod
     def pinned(cls, size: int) -> Memory:
         """New memory of the host that streams copy from and to without waiting."""
-        return cls(int(check(_driver().cuMemAllocHost(size), "cuMemAllocHost")), size, on_device=False)
+        return cls(int(unwrap(_driver().cuMemAllocHost(size), "cuMemAllocHost")), size, on_device=False)
 
     @classmethod
     def opened(cls, handle: bytes, size: int) -> Memory:
         """Device memory of another process, which must outlive its use here."""
         opened = _driver().cuIpcOpenMemHandle(_drivers.handle_from_bytes(CUipcMemHandle, handle), _LAZY_PEER_ACCESS)
-        return cls(int(check(opened, "cuIpcOpenMemHandle")), size, on_device=True)
+        return cls(int(unwrap(opened, "cuIpcOpenMemHandle")), size, on_device=True)
 
     def handle(self) -> bytes:
         """64 bytes for `opened` in another process; for memory that was allocated here."""
-        return _drivers.handle_bytes(check(_driver().cuIpcGetMemHandle(self.address), "cuIpcGetMemHandle"))
+        return _drivers.handle_bytes(unwrap(_driver().cuIpcGetMemHandle(self.address), "cuIpcGetMemHandle"))
 
     def fill(self, value: int, stream: ipcsync.Stream) -> None:
         """Set every byte, after all that the stream has to do; stands for a kernel that computes something."""
@@ -56,7 +56,7 @@ class Memory:
             with _torch_stream(stream):
                 self._tensor.fill_(value)
             return
-        check(_driver().cuMemsetD8Async(self.address, value, self.size, _handle(stream)), "cuMemsetD8Async")
+        unwrap(_driver().cuMemsetD8Async(self.address, value, self.size, _handle(stream)), "cuMemsetD8Async")
 
     def copy_from(self, other: Memory, stream: ipcsync.Stream) -> None:
         """Copy all of `other` to here, after all that the stream has to do."""
@@ -65,14 +65,14 @@ class Memory:
                 self._tensor.copy_(other._tensor, non_blocking=True)
             return
         copied = _driver().cuMemcpyAsync(self.address, other.address, self.size, _handle(stream))
-        check(copied, "cuMemcpyAsync")
+        unwrap(copied, "cuMemcpyAsync")
 
     def contents(self) -> bytes:
         """The bytes as they are now: synchronize the stream that writes them first."""
         if not self.is_on_device:
             return ctypes.string_at(self.address, self.size)
         data = bytearray(self.size)
-        check(_driver().cuMemcpyDtoH(data, self.address, self.size), "cuMemcpyDtoH")
+        unwrap(_driver().cuMemcpyDtoH(data, self.address, self.size), "cuMemcpyDtoH")
         return bytes(data)
 
     def holds(self, value: int) -> bool:

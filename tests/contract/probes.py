@@ -10,7 +10,7 @@ import datetime
 import json
 import os
 
-from ipcsync._drivers import check, load, name
+from ipcsync._drivers import load, name, unwrap
 from tests.contract import rig
 
 
@@ -25,7 +25,7 @@ def write_down(row: str, answer: str) -> None:
         "driver": name(),
         "kind": rig.driver_kind(),
         "device": rig.device_name(),
-        "version": int(check(load().cuDriverGetVersion(), "cuDriverGetVersion")),
+        "version": int(unwrap(load().cuDriverGetVersion(), "cuDriverGetVersion")),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
     with open(path, "a", encoding="utf-8") as file:

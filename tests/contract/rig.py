@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ipcsync._drivers import check, load, name
+from ipcsync._drivers import load, name, unwrap
 from tests.peer import at_end
 
 DEADLINE_S = 30.0
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 def ok(result: tuple[Any, ...]) -> Any:
     """The value of a driver call that must succeed."""
-    return check(result, "the driver call")
+    return unwrap(result, "the driver call")
 
 
 def code(result: tuple[Any, ...]) -> int:

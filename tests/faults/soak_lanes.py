@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from tests.faults.soak_truth import CELL_WORDS, combined
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Pinned:
     """A page of pinned memory: words that streams wait for, or copy to."""
 
     def __init__(self) -> None:
-        self.address = int(check(_drivers.load().cuMemAllocHost(_WORDS * 8), "cuMemAllocHost"))
+        self.address = int(unwrap(_drivers.load().cuMemAllocHost(_WORDS * 8), "cuMemAllocHost"))
         self.words = (ctypes.c_uint64 * _WORDS).from_address(self.address)
         ctypes.memset(self.address, 0, _WORDS * 8)
         self._next = 0
@@ -58,8 +58,8 @@ class Gates:
         """Hold the stream's later work for so long; `count` is how many gates this word has had, with this one."""
         driver = _drivers.load()
         address = self._pinned.address + word * 8
-        pointer = check(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer")
-        check(driver.cuStreamWaitValue64(stream.cuda_stream, pointer, count, _GEQ), "cuStreamWaitValue64")
+        pointer = unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer")
+        unwrap(driver.cuStreamWaitValue64(stream.cuda_stream, pointer, count, _GEQ), "cuStreamWaitValue64")
         with self._changed:
             heapq.heappush(self._due, (time.monotonic() + seconds, word, count))
             self._changed.notify()

@@ -13,7 +13,7 @@ import random
 from typing import Any
 
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from tests.faults.history import generation_of, tag_of, truth_word
 
 _PAGE = 4096
@@ -80,7 +80,7 @@ class Truth:
         address = self._address + cell * 8
         page = address & ~(_PAGE - 1)
         if page not in self._pages:
-            check(_drivers.load().cuMemHostRegister(page, _PAGE, _PORTABLE_MAPPED), "cuMemHostRegister")
+            unwrap(_drivers.load().cuMemHostRegister(page, _PAGE, _PORTABLE_MAPPED), "cuMemHostRegister")
             self._pages.add(page)
         return address
 
@@ -88,14 +88,14 @@ class Truth:
         """Have the stream of this generation say that it is done, when it gets there."""
         driver = _drivers.load()
         address = self.address(cell) + 8 * stream_of(tag, generation)
-        pointer = check(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer")
+        pointer = unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer")
         word = truth_word(tag, generation)
-        check(driver.cuStreamWriteValue64(handle, pointer, word, 0), "cuStreamWriteValue64")
+        unwrap(driver.cuStreamWriteValue64(handle, pointer, word, 0), "cuStreamWriteValue64")
 
     def copy_behind(self, handle: Any, cell: int, destination: int) -> None:
         """Have a stream copy a cell's words to pinned memory when it gets there."""
         copy = _drivers.load().cuMemcpyAsync
-        check(copy(destination, self.address(cell), 8 * CELL_WORDS, handle), "cuMemcpyAsync")
+        unwrap(copy(destination, self.address(cell), 8 * CELL_WORDS, handle), "cuMemcpyAsync")
 
 
 def stream_of(tag: int, generation: int) -> int:

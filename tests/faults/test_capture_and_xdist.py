@@ -18,7 +18,7 @@ import pytest
 from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
-from ipcsync._drivers import check, load
+from ipcsync._drivers import load, unwrap
 from ipcsync.testing import StreamGate
 
 GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
@@ -45,13 +45,13 @@ def event(client: ipcsync.Client, engine: str, request: pytest.FixtureRequest) -
 
 
 def begin(stream: ipcsync.Stream) -> None:
-    check(load().cuStreamBeginCapture(stream.cuda_stream, GLOBAL), "cuStreamBeginCapture")
+    unwrap(load().cuStreamBeginCapture(stream.cuda_stream, GLOBAL), "cuStreamBeginCapture")
 
 
 def end(stream: ipcsync.Stream) -> None:
     """End the capture, which raises if anything spoiled it."""
-    graph = check(load().cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
-    check(load().cuGraphDestroy(graph), "cuGraphDestroy")
+    graph = unwrap(load().cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
+    unwrap(load().cuGraphDestroy(graph), "cuGraphDestroy")
 
 
 @pytest.fixture

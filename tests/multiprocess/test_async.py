@@ -14,7 +14,7 @@ import pytest
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native.context import OnDevice
 from ipcsync.client.aio.runner import is_of_this_thread
 from ipcsync.testing import StreamGate
@@ -340,7 +340,7 @@ def _null_and_legacy() -> tuple[bool, bool, int, int]:
     null, legacy = ipcsync.default_stream(), ipcsync.ExternalStream(1)
     ask = _drivers.load().cuStreamGetId
     with OnDevice(0):
-        ids = [int(check(ask(stream.cuda_stream), "cuStreamGetId")) for stream in (null, legacy)]
+        ids = [int(unwrap(ask(stream.cuda_stream), "cuStreamGetId")) for stream in (null, legacy)]
     return is_of_this_thread(null), is_of_this_thread(legacy), ids[0], ids[1]
 
 

@@ -13,7 +13,7 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
 from tests.contract.rig import until
 from tests.multiprocess import worker
@@ -180,12 +180,12 @@ def test_the_handle_of_an_event_of_cuda_core_opens_here(core: Any, peer: Peer) -
 def _captured(stream: ipcsync.Stream) -> Iterator[None]:
     """A capture of the stream by this thread in global mode, the most sensitive; it must come out whole."""
     driver = _drivers.load()
-    check(driver.cuStreamBeginCapture(stream.cuda_stream, _GLOBAL), "cuStreamBeginCapture")
+    unwrap(driver.cuStreamBeginCapture(stream.cuda_stream, _GLOBAL), "cuStreamBeginCapture")
     try:
         yield
     finally:
-        graph = check(driver.cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
-    check(driver.cuGraphDestroy(graph), "cuGraphDestroy")
+        graph = unwrap(driver.cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
+    unwrap(driver.cuGraphDestroy(graph), "cuGraphDestroy")
 
 
 def test_a_capturing_stream_neither_records_nor_waits_and_its_capture_comes_out_whole(

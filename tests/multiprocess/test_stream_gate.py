@@ -7,7 +7,7 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
 from tests.contract.rig import until
 
@@ -125,10 +125,10 @@ def test_a_capturing_stream_is_refused_and_its_capture_is_unharmed() -> None:
     stream = ipcsync.Stream()
     driver = _drivers.load()
     mode = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
-    check(driver.cuStreamBeginCapture(stream.cuda_stream, mode), "cuStreamBeginCapture")
+    unwrap(driver.cuStreamBeginCapture(stream.cuda_stream, mode), "cuStreamBeginCapture")
     try:
         with pytest.raises(ipcsync.StreamCapturing), StreamGate(stream):
             pytest.fail("a gate in a graph would hold every replay")
     finally:
-        graph = check(driver.cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
-    check(driver.cuGraphDestroy(graph), "cuGraphDestroy")
+        graph = unwrap(driver.cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
+    unwrap(driver.cuGraphDestroy(graph), "cuGraphDestroy")

@@ -16,7 +16,7 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._trace.layout import FILE_BYTES, Kind, Outcome
 from ipcsync._trace.reader import ProcessTrace, files_in, read
 from ipcsync.cli import main
@@ -144,10 +144,10 @@ def test_a_wait_that_a_capture_forbids_is_told_as_failed(
         point = client.event("e", recorder=True, engine=engine).record(ipcsync.Stream())
         point.synchronize(20)
         stream, driver = ipcsync.Stream(), _drivers.load()
-        check(driver.cuStreamBeginCapture(stream.cuda_stream, CUstreamCaptureMode(0)), "cuStreamBeginCapture")
+        unwrap(driver.cuStreamBeginCapture(stream.cuda_stream, CUstreamCaptureMode(0)), "cuStreamBeginCapture")
         with pytest.raises(ipcsync.StreamCapturing):
             point.wait(stream)
-        check(driver.cuGraphDestroy(check(driver.cuStreamEndCapture(stream.cuda_stream), "end")), "cuGraphDestroy")
+        unwrap(driver.cuGraphDestroy(unwrap(driver.cuStreamEndCapture(stream.cuda_stream), "end")), "cuGraphDestroy")
     assert _kinds(_read_one(tmp_path))[2:] == [(Kind.WAIT, 1, Outcome.FAILED)]
 
 

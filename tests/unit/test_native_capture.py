@@ -10,7 +10,7 @@ import pytest
 from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
-from ipcsync._drivers import check, load
+from ipcsync._drivers import load, unwrap
 from ipcsync._native.capture import Relaxed, refuse_capturing, relaxed_call
 
 GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
@@ -19,15 +19,15 @@ RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 def end(stream: ipcsync.Stream) -> None:
     """End the capture of `stream`, which must be whole."""
-    graph = check(load().cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
-    check(load().cuGraphDestroy(graph), "cuGraphDestroy")
+    graph = unwrap(load().cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
+    unwrap(load().cuGraphDestroy(graph), "cuGraphDestroy")
 
 
 @pytest.fixture
 def captured() -> Iterator[ipcsync.Stream]:
     """A stream in a global capture, which is still whole at the end."""
     stream = ipcsync.Stream()
-    check(load().cuStreamBeginCapture(stream.cuda_stream, GLOBAL), "cuStreamBeginCapture")
+    unwrap(load().cuStreamBeginCapture(stream.cuda_stream, GLOBAL), "cuStreamBeginCapture")
     yield stream
     end(stream)
 
@@ -90,8 +90,8 @@ def test_native_events_can_be_recorded_and_waited_for_within_a_capture(captured:
 def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures() -> None:
     api = load()
     ipcsync.set_device(0)
-    blocking = check(api.cuStreamCreateWithPriority(0, 0), "cuStreamCreateWithPriority")
-    check(api.cuStreamBeginCapture(blocking, GLOBAL), "cuStreamBeginCapture")
+    blocking = unwrap(api.cuStreamCreateWithPriority(0, 0), "cuStreamCreateWithPriority")
+    unwrap(api.cuStreamBeginCapture(blocking, GLOBAL), "cuStreamBeginCapture")
     stream = ipcsync.ExternalStream(int(blocking))
     default = ipcsync.default_stream()
     assert stream.is_capturing()
@@ -100,14 +100,14 @@ def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures() -> None
         with pytest.raises(ipcsync.StreamCapturing):
             call()
     end(stream)
-    check(api.cuStreamDestroy(blocking), "cuStreamDestroy")
+    unwrap(api.cuStreamDestroy(blocking), "cuStreamDestroy")
 
 
 def mode() -> Any:
     """The thread's capture mode."""
     exchange = load().cuThreadExchangeStreamCaptureMode
-    before = check(exchange(RELAXED), "cuThreadExchangeStreamCaptureMode")
-    check(exchange(before), "cuThreadExchangeStreamCaptureMode")
+    before = unwrap(exchange(RELAXED), "cuThreadExchangeStreamCaptureMode")
+    unwrap(exchange(before), "cuThreadExchangeStreamCaptureMode")
     return before
 
 

@@ -314,10 +314,10 @@ def test_maybe_exchange_leaves_a_device_without_a_context_alone() -> None:
 def test_a_context_that_somebody_else_made_current_is_the_current_device() -> None:
     run_on_two(
         """
-        from ipcsync._drivers import check, load
+        from ipcsync._drivers import unwrap, load
         api = load()
-        theirs = check(api.cuDevicePrimaryCtxRetain(check(api.cuDeviceGet(1), "")), "")
-        check(api.cuCtxSetCurrent(theirs), "")
+        theirs = unwrap(api.cuDevicePrimaryCtxRetain(unwrap(api.cuDeviceGet(1), "")), "")
+        unwrap(api.cuCtxSetCurrent(theirs), "")
         assert ipcsync.current_device() == 1
         assert ipcsync.Stream().device_index == 1
         event = ipcsync.Event()

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._drivers import check, load
+from ipcsync._drivers import load, unwrap
 from ipcsync._native import release
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -35,9 +35,9 @@ class Gate:
         self._address = ctypes.addressof(self._word)
         self._stream = stream
         api = load()
-        check(api.cuMemHostRegister(self._address, mmap.PAGESIZE, 2), "cuMemHostRegister")
-        pointer = check(api.cuMemHostGetDevicePointer(self._address, 0), "cuMemHostGetDevicePointer")
-        check(api.cuStreamWaitValue64(stream.cuda_stream, pointer, 1, 0), "cuStreamWaitValue64")
+        unwrap(api.cuMemHostRegister(self._address, mmap.PAGESIZE, 2), "cuMemHostRegister")
+        pointer = unwrap(api.cuMemHostGetDevicePointer(self._address, 0), "cuMemHostGetDevicePointer")
+        unwrap(api.cuStreamWaitValue64(stream.cuda_stream, pointer, 1, 0), "cuStreamWaitValue64")
 
     def open(self) -> None:
         self._word.value = 1
@@ -45,7 +45,7 @@ class Gate:
     def close(self) -> None:
         self.open()
         self._stream.synchronize()
-        check(load().cuMemHostUnregister(self._address), "cuMemHostUnregister")
+        unwrap(load().cuMemHostUnregister(self._address), "cuMemHostUnregister")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._drivers import check, load
+from ipcsync._drivers import load, unwrap
 from ipcsync._native.stream import resolve, stream_handle
 
 
@@ -68,13 +68,13 @@ def test_each_way_of_giving_a_stream_names_the_same_one(way: Any) -> None:
 def test_the_handle_object_of_cuda_python_is_a_stream_and_an_event_too() -> None:
     api = load()
     ipcsync.set_device(0)
-    theirs = check(api.cuStreamCreateWithPriority(1, 0), "cuStreamCreateWithPriority")
-    event = check(api.cuEventCreate(2), "cuEventCreate")
+    theirs = unwrap(api.cuStreamCreateWithPriority(1, 0), "cuStreamCreateWithPriority")
+    event = unwrap(api.cuEventCreate(2), "cuEventCreate")
     assert resolve(theirs).cuda_stream == int(theirs)
     ipcsync.Event().record(theirs)
     ipcsync.Stream().wait_event(event)
-    check(api.cuEventDestroy(event), "cuEventDestroy")
-    check(api.cuStreamDestroy(theirs), "cuStreamDestroy")
+    unwrap(api.cuEventDestroy(event), "cuEventDestroy")
+    unwrap(api.cuStreamDestroy(theirs), "cuStreamDestroy")
 
 
 @pytest.mark.parametrize("pointer", [0, 1, 2])

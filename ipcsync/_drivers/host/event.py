@@ -214,10 +214,10 @@ def wait_event(event: Any, deadline_ns: int) -> bool:
 
     Raises DriverError for what cuEventSynchronize would refuse.
     """
-    from ipcsync._drivers import check
+    from ipcsync._drivers import unwrap
 
     done: list[bool] = []
-    check(_wait_event(event, deadline_ns, done), "cuEventQuery")
+    unwrap(_wait_event(event, deadline_ns, done), "cuEventQuery")
     return done[0]
 
 

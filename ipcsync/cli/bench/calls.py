@@ -9,7 +9,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync.cli.bench.rows import Row, Target, at_most_more, below, compare, interleave
 from ipcsync.cli.bench.workers import Worker
 from ipcsync.testing import StreamGate
@@ -72,7 +72,7 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
         target = {"bare cuEventRecord": at_most_more(3, "µs")}
         contest = {name: lambda call=call: _each(call, count) for name, call in peers.items()}
         yield from compare("record (event)", interleave(contest, rounds), "µs", target)
-        spare = check(driver.cuMemAlloc(8), "cuMemAlloc")
+        spare = unwrap(driver.cuMemAlloc(8), "cuMemAlloc")
         values = {
             "ipcsync": lambda: _each(lambda: line.record(stream), count),
             "bare cuStreamWriteValue64": lambda: _each(lambda: driver.cuStreamWriteValue64(handle, spare, 1, 0), count),
@@ -82,7 +82,7 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
             "record (timeline)", interleave(values, rounds), "µs", {"bare cuStreamWriteValue64": at_most_more(3, "µs")}
         )
         stream.synchronize()
-        check(driver.cuMemFree(spare), "cuMemFree")
+        unwrap(driver.cuMemFree(spare), "cuMemFree")
 
 
 def completed(rounds: int, scale: float) -> Iterator[Row]:

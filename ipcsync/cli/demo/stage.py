@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native.context import ensure_context
 from ipcsync.cli.demo.link import NO_POINT, Control, Kind, Link, Message, NeighbourGoneError
 from ipcsync.cli.demo.memory import SharedMemory
@@ -51,42 +51,42 @@ class Work:
         self._api: Any = _drivers.load()
         self._handle = stream.cuda_stream
         self._memory = memory
-        check(self._api.cuMemHostRegister(memory.address, plan.size, _PORTABLE_MAPPED), "cuMemHostRegister")
+        unwrap(self._api.cuMemHostRegister(memory.address, plan.size, _PORTABLE_MAPPED), "cuMemHostRegister")
         gate = memory.address + plan.gate_of(number)
-        self._gate = int(check(self._api.cuMemHostGetDevicePointer(gate, 0), "cuMemHostGetDevicePointer"))
-        self._here, self._turned = (int(check(self._api.cuMemAlloc(plan.capacity), "cuMemAlloc")) for _ in range(2))
+        self._gate = int(unwrap(self._api.cuMemHostGetDevicePointer(gate, 0), "cuMemHostGetDevicePointer"))
+        self._here, self._turned = (int(unwrap(self._api.cuMemAlloc(plan.capacity), "cuMemAlloc")) for _ in range(2))
 
     def copy_in(self, buffer: int, length: int) -> None:
         """From a buffer of the link before this stage to the device."""
         source = self._memory.address + self._plan.buffer(self._number - 1, buffer)
-        check(self._api.cuMemcpyHtoDAsync(self._here, source, length, self._handle), "cuMemcpyHtoDAsync")
+        unwrap(self._api.cuMemcpyHtoDAsync(self._here, source, length, self._handle), "cuMemcpyHtoDAsync")
 
     def hold(self, number: int) -> None:
         """Stop here until the gate is opened for the hold of that number."""
-        check(self._api.cuStreamWaitValue32(self._handle, self._gate, number, _GEQ), "cuStreamWaitValue32")
+        unwrap(self._api.cuStreamWaitValue32(self._handle, self._gate, number, _GEQ), "cuStreamWaitValue32")
 
     def transform(self, chunk: int, length: int) -> None:
         """Stamp the chunk of `length` bytes at its end, and turn it."""
         value, first = stamp(self._number, chunk), turn(self._number, length + STAMP)
-        check(self._api.cuMemsetD8Async(self._here + length, value, STAMP, self._handle), "cuMemsetD8Async")
+        unwrap(self._api.cuMemsetD8Async(self._here + length, value, STAMP, self._handle), "cuMemsetD8Async")
         rest = length + STAMP - first
         self._copy(self._turned, self._here + first, rest)
         if first:
             self._copy(self._turned + rest, self._here, first)
 
     def _copy(self, to: int, source: int, length: int) -> None:
-        check(self._api.cuMemcpyDtoDAsync(to, source, length, self._handle), "cuMemcpyDtoDAsync")
+        unwrap(self._api.cuMemcpyDtoDAsync(to, source, length, self._handle), "cuMemcpyDtoDAsync")
 
     def copy_out(self, buffer: int, length: int) -> None:
         """From the device to a buffer of the link after this stage."""
         to = self._memory.address + self._plan.buffer(self._number, buffer)
-        check(self._api.cuMemcpyDtoHAsync(to, self._turned, length, self._handle), "cuMemcpyDtoHAsync")
+        unwrap(self._api.cuMemcpyDtoHAsync(to, self._turned, length, self._handle), "cuMemcpyDtoHAsync")
 
     def close(self) -> None:
         """Give the memory back; the stream has done everything."""
         for pointer in (self._here, self._turned):
-            check(self._api.cuMemFree(pointer), "cuMemFree")
-        check(self._api.cuMemHostUnregister(self._memory.address), "cuMemHostUnregister")
+            unwrap(self._api.cuMemFree(pointer), "cuMemFree")
+        unwrap(self._api.cuMemHostUnregister(self._memory.address), "cuMemHostUnregister")
 
 
 class Stage:

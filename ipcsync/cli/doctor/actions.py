@@ -38,7 +38,7 @@ def describe() -> dict[str, Any]:
     driver = context.driver()
 
     def ask(attribute: Any, device: Any) -> int:
-        return int(_drivers.check(driver.cuDeviceGetAttribute(attribute, device), "cuDeviceGetAttribute"))
+        return int(_drivers.unwrap(driver.cuDeviceGetAttribute(attribute, device), "cuDeviceGetAttribute"))
 
     devices = []
     for ordinal, device in enumerate(context.devices()):
@@ -199,7 +199,7 @@ def export_imported(handle: str) -> str:
     from ipcsync.errors import DriverError
 
     try:
-        again = _drivers.check(_drivers.load().cuIpcGetEventHandle(_open(handle)), "cuIpcGetEventHandle")
+        again = _drivers.unwrap(_drivers.load().cuIpcGetEventHandle(_open(handle)), "cuIpcGetEventHandle")
     except DriverError as error:
         return str(error)
     return "the same" if _drivers.handle_bytes(again).hex() == handle else "another"
@@ -212,7 +212,7 @@ def _open(handle: str) -> Any:
     from ipcsync import _drivers
 
     data = _drivers.handle_from_bytes(CUipcEventHandle, bytes.fromhex(handle))
-    return _drivers.check(_drivers.load().cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle")
+    return _drivers.unwrap(_drivers.load().cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle")
 
 
 def _soon(condition: Callable[[], bool], seconds: float = _SOON_S) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ipcsync import _drivers
-from ipcsync._drivers import check
+from ipcsync._drivers import unwrap
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream
@@ -84,12 +84,12 @@ def _current_context() -> Any:
     """What is current on this thread, NULL included; None before there is a driver."""
     if not _drivers.is_loaded():
         return None
-    return check(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent")
+    return unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent")
 
 
 def _there(fn: Callable[[], T], current: Any) -> T:
     if current is not None:
-        check(context.driver().cuCtxSetCurrent(current), "cuCtxSetCurrent")
+        unwrap(context.driver().cuCtxSetCurrent(current), "cuCtxSetCurrent")
     return fn()
 
 
@@ -99,7 +99,7 @@ def is_of_this_thread(stream: Stream) -> bool:
         # The legacy or the per-thread one, as cuda-bindings was told; of its versions some take "0" for a yes.
         ask = context.driver().cuStreamGetId
         with OnDevice(stream.device_index):
-            null, legacy = (int(check(ask(handle), "cuStreamGetId")) for handle in (_NULL, _LEGACY))
+            null, legacy = (int(unwrap(ask(handle), "cuStreamGetId")) for handle in (_NULL, _LEGACY))
         return null != legacy
     return stream.stream_id == _PER_THREAD
 
