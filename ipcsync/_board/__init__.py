@@ -11,9 +11,8 @@ from ipcsync._board.layout import (
     OPEN,
     RUNNING,
     STOPPED,
-    SessionLine,
-    SlotLine,
 )
+from ipcsync._board.lines import SessionLine, SlotLine
 from ipcsync._board.liveness import Peer, peer_of
 
 __all__ = [

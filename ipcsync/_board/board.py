@@ -10,21 +10,20 @@ import struct
 import time
 
 from ipcsync._board import layout
-from ipcsync._board.layout import SessionLine, SlotLine
+from ipcsync._board.lines import SessionLine, SlotLine
 from ipcsync._linux import locks
 from ipcsync._linux.death_mark import Life
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync._linux.robust import OWNER_DIED
-from ipcsync._native.pinned import Registration
 from ipcsync.errors import CoordinatorLost, ProtocolError
 
 _HEADER = struct.Struct("=QQ16sQQQQQQQQ")
-_kept: list[mmap.mmap] = []  # mappings whose pages stay registered with CUDA, and which are never unmapped therefore
+_kept: list[mmap.mmap] = []  # mappings that outlive their boards: their pages are still registered with CUDA
 _LIFELINE = 0  # the coordinator's lock: on the header's first byte; a session's is on the first byte of its line
 
 
 class Board:
-    """A mapped board. `words` is the whole of it as 8-byte words, `address` where it lies in this process.
+    """A mapped board: `words` is the whole of it as 8-byte words; in this process it lies at `address`, `length` bytes.
 
     `header` equals `running_header` for as long as the coordinator neither died nor stopped nor had its header
     overwritten. The kernel tells of a death there by a robust futex; `has_mark` is False where it has none.
@@ -52,10 +51,10 @@ class Board:
             self._map = mmap.mmap(mapped, length)
         finally:
             os.close(mapped)
-        self.registered = Registration()
         self.words = memoryview(self._map).cast("Q")
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
+        self.length = length
         self.coordinator = (pid, started, namespace)
         self.header = self.words[: layout.H_STATE + 1]
         self.running_header = memoryview(bytearray(header)).cast("Q")[: layout.H_STATE + 1]
@@ -143,13 +142,13 @@ class Board:
         """The session line number `index`."""
         if not 0 <= index < self.sessions:
             raise ProtocolError(f"no session line {index} on a board of {self.sessions}", code="board")
-        return SessionLine(self, index)
+        return SessionLine(self.words, self.address, layout.session_offset(index))
 
     def slot(self, index: int) -> SlotLine:
         """The slot line number `index`."""
         if not 0 <= index < self.slots:
             raise ProtocolError(f"no slot {index} on a board of {self.slots}", code="board")
-        return SlotLine(self, index)
+        return SlotLine(self.words, self.address, layout.slot_offset(self.sessions, index))
 
     @property
     def heartbeat(self) -> int:
@@ -197,13 +196,12 @@ class Board:
             os.close(self._fd)
             self._fd = -1
 
-    def close(self, *, is_quiet: bool = True) -> None:
+    def close(self, *, keep_mapping: bool = False) -> None:
         """Give up the descriptor and with it the lifeline. The mapping stays while lines of it are in use.
 
-        `is_quiet`: no work queued by this process can touch its words any more. If it may, those pages that a GPU can
-        write stay as they are for as long as the process lives.
+        `keep_mapping`: and for as long as the process lives. What is registered with CUDA must not be unmapped.
         """
-        if not self.registered.is_empty and not (is_quiet and self.registered.end()):
+        if keep_mapping:
             _kept.append(self._map)
         self.drop_descriptor()
         if self._life is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ipcsync._board.board import Board
-from ipcsync._board.layout import SessionLine
+from ipcsync._board.lines import SessionLine
 from ipcsync._linux.process import Process, pid_namespace, start_time
 from ipcsync._linux.robust import OWNER_DIED
 

@@ -11,7 +11,7 @@ from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureS
 
 from ipcsync._board import BROKEN, CLOSED, OPEN, Board
 from ipcsync._drivers import SUCCESS, unwrap
-from ipcsync._engines.slot_view import FOREVER, SLICE_NS, Guard, Looks, deadline_of
+from ipcsync._engines.slot_view import FOREVER, SLICE_NS, Guard, SlotView, deadline_of
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.stream import Stream, stream_handle
@@ -25,7 +25,7 @@ _NOT_CAPTURING = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
-class Engine(Looks, ABC):
+class Engine(SlotView, ABC):
     """One attachment's use of one slot. Thread-safe."""
 
     kind: str
@@ -40,8 +40,8 @@ class Engine(Looks, ABC):
         self._driver = context.driver()
         self._lock = threading.Lock()  # short: around each use of an import
         self._record_lock = threading.Lock()  # one record at a time, also while it waits for the ring
-        self._is_released = False  # let go of
-        # For its client to keep: it told that all is complete that was recorded here; it said that letting go failed.
+        self._is_released = False
+        # Set by the client: the drained close was sent; a failed release was logged.
         self.has_told_drained = self.has_failed = False
         self._inside = 0  # threads in a bounded wait of the driver's, outside of the lock
         # Generations recorded here; by this session's earlier use too, if it closed and opened the event in one moment.
@@ -58,8 +58,8 @@ class Engine(Looks, ABC):
     @property
     def completed(self) -> int:
         """Everything up to this generation is complete."""
-        self.harvest()
-        return max(self.seen, min(self._board_completed(), self.generation, self._lost_from - 1))
+        self.publish_completed()
+        return max(self.known_complete, min(self._board_completed(), self.generation, self._lost_from - 1))
 
     # --- waits on the host --------------------------------------------------------------------------------------------
 
@@ -71,30 +71,30 @@ class Engine(Looks, ABC):
             return
         self.await_recorded(generation, deadline, timeout)
         while not self.is_complete(generation):
-            self._refuse_finished(generation)
+            self._raise_if_finished(generation)
             if self._wait_in_driver(generation, min(deadline, time.monotonic_ns() + SLICE_NS)):
-                self._accept(generation)
+                self._confirm(generation)
                 return
-            self._look(generation)
+            self.check_liveness(generation)
             if time.monotonic_ns() >= deadline:  # only now: with a timeout of 0 too the driver was asked once
-                self._timed_out(generation, timeout, "complete")
+                self._raise_timeout(generation, timeout, "complete")
 
-    await_complete = synchronize  # for the client's own threads, whose looks a trace does not show
+    await_complete = synchronize  # for the client's own threads, which a trace does not show
 
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
         """A task of an asynchronous client has waited for `generation` since `began`; told for a trace."""
 
-    def _accept(self, generation: int) -> None:
+    def _confirm(self, generation: int) -> None:
         """The driver said complete: that counts only if recorder and coordinator live now, after it said so."""
         is_alive = self.recorder_is_alive() and self.line.state != BROKEN
-        self._refuse_closed()
-        self._refuse_orphaned()
+        self._raise_if_closed()
+        self._raise_if_orphaned()
         if is_alive:
-            self._saw(generation)
+            self._note_complete(generation)
             if self.is_recorder:
-                self._tell_complete(generation)
+                self._publish_known(generation)
         else:
-            self._refuse_unless_good(generation)
+            self._raise_unless_good(generation)
 
     def query(self, generation: int) -> bool:
         """Whether `generation` is complete."""
@@ -102,22 +102,22 @@ class Engine(Looks, ABC):
         if self.is_complete(generation):
             return True
         if self.generation < generation:
-            self._refuse_finished(generation)
+            self._raise_if_finished(generation)
             return False
         with self._lock:
-            self._refuse_closed()
+            self._raise_if_closed()
             done = self._driver_query(generation)
         if done:
-            self._accept(generation)
+            self._confirm(generation)
             return True
-        self._refuse_finished(generation)
+        self._raise_if_finished(generation)
         return False
 
     def _wait_in_driver(self, generation: int, deadline_ns: int) -> bool:
         """`_driver_wait`, during which the import is not destroyed."""
         with self._lock:
             self.check()
-            self._prepare(generation)
+            self._open_import(generation)
             self._inside += 1
         try:
             return self._driver_wait(generation, deadline_ns)
@@ -156,7 +156,7 @@ class Engine(Looks, ABC):
 
     def _await_turn(self, timeout: float | None) -> None:
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            self._timed_out(self._recorded + 1, timeout, "recorded: another thread's record waits for room")
+            self._raise_timeout(self._recorded + 1, timeout, "recorded: another thread's record waits for room")
 
     def _record(self, handle: Any, timeout: float | None) -> int:
         code, status = self._driver.cuStreamIsCapturing(handle)
@@ -172,21 +172,21 @@ class Engine(Looks, ABC):
             stream_id = _id_of(self._driver, handle)
         with self._lock:
             if self.is_closed or self._words[self._state_index] != OPEN:
-                self._refuse_record()
+                self._raise_no_record()
             if stream_id != self._last_stream and generation > 1:
-                self._follow(handle, generation - 1)
+                self._driver_stream_wait(handle, generation - 1)
             self._driver_record(handle, generation)
             if self.marks_records:
-                self._mark(handle, stream_id, self.ordinal)
+                self._add_marker(handle, stream_id, self.ordinal)
             self._recorded = generation
             self._last_stream = stream_id
             self.line.publish(self.base + generation)
         self.line.futex.wake()
         if self._words[self._state_index] != OPEN:
-            self._refuse_record()
+            self._raise_no_record()
         return generation
 
-    def _refuse_record(self) -> None:
+    def _raise_no_record(self) -> None:
         self.check()  # an expired session says so rather than that its event is closed
         raise EventClosed(f"the event {self.name!r} is {self.state}")
 
@@ -213,7 +213,7 @@ class Engine(Looks, ABC):
         code, status = self._driver.cuStreamIsCapturing(handle)
         if status is not _NOT_CAPTURING or code is not SUCCESS:
             capture.refuse_capturing(handle, "wait")
-        if generation > self.seen or ahead or self.is_traced:
+        if generation > self.known_complete or ahead or self.is_traced:
             stream_id = self._wait(generation, handle, ordinal, timeout, ahead)
             if stream_id is not None:
                 self._last_waiter = (handle, stream_id)
@@ -221,31 +221,31 @@ class Engine(Looks, ABC):
     def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> int | None:
         """The id of the stream on which the wait was queued; None if there was nothing to wait for."""
         if ahead:
-            self._refuse_ahead()
+            self._raise_if_ahead()
         if self.is_complete(generation):
             return None
         if ahead:
-            self._refuse_finished(generation)
+            self._raise_if_finished(generation)
         else:
             deadline = FOREVER if timeout is None else deadline_of(timeout)
             if self._words[self._recorded_index] < self.base + generation or self.is_closed:
                 self.await_recorded(generation, deadline, timeout)
             if self._words[self._state_index] != OPEN:
-                self._refuse_finished(generation)
+                self._raise_if_finished(generation)
         last, last_id = self._last_waiter
         stream_id = last_id if handle is last else _id_of(self._driver, handle)
         with self._lock:
-            self._refuse_closed()  # until it is, the import stays
+            self._raise_if_closed()  # until it is, the import stays
             self._driver_stream_wait(handle, generation)
-            self._mark(handle, stream_id, ordinal)
+            self._add_marker(handle, stream_id, ordinal)
         if self._words[self._state_index] != OPEN:
-            self._refuse_finished(generation)
+            self._raise_if_finished(generation)
         # The driver may let the stream pass what a dead process never did, or never exported so that it holds.
-        self._refuse_dead(generation)
-        self._refuse_orphaned()
+        self._raise_if_dead(generation)
+        self._raise_if_orphaned()
         return stream_id
 
-    def _mark(self, handle: Any, stream_id: int, ordinal: int) -> None:
+    def _add_marker(self, handle: Any, stream_id: int, ordinal: int) -> None:
         """Remember behind which place of the stream the work just queued is over."""
         marker = self._markers.get(stream_id)
         if marker is None:
@@ -260,11 +260,11 @@ class Engine(Looks, ABC):
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def harvest(self) -> None:
+    def publish_completed(self) -> None:
         """Tell the board what is known complete (recorder), also from the heartbeat's thread."""
         if self.is_recorder:
             with self._lock:
-                self._harvest()
+                self._publish_completed()
 
     def close(self) -> None:
         """End this use: later calls raise EventClosed, and those that wait now do within 50 ms.
@@ -275,8 +275,8 @@ class Engine(Looks, ABC):
             self.is_closed = True
         self.line.futex.wake()
 
-    def try_let_go(self) -> bool:
-        """Let go of everything if no thread is inside the driver, no queued wait pending and no record unfinished.
+    def try_release(self) -> bool:
+        """Release everything if no thread is inside the driver, no queued wait pending and no record unfinished.
 
         A thread that waits on the host for a record reads nothing but the board, and looks whether this use is closed
         before it believes what it read.
@@ -294,7 +294,7 @@ class Engine(Looks, ABC):
                     raise
             # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
             self._destroy_markers()
-            self._release()
+            self._destroy_imports()
             self._is_released = True
         return True
 
@@ -321,8 +321,8 @@ class Engine(Looks, ABC):
     def _is_drained(self) -> bool:
         """Whether all that was recorded here is complete."""
         if not self.is_recorder or self.line.state not in (OPEN, CLOSED):
-            return self._own_work_is_done()
-        self._harvest()
+            return self._is_idle()
+        self._publish_completed()
         return self.line.completed >= self.base + self._recorded
 
     def _is_done(self, event: Any) -> bool:
@@ -337,34 +337,22 @@ class Engine(Looks, ABC):
         if result[0] is SUCCESS:
             return True
         if result[0] != _NOT_READY:
-            self._check(result, "cuEventQuery")
+            self._unwrap(result, "cuEventQuery")
         return False
 
-    def _check(self, result: tuple[Any, ...], call: str) -> None:
+    def _unwrap(self, result: tuple[Any, ...], call: str) -> None:
         """`check`, after a call on what the coordinator exported: if that one is lost, so is this, and that is said."""
         try:
             unwrap(result, call)
         except DriverError:
-            self.guard.look()
+            self.guard.check_liveness()
             raise
 
     # --- what an engine does ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _prepare(self, generation: int) -> None:
-        """Open what a wait for `generation` needs. Called with the lock held."""
-
-    @abstractmethod
-    def _make_room(self, generation: int, timeout: float | None) -> None:
-        """Before a record: wait until `generation` may be recorded."""
-
-    @abstractmethod
     def _driver_record(self, handle: Any, generation: int) -> None:
         """Record `generation` on the stream."""
-
-    @abstractmethod
-    def _follow(self, handle: Any, generation: int) -> None:
-        """Have a new stream wait for the last record, which another stream made."""
 
     @abstractmethod
     def _driver_stream_wait(self, handle: Any, generation: int) -> None:
@@ -378,24 +366,26 @@ class Engine(Looks, ABC):
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
         """Wait in the driver for `generation`, which was recorded; False if `deadline_ns` passed before."""
 
-    @abstractmethod
-    def _harvest(self) -> None:
+    def _open_import(self, generation: int) -> None:
+        """Open what a wait for `generation` needs. Called with the lock held."""
+
+    def _make_room(self, generation: int, timeout: float | None) -> None:
+        """Before a record: wait until `generation` may be recorded."""
+
+    def _publish_completed(self) -> None:
         """Store in `completed` what is known complete. Called with the lock held."""
 
-    @abstractmethod
-    def _tell_complete(self, generation: int) -> None:
+    def _publish_known(self, generation: int) -> None:
         """Tell the board what the recorder itself found complete."""
 
-    @abstractmethod
-    def _refuse_ahead(self) -> None:
+    def _raise_if_ahead(self) -> None:
         """Raise EngineMismatch if this engine cannot wait ahead of a record."""
 
-    @abstractmethod
-    def _own_work_is_done(self) -> bool:
-        """Whether nothing that this process queued can still write to the slot."""
+    def _is_idle(self) -> bool:
+        """Whether nothing that this process recorded can still touch the slot, as far as the markers do not tell."""
+        return True
 
-    @abstractmethod
-    def _release(self) -> None:
+    def _destroy_imports(self) -> None:
         """Destroy the imports. Called with the lock held."""
 
 

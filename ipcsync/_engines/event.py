@@ -46,19 +46,19 @@ class EventEngine(Engine):
             try:
                 event = imports.acquire(self.board.epoch, self._serials[index], self.handles[index], self.ordinal)
             except DriverError:
-                self.guard.look()  # the coordinator's events go with it
+                self.guard.check_liveness()  # the coordinator's events go with it
                 raise
             self._ring[index] = event
         return event
 
-    def _prepare(self, generation: int) -> None:
+    def _open_import(self, generation: int) -> None:
         self._event(generation)
 
     def _make_room(self, generation: int, timeout: float | None) -> None:
         oldest = generation - self.depth
         with self._lock:
-            self._refuse_closed()
-            self._harvest()
+            self._raise_if_closed()
+            self._publish_completed()
         if oldest <= self._completed:
             return
         self.guard.count_full_ring()
@@ -66,29 +66,26 @@ class EventEngine(Engine):
         while oldest > self._completed:
             now = time.monotonic_ns()
             if now >= deadline:
-                self._timed_out(oldest, timeout, "complete, and the ring is full")
+                self._raise_timeout(oldest, timeout, "complete, and the ring is full")
             self._wait_in_driver(oldest, min(deadline, now + SLICE_NS))
-            self.guard.look()
+            self.guard.check_liveness()
             with self._lock:
                 self.check()
                 if self.line.state != OPEN:
-                    self._refuse_record()
-                self._harvest()
+                    self._raise_no_record()
+                self._publish_completed()
 
     def _driver_record(self, handle: Any, generation: int) -> None:
         event = self._ring[(generation - 1) % self.depth]
         result = self._driver.cuEventRecord(self._event(generation) if event is None else event, handle)
         if result[0] is not SUCCESS:
-            self._check(result, "cuEventRecord")
-
-    def _follow(self, handle: Any, generation: int) -> None:
-        self._driver_stream_wait(handle, generation)
+            self._unwrap(result, "cuEventRecord")
 
     def _driver_stream_wait(self, handle: Any, generation: int) -> None:
         event = self._ring[(generation - 1) % self.depth]
         result = self._driver.cuStreamWaitEvent(handle, self._event(generation) if event is None else event, 0)
         if result[0] is not SUCCESS:
-            self._check(result, "cuStreamWaitEvent")
+            self._unwrap(result, "cuStreamWaitEvent")
 
     def _driver_query(self, generation: int) -> bool:
         return self._is_done(self._event(generation))
@@ -100,10 +97,10 @@ class EventEngine(Engine):
         try:
             return bool(capture.relaxed_call(_drivers.wait_event, event, deadline_ns))
         except DriverError:
-            self.guard.look()
+            self.guard.check_liveness()
             raise
 
-    def _harvest(self) -> None:
+    def _publish_completed(self) -> None:
         done = self._completed
         if done == self._recorded:
             return
@@ -121,23 +118,23 @@ class EventEngine(Engine):
             self.line.store_completed(self.base + done)
         self._completed = done
         self._room = done + self.depth
-        self._saw(done)
+        self._note_complete(done)
 
-    def _tell_complete(self, generation: int) -> None:
+    def _publish_known(self, generation: int) -> None:
         with self._lock:
             if not self.is_closed:  # else it may have let go since, and the slot be another's
                 self._store(generation)
 
-    def _refuse_ahead(self) -> None:
+    def _raise_if_ahead(self) -> None:
         raise EngineMismatch(
             f"the event {self.name!r} uses the engine 'event': CUDA lets nothing wait for a record that was not made "
             "yet; open it with engine='timeline' to wait ahead"
         )
 
-    def _own_work_is_done(self) -> bool:
+    def _is_idle(self) -> bool:
         return self._completed == self._recorded or self._driver_query(self._recorded)
 
-    def _release(self) -> None:
+    def _destroy_imports(self) -> None:
         for index, event in enumerate(self._ring):
             if event is not None:
                 self._ring[index] = None

@@ -27,7 +27,7 @@ class Guard(Protocol):
     def check(self) -> None:
         """Raise if the process was forked or the session cannot be used; cheap, taken at every use."""
 
-    def look(self) -> None:
+    def check_liveness(self) -> None:
         """The same and whether the coordinator lives; taken in every slice of a wait."""
 
     def coordinator_is_alive(self) -> bool:
@@ -37,10 +37,10 @@ class Guard(Protocol):
         """A record had to wait for its ring."""
 
 
-class Looks:
+class SlotView:
     """One attachment's view of one slot. Thread-safe.
 
-    `seen` is the highest generation that this process knows complete, kept for itself.
+    `known_complete` is the highest generation that this process knows complete, kept for itself.
     """
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment) -> None:
@@ -52,10 +52,10 @@ class Looks:
         self.board = board
         self.line: SlotLine = board.slot(attachment.slot)
         self.guard = guard
-        self.seen = 0
+        self.known_complete = 0
         self.is_closed = False
         self._lost_from = FOREVER  # from this generation on, RecorderLost was raised here, and will be for ever
-        self._seen_lock = threading.Lock()
+        self._known_lock = threading.Lock()
         self._guard_check = guard.check
         self._words = board.words
         self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices
@@ -78,7 +78,7 @@ class Looks:
     def _raise_gone(self) -> NoReturn:
         raise EventClosed(f"the event {self.name!r} is gone: its slot is used anew")
 
-    def _refuse_closed(self) -> None:
+    def _raise_if_closed(self) -> None:
         """Raise EventClosed if this use was closed here.
 
         Asked *after* the board's words were read, it also tells that they were this use's: the slot is used anew only
@@ -108,10 +108,10 @@ class Looks:
 
     def is_complete(self, generation: int) -> bool:
         """Whether the board, or this process's memory, says that `generation` is complete."""
-        if generation <= self.seen:
+        if generation <= self.known_complete:
             return True
         if generation >= self._lost_from:
-            self._lost(generation)
+            self._raise_lost(generation)
         done = self._board_completed()
         if done < generation:
             if self.is_closed:
@@ -119,16 +119,16 @@ class Looks:
             return False
         # A recorder that died between its driver's call and the store has published nothing, complete or not.
         done = min(done, self.generation, self._lost_from - 1)
-        self._refuse_closed()
+        self._raise_if_closed()
         if generation > done:
             return False
-        self._saw(done)
+        self._note_complete(done)
         return True
 
-    def _saw(self, generation: int) -> None:
+    def _note_complete(self, generation: int) -> None:
         """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
-        with self._seen_lock:
-            self.seen = max(self.seen, generation)
+        with self._known_lock:
+            self.known_complete = max(self.known_complete, generation)
 
     @property
     def _is_orphaned(self) -> bool:
@@ -138,11 +138,11 @@ class Looks:
         """
         return self._header != self._living_header and not self.guard.coordinator_is_alive()
 
-    def _refuse_orphaned(self) -> None:
+    def _raise_if_orphaned(self) -> None:
         """Raise CoordinatorLost if the coordinator is over; asked after a driver's word about its events."""
         if self._is_orphaned:
-            self.guard.look()
-            self._refuse_closed()  # a client that is closed judges its coordinator no more
+            self.guard.check_liveness()
+            self._raise_if_closed()  # a client that is closed judges its coordinator no more
 
     def recorder_is_alive(self) -> bool:
         """Whether the recorder's process lives; True while none has come."""
@@ -154,7 +154,7 @@ class Looks:
             peer = self._peer = peer_of(self.board, serial)
         return peer.is_alive()
 
-    def _refuse_finished(self, generation: int) -> None:
+    def _raise_if_finished(self, generation: int) -> None:
         """Raise RecorderLost if `generation`, not complete so far, never will count: broken, or closed before it."""
         state = self._words[self._state_index]
         if self.is_closed:
@@ -164,9 +164,9 @@ class Looks:
         if self.is_complete(generation):
             return
         if state == BROKEN or generation > self.generation:
-            self._lost(generation)
+            self._raise_lost(generation)
 
-    def _lost(self, generation: int) -> NoReturn:
+    def _raise_lost(self, generation: int) -> NoReturn:
         # A dying process's work may still complete before the coordinator sees the death: that counts no more here.
         self._lost_from = min(self._lost_from, generation)
         raise RecorderLost(
@@ -174,7 +174,7 @@ class Looks:
             generation=generation,
         )
 
-    def _timed_out(self, generation: int, timeout: float | None, what: str) -> NoReturn:
+    def _raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
         raise WaitTimeout(
             f"generation {generation} of {self.name!r} was not {what} within {timeout} s",
             event=self.name,
@@ -185,7 +185,7 @@ class Looks:
     # --- the wait for a record ----------------------------------------------------------------------------------------
 
     def await_recorded(self, generation: int, deadline_ns: int, timeout: float | None) -> None:
-        """Block until `generation` is recorded. WaitTimeout, RecorderLost, or what `look` raises, otherwise."""
+        """Block until `generation` is recorded. WaitTimeout, RecorderLost, or what `check_liveness` raises, else."""
         line, wanted = self.line, self.base + generation
         while True:
             recorded = self._words[self._recorded_index]
@@ -193,37 +193,37 @@ class Looks:
                 if self.is_closed:
                     self._raise_closed()
                 return
-            self._refuse_finished(generation)
+            self._raise_if_finished(generation)
             now = time.monotonic_ns()
             if now >= deadline_ns:
-                self._timed_out(generation, timeout, "recorded")
+                self._raise_timeout(generation, timeout, "recorded")
             line.wait_recorded(recorded, min(SLICE_NS, deadline_ns - now))
             if self._words[self._recorded_index] == recorded:
-                self._look(generation)
+                self.check_liveness(generation)
 
-    def look(self, generation: int) -> None:
+    def raise_if_over(self, generation: int) -> None:
         """Raise whatever would end a wait for `generation`, which is not complete."""
-        self._look(generation)
-        self._refuse_finished(generation)
+        self.check_liveness(generation)
+        self._raise_if_finished(generation)
 
-    def _look(self, generation: int) -> None:
+    def check_liveness(self, generation: int) -> None:
         """In every slice of a wait: this session, the coordinator, and the recorder."""
-        self.guard.look()
+        self.guard.check_liveness()
         self.check()
-        self._refuse_dead(generation)
+        self._raise_if_dead(generation)
 
-    def _refuse_dead(self, generation: int) -> None:
+    def _raise_if_dead(self, generation: int) -> None:
         """Raise RecorderLost if the recorder is dead, and `generation` not known complete."""
         is_alive = self.recorder_is_alive()
         if self.is_closed:
             self._raise_closed()
         if not is_alive:
-            self._refuse_unless_good(generation)
+            self._raise_unless_good(generation)
 
-    def _refuse_unless_good(self, generation: int) -> None:
+    def _raise_unless_good(self, generation: int) -> None:
         """The recorder is dead: only what the board already says is good."""
         if not self.is_complete(generation):
-            self._lost(generation)
+            self._raise_lost(generation)
 
 
 def deadline_of(timeout: float | None) -> int:

@@ -16,6 +16,7 @@ from ipcsync._drivers import SUCCESS, unwrap
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import Guard
 from ipcsync._linux.futex import Futex
+from ipcsync._native import pinned
 from ipcsync._native.context import OnDevice
 from ipcsync._wire.messages import Attachment
 
@@ -41,23 +42,14 @@ class TimelineEngine(Engine):
             self._pointer()
 
     def _pointer(self) -> int:
-        self._address = self.board.registered.word(self.line.completed_address)
+        self._address = pinned.word(self.line.completed_address)
         return self._address
-
-    def _prepare(self, generation: int) -> None:
-        """A wait on the host only looks at the word."""
-
-    def _make_room(self, generation: int, timeout: float | None) -> None:
-        """A timeline has room for any number in flight."""
 
     def _driver_record(self, handle: Any, generation: int) -> None:
         address = self._address or self._pointer()
         result = self._driver.cuStreamWriteValue64(handle, address, self.base + generation, 0)
         if result[0] is not SUCCESS:
             unwrap(result, "cuStreamWriteValue64")
-
-    def _follow(self, handle: Any, generation: int) -> None:
-        self._driver_stream_wait(handle, generation)
 
     def _driver_stream_wait(self, handle: Any, generation: int) -> None:
         address = self._address or self._pointer()
@@ -83,19 +75,3 @@ class TimelineEngine(Engine):
                 self._word_futex.wait(seen & 0xFFFFFFFF, min(pause, deadline_ns - now))
                 pause = min(pause * 2, 1_000_000)
         return True
-
-    def _harvest(self) -> None:
-        """The GPU itself writes `completed`."""
-
-    def _tell_complete(self, generation: int) -> None:
-        """The GPU has told it."""
-
-    def _refuse_ahead(self) -> None:
-        """A timeline can be waited for before the record."""
-
-    def _own_work_is_done(self) -> bool:
-        """Every write has its marker, which `try_let_go` asks. The word itself may have been released by then."""
-        return True
-
-    def _release(self) -> None:
-        """A page stays registered: other slots lie on it."""

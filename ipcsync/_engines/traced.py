@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -34,6 +34,7 @@ _RECORD, _WAIT, _PASSED, _RELEASED, _SYNCHRONIZE = map(int, Kind)
 _OK, _FAILED, _UNSEEN = map(int, Outcome)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.01
 _LINGER_NS = 50_000_000
+_NO_RANGE = nullcontext()
 
 
 class Ranges:
@@ -101,15 +102,16 @@ class Traced(Engine):
         self._releases = _releases
         self.is_watched = False
 
+    def _range(self, kind: Kind) -> AbstractContextManager[None]:
+        """An NVTX range around the block, if there are any."""
+        return _NO_RANGE if self._ranges is None else self._ranges.around(kind)
+
     # --- what is written ----------------------------------------------------------------------------------------------
 
     def _record(self, handle: Any, timeout: float | None) -> int:
         began = monotonic_ns()
-        if self._ranges is None:
+        with self._range(Kind.RECORD):
             generation = super()._record(handle, timeout)
-        else:
-            with self._ranges.around(Kind.RECORD):
-                generation = super()._record(handle, timeout)
         self._put(_RECORD, self._use, generation, self._last_stream, began, monotonic_ns())
         return generation
 
@@ -125,11 +127,8 @@ class Traced(Engine):
     def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> int | None:
         began = monotonic_ns()
         try:
-            if self._ranges is None:
+            with self._range(Kind.WAIT):
                 stream_id = super()._wait(generation, handle, ordinal, timeout, ahead)
-            else:
-                with self._ranges.around(Kind.WAIT):
-                    stream_id = super()._wait(generation, handle, ordinal, timeout, ahead)
         except BaseException:
             self._put(_WAIT, self._use, generation, 0, began, monotonic_ns(), _FAILED)
             raise
@@ -147,11 +146,8 @@ class Traced(Engine):
         """Block until `generation` is complete."""
         began = monotonic_ns()
         try:
-            if self._ranges is None:
+            with self._range(Kind.SYNCHRONIZE):
                 super().synchronize(generation, timeout)
-            else:
-                with self._ranges.around(Kind.SYNCHRONIZE):
-                    super().synchronize(generation, timeout)
         except BaseException:
             self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns(), _FAILED)
             raise
@@ -169,14 +165,14 @@ class Traced(Engine):
         return bool(self._queued or self._held)
 
     def learn_releases(self) -> int:
-        """Write which queued waits are released; how many of them. The rest of a closed use is left to `try_let_go`."""
+        """Write which queued waits are released; how many of them. The rest of a closed use `try_release` writes."""
         count = 0
         with self._learning:
             while self._queued:
                 heapq.heappush(self._held, self._queued.popleft())
             while self._held and not self.is_closed:  # the lowest generation first: none is complete before it
                 generation = self._held[0][0]
-                outcome = _OK if generation <= self.seen else self._outcome(generation)
+                outcome = _OK if generation <= self.known_complete else self._outcome(generation)
                 if outcome is None:
                     break
                 self._write_release(outcome)
@@ -203,9 +199,9 @@ class Traced(Engine):
         self.learn_releases()
         super().close()
 
-    def try_let_go(self) -> bool:
+    def try_release(self) -> bool:
         """Let go of everything if no queued wait is pending; that is then written of each."""
-        if not super().try_let_go():
+        if not super().try_release():
             return False
         with self._learning:
             # Until the coordinator is told, nobody uses the slot anew: its state is still this use's.
@@ -213,7 +209,7 @@ class Traced(Engine):
             while self._queued:
                 heapq.heappush(self._held, self._queued.popleft())
             while self._held:
-                self._write_release(_OK if is_known or self._held[0][0] <= self.seen else _UNSEEN)
+                self._write_release(_OK if is_known or self._held[0][0] <= self.known_complete else _UNSEEN)
         return True
 
 

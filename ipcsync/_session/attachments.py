@@ -181,12 +181,12 @@ class Attachments:
             self._untold.append(_close_of(engine))
 
     def _lets_go(self, engine: Engine) -> bool:
-        """`try_let_go`; with a context that is broken for good nothing is let go of before the process ends.
+        """`try_release`; with a context that is broken for good nothing is let go of before the process ends.
 
         The error is then the driver's, or that of a session or coordinator which was found lost for it.
         """
         try:
-            return engine.try_let_go()
+            return engine.try_release()
         except IpcSyncError as error:
             level = logging.DEBUG if engine.has_failed else logging.WARNING
             log.log(level, "cannot let go of the event %r: %s", engine.name, error)
@@ -271,7 +271,7 @@ class Attachments:
         with self._lock:
             engines = list(self._engines.items())
         for key, engine in engines:
-            engine.harvest()
+            engine.publish_completed()
             if key not in self._opened and engine.state != "open":
                 self._drop_if_unused(key)
         self.let_go_of_lingering()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board
-from ipcsync._board.layout import words
+from ipcsync._board.lines import words
 from ipcsync._linux.death_mark import Life
 from ipcsync._linux.process import PidFd, Process, pid_namespace
 from ipcsync._native import fork
@@ -93,15 +93,15 @@ class Lease:
         if self._problem is not None:
             self._raise()
         if not self._is_over:
-            self._judge()
+            self._diagnose()
 
-    def look(self) -> None:
+    def check_liveness(self) -> None:
         """`check`, and ask whether the coordinator's process lives."""
         self.check()
         if not self._is_over and not self.coordinator_is_alive():
-            self._judge()
+            self._diagnose()
 
-    def look_at_coordinator(self) -> None:
+    def check_coordinator(self) -> None:
         """Raise CoordinatorLost if it died or stopped, whatever became of the lease."""
         self.board.check()
         if not self.coordinator_is_alive():
@@ -132,7 +132,7 @@ class Lease:
         kind, why = self._problem
         raise ProtocolError(why, code="board") if kind is ProtocolError else kind(why)
 
-    def _judge(self) -> None:
+    def _diagnose(self) -> None:
         """Something about the lease is wrong: say what, for good."""
         if self._is_over:
             return
@@ -165,7 +165,7 @@ class Lease:
             if self._pidfd is not None and any(fd == self._pidfd.fileno() for fd, _ in events):
                 poll.unregister(self._pidfd.fileno())
                 with suppress(IpcSyncError):  # the next call raises it
-                    self._judge()
+                    self._diagnose()
             self._drain_wake()
             try:
                 self._beat()
@@ -185,7 +185,7 @@ class Lease:
         if self._problem is None and not self._is_over:
             is_silent = now - self._last_ns > self._ttl_ns or self._standing != self._live
             if is_silent or (self._pidfd is None and not self.coordinator_is_alive()):
-                self._judge()
+                self._diagnose()
             self.board.check()
             self._last_ns = now
             self._good_until = now + self._ttl_ns

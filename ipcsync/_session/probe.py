@@ -10,6 +10,7 @@ from cuda.bindings.driver import CUipcEventHandle
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._drivers import unwrap
+from ipcsync._native import pinned
 from ipcsync._native.capture import Relaxed
 from ipcsync._native.context import OnDevice
 from ipcsync._wire.messages import Means
@@ -46,8 +47,8 @@ def _why_not_event(handle: bytes, ordinal: int) -> str:
 def _why_not_timeline(board: Board, ordinal: int) -> str:
     with OnDevice(ordinal), Relaxed():
         try:
-            board.registered.page(board.page_of_slots)
-            pointer = board.registered.page(board.address) + board.probe_offset
+            pinned.page(board.page_of_slots)
+            pointer = pinned.page(board.address) + board.probe_offset
         except DriverError as error:
             return f"the board's page cannot be registered here: {error}"
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from ipcsync._native import pinned
 from ipcsync._session.attachments import Attachments
 from ipcsync._session.connection import Connection
 from ipcsync._session.lease import Lease
@@ -75,5 +76,8 @@ class Ending:
         self._lease.stop()
         self._connection.close()
         self.forget_child()
-        # While the coordinator lives, attachments are let go of only when nothing of theirs is queued any more.
-        self._lease.board.close(is_quiet=self._lease.coordinator_is_alive())
+        # While the coordinator lives, attachments are released only when nothing of theirs is queued any more. Of a
+        # lost one, work queued here may still write the board's words: then those pages stay as they are.
+        board, is_quiet = self._lease.board, self._lease.coordinator_is_alive()
+        is_pinned = pinned.is_any(board.address, board.length)
+        board.close(keep_mapping=is_pinned and not (is_quiet and pinned.unpin(board.address, board.length)))

@@ -46,10 +46,10 @@ class Pending:
         now = time.monotonic_ns()
         if now >= self._next_look:
             self._next_look = now + _LOOK_NS
-            self._engine._look(self._generation)
+            self._engine.check_liveness(self._generation)
         if now >= self._deadline:
             is_recorded = self._engine.generation >= self._generation
-            self._engine._timed_out(self._generation, self._timeout, "complete" if is_recorded else "recorded")
+            self._engine._raise_timeout(self._generation, self._timeout, "complete" if is_recorded else "recorded")
         return False
 
     def _is_there(self) -> bool:

@@ -130,7 +130,7 @@ class Client:
         self._attachments = Attachments(self, board, self._lease, self._send_close, self._tracing)
         self._ending = Ending(self._connection, welcome.token, self._lease, self._attachments)
         try:
-            self._connection.request(messages.Ready(), self._token, timeout, self._lease.look)
+            self._connection.request(messages.Ready(), self._token, timeout, self._lease.check_liveness)
             self._lease.start()
         except BaseException:
             self._lease.stop()
@@ -146,7 +146,7 @@ class Client:
 
     def _request(self, body: Message, kind: type[_M], timeout: float = _DEFAULT_S, **options: Any) -> _M:
         self._check()
-        return expect(self._connection.request(body, self._token, timeout, self._lease.look, **options), kind)
+        return expect(self._connection.request(body, self._token, timeout, self._lease.check_liveness, **options), kind)
 
     def _at_beat(self) -> None:
         """From the heartbeat's thread."""
@@ -156,7 +156,7 @@ class Client:
         self._ending.at_beat()
 
     def _send_close(self, body: messages.Close, timeout: float) -> None:
-        self._connection.request(body, self._token, timeout, self._lease.look_at_coordinator)
+        self._connection.request(body, self._token, timeout, self._lease.check_coordinator)
 
     @property
     def is_connected(self) -> bool:
@@ -236,7 +236,7 @@ class Client:
     def _attach_opened(self, bodies: list[messages.Open], timeout: float) -> list[SharedEvent]:
         """Events for the replies to `bodies`; if any is an error, none, and the first of the errors is raised."""
         self._check()
-        look, give_back = self._lease.look, self._give_back
+        look, give_back = self._lease.check_liveness, self._give_back
         answers = self._connection.request_many(bodies, self._token, timeout, look, on_late=give_back)
         opened: list[SharedEvent] = []
         try:
@@ -386,7 +386,7 @@ class Client:
 
     def _look(self) -> None:
         self._check()
-        self._lease.look()
+        self._lease.check_liveness()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

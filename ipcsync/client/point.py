@@ -124,7 +124,7 @@ class Point:
         fork.check()
         try:
             if not self.query():
-                self._bound().engine.look(self._generation)  # the recorder may have died this moment
+                self._bound().engine.raise_if_over(self._generation)  # the recorder may have died this moment
         except IpcSyncError as error:
             return error
         return None

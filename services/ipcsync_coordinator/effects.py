@@ -101,7 +101,7 @@ class Effects:
         # what was not published was not recorded, though a GPU wrote its word.
         line.break_at(line.watermark if completed == INT64_MAX else min(max(completed, slot.base), line.recorded))
         if slot.engine == "timeline":
-            self.releaser.hold(line)
+            self.releaser.hold(slot.index, line)
         self._announce("broken", slot)
         self._quarantine(slot)
         recorder = slot.recorder
@@ -121,14 +121,14 @@ class Effects:
         if slot.engine == "timeline":
             line = self.line(slot)
             line.set_watermark(line.recorded)  # all that was recorded is complete
-            self.releaser.hold(line)
+            self.releaser.hold(slot.index, line)
 
     def _freed(self, slot: Slot) -> None:
         line = self.line(slot)
         # A recorder that died between its driver's call and publishing left a record that the board does not know.
         was_drained = line.state != BROKEN and line.completed >= line.recorded
         # On either engine: the next use begins where `recorded` stands, and has to find all before it complete.
-        self.releaser.let_go(line)
+        self.releaser.let_go(slot.index, line)
         line.finish(FREE)
         if was_drained:
             self.pool.give_back(slot.device, slot.ring)

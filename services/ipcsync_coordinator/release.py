@@ -7,7 +7,7 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._board import INT64_MAX, Board, SlotLine
-from ipcsync._native import context
+from ipcsync._native import context, pinned
 from ipcsync.errors import DriverError
 
 _PROBE_S = 1.0
@@ -25,14 +25,14 @@ class Releaser:
         self._held: dict[int, SlotLine] = {}
         self._why_not: dict[int, str] = {}
 
-    def hold(self, line: SlotLine) -> None:
-        """Release every waiter of this slot's word, from now until `let_go`."""
-        self._held[line.index] = line
+    def hold(self, index: int, line: SlotLine) -> None:
+        """Release every waiter of the word of slot `index`, from now until `let_go`."""
+        self._held[index] = line
         line.store_completed(INT64_MAX)
 
-    def let_go(self, line: SlotLine) -> None:
+    def let_go(self, index: int, line: SlotLine) -> None:
         """Nobody can touch the word any more: set it to where the next use begins."""
-        self._held.pop(line.index, None)
+        self._held.pop(index, None)
         if line.completed != line.recorded:
             line.store_completed(line.recorded)
 
@@ -58,7 +58,7 @@ class Releaser:
     def _try(self, ordinal: int) -> str:
         driver = _drivers.load()
         context.ensure_context(ordinal)
-        pointer = self._board.registered.page(self._board.address) + self._board.probe_offset
+        pointer = pinned.page(self._board.address) + self._board.probe_offset
         stream: Any = _drivers.unwrap(driver.cuStreamCreate(1), "cuStreamCreate")
         try:
             value = (self._board.probe + 1) & 0xFFFFFFFF

@@ -72,7 +72,7 @@ def record_complete(name: str) -> bytes:
     point = _events[name].record(stream())
     point.synchronize(20)
     while _events[name].completed < point.generation:
-        _events[name]._engine.harvest()
+        _events[name]._engine.publish_completed()
     return bytes(point)
 
 

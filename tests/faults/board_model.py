@@ -4,11 +4,11 @@ Each generator here stands for the function of the same name in the code, with i
 one load, one store or one call of the driver or the kernel. `test_board_order` runs the code itself over a board that
 writes down what is done to it, and compares that with the order here: a step moved in the code fails there.
 
-    ipcsync/_engines/looks.py      check, is_complete, is_orphaned, recorder_is_alive, refuse_finished, await_recorded,
-                                   look
-    ipcsync/_engines/base.py       accept, synchronize, query, record, wait, harvest, try_let_go
-    ipcsync/_engines/event.py      make_room, harvest_ring, driver_query, own_work_is_done
-    ipcsync/_board/layout.py       publish, store_completed, break_at, finish, open_line
+    ipcsync/_engines/slot_view.py  check, is_complete, is_orphaned, recorder_is_alive, raise_if_finished,
+                                   await_recorded, check_liveness
+    ipcsync/_engines/base.py       confirm, synchronize, query, record, wait, publish_completed, try_release
+    ipcsync/_engines/event.py      make_room, publish_completed, driver_query, is_idle
+    ipcsync/_board/lines.py        publish, store_completed, break_at, finish, open_line
     ipcsync_coordinator/effects.py broken, drained, freed, opened; release.py: hold, again, let_go
 
 What surrounds them: the GPU completes what was recorded when it likes, in the order of each stream; the recorder is

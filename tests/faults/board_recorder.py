@@ -1,4 +1,4 @@
-"""The board model's recorder and coordinator: record, harvest, close; break, finish, free and open anew.
+"""The board model's recorder and coordinator: record, publish_completed, close; break, finish, free and open anew.
 
 As in ipcsync/_engines/base.py and event.py, ipcsync_coordinator/effects.py and release.py.
 """
@@ -16,7 +16,7 @@ class Records(Waits):
 
     # ipcsync/_engines/base.py and event.py: the recorder
 
-    def harvest(self, me: int) -> Program:
+    def publish_completed(self, me: int) -> Program:
         if self.is_timeline:
             return ""
         done = yield self.own(me, "done")
@@ -43,26 +43,26 @@ class Records(Waits):
         done = yield self.own(me, "done")
         if self.is_timeline or generation - depth <= done or self.has("harvest after overwrite"):
             return ""
-        yield from self.under_lock(me, "r", self.harvest_unless_closed, me)
+        yield from self.under_lock(me, "r", self.publish_unless_closed, me)
         while not self.has("record into a full ring"):
             done = yield self.own(me, "done")
             if generation - depth <= done:
                 return ""
             del done
             yield from self.in_driver(me, "r", generation - depth)
-            yield from self.guard(me, "guard.look")
-            yield from self.under_lock(me, "r", self.harvest_if_open, me)
+            yield from self.guard(me, "guard.check_liveness")
+            yield from self.under_lock(me, "r", self.publish_if_open, me)
         return ""
 
-    def harvest_unless_closed(self, me: int) -> Program:
-        yield from self.refuse_closed(me)
-        yield from self.harvest(me)
+    def publish_unless_closed(self, me: int) -> Program:
+        yield from self.raise_if_closed(me)
+        yield from self.publish_completed(me)
         return ""
 
-    def harvest_if_open(self, me: int) -> Program:
+    def publish_if_open(self, me: int) -> Program:
         yield from self.check(me)
-        yield from self.refuse_unless_open(me)
-        yield from self.harvest(me)
+        yield from self.raise_unless_open(me)
+        yield from self.publish_completed(me)
         return ""
 
     def record(self, me: int, generation: int, stream: int, last: int) -> Program:
@@ -73,12 +73,12 @@ class Records(Waits):
         yield from self.under_lock(me, "r", self.record_and_publish, me, generation, stream, last)
         if not self.has("wake before publish"):
             yield Op("wake", do.wake)
-        yield from self.refuse_unless_open(me)
+        yield from self.raise_unless_open(me)
         return ""
 
     def record_and_publish(self, me: int, generation: int, stream: int, last: int) -> Program:
-        yield from self.refuse_closed(me)
-        yield from self.refuse_unless_open(me)
+        yield from self.raise_if_closed(me)
+        yield from self.raise_unless_open(me)
         follows = 0
         if stream != last and generation > 1 and not self.has("no following"):
             follows = generation - 1
@@ -99,10 +99,10 @@ class Records(Waits):
         if not self.has("publish before record"):
             yield publish
         if self.has("harvest after overwrite"):
-            yield from self.harvest(me)
+            yield from self.publish_completed(me)
         return ""
 
-    def refuse_unless_open(self, me: int) -> Program:
+    def raise_unless_open(self, me: int) -> Program:
         state = yield self.load("state")
         if state != OPEN:
             yield from self.check(me)
@@ -130,11 +130,11 @@ class Records(Waits):
         """The recorder's other thread: a few beats."""
         beats = 0
         while beats < len(self.scenario.streams):
-            yield from self.under_lock(RECORDER, "h", self.harvest, RECORDER)
+            yield from self.under_lock(RECORDER, "h", self.publish_completed, RECORDER)
             beats += 1
         return "beaten"
 
-    def own_work_is_done(self, me: int) -> Program:
+    def is_idle(self, me: int) -> Program:
         if self.is_timeline:
             return True
         done = yield self.own(me, "done")
@@ -149,9 +149,9 @@ class Records(Waits):
             return True
         state = yield self.load("state")
         if state not in (OPEN, CLOSED):
-            drained = yield from self.own_work_is_done(me)
+            drained = yield from self.is_idle(me)
             return drained
-        yield from self.harvest(me)
+        yield from self.publish_completed(me)
         completed = yield self.load("completed")
         made = yield self.own(me, "made")
         return completed >= made

@@ -1,4 +1,4 @@
-"""The board model's waiters: query, synchronize and wait, as in ipcsync/_engines/looks.py and base.py."""
+"""The board model's waiters: query, synchronize and wait, as in ipcsync/_engines/slot_view.py and base.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.faults.board_world import BROKEN, LOCKED, MAX, OPEN, RECORDER, Scenar
 from tests.faults.explorer import Ended, Op, Program
 
 
-class Looks:
+class SlotView:
     """The looks that every use takes: `check`, `is_complete`, and what refuses."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -77,11 +77,11 @@ class Looks:
         """A call that changes nothing here."""
         return Op(label, do.load, ("incarnation",), True)
 
-    # ipcsync/_engines/looks.py
+    # ipcsync/_engines/slot_view.py
 
     def check(self, me: int) -> Program:
         yield from self.guard(me, "guard.check")
-        yield from self.refuse_closed(me)
+        yield from self.raise_if_closed(me)
         incarnation = yield self.load("incarnation")
         if incarnation != 1:
             raise Ended("closed")
@@ -101,7 +101,7 @@ class Looks:
             raise Ended("expired")
         return ""
 
-    def refuse_closed(self, me: int) -> Program:
+    def raise_if_closed(self, me: int) -> Program:
         is_closed = yield self.own(me, "is_closed")
         if is_closed:
             raise Ended("closed")
@@ -109,7 +109,7 @@ class Looks:
 
     def last_look(self, me: int) -> Program:
         if not self.has("no last look"):
-            yield from self.refuse_closed(me)
+            yield from self.raise_if_closed(me)
         return ""
 
     def board_completed(self) -> Program:
@@ -146,14 +146,14 @@ class Looks:
         is_over = yield Op("coordinator?", do.ask_coordinator, (), not self.scenario.orphans)
         return is_over
 
-    def refuse_orphaned(self, me: int) -> Program:
+    def raise_if_orphaned(self, me: int) -> Program:
         if not self.has("no look at the coordinator") and (yield from self.is_orphaned()):
-            yield from self.guard(me, "guard.look")
+            yield from self.guard(me, "guard.check_liveness")
             if not self.has("no last look at an orphan"):
-                yield from self.refuse_closed(me)
+                yield from self.raise_if_closed(me)
         return ""
 
-    def refuse_finished(self, me: int, generation: int) -> Program:
+    def raise_if_finished(self, me: int, generation: int) -> Program:
         state = yield self.load("state")
         yield from self.last_look(me)
         if state == OPEN:
@@ -167,26 +167,26 @@ class Looks:
             raise Ended("lost")
         return ""
 
-    def refuse_unless_good(self, me: int, generation: int) -> Program:
+    def raise_unless_good(self, me: int, generation: int) -> Program:
         if not (yield from self.is_complete(me, generation)):
             raise Ended("lost")
         return ""
 
-    def look(self, me: int, generation: int) -> Program:
-        yield from self.guard(me, "guard.look")
+    def check_liveness(self, me: int, generation: int) -> Program:
+        yield from self.guard(me, "guard.check_liveness")
         yield from self.check(me)
-        yield from self.refuse_dead(me, generation)
+        yield from self.raise_if_dead(me, generation)
         return ""
 
-    def refuse_dead(self, me: int, generation: int) -> Program:
+    def raise_if_dead(self, me: int, generation: int) -> Program:
         alive = yield from self.recorder_is_alive()
         yield from self.last_look(me)
         if not alive:
-            yield from self.refuse_unless_good(me, generation)
+            yield from self.raise_unless_good(me, generation)
         return ""
 
 
-class Waits(Looks):
+class Waits(SlotView):
     """The calls of a waiter."""
 
     # ipcsync/_engines/base.py: the waits
@@ -197,15 +197,15 @@ class Waits(Looks):
             if recorded >= generation:
                 yield from self.last_look(me)
                 return ""
-            yield from self.refuse_finished(me, generation)
+            yield from self.raise_if_finished(me, generation)
             yield Op("sleep", do.sleep, (me, recorded))
             yield Op("slept", do.slept, (me,))
             again = yield self.load("recorded")
             if again == recorded:
                 del again, recorded
-                yield from self.look(me, generation)
+                yield from self.check_liveness(me, generation)
 
-    def accept(self, me: int, generation: int) -> Program:
+    def confirm(self, me: int, generation: int) -> Program:
         if self.has("alive before query"):
             alive = True
         else:
@@ -214,16 +214,16 @@ class Waits(Looks):
             state = yield self.load("state")
             alive = state != BROKEN
         yield from self.last_look(me)
-        yield from self.refuse_orphaned(me)
+        yield from self.raise_if_orphaned(me)
         if alive:
             yield self.keep(me, "seen", generation)
         else:
-            yield from self.refuse_unless_good(me, generation)
+            yield from self.raise_unless_good(me, generation)
         return ""
 
     def ask_early(self, me: int, generation: int) -> Program:
         if self.has("alive before query") and not (yield from self.recorder_is_alive()):
-            yield from self.refuse_unless_good(me, generation)
+            yield from self.raise_unless_good(me, generation)
         return ""
 
     def driver_query(self, me: int, generation: int) -> Program:
@@ -247,18 +247,18 @@ class Waits(Looks):
         recorded = yield self.load("recorded")
         if recorded < generation and not self.has("wait before recorded"):
             del recorded
-            yield from self.refuse_finished(me, generation)
+            yield from self.raise_if_finished(me, generation)
             return "False"
         del recorded
         yield from self.ask_early(me, generation)
         if (yield from self.under_lock(me, thread, self.ask_driver, me, generation)):
-            yield from self.accept(me, generation)
+            yield from self.confirm(me, generation)
             return "True"
-        yield from self.refuse_finished(me, generation)
+        yield from self.raise_if_finished(me, generation)
         return "False"
 
     def ask_driver(self, me: int, generation: int) -> Program:
-        yield from self.refuse_closed(me)
+        yield from self.raise_if_closed(me)
         done = yield from self.driver_query(me, generation)
         return done
 
@@ -292,12 +292,12 @@ class Waits(Looks):
         while True:
             if (yield from self.is_complete(me, generation)):
                 return "ok"
-            yield from self.refuse_finished(me, generation)
+            yield from self.raise_if_finished(me, generation)
             yield from self.ask_early(me, generation)
             if (yield from self.in_driver(me, thread, generation)):
-                yield from self.accept(me, generation)
+                yield from self.confirm(me, generation)
                 return "ok"
-            yield from self.look(me, generation)
+            yield from self.check_liveness(me, generation)
 
     def wait(self, me: int, thread: str, generation: int, ahead: bool) -> Program:
         yield from self.check(me)
@@ -315,24 +315,24 @@ class Waits(Looks):
             if not is_there:
                 yield from self.await_recorded(me, generation)
             del is_there
-        yield from (self.refuse_finished if ahead else self.refuse_if_not_open)(me, generation)
+        yield from (self.raise_if_finished if ahead else self.raise_if_not_open)(me, generation)
         yield self.note("cuStreamGetId")
         yield from self.under_lock(me, thread, self.queue_wait, me, generation)
-        yield from self.refuse_if_not_open(me, generation)
+        yield from self.raise_if_not_open(me, generation)
         if not self.has("no look at the recorder"):
-            yield from self.refuse_dead(me, generation)
-        yield from self.refuse_orphaned(me)
+            yield from self.raise_if_dead(me, generation)
+        yield from self.raise_if_orphaned(me)
         return "ok"
 
-    def refuse_if_not_open(self, me: int, generation: int) -> Program:
+    def raise_if_not_open(self, me: int, generation: int) -> Program:
         state = yield self.load("state")
         if state != OPEN:
             del state
-            yield from self.refuse_finished(me, generation)
+            yield from self.raise_if_finished(me, generation)
         return ""
 
     def queue_wait(self, me: int, generation: int) -> Program:
-        yield from self.refuse_closed(me)
+        yield from self.raise_if_closed(me)
         if self.is_timeline:
             yield Op("cuStreamWaitValue64", do.queue_wait_value, (me, generation))
         else:

@@ -16,10 +16,8 @@ import pytest
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
 from ipcsync._drivers import SUCCESS
-from ipcsync._engines import EventEngine, TimelineEngine, base, imports
-from ipcsync._engines import slot_view as looks
-from ipcsync._native import capture
-from ipcsync._native.pinned import Registration
+from ipcsync._engines import EventEngine, TimelineEngine, base, imports, slot_view
+from ipcsync._native import capture, pinned
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, EventClosed, RecorderLost
 from ipcsync_coordinator.effects import Effects
@@ -181,8 +179,8 @@ class Rig:
     def check(self) -> None:
         self.log.append("guard.check")
 
-    def look(self) -> None:
-        self.log.append("guard.look")
+    def check_liveness(self) -> None:
+        self.log.append("guard.check_liveness")
         if self.case.is_orphaned:
             raise CoordinatorLost("it died")
 
@@ -295,10 +293,10 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setattr("ipcsync._native.context.driver", lambda: rig)
         monkeypatch.setattr(base, "stream_handle", lambda *_: (_STREAM, 0))
         monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext())
-        monkeypatch.setattr(looks, "peer_of", lambda *_: rig)
+        monkeypatch.setattr(slot_view, "peer_of", lambda *_: rig)
         monkeypatch.setattr(imports, "acquire", lambda *_: "ring")
         monkeypatch.setattr(imports, "release", lambda *_: None)
-        monkeypatch.setattr(Registration, "word", lambda _, address: address)
+        monkeypatch.setattr(pinned, "word", lambda address: address)
         monkeypatch.setattr("ipcsync._drivers.wait_event", rig.wait_event)
         monkeypatch.setattr(capture, "relaxed_call", lambda function, *args: function(*args))
         return rig
@@ -316,8 +314,8 @@ def _run_code(rig: Rig) -> tuple[list[str], str]:
         "wait": lambda: engine.wait(case.generation, _STREAM, None, ahead=False) or "ok",
         "ahead": lambda: engine.wait(case.generation, _STREAM, None, ahead=True) or "ok",
         "record": lambda: engine.record(_STREAM, 0, None) and "",
-        "harvest": lambda: engine.harvest() or "",
-        "let go": engine.try_let_go,
+        "harvest": lambda: engine.publish_completed() or "",
+        "let go": engine.try_release,
     }
     rig.log.clear()
     try:
@@ -355,7 +353,7 @@ def _run_model(case: Case) -> tuple[list[str], str]:
         "wait": lambda: model.wait(1, "w", case.generation, False),
         "ahead": lambda: model.wait(1, "w", case.generation, True),
         "record": lambda: model.record(RECORDER, case.made + 1, case.stream, 1),
-        "harvest": lambda: model.under_lock(RECORDER, "h", model.harvest, RECORDER),
+        "harvest": lambda: model.under_lock(RECORDER, "h", model.publish_completed, RECORDER),
         "let go": lambda: model.under_lock(RECORDER, "r", model.let_go, RECORDER),
     }
 
@@ -435,7 +433,7 @@ def test_a_slot_is_opened_and_finished_in_the_models_order(new_rig: Callable[[Ca
 def test_a_released_word_is_released_again_once_it_was_pulled_down(new_rig: Callable[[Case], Rig]) -> None:
     rig = new_rig(Case("again", engine="timeline", recorded=2, completed=1))
     effects = Effects(rig.board, _Pool(), _Feed(), lambda _: None)  # type: ignore[arg-type] # as much of them as is used
-    effects.releaser.hold(rig.line)
+    effects.releaser.hold(0, rig.line)
     rig.words.put("completed", 2)
     rig.log.clear()
     effects.releaser.again()

@@ -62,7 +62,7 @@ def test_row_08_what_a_driver_says_of_the_events_of_a_coordinator_that_is_gone_c
         engine = dying(seen, call)
         with pytest.raises(ipcsync.CoordinatorLost):
             getattr(seen, use)(*[ipcsync.Stream()] * (use == "wait"))
-        assert engine.seen == engine.line.completed == 0
+        assert engine.known_complete == engine.line.completed == 0
 
 
 @pytest.mark.parametrize(("call", "use"), [("_driver_query", "query"), ("_driver_stream_wait", "wait")])
@@ -87,7 +87,7 @@ def test_row_08_nor_does_it_if_the_client_is_closed_meanwhile(
         monkeypatch.setattr(waiter._lease, "coordinator_is_alive", close_then_ask)
         with pytest.raises((ipcsync.EventClosed, ipcsync.CoordinatorLost)):  # the heartbeat may have seen it first
             getattr(point, use)(*[ipcsync.Stream()] * (use == "wait"))
-        assert engine.seen == 0
+        assert engine.known_complete == 0
 
 
 def test_row_08_of_the_events_of_a_coordinator_that_is_gone_nothing_is_told_on_the_board(
@@ -96,5 +96,5 @@ def test_row_08_of_the_events_of_a_coordinator_that_is_gone_nothing_is_told_on_t
     stream = ipcsync.Stream()
     with StreamGate(stream):
         engine = dying(client.event("e", recorder=True, engine="event").record(stream), "_driver_query")
-        engine.harvest()
+        engine.publish_completed()
         assert engine.line.completed == 0

@@ -230,7 +230,7 @@ def test_a_client_that_closes_waits_for_what_another_thread_is_closing(
         event = client.event("e")
         event.at(1).wait(waiting)
         used = event._attached.engine
-        let_go = used.try_let_go
+        let_go = used.try_release
         tried, go_on = threading.Event(), threading.Event()
 
         def try_and_dawdle() -> bool:
@@ -240,7 +240,7 @@ def test_a_client_that_closes_waits_for_what_another_thread_is_closing(
                 go_on.wait(20)
             return has_let_go
 
-        used.try_let_go = try_and_dawdle  # type: ignore[method-assign]
+        used.try_release = try_and_dawdle  # type: ignore[method-assign]
         thread = threading.Thread(target=event.close)
         thread.start()
         assert tried.wait(20)

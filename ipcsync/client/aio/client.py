@@ -230,7 +230,7 @@ class AsyncClient:
             try:
                 await self._over(Pending(oldest, left))
             except WaitTimeout:
-                event._engine._timed_out(oldest.generation, timeout, "complete, and the ring is full")
+                event._engine._raise_timeout(oldest.generation, timeout, "complete, and the ring is full")
 
     async def _wait(self, point: Point, stream: Stream, owner: Any, timeout: float | None, *, ahead: bool) -> None:
         """Queue the wait as soon as the record is made."""

@@ -1,0 +1,224 @@
+"""The lines of the board as objects: each word under its name, and the order in which several of them are stored."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from ipcsync._board.fence import fence
+from ipcsync._board.layout import (
+    BROKEN,
+    L_COMPLETED,
+    L_INCARNATION,
+    L_RECORDED,
+    L_RECORDER,
+    L_STATE,
+    L_WATERMARK,
+    LIVE,
+    OPEN,
+    S_HEARTBEAT,
+    S_NAMESPACE,
+    S_OWNER,
+    S_PID,
+    S_SERIAL,
+    S_START,
+    S_STATE,
+)
+from ipcsync._linux.futex import Futex
+
+
+class SessionLine:
+    """One session's words, `offset` bytes into a board whose `words` lie at `address`.
+
+    `serial` is (count << 16) | line number, and never comes again.
+    """
+
+    __slots__ = ("_address", "_first", "_words", "offset")
+
+    def __init__(self, words: memoryview, address: int, offset: int) -> None:
+        self.offset = offset
+        self._first = offset // 8
+        self._words = words
+        self._address = address + offset
+
+    @property
+    def state(self) -> int:
+        """FREE, LIVE or EXPIRED; written by the coordinator."""
+        return self._words[self._first + S_STATE]
+
+    @property
+    def standing(self) -> memoryview:
+        """The words of state and serial, to be compared with what they should be."""
+        return self._words[self._first + S_STATE : self._first + S_SERIAL + 1]
+
+    @property
+    def serial(self) -> int:
+        """Which session has the line; written by the coordinator."""
+        return self._words[self._first + S_SERIAL]
+
+    @property
+    def process(self) -> tuple[int, int, int]:
+        """(pid, start time, pid namespace) as the coordinator sees them; pid 0 if it cannot."""
+        first = self._first
+        return self._words[first + S_PID], self._words[first + S_START], self._words[first + S_NAMESPACE]
+
+    @property
+    def heartbeat(self) -> int:
+        """CLOCK_MONOTONIC in ns at the last beat; written by the client's thread."""
+        return self._words[self._first + S_HEARTBEAT]
+
+    @heartbeat.setter
+    def heartbeat(self, now_ns: int) -> None:
+        self._words[self._first + S_HEARTBEAT] = now_ns
+
+    @property
+    def owner(self) -> int:
+        """A robust futex that a thread of the client's holds: its id, OWNER_DIED by the kernel; 0: not held."""
+        return self._words[self._first + S_OWNER]
+
+    @property
+    def owner_address(self) -> int:
+        """Address of that word in this process."""
+        return self._address + S_OWNER * 8
+
+    @property
+    def indices(self) -> tuple[int, int]:
+        """Where serial and owner lie in the board's words, for hot paths that look themselves."""
+        return self._first + S_SERIAL, self._first + S_OWNER
+
+    def assign(self, serial: int, pid: int, started: int, namespace: int, now_ns: int) -> None:
+        """Give the line to a session (coordinator). The first heartbeat is the coordinator's word for it."""
+        words, first = self._words, self._first
+        words[first + S_SERIAL] = 0  # whoever asks for the last session's process meanwhile does not find this one's
+        if fence:
+            fence()
+        words[first + S_HEARTBEAT] = now_ns
+        words[first + S_OWNER] = 0
+        words[first + S_PID] = pid
+        words[first + S_START] = started
+        words[first + S_NAMESPACE] = namespace
+        words[first + S_SERIAL] = serial
+        if fence:
+            fence()
+        words[first + S_STATE] = LIVE
+
+    def set_state(self, state: int) -> None:
+        """Store the session's state (coordinator)."""
+        self._words[self._first + S_STATE] = state
+
+
+class SlotLine:
+    """One slot's words, `offset` bytes into a board whose `words` lie at `address`. `futex`: `recorded`'s low half."""
+
+    __slots__ = ("_first", "_words", "address", "futex")
+
+    def __init__(self, words: memoryview, address: int, offset: int) -> None:
+        self._first = offset // 8
+        self._words = words
+        self.address = address + offset
+        self.futex = Futex(self.address + L_RECORDED * 8)
+
+    @property
+    def completed_address(self) -> int:
+        """Address of the `completed` word in this process, for a GPU to write."""
+        return self.address + L_COMPLETED * 8
+
+    @property
+    def coordinators_indices(self) -> tuple[int, int, int]:
+        """Where incarnation, state and recorder lie in the board's words, for hot paths that look themselves."""
+        return self._first + L_INCARNATION, self._first + L_STATE, self._first + L_RECORDER
+
+    @property
+    def recorders_indices(self) -> tuple[int, int]:
+        """The same of recorded and completed."""
+        return self._first + L_RECORDED, self._first + L_COMPLETED
+
+    @property
+    def incarnation(self) -> int:
+        """How many uses the slot has had; written by the coordinator."""
+        return self._words[self._first + L_INCARNATION]
+
+    @property
+    def state(self) -> int:
+        """FREE, OPEN, BROKEN or CLOSED; written by the coordinator."""
+        return self._words[self._first + L_STATE]
+
+    @property
+    def recorder(self) -> int:
+        """Serial of the session that records, 0 while none came; written by the coordinator."""
+        return self._words[self._first + L_RECORDER]
+
+    @property
+    def watermark(self) -> int:
+        """Once BROKEN: everything up to here was complete before the break, and nothing later ever counts."""
+        return self._words[self._first + L_WATERMARK]
+
+    @property
+    def recorded(self) -> int:
+        """Base + last generation published; written by the recorder."""
+        return self._words[self._first + L_RECORDED]
+
+    @property
+    def completed(self) -> int:
+        """Everything up to here is complete; written by the recorder (event) or the GPU (timeline)."""
+        return self._words[self._first + L_COMPLETED]
+
+    def publish(self, count: int) -> None:
+        """Tell that everything up to `count` is recorded (recorder, after the driver's call)."""
+        if fence:
+            fence()
+        self._words[self._first + L_RECORDED] = count
+        if fence:  # before the caller looks at `state`
+            fence()
+
+    def store_completed(self, count: int) -> None:
+        """Tell that everything up to `count` is complete (recorder; at a timeline's break, the coordinator)."""
+        if fence:
+            fence()
+        self._words[self._first + L_COMPLETED] = count
+
+    def open(self, incarnation: int) -> None:
+        """Begin a new use (coordinator, once nobody of the last one is left)."""
+        words, first = self._words, self._first
+        words[first + L_RECORDER] = 0
+        words[first + L_WATERMARK] = 0
+        words[first + L_INCARNATION] = incarnation
+        if fence:
+            fence()
+        words[first + L_STATE] = OPEN
+
+    def set_recorder(self, serial: int) -> None:
+        """Name the session that records (coordinator)."""
+        self._words[self._first + L_RECORDER] = serial
+
+    def set_watermark(self, watermark: int) -> None:
+        """Keep what is complete, before the word itself is used to release waiters (coordinator)."""
+        self._words[self._first + L_WATERMARK] = watermark
+
+    def break_at(self, watermark: int) -> None:
+        """End the use by the recorder's death: only what is up to `watermark` stays good (coordinator)."""
+        self._words[self._first + L_WATERMARK] = watermark
+        self.finish(BROKEN)
+
+    def finish(self, state: int) -> None:
+        """Store a final state, then wake every waiter (coordinator)."""
+        if fence:
+            fence()
+        self._words[self._first + L_STATE] = state
+        if fence:
+            fence()
+        self.futex.wake()
+
+    def wait_recorded(self, seen: int, timeout_ns: int) -> None:
+        """Sleep while `recorded` still is `seen`, for at most `timeout_ns`."""
+        self.futex.wait(seen & 0xFFFFFFFF, timeout_ns)
+
+
+def words(*values: int) -> memoryview:
+    """Words of one's own, to compare the board's with: one comparison costs as much as reading a single word."""
+    return memoryview(struct.pack(f"={len(values)}Q", *values)).cast("Q")
+
+
+def word_at(address: int) -> ctypes.c_uint64:
+    """The 8-byte word at `address`, for plain loads and stores."""
+    return ctypes.c_uint64.from_address(address)
