@@ -15,7 +15,7 @@ import zmq
 
 from ipcsync._native import fork
 from ipcsync._wire import codec
-from ipcsync._wire.messages import Announcement, EventRow, SessionRow, State
+from ipcsync._wire.messages import Announcement, EventRow, SessionRow, SnapshotReply
 from ipcsync.client.info import Notice
 from ipcsync.errors import WaitTimeout
 
@@ -76,7 +76,7 @@ class Replay:
         gone = self._events.pop(key, None)
         return [] if gone is None else [replace(gone, kind=notice.kind, number=notice.number)]
 
-    def resync(self, state: State) -> list[Notice]:
+    def resync(self, state: SnapshotReply) -> list[Notice]:
         """The notices that lead from what is known to a snapshot."""
         notices = []
         rows = {(row.slot, row.incarnation): row for row in state.events if row.name.startswith(self._prefix)}
@@ -111,7 +111,7 @@ def watch(
     endpoint: str,
     replay: Replay,
     timeout: float | None,
-    snapshot: Callable[[bool], State],
+    snapshot: Callable[[bool], SnapshotReply],
     look: Callable[[], None],
 ) -> Iterator[Notice]:
     """The notices, from a subscription of its own; ends when none came for `timeout` seconds.

@@ -13,7 +13,7 @@ from ipcsync._drivers import unwrap
 from ipcsync._native import pinned
 from ipcsync._native.capture import Relaxed
 from ipcsync._native.context import OnDevice
-from ipcsync._wire.messages import Means
+from ipcsync._wire.messages import ProbeReply
 from ipcsync.errors import DriverError, HandleError
 
 _PASS_S = 1.0
@@ -22,10 +22,10 @@ _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
 
-def of_engines(means: Means, ordinal: int, board: Board) -> dict[str, dict[str, Any]]:
+def of_engines(reply: ProbeReply, ordinal: int, board: Board) -> dict[str, dict[str, Any]]:
     """What `Client.check` returns."""
-    event = means.why_not_event or _why_not_event(means.handle, ordinal)
-    timeline = means.why_not_timeline or _why_not_timeline(board, ordinal)
+    event = reply.why_not_event or _why_not_event(reply.handle, ordinal)
+    timeline = reply.why_not_timeline or _why_not_timeline(board, ordinal)
     return {
         "event": {"ok": not event, "why": event},
         "timeline": {"ok": not timeline, "why": timeline},

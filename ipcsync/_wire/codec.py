@@ -2,7 +2,7 @@
 
 A request is [version, id, op, token, deadline, body], a reply [version, id, op, body], an announcement [version, body].
 `id` counts a session's requests, so that a retry is known; `deadline` is CLOCK_MONOTONIC in ns, after which the client
-waits no more; `body` is a map. Requests, which anybody may send, are read in the coordinator's `intake`.
+waits no more; `body` is a map. Requests, which anybody may send, are read in the coordinator's `decode`.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class Close(Message, frozen=True):
     drained: bool = False
 
 
-class StreamSpec(Message, frozen=True):
-    """Name a stream specification: the first to name it decides device and priority."""
+class OpenStream(Message, frozen=True):
+    """Open a named stream: the first to name it decides device and priority."""
 
     name: Name
     device: Text = ""
@@ -83,17 +83,17 @@ class StreamSpec(Message, frozen=True):
     priority: Annotated[int, Meta(ge=-1024, le=1024)] = 0
 
 
-class Events(Message, frozen=True):
+class ListEvents(Message, frozen=True):
     """List the events whose names begin with `prefix`."""
 
     prefix: Name = ""
 
 
-class Sessions(Message, frozen=True):
+class ListSessions(Message, frozen=True):
     """List the sessions."""
 
 
-class Attachments(Message, frozen=True):
+class ListAttachments(Message, frozen=True):
     """List up to `limit` uses of events whose names begin with `prefix`."""
 
     prefix: Name = ""
@@ -105,10 +105,10 @@ class Stats(Message, frozen=True):
 
 
 class Snapshot(Message, frozen=True):
-    """All that is open, with the feed number up to which that holds. `again`: because of a gap in the feed."""
+    """All that is open, with the feed number up to which that holds. `is_resync`: because of a gap in the feed."""
 
     prefix: Name = ""
-    again: bool = False
+    is_resync: bool = False
 
 
 class Probe(Message, frozen=True):
@@ -163,7 +163,7 @@ class Attachment(Message, frozen=True):
     serials: list[int]
 
 
-class Stream(Message, frozen=True):
+class StreamSpec(Message, frozen=True):
     """A named stream's specification."""
 
     name: str
@@ -233,7 +233,7 @@ class Counters(Message, frozen=True):
     stats: dict[str, object]
 
 
-class State(Message, frozen=True):
+class SnapshotReply(Message, frozen=True):
     """A snapshot, and the number of the last announcement that it holds."""
 
     number: Count
@@ -241,7 +241,7 @@ class State(Message, frozen=True):
     sessions: list[SessionRow]
 
 
-class Means(Message, frozen=True):
+class ProbeReply(Message, frozen=True):
     """What Probe asked for: handle bytes of an event made for it, and why an engine cannot work, if so."""
 
     handle: bytes
@@ -281,10 +281,10 @@ REQUESTS: dict[str, type[Message]] = {
     "open": Open,
     "attach": Attach,
     "close": Close,
-    "stream": StreamSpec,
-    "events": Events,
-    "sessions": Sessions,
-    "attachments": Attachments,
+    "stream": OpenStream,
+    "events": ListEvents,
+    "sessions": ListSessions,
+    "attachments": ListAttachments,
     "stats": Stats,
     "snapshot": Snapshot,
     "probe": Probe,
@@ -294,13 +294,13 @@ REPLIES: dict[str, type[Message]] = {
     "welcome": Welcome,
     "done": Done,
     "attachment": Attachment,
-    "stream": Stream,
+    "stream": StreamSpec,
     "events": EventList,
     "sessions": SessionList,
     "attachments": AttachmentList,
     "stats": Counters,
-    "state": State,
-    "means": Means,
+    "snapshot": SnapshotReply,
+    "probe": ProbeReply,
     "failure": Failure,
 }
 OPS: dict[type[Message], str] = {kind: op for op, kind in REQUESTS.items()}

@@ -317,13 +317,13 @@ class Client:
         device than that, or one that this process does not see.
         """
         _check_name(name)
-        body = messages.StreamSpec(
+        body = messages.OpenStream(
             name=name,
             device="" if device is None else uuid_of(devices.parse(device)),
             default_device=uuid_of(current_ordinal()),
             priority=priority,
         )
-        spec = self._request(body, messages.Stream)
+        spec = self._request(body, messages.StreamSpec)
         try:
             ordinal = ordinal_of(spec.device)
         except InvalidDevice as error:
@@ -334,16 +334,16 @@ class Client:
 
     def list_events(self, prefix: str = "") -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included."""
-        return [EventInfo.of(row) for row in self._request(messages.Events(prefix), messages.EventList).events]
+        return [EventInfo.of(row) for row in self._request(messages.ListEvents(prefix), messages.EventList).events]
 
     def list_sessions(self) -> list[SessionInfo]:
         """The sessions that live."""
-        rows = self._request(messages.Sessions(), messages.SessionList).sessions
+        rows = self._request(messages.ListSessions(), messages.SessionList).sessions
         return [SessionInfo.of(row) for row in rows]
 
     def list_attachments(self, prefix: str = "", *, limit: int = 100_000) -> list[AttachmentInfo]:
         """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000."""
-        rows = self._request(messages.Attachments(prefix, limit), messages.AttachmentList).attachments
+        rows = self._request(messages.ListAttachments(prefix, limit), messages.AttachmentList).attachments
         return [AttachmentInfo.of(row) for row in rows]
 
     def stats(self, timeout: float = _DEFAULT_S) -> dict[str, Any]:
@@ -360,8 +360,8 @@ class Client:
         from ipcsync._session import probe as trial
 
         ordinal = devices.parse(device)
-        means = self._request(messages.Probe(uuid_of(ordinal)), messages.Means)
-        return trial.of_engines(means, ordinal, self._lease.board)
+        reply = self._request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply)
+        return trial.of_engines(reply, ordinal, self._lease.board)
 
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
         """A snapshot as notices, then every change in order; ends when nothing came for `timeout` seconds.
@@ -380,7 +380,7 @@ class Client:
             self._feed_endpoint,
             feed.Replay(prefix, self._session_prefix),
             timeout,
-            lambda again: self._request(messages.Snapshot(prefix, again), messages.State),
+            lambda is_resync: self._request(messages.Snapshot(prefix, is_resync), messages.SnapshotReply),
             look,
         )
 

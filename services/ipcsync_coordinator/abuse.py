@@ -11,7 +11,7 @@ from collections import OrderedDict
 _UCRED = struct.Struct("3i")  # pid, uid, gid: what SO_PEERCRED tells
 
 
-class Strangers:
+class StrikeCounter:
     """How many messages each connection sent in a row that were malformed or of no session.
 
     A connection is due to be cut with the `most`-th of them, and is counted anew then: a peer may choose its routing id
@@ -24,7 +24,7 @@ class Strangers:
         self._is_due = False
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
-    def blame(self, routing: bytes) -> None:
+    def strike(self, routing: bytes) -> None:
         """That connection sent one more."""
         count = self._counts[routing] = self._counts.get(routing, 0) + 1
         self._counts.move_to_end(routing)
@@ -45,7 +45,7 @@ class Strangers:
         return is_due
 
 
-def cut(descriptor: int, pid: int) -> bool:
+def disconnect(descriptor: int, pid: int) -> bool:
     """Shut down the connection behind a descriptor of libzmq's, if process `pid` is at its other end; whether it was.
 
     libzmq may close its descriptor at any time, and the number may then stand for somebody else's connection: what is

@@ -14,7 +14,7 @@ import zmq
 DOMAIN = b"ipcsync"
 
 
-class Doorkeeper:
+class ZapHandler:
     """Answers ZAP requests on this context. `refused` counts the uids turned away, through `on_refusal`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], on_refusal: Callable[[str], None]) -> None:

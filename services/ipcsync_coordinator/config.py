@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipcsync._wire import endpoints
-from ipcsync_coordinator import decode as intake
+from ipcsync_coordinator import decode
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,9 +42,9 @@ class Settings:
     max_attachments: int = _setting(4096, "the most events one session may be attached to")
     max_streams: int = _setting(1024, "the most named streams")
     max_name: int = _setting(255, "the longest name, in bytes of UTF-8")
-    max_frame: int = _setting(intake.MAX_FRAME, "the largest frame that a client may send")
+    max_frame: int = _setting(decode.MAX_FRAME, "the largest frame that a client may send")
     max_frames: int = _setting(1, "the most frames of one message; only the first is read")
-    max_nesting: int = _setting(intake.MAX_NESTING, "how deep the arrays and maps of a request may be nested")
+    max_nesting: int = _setting(decode.MAX_NESTING, "how deep the arrays and maps of a request may be nested")
     max_strange: int = _setting(
         100, "messages in a row, malformed or of no session, after which a connection is cut; a client connects anew"
     )

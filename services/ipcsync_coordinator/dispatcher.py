@@ -10,13 +10,13 @@ from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
-from ipcsync_coordinator import decode as intake
-from ipcsync_coordinator.abuse import Strangers
+from ipcsync_coordinator import decode
+from ipcsync_coordinator.abuse import StrikeCounter
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.leases import Lease, Leases, Sender
-from ipcsync_coordinator.metrics import Figures
+from ipcsync_coordinator.metrics import Metrics
+from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -27,55 +27,55 @@ class Dispatcher:
     """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC.
 
     `on_confirm` is told of each request of a session whose process no pidfd watches yet; `carry_out` does what follows
-    from the request, before its reply is made. `strangers` learns which connections sent what no client sends.
+    from the request, before its reply is made. `strikes` learns which connections sent what no client sends.
     """
 
     def __init__(
         self,
         settings: Settings,
         handlers: Handlers,
-        leases: Leases,
-        figures: Figures,
-        strangers: Strangers,
+        sessions: SessionTable,
+        metrics: Metrics,
+        strikes: StrikeCounter,
         carry_out: Callable[[], None],
-        on_confirm: Callable[[Lease, Sender], None],
+        on_confirm: Callable[[SessionEntry, Sender], None],
     ) -> None:
         self._max_frame = settings.max_frame
         self._max_nesting = settings.max_nesting
         self._handlers = handlers
         self._table = handlers.table
-        self._leases = leases
-        self._figures = figures
-        self._strangers = strangers
+        self._sessions = sessions
+        self._metrics = metrics
+        self._strikes = strikes
         self._carry_out = carry_out
         self._on_confirm = on_confirm
 
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
         """The reply to a frame, None if there is to be none (its client waits no more)."""
         try:
-            request = intake.decode_request(frame, self._max_frame, self._max_nesting)
+            request = decode.decode_request(frame, self._max_frame, self._max_nesting)
         except ProtocolError as error:
-            self._figures.refused(error)
-            self._strangers.blame(sender.routing)
-            reply: bytes | None = codec.encode_reply(intake.peek_id(frame), codec.failure_of(error))
+            self._metrics.count_refusal(error)
+            self._strikes.strike(sender.routing)
+            reply: bytes | None = codec.encode_reply(decode.peek_id(frame), codec.failure_of(error))
         else:
             reply = self._reply(request, sender, now_ns)
-        self._figures.took((time.monotonic_ns() - now_ns) / 1e9)
+        self._metrics.observe((time.monotonic_ns() - now_ns) / 1e9)
         return reply
 
     def _reply(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
         if 0 < request.deadline_ns < now_ns:
-            self._figures.refusals["late"] += 1
-            self._figures.ended(request.op, "late")
+            self._metrics.refusals["late"] += 1
+            self._metrics.count_result(request.op, "late")
             return None
         try:
             return self._answer(request, sender, now_ns)
         except IpcSyncError as error:
-            self._figures.refused(error, request.op)
+            self._metrics.count_refusal(error, request.op)
             return codec.encode_reply(request.id, codec.failure_of(error))
         except Exception:
-            self._figures.refusals["internal"] += 1
-            self._figures.ended(request.op, "internal")
+            self._metrics.refusals["internal"] += 1
+            self._metrics.count_result(request.op, "internal")
             log.exception("request failed", extra=fields(op=request.op))
             return codec.encode_reply(
                 request.id, messages.Failure("IpcSyncError", "the coordinator failed inside; its log says how")
@@ -87,42 +87,42 @@ class Dispatcher:
         op = request.op
         if op == "hello":
             return self._welcome(request, sender, now_ns)
-        lease = self._leases.find(request.token)
-        if lease is None:
-            last_word = self._leases.last_word(request.token, request.id)
-            if last_word is not None:
-                return last_word
-            self._strangers.blame(sender.routing)
+        entry = self._sessions.find(request.token)
+        if entry is None:
+            final_reply = self._sessions.final_reply(request.token, request.id)
+            if final_reply is not None:
+                return final_reply
+            self._strikes.strike(sender.routing)
             raise SessionExpired("no such session here: it expired, was closed, or is of an earlier coordinator")
-        self._strangers.clear(sender.routing)
-        kept = lease.replies.get(request.id)
+        self._strikes.clear(sender.routing)
+        kept = entry.replies.get(request.id)
         if kept is not None:
             return kept
-        if request.id <= lease.forgotten:
+        if request.id <= entry.forgotten:
             raise ProtocolError(f"request {request.id} was answered long ago", code="forgotten")
-        if lease.session.state != "live" and op not in ("close", "bye"):
-            raise SessionExpired(f"the session {lease.session.label!r} expired; connect anew")
-        if not lease.watch.is_confirmed:
-            self._on_confirm(lease, sender)
-        self._figures.requests[op] += 1
+        if entry.session.state != "live" and op not in ("close", "bye"):
+            raise SessionExpired(f"the session {entry.session.label!r} expired; connect anew")
+        if not entry.watch.is_confirmed:
+            self._on_confirm(entry, sender)
+        self._metrics.requests[op] += 1
         body: Message
         try:
-            body = self._table[op](lease, request.body)
-            self._figures.ended(op, "ok")
+            body = self._table[op](entry, request.body)
+            self._metrics.count_result(op, "ok")
         except IpcSyncError as error:
-            self._figures.refused(error, op)
+            self._metrics.count_refusal(error, op)
             body = codec.failure_of(error)
         self._carry_out()
         if type(body) is messages.Attachment:
             body = self._handlers.with_base(body)
         reply = codec.encode_reply(request.id, body)
         if op in _CHANGING:
-            self._leases.keep(lease, request.id, reply)
+            self._sessions.keep(entry, request.id, reply)
         return reply
 
     def _welcome(self, request: Request, sender: Sender, now_ns: int) -> bytes:
         assert isinstance(request.body, messages.Hello)
-        self._figures.requests["hello"] += 1
+        self._metrics.requests["hello"] += 1
         reply = codec.encode_reply(request.id, self._handlers.hello(request.body, sender, now_ns))
-        self._figures.ended("hello", "ok")
+        self._metrics.count_result("hello", "ok")
         return reply

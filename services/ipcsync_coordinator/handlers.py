@@ -24,11 +24,11 @@ from ipcsync.errors import (
 )
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.leases import Lease, Leases, Sender
 from ipcsync_coordinator.listing import attachment_rows, event_rows, session_rows
-from ipcsync_coordinator.liveness import Watch
-from ipcsync_coordinator.metrics import Figures
+from ipcsync_coordinator.liveness import ProcessWatch
+from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.registry import Registry, Session, Slot
+from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -45,8 +45,8 @@ class Handlers:
         registry: Registry,
         board: Board,
         effects: Effects,
-        leases: Leases,
-        figures: Figures,
+        sessions: SessionTable,
+        metrics: Metrics,
         driver: str,
         feed_endpoint: str,
         room: Callable[[], int] = lambda: _UNLIMITED,
@@ -57,24 +57,24 @@ class Handlers:
         self._registry = registry
         self._board = board
         self._effects = effects
-        self._leases = leases
-        self._figures = figures
+        self._sessions = sessions
+        self._metrics = metrics
         self._driver = driver
         self._feed_endpoint = feed_endpoint
         self._room = room  # how many sessions the file descriptors allow
         self._namespace = pid_namespace()
         self._shm = shm_identity()
         self._started = time.monotonic()
-        self.table: dict[str, Callable[[Lease, Any], messages.Message]] = {
+        self.table: dict[str, Callable[[SessionEntry, Any], messages.Message]] = {
             "ready": self._ready,
             "renew": self._renew,
             "open": self._open,
             "attach": self._attach,
             "close": self._close,
             "stream": self._stream,
-            "events": self._events,
-            "sessions": self._sessions,
-            "attachments": self._attachments,
+            "events": self._list_events,
+            "sessions": self._list_sessions,
+            "attachments": self._list_attachments,
             "stats": self._stats,
             "snapshot": self._snapshot,
             "probe": self._probe,
@@ -85,25 +85,25 @@ class Handlers:
 
     def hello(self, hello: messages.Hello, sender: Sender, now_ns: int) -> messages.Welcome:
         """Open a session for the process that `sender` names."""
-        known = self._leases.of_nonce(hello.nonce)
+        known = self._sessions.of_nonce(hello.nonce)
         if known is not None:
             return self._welcome(known)
         if hello.driver != self._driver:
             raise ConnectError(f"this coordinator uses the driver {self._driver!r}, the client {hello.driver!r}")
         ttl = self._granted_ttl(hello.lease_ttl)
         room = self._room()
-        if len(self._leases) >= room:
+        if len(self._sessions) >= room:
             raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
         session = self._registry.open_session(os.urandom(4).hex(), hello.name)
-        watch = Watch(sender.pid, sender.routing, self._board, session.line)
-        lease = Lease(session, os.urandom(16), hello.nonce, int(ttl * 1e9), now_ns, now_ns, watch, hello)
-        lease.why_not_event = self._why_not_event(hello)
+        watch = ProcessWatch(sender.pid, sender.routing, self._board, session.line)
+        entry = SessionEntry(session, os.urandom(16), hello.nonce, int(ttl * 1e9), now_ns, now_ns, watch, hello)
+        entry.why_not_event = self._why_not_event(hello)
         # Without a start time the pid tells nobody anything: others then ask for the lifeline.
         pid = watch.pid if watch.started else 0
         self._board.session(session.line).assign(session.serial, pid, watch.started, self._namespace, now_ns)
-        self._leases.add(lease)
+        self._sessions.add(entry)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
-        return self._welcome(lease)
+        return self._welcome(entry)
 
     def _granted_ttl(self, wanted: float | None) -> float:
         if wanted is None:
@@ -122,13 +122,13 @@ class Handlers:
             )
         return ""
 
-    def _welcome(self, lease: Lease) -> messages.Welcome:
-        ttl = lease.ttl_ns / 1e9
+    def _welcome(self, entry: SessionEntry) -> messages.Welcome:
+        ttl = entry.ttl_ns / 1e9
         return messages.Welcome(
-            token=lease.token,
-            session=lease.session.id,
-            serial=lease.session.serial,
-            line=lease.session.line,
+            token=entry.token,
+            session=entry.session.id,
+            serial=entry.session.serial,
+            line=entry.session.line,
             epoch=self._board.epoch,
             lease_ttl=ttl,
             heartbeat=ttl / 3,
@@ -140,34 +140,34 @@ class Handlers:
             window=self._window,
         )
 
-    def _ready(self, lease: Lease, _: messages.Ready) -> messages.Message:
-        lease.is_ready = True
-        lease.watch.has_lifeline = self._board.has_lifeline(self._board.session(lease.session.line))
+    def _ready(self, entry: SessionEntry, _: messages.Ready) -> messages.Message:
+        entry.is_ready = True
+        entry.watch.has_lifeline = self._board.has_lifeline(self._board.session(entry.session.line))
         return messages.Done()
 
-    def _renew(self, _lease: Lease, _: messages.Renew) -> messages.Message:
+    def _renew(self, _entry: SessionEntry, _: messages.Renew) -> messages.Message:
         return _DONE
 
-    def _bye(self, lease: Lease, body: messages.Bye) -> messages.Message:
-        self._registry.end_session(lease.session, let_go=body.let_go)
-        log.info("session closed", extra=fields(id=lease.session.id, name=lease.session.name, pid=lease.watch.pid))
+    def _bye(self, entry: SessionEntry, body: messages.Bye) -> messages.Message:
+        self._registry.end_session(entry.session, let_go=body.let_go)
+        log.info("session closed", extra=fields(id=entry.session.id, name=entry.session.name, pid=entry.watch.pid))
         return _DONE
 
     def forget(self, session: Session) -> None:
         """The session's line is free: drop all that is kept of it."""
-        lease = self._leases.forget(session.serial)
-        if lease is not None:
-            lease.watch.close()
+        entry = self._sessions.forget(session.serial)
+        if entry is not None:
+            entry.watch.close()
 
-    def lose(self, lease: Lease, how: str) -> None:
+    def lose(self, entry: SessionEntry, how: str) -> None:
         """The session's process is dead ("pidfd"), or silent for longer than its TTL ("ttl")."""
-        session = lease.session
+        session = entry.session
         line = self._board.session(session.line)
         if session.state == "live":
-            self._figures.deaths[how] += 1
-            log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=lease.watch.pid, how=how))
+            self._metrics.deaths[how] += 1
+            log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how=how))
         # Who never was ready, and has no lifeline, does not use the board: its line needs no proof of death.
-        if how == "pidfd" or not (lease.is_ready or self._board.has_lifeline(line)):
+        if how == "pidfd" or not (entry.is_ready or self._board.has_lifeline(line)):
             self._registry.bury(session)
         else:
             self._registry.expire(session)
@@ -175,19 +175,19 @@ class Handlers:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _open(self, lease: Lease, body: messages.Open) -> messages.Message:
+    def _open(self, entry: SessionEntry, body: messages.Open) -> messages.Message:
         slot = self._registry.find(body.name)
         if slot is not None:
-            self._refuse_unusable(lease, slot)
-            self._registry.join(lease.session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
+            self._refuse_unusable(entry, slot)
+            self._registry.join(entry.session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
         else:
-            self._registry.check_room(lease.session, body.name)
+            self._registry.check_room(entry.session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
-            engine = self._choose_engine(lease, body.engine, device)
+            engine = self._choose_engine(entry, body.engine, device)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
                 slot = self._registry.create(
-                    lease.session,
+                    entry.session,
                     body.name,
                     recorder=body.recorder,
                     device=device,
@@ -198,14 +198,14 @@ class Handlers:
             except IpcSyncError:
                 self._effects.pool.give_back(device, ring)
                 raise
-        return self._attachment(lease, slot)
+        return self._attachment(entry, slot)
 
-    def _choose_engine(self, lease: Lease, wanted: str, device: str) -> str:
+    def _choose_engine(self, entry: SessionEntry, wanted: str, device: str) -> str:
         """Which engine a new event on `device` uses. EngineMismatch says why the one that is wanted cannot."""
         if wanted not in ("auto", "event", "timeline"):
             raise ProtocolError(f"an engine is 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
         reasons = {
-            "event": lease.why_not_event or self._effects.why_not_event(device),
+            "event": entry.why_not_event or self._effects.why_not_event(device),
             "timeline": "" if wanted == "event" else self._effects.why_not_timeline(device),
         }
         for engine in ("event", "timeline"):
@@ -215,17 +215,17 @@ class Handlers:
         why = "; ".join(f"{engine}: {reasons[engine]}" for engine in asked)
         raise EngineMismatch(f"the engine {wanted!r} cannot work between this process and the coordinator: {why}")
 
-    def _attach(self, lease: Lease, body: messages.Attach) -> messages.Message:
+    def _attach(self, entry: SessionEntry, body: messages.Attach) -> messages.Message:
         known = self._registry.slots.get(body.slot)
         if known is not None:
-            self._refuse_unusable(lease, known)
-        return self._attachment(lease, self._registry.attach(lease.session, body.slot, body.incarnation))
+            self._refuse_unusable(entry, known)
+        return self._attachment(entry, self._registry.attach(entry.session, body.slot, body.incarnation))
 
-    def _refuse_unusable(self, lease: Lease, slot: Slot) -> None:
-        if slot.engine == "event" and lease.why_not_event:
-            raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {lease.why_not_event}")
+    def _refuse_unusable(self, entry: SessionEntry, slot: Slot) -> None:
+        if slot.engine == "event" and entry.why_not_event:
+            raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.why_not_event}")
 
-    def _attachment(self, lease: Lease, slot: Slot) -> messages.Attachment:
+    def _attachment(self, entry: SessionEntry, slot: Slot) -> messages.Attachment:
         return messages.Attachment(
             name=slot.name,
             slot=slot.index,
@@ -234,7 +234,7 @@ class Handlers:
             device=slot.device,
             engine=slot.engine,
             depth=slot.depth,
-            recorder=slot.recorder is lease.session,
+            recorder=slot.recorder is entry.session,
             handles=[shared.handle for shared in slot.ring],
             serials=[shared.serial for shared in slot.ring],
         )
@@ -243,44 +243,44 @@ class Handlers:
         """A new slot's base is known only once it was opened on the board."""
         return msgspec.structs.replace(body, base=self._registry.slots[body.slot].base)
 
-    def _close(self, lease: Lease, body: messages.Close) -> messages.Message:
-        self._registry.close(lease.session, body.slot, body.incarnation, let_go=body.let_go, drained=body.drained)
+    def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
+        self._registry.close(entry.session, body.slot, body.incarnation, let_go=body.let_go, drained=body.drained)
         return _DONE
 
-    def _stream(self, lease: Lease, body: messages.StreamSpec) -> messages.Message:
+    def _stream(self, entry: SessionEntry, body: messages.OpenStream) -> messages.Message:
         default = body.default_device or self._effects.pool.devices[0]
-        device, priority = self._registry.stream(lease.session, body.name, body.device, default, body.priority)
-        return messages.Stream(body.name, device, priority)
+        device, priority = self._registry.stream(entry.session, body.name, body.device, default, body.priority)
+        return messages.StreamSpec(body.name, device, priority)
 
-    def _probe(self, lease: Lease, body: messages.Probe) -> messages.Message:
+    def _probe(self, entry: SessionEntry, body: messages.Probe) -> messages.Message:
         device = body.device or self._effects.pool.devices[0]
-        why_not = lease.why_not_event or self._effects.why_not_event(device)
+        why_not = entry.why_not_event or self._effects.why_not_event(device)
         handle = b"" if why_not else self._effects.pool.probe_handle(device)
-        return messages.Means(handle, why_not, self._effects.why_not_timeline(device))
+        return messages.ProbeReply(handle, why_not, self._effects.why_not_timeline(device))
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    def _events(self, _: Lease, body: messages.Events) -> messages.Message:
+    def _list_events(self, _: SessionEntry, body: messages.ListEvents) -> messages.Message:
         return messages.EventList(event_rows(self._registry, self._board, body.prefix))
 
-    def _sessions(self, _: Lease, _body: messages.Sessions) -> messages.Message:
-        return messages.SessionList(session_rows(self._leases, self._board))
+    def _list_sessions(self, _: SessionEntry, _body: messages.ListSessions) -> messages.Message:
+        return messages.SessionList(session_rows(self._sessions, self._board))
 
-    def _attachments(self, _: Lease, body: messages.Attachments) -> messages.Message:
+    def _list_attachments(self, _: SessionEntry, body: messages.ListAttachments) -> messages.Message:
         return messages.AttachmentList(attachment_rows(self._registry, body.prefix, body.limit))
 
-    def _snapshot(self, _: Lease, body: messages.Snapshot) -> messages.Message:
-        self._figures.resyncs += body.again
+    def _snapshot(self, _: SessionEntry, body: messages.Snapshot) -> messages.Message:
+        self._metrics.resyncs += body.is_resync
         events = event_rows(self._registry, self._board, body.prefix)
-        return messages.State(self._effects.feed.number, events, session_rows(self._leases, self._board))
+        return messages.SnapshotReply(self._effects.feed.number, events, session_rows(self._sessions, self._board))
 
-    def _stats(self, _: Lease, _body: messages.Stats) -> messages.Message:
+    def _stats(self, _: SessionEntry, _body: messages.Stats) -> messages.Message:
         return messages.Counters(self.stats())
 
     def stats(self) -> dict[str, object]:
         """`Client.stats()`: everything that is counted."""
         slots = [slot for slot in self._registry.slots.values() if slot.state != "free"]
-        opened_ns = [lease.opened_ns for lease in self._leases if lease.session.state == "live"]
+        opened_ns = [entry.opened_ns for entry in self._sessions if entry.session.state == "live"]
         now_ns = time.monotonic_ns()
         return {
             "sessions": len(opened_ns),
@@ -294,7 +294,7 @@ class Handlers:
             "quarantined": sum(slot.is_quarantined for slot in slots),
             "quarantine_oldest_s": self._effects.quarantine_oldest_s(),
             "feed_number": self._effects.feed.number,
-            **self._figures.stats(),
+            **self._metrics.stats(),
             "uptime_s": time.monotonic() - self._started,
         }
 

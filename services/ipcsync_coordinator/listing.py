@@ -8,8 +8,8 @@ from itertools import islice
 
 from ipcsync._board import Board
 from ipcsync._wire import messages
-from ipcsync_coordinator.leases import Lease
 from ipcsync_coordinator.registry import Registry, Slot
+from ipcsync_coordinator.sessions import SessionEntry
 
 
 def event_rows(registry: Registry, board: Board, prefix: str) -> list[messages.EventRow]:
@@ -37,21 +37,21 @@ def _event(slot: Slot, board: Board) -> messages.EventRow:
     )
 
 
-def session_rows(leases: Iterable[Lease], board: Board) -> list[messages.SessionRow]:
+def session_rows(sessions: Iterable[SessionEntry], board: Board) -> list[messages.SessionRow]:
     """The sessions that live."""
     now_ns = time.monotonic_ns()
-    return [_session(lease, board, now_ns) for lease in leases if lease.session.state == "live"]
+    return [_session(entry, board, now_ns) for entry in sessions if entry.session.state == "live"]
 
 
-def _session(lease: Lease, board: Board, now_ns: int) -> messages.SessionRow:
-    session = lease.session
-    seen = max(board.session(session.line).heartbeat, lease.opened_ns)
+def _session(entry: SessionEntry, board: Board, now_ns: int) -> messages.SessionRow:
+    session = entry.session
+    seen = max(board.session(session.line).heartbeat, entry.opened_ns)
     return messages.SessionRow(
         id=session.id,
         name=session.name,
-        pid=lease.watch.pid,
+        pid=entry.watch.pid,
         events=len(session.attached),
-        connected_s=(now_ns - lease.opened_ns) / 1e9,
+        connected_s=(now_ns - entry.opened_ns) / 1e9,
         last_seen_s=max(now_ns - seen, 0) / 1e9,
     )
 

@@ -10,7 +10,7 @@ from ipcsync._linux.process import PidFd, start_time
 from ipcsync._linux.robust import OWNER_DIED
 
 
-class Watch:
+class ProcessWatch:
     """One session's process.
 
     The pidfd is opened at the first word and counts only once the peer spoke again on the same connection: a pid may

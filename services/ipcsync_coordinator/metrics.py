@@ -11,7 +11,7 @@ BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e
 """Upper bounds, in seconds, of the buckets for a request's time."""
 
 
-class Figures:
+class Metrics:
     """Counts of requests and refusals, of results by operation, and a histogram of the time that each frame took."""
 
     def __init__(self) -> None:
@@ -23,21 +23,21 @@ class Figures:
         self._buckets = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
-    def refused(self, error: IpcSyncError, op: str = "") -> None:
+    def count_refusal(self, error: IpcSyncError, op: str = "") -> None:
         """A request, with its operation if that is known, was refused."""
         code = error.code if isinstance(error, ProtocolError) else ""
         self.refusals[code or type(error).__name__] += 1
         if op:
-            self.ended(op, type(error).__name__)
+            self.count_result(op, type(error).__name__)
 
-    def ended(self, op: str, result: str) -> None:
+    def count_result(self, op: str, result: str) -> None:
         """A request ended: "ok", the name of the error that it was refused with, "late" or "internal"."""
         counter = self.results.get(op)
         if counter is None:
             counter = self.results[op] = Counter()
         counter[result] += 1
 
-    def took(self, seconds: float) -> None:
+    def observe(self, seconds: float) -> None:
         """A frame was dealt with, whatever it was."""
         self._buckets[bisect_left(BOUNDS_S, seconds)] += 1
         self._sum_s += seconds

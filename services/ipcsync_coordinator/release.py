@@ -40,7 +40,7 @@ class Releaser:
         """Whether there is anything to store again."""
         return bool(self._held)
 
-    def again(self) -> None:
+    def reassert(self) -> None:
         """Store INT64_MAX again wherever it was pulled down."""
         for line in self._held.values():
             if line.completed != INT64_MAX:

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import zmq
 
-from ipcsync_coordinator.abuse import Strangers, cut
+from ipcsync_coordinator.abuse import StrikeCounter, disconnect
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
-from ipcsync_coordinator.leases import Sender
+from ipcsync_coordinator.sessions import Sender
 
 _BUDGET = 512
 _HOLD_NS = 2_000_000
@@ -35,13 +35,13 @@ class Requests:
         socket: zmq.Socket[bytes],
         settings: Settings,
         dispatcher: Dispatcher,
-        strangers: Strangers,
+        strikes: StrikeCounter,
         refuse: Callable[..., None],
     ) -> None:
         self.socket = socket
         self._max_frames = settings.max_frames
         self._dispatcher = dispatcher
-        self._strangers = strangers
+        self._strikes = strikes
         self._refuse = refuse
         self._held: dict[bytes, list[bytes]] = {}  # replies behind the first of a drain, by routing id
         self._send_at = 0
@@ -77,7 +77,7 @@ class Requests:
         sender = Sender(routing, frame)
         if frame.more and self._drop_rest() >= self._max_frames:
             self._refuse("too_many_frames")
-            self._strangers.blame(routing)
+            self._strikes.strike(routing)
         else:
             now_ns = time.monotonic_ns()
             if now_ns > self._send_at:
@@ -86,7 +86,7 @@ class Requests:
             reply = self._dispatcher.handle(frame.bytes, sender, now_ns)
             if reply is not None:
                 self._answer(routing, reply)
-        if self._strangers.take_due():
+        if self._strikes.take_due():
             self._cut(sender)
 
     def _drop_rest(self) -> int:
@@ -132,5 +132,5 @@ class Requests:
             descriptor = int(sender.frame.get(zmq.SRCFD))
         except (zmq.ZMQError, ValueError):
             return  # this libzmq does not tell (it calls the option deprecated): the stranger is refused, not cut off
-        if cut(descriptor, sender.pid):
+        if disconnect(descriptor, sender.pid):
             self._refuse("stranger", pid=sender.pid)

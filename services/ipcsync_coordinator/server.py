@@ -17,20 +17,20 @@ from ipcsync._linux.process import PidFd
 from ipcsync._logs import fields, is_round
 from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator import auth
-from ipcsync_coordinator.abuse import Strangers
+from ipcsync_coordinator.abuse import StrikeCounter
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.descriptors import Descriptors, Gate
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, WELCOME, Feed
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.leases import Lease, Leases, Sender
 from ipcsync_coordinator.liveness import PauseCredit
-from ipcsync_coordinator.metrics import Figures
+from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool, served_devices
 from ipcsync_coordinator.registry import Limits, Registry, Session
 from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.runtime_dir import RuntimeDir
+from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -61,7 +61,7 @@ class Server:
         self._descriptors = Descriptors(settings.max_sessions)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_535)
-        self._doorkeeper = auth.Doorkeeper(self._context, self._refuse)
+        self._zap = auth.ZapHandler(self._context, self._refuse)
         try:
             router = self._bind_router()
             self.feed = Feed(self._bind_feed())
@@ -71,24 +71,24 @@ class Server:
         self.registry = Registry(_limits(settings))
         pool = Pool(devices, settings.max_cuda_events)
         self.effects = Effects(self.board, pool, self.feed, self._forget)
-        self.figures = Figures()
-        self.leases = Leases(settings.remembered_requests, settings.max_sessions)
+        self.metrics = Metrics()
+        self.sessions = SessionTable(settings.remembered_requests, settings.max_sessions)
         self.handlers = Handlers(
             settings,
             self.registry,
             self.board,
             self.effects,
-            self.leases,
-            self.figures,
+            self.sessions,
+            self.metrics,
             _drivers.name(),
             directory.feed,
             self._descriptors.sessions,
         )
-        strangers = Strangers(settings.max_strange, settings.max_sessions)
+        strikes = StrikeCounter(settings.max_strange, settings.max_sessions)
         dispatcher = Dispatcher(
-            settings, self.handlers, self.leases, self.figures, strangers, self._carry_out, self._confirm
+            settings, self.handlers, self.sessions, self.metrics, strikes, self._carry_out, self._confirm
         )
-        self._requests = Requests(router, settings, dispatcher, strangers, self._refuse)
+        self._requests = Requests(router, settings, dispatcher, strikes, self._refuse)
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
         self._idle_since = time.monotonic()
@@ -133,8 +133,8 @@ class Server:
         self._loop.call_soon_threadsafe(self._refuse, reason)
 
     def _refuse(self, reason: str, **more: object) -> None:
-        self.figures.refusals[reason] += 1
-        count = self.figures.refusals[reason]
+        self.metrics.refusals[reason] += 1
+        count = self.metrics.refusals[reason]
         if is_round(count):
             log.warning("refused", extra=fields(reason=reason, count=count, **more))
 
@@ -143,7 +143,7 @@ class Server:
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or the end of the process that this one ends with."""
         readers: list[tuple[zmq.Socket[bytes], Callable[[], None]]] = [
-            (self._doorkeeper.socket, self._drain_doorkeeper),
+            (self._zap.socket, self._drain_zap),
             (self._requests.socket, self._drain_requests),
             (self.feed.socket, self._drain_feed),
         ]
@@ -179,8 +179,8 @@ class Server:
         if not self._done.is_set():
             self.feed.drain()
 
-    def _drain_doorkeeper(self) -> None:
-        while not self._done.is_set() and self._doorkeeper.serve_one():
+    def _drain_zap(self) -> None:
+        while not self._done.is_set() and self._zap.serve_one():
             continue
 
     def _drain_requests(self) -> None:
@@ -189,8 +189,8 @@ class Server:
 
     # --- life and death -----------------------------------------------------------------------------------------------
 
-    def _confirm(self, lease: Lease, sender: Sender) -> None:
-        lease.watch.confirm(sender.routing, self._loop, lambda: self.handlers.lose(lease, "pidfd"))
+    def _confirm(self, entry: SessionEntry, sender: Sender) -> None:
+        entry.watch.confirm(sender.routing, self._loop, lambda: self.handlers.lose(entry, "pidfd"))
 
     def _carry_out(self) -> None:
         if self.registry.changes:
@@ -213,20 +213,20 @@ class Server:
         now_ns = time.monotonic_ns()
         self._credit.tick(now_ns)
         self.board.beat(now_ns)
-        for lease in self.leases:
-            self._check(lease, now_ns)
+        for entry in self.sessions:
+            self._check(entry, now_ns)
         now = now_ns / 1e9
         if now >= self._next_feed_tick:
             self._next_feed_tick = now + 1.0
             self.feed.tick()
-        self.effects.releaser.again()
+        self.effects.releaser.reassert()
         self._refill()
         limit = self._settings.exit_when_idle
-        if limit and not self.leases and now - self._idle_since > limit:
+        if limit and not self.sessions and now - self._idle_since > limit:
             log.info("stopping", extra=fields(reason="idle", idle_s=limit))
             self.stop()
         # A drain by hand each tick: an edge that was missed then costs a tick, never a client.
-        self._drain_doorkeeper()
+        self._drain_zap()
         self._drain_requests()
         self._drain_feed()
         self._tell_alive()
@@ -241,16 +241,16 @@ class Server:
             self._refills = False  # events are then made when they are asked for, and that says why not
             log.error("no CUDA events are made ahead any more", extra=fields(why=error))
 
-    def _check(self, lease: Lease, now_ns: int) -> None:
-        if lease.watch.lifeline_is_cut():
-            self.handlers.lose(lease, "pidfd")
-        elif lease.session.state == "live":
+    def _check(self, entry: SessionEntry, now_ns: int) -> None:
+        if entry.watch.lifeline_is_cut():
+            self.handlers.lose(entry, "pidfd")
+        elif entry.session.state == "live":
             # Never back: the line's last user may have been stopped inside of a store of its own.
-            lease.beat_ns = max(lease.beat_ns, self.board.session(lease.session.line).heartbeat)
-            if now_ns - max(lease.beat_ns, self._credit.since_ns) > lease.ttl_ns:
-                self.handlers.lose(lease, "ttl")
-        elif lease.watch.gave_up_lifeline():
-            self.handlers.lose(lease, "pidfd")  # its goodbye was lost, or it called exec
+            entry.beat_ns = max(entry.beat_ns, self.board.session(entry.session.line).heartbeat)
+            if now_ns - max(entry.beat_ns, self._credit.since_ns) > entry.ttl_ns:
+                self.handlers.lose(entry, "ttl")
+        elif entry.watch.gave_up_lifeline():
+            self.handlers.lose(entry, "pidfd")  # its goodbye was lost, or it called exec
 
     def close(self) -> None:
         """Tell everyone, then remove board and sockets."""
@@ -261,10 +261,10 @@ class Server:
         self._gate.stop()
         for socket in (self._requests.socket, self.feed.socket):
             socket.close()
-        self._doorkeeper.close()
+        self._zap.close()
         self._context.term()
-        for lease in self.leases:
-            lease.watch.close()
+        for entry in self.sessions:
+            entry.watch.close()
         self.effects.pool.close()
         self.board.unlink()
         self.directory.close()

@@ -24,7 +24,7 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync.cli.bench.peers import Echo
-from ipcsync_coordinator import decode as intake
+from ipcsync_coordinator import decode
 from tests.faults.raw import DEADLINE_S, Raw, request, resident_kib, unix_socket
 
 _DRAIN_EVERY = 32  # a flooder that never reads is another test
@@ -74,7 +74,7 @@ def _unknown(chance: random.Random) -> list[bytes]:
 
 
 def _large(chance: random.Random) -> list[bytes]:
-    return [b"\xc6" + chance.randbytes(4) * (intake.MAX_FRAME // 4 + chance.randrange(1000))]
+    return [b"\xc6" + chance.randbytes(4) * (decode.MAX_FRAME // 4 + chance.randrange(1000))]
 
 
 def _many_frames(chance: random.Random) -> list[bytes]:

@@ -17,8 +17,8 @@ def late_replies() -> None:
 
     decide = Handlers._open
 
-    def decide_and_dawdle(self: Handlers, lease: Any, body: Any) -> Any:
-        reply = decide(self, lease, body)
+    def decide_and_dawdle(self: Handlers, entry: Any, body: Any) -> Any:
+        reply = decide(self, entry, body)
         end = time.monotonic() + LATE_S
         while body.name.startswith("late") and time.monotonic() < end:
             continue

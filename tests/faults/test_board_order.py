@@ -436,7 +436,7 @@ def test_a_released_word_is_released_again_once_it_was_pulled_down(new_rig: Call
     effects.releaser.hold(0, rig.line)
     rig.words.put("completed", 2)
     rig.log.clear()
-    effects.releaser.again()
-    effects.releaser.again()
+    effects.releaser.reassert()
+    effects.releaser.reassert()
     assert rig.log == ["load completed", "store completed", "load completed"]
     assert rig.line.completed == INT64_MAX

@@ -12,7 +12,7 @@ import pytest
 import ipcsync
 from ipcsync._linux.process import Process, is_running, pid_namespace, start_time
 from ipcsync.testing import StreamGate
-from ipcsync_coordinator.liveness import Watch
+from ipcsync_coordinator.liveness import ProcessWatch
 from tests.faults import actions, reborn, scenes
 from tests.faults.scenes import Blocked, ForeignPeer, until, until_lost
 from tests.peer import Peer
@@ -274,7 +274,7 @@ def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_con
     client: ipcsync.Client,
 ) -> None:
     loop = _Loop()
-    watch = Watch(os.getpid(), b"first", client._lease.board, 0)
+    watch = ProcessWatch(os.getpid(), b"first", client._lease.board, 0)
     watch.confirm(b"another connection", loop, lambda: None)  # type: ignore[arg-type] # as much of a loop as it needs
     assert not loop.readers
     watch.confirm(b"first", loop, lambda: None)  # type: ignore[arg-type]

@@ -13,12 +13,12 @@ import zmq
 
 import ipcsync
 from ipcsync._wire import codec, endpoints, messages
-from ipcsync_coordinator import decode as intake
+from ipcsync_coordinator import decode
 from tests.faults import flood
 from tests.faults.raw import Raw, await_end, failure_in, request, resident_kib, unix_socket, until
 from tests.peer import Peer
 
-_FRAME = intake.MAX_FRAME
+_FRAME = decode.MAX_FRAME
 
 
 def _refusals(client: ipcsync.Client) -> dict[str, int]:
@@ -242,11 +242,11 @@ def test_row_27_bad_names_get_typed_errors(coordinator: ipcsync.Coordinator, cli
     with Raw(coordinator.endpoint) as raw:
         token = raw.hello().token
         for name in _BAD_NAMES:
-            for body in (messages.Open(name), messages.StreamSpec(name)):
+            for body in (messages.Open(name), messages.OpenStream(name)):
                 error = raw.refused(body, token)
                 assert isinstance(error, ipcsync.ProtocolError), name
                 assert error.code in ("name", "invalid"), name
-        assert isinstance(raw.refused(messages.StreamSpec(""), token), ipcsync.ProtocolError)
+        assert isinstance(raw.refused(messages.OpenStream(""), token), ipcsync.ProtocolError)
     assert client.list_events() == []
     for name in ["", *_BAD_NAMES, "\ud800"]:
         with pytest.raises(ipcsync.ProtocolError):
@@ -379,7 +379,7 @@ def test_row_30_a_forged_token_is_refused(coordinator: ipcsync.Coordinator, clie
             for body in (messages.Close(held.slot, held.incarnation), messages.Bye(), messages.Open("e")):
                 assert isinstance(thief.refused(body, token), ipcsync.SessionExpired)
         assert _refusals(client)["SessionExpired"] == 3 * len(guesses)
-        (row,) = owner.ask(messages.Events("e"), welcome.token, messages.EventList).events
+        (row,) = owner.ask(messages.ListEvents("e"), welcome.token, messages.EventList).events
         assert (row.state, row.recorder, row.attached) == ("open", "owner", 1)
 
 
@@ -402,5 +402,5 @@ def test_row_30_the_tokens_owner_goes_on_over_another_connection(coordinator: ip
         token = first.hello("owner").token
         first.ask(messages.Open("e", recorder=True), token, messages.Attachment, request_id=1000)
     with Raw(coordinator.endpoint, routing=b"second") as second:
-        (row,) = second.ask(messages.Events(), token, messages.EventList, request_id=1001).events
+        (row,) = second.ask(messages.ListEvents(), token, messages.EventList, request_id=1001).events
         assert row.recorder == "owner"

@@ -30,7 +30,7 @@ def test_row_24_a_client_that_never_reads_its_replies_is_dropped_and_counted(
             good.event(f"an/event/with/a/long/name/to/fill/the/replies/{number:03}", recorder=True)
         with Raw(coordinator.endpoint, receive_queue=1) as deaf:
             token = deaf.hello("deaf").token
-            ask = codec.encode_request(5, messages.Events(), token, 0)
+            ask = codec.encode_request(5, messages.ListEvents(), token, 0)
 
             def refused() -> bool:
                 for _ in range(50):

@@ -28,7 +28,7 @@ def test_row_15_a_retried_request_gets_the_same_reply_and_is_done_once(
 ) -> None:
     with Raw(coordinator.endpoint) as raw:
         token = raw.hello().token
-        bodies = [messages.Open("", recorder=True), messages.Open("e", recorder=True), messages.StreamSpec("s")]
+        bodies = [messages.Open("", recorder=True), messages.Open("e", recorder=True), messages.OpenStream("s")]
         for request_id, body in enumerate(bodies, start=10):
             frame = codec.encode_request(request_id, body, token, 0)
             replies = {raw.exchange(frame) for _ in range(3)}
@@ -58,7 +58,7 @@ def test_row_15_a_retried_close_does_not_close_what_was_opened_since(coordinator
         second = raw.ask(messages.Open("e", recorder=True), token, messages.Attachment, request_id=101)
         assert (second.slot, second.incarnation) == (first.slot, first.incarnation + 1)
         assert raw.exchange(close) == done
-        (row,) = raw.ask(messages.Events(), token, messages.EventList, request_id=102).events
+        (row,) = raw.ask(messages.ListEvents(), token, messages.EventList, request_id=102).events
         assert (row.state, row.attached) == ("open", 1)
 
 
@@ -92,7 +92,7 @@ def test_row_15_a_reply_forgotten_since_is_a_typed_error_and_not_done_again(
             raw.ask(messages.Open("", recorder=True), token, messages.Attachment, request_id=request_id)
         failure = raw.ask(messages.Open("", recorder=True), token, messages.Failure, request_id=10)
         assert failure.attributes["code"] == "forgotten"
-        assert len(raw.ask(messages.Events(), token, messages.EventList, request_id=13).events) == 3
+        assert len(raw.ask(messages.ListEvents(), token, messages.EventList, request_id=13).events) == 3
 
 
 class _LossyRelay(threading.Thread):
@@ -188,7 +188,7 @@ def test_row_17_closing_another_sessions_attachment_is_refused(
     (row,) = client.list_events()
     with Raw(coordinator.endpoint) as raw:
         token = raw.hello().token
-        known = raw.ask(messages.Events(), token, messages.EventList).events[0]
+        known = raw.ask(messages.ListEvents(), token, messages.EventList).events[0]
         for let_go in (True, False):
             error = raw.refused(messages.Close(known.slot, known.incarnation, let_go), token)
             assert isinstance(error, ipcsync.EventClosed)

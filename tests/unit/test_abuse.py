@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipcsync_coordinator.abuse import Strangers, cut
+from ipcsync_coordinator.abuse import StrikeCounter, disconnect
 
 
 @pytest.fixture
@@ -31,56 +31,56 @@ def _descriptors_of(fd: int) -> int:
 
 def test_a_connection_of_that_process_is_shut_down(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
-    assert cut(ours.fileno(), os.getpid())
+    assert disconnect(ours.fileno(), os.getpid())
     assert theirs.recv(1) == b""
     assert _descriptors_of(ours.fileno()) == 1
 
 
 def test_a_connection_of_another_process_is_left_alone(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
-    assert not cut(ours.fileno(), os.getpid() + 1)
+    assert not disconnect(ours.fileno(), os.getpid() + 1)
     with pytest.raises(TimeoutError):
         theirs.recv(1)
 
 
 def test_what_is_no_connection_is_left_alone() -> None:
     reading, writing = os.pipe()
-    assert not cut(reading, os.getpid())
+    assert not disconnect(reading, os.getpid())
     assert os.write(writing, b"x") == 1
     assert _descriptors_of(reading) == 2, "a pipe's two ends are one file"
     os.close(reading)
     os.close(writing)
-    assert not cut(reading, os.getpid())  # closed meanwhile
+    assert not disconnect(reading, os.getpid())  # closed meanwhile
 
 
-def _blame(strangers: Strangers, *routings: bytes) -> list[bool]:
+def _strike(strikes: StrikeCounter, *routings: bytes) -> list[bool]:
     """Whether a connection was due after each message."""
     due = []
     for routing in routings:
-        strangers.blame(routing)
-        due.append(strangers.take_due())
+        strikes.strike(routing)
+        due.append(strikes.take_due())
     return due
 
 
 def test_a_connection_is_due_with_each_so_many_in_a_row() -> None:
-    strangers = Strangers(most=3, remembered=10)
-    assert _blame(strangers, *[b"a"] * 7) == [False, False, True, False, False, True, False]
-    assert _blame(strangers, b"b", b"b", b"c", b"b") == [False, False, False, True]
-    assert not strangers.take_due()
+    strikes = StrikeCounter(most=3, remembered=10)
+    assert _strike(strikes, *[b"a"] * 7) == [False, False, True, False, False, True, False]
+    assert _strike(strikes, b"b", b"b", b"c", b"b") == [False, False, False, True]
+    assert not strikes.take_due()
 
 
 def test_nobody_is_cut_whose_process_is_not_known(pair: tuple[socket.socket, socket.socket]) -> None:
-    assert not cut(pair[0].fileno(), 0)
+    assert not disconnect(pair[0].fileno(), 0)
 
 
 def test_a_session_that_speaks_is_no_stranger() -> None:
-    strangers = Strangers(most=2, remembered=10)
+    strikes = StrikeCounter(most=2, remembered=10)
     for _ in range(5):
-        assert _blame(strangers, b"a") == [False]
-        strangers.clear(b"a")
+        assert _strike(strikes, b"a") == [False]
+        strikes.clear(b"a")
 
 
 def test_no_more_strangers_are_remembered_than_was_said() -> None:
-    strangers = Strangers(most=3, remembered=2)
-    assert not any(_blame(strangers, b"a", b"b", b"b", b"a", b"c"))  # b spoke longest ago
-    assert _blame(strangers, b"a", b"b") == [True, False]
+    strikes = StrikeCounter(most=3, remembered=2)
+    assert not any(_strike(strikes, b"a", b"b", b"b", b"a", b"c"))  # b spoke longest ago
+    assert _strike(strikes, b"a", b"b") == [True, False]

@@ -32,13 +32,13 @@ def test_replies_and_announcements_are_read_as_they_were_sent(count: int) -> Non
             b"t" * 16, "id", 1, 2, b"e" * 16, 5.0, 1.5, "/board", "ipc://f", "host", 7, ["gpu"] * count, 3
         ),
         messages.Attachment("e", 1, 2, 3, "gpu", "event", 4, True, [b"h" * 64] * count, [1] * count),
-        messages.Stream("s", "gpu", -1),
+        messages.StreamSpec("s", "gpu", -1),
         messages.EventList([row] * count),
         messages.SessionList([messages.SessionRow("i", "n", 1, 2, 3.0, 4.0)] * count),
         messages.AttachmentList([messages.AttachmentRow("e", "me", "i", "records", "active", 4, 5)] * count),
         messages.Counters({"sessions": 1, "requests": {"open": 2}}),
-        messages.State(9, [row], []),
-        messages.Means(b"h", "", "why"),
+        messages.SnapshotReply(9, [row], []),
+        messages.ProbeReply(b"h", "", "why"),
         messages.Failure("IpcSyncError", "text", {"limit": 3}),
     ]
     assert {type(reply) for reply in replies} == set(messages.REPLIES.values())
@@ -97,7 +97,7 @@ def test_what_is_wrong_with_a_reply_is_told(frame: bytes, code: str) -> None:
 
 
 def test_what_cannot_be_sent_is_a_protocol_error() -> None:
-    for body in (messages.Open("\ud800"), messages.Attach(1 << 70, 1), messages.StreamSpec("s", priority=-(1 << 70))):
+    for body in (messages.Open("\ud800"), messages.Attach(1 << 70, 1), messages.OpenStream("s", priority=-(1 << 70))):
         with pytest.raises(ProtocolError) as caught:
             codec.encode_request(1, body, b"", 0)
         assert caught.value.code == "invalid"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ipcsync._wire import codec, messages
 from ipcsync.errors import ProtocolError
-from ipcsync_coordinator import decode as intake
+from ipcsync_coordinator import decode
 from tests.unit import frames
 
 
@@ -25,21 +25,21 @@ def _has_nan(body: messages.Message) -> bool:
 @given(frames.ids, frames.bodies, frames.tokens, st.integers(0, 1 << 62))
 def test_a_request_is_read_as_it_was_sent(id_: int, body: messages.Message, token: bytes, deadline: int) -> None:
     frame = codec.encode_request(id_, body, token, deadline)
-    read = intake.decode_request(frame)
+    read = decode.decode_request(frame)
     assert (read.id, read.op, read.token, read.deadline_ns) == (id_, messages.OPS[type(body)], token, deadline)
     assert type(read.body) is type(body)
     assert _has_nan(body) or read.body == body
-    assert intake.peek_id(frame) == id_
+    assert decode.peek_id(frame) == id_
 
 
 @frames.MANY
 @given(frames.anything())
 def test_any_bytes_are_a_request_or_a_protocol_error(frame: bytes) -> None:
-    request = frames.decoded(intake.decode_request, frame)
-    if isinstance(request, intake.Request):
+    request = frames.decoded(decode.decode_request, frame)
+    if isinstance(request, decode.Request):
         assert isinstance(request.body, messages.REQUESTS[request.op])
         assert 0 < request.id < 1 << 63
-    assert 0 <= intake.peek_id(frame) < 1 << 63
+    assert 0 <= decode.peek_id(frame) < 1 << 63
 
 
 def test_a_frame_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None:
@@ -48,11 +48,11 @@ def test_a_frame_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None
         return codec.encode_request(1, messages.Probe(""), b"x" * (300 + size - len(empty)), 0)
 
     assert len(frame(1024)) == 1024
-    assert intake.decode_request(frame(1024), max_frame=1024).op == "probe"
+    assert decode.decode_request(frame(1024), max_frame=1024).op == "probe"
     with pytest.raises(ProtocolError) as caught:
-        intake.decode_request(frame(1025), max_frame=1024)
+        decode.decode_request(frame(1025), max_frame=1024)
     assert caught.value.code == "too_large"
-    assert intake.peek_id(frame(1025)) == 1
+    assert decode.peek_id(frame(1025)) == 1
 
 
 def test_nesting_of_exactly_the_limit_is_read_and_one_more_is_not() -> None:
@@ -64,7 +64,7 @@ def test_nesting_of_exactly_the_limit_is_read_and_one_more_is_not() -> None:
 
     for depth, code in ((3, "invalid"), (4, "too_deep")):
         with pytest.raises(ProtocolError) as caught:
-            intake.decode_request(frame(depth), max_nesting=3)
+            decode.decode_request(frame(depth), max_nesting=3)
         assert caught.value.code == code
 
 
@@ -76,7 +76,7 @@ def test_deep_frames_are_a_protocol_error_wherever_they_are_deep(head: bytes, de
     rest = {b"": b"", b"\x96\x01\x01": b"\xc4\x00\x00\x80"}.get(head, b"")
     for opening in (b"\x91", b"\x81\xa1a"):
         with pytest.raises(ProtocolError):
-            intake.decode_request(head + opening * depth + b"\x00" + rest)
+            decode.decode_request(head + opening * depth + b"\x00" + rest)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_bomb_is_refused_before_it_is_built(bomb: bytes) -> None:
     try:
         for frame in (bomb, b"\x96\x01\x01\xa5renew\xc4\x00\x00" + bomb):
             with pytest.raises(ProtocolError):
-                intake.decode_request(frame)
+                decode.decode_request(frame)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -14,16 +14,16 @@ from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync_coordinator.abuse import Strangers
+from ipcsync_coordinator.abuse import StrikeCounter
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.leases import Lease, Leases, Sender
-from ipcsync_coordinator.metrics import Figures
+from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool, served_devices
 from ipcsync_coordinator.registry import Limits, Registry
+from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
 from tests.unit import frames
 
 _SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
@@ -64,17 +64,17 @@ class World:
         )
         self.pool = Pool(served_devices(None), limit=200, step=8)
         effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget)  # type: ignore[arg-type] # see there
-        self.leases = Leases(_SETTINGS.remembered_requests, _SETTINGS.max_sessions)
-        self.figures = Figures()
+        self.sessions = SessionTable(_SETTINGS.remembered_requests, _SETTINGS.max_sessions)
+        self.metrics = Metrics()
         self.handlers = Handlers(
-            _SETTINGS, self.registry, self.board, effects, self.leases, self.figures, _drivers.name(), "ipc://feed"
+            _SETTINGS, self.registry, self.board, effects, self.sessions, self.metrics, _drivers.name(), "ipc://feed"
         )
         self.dispatcher = Dispatcher(
             _SETTINGS,
             self.handlers,
-            self.leases,
-            self.figures,
-            Strangers(_SETTINGS.max_strange, _SETTINGS.max_sessions),
+            self.sessions,
+            self.metrics,
+            StrikeCounter(_SETTINGS.max_strange, _SETTINGS.max_sessions),
             lambda: effects.carry_out(self.registry.take_changes()),
             self._confirm,
         )
@@ -83,7 +83,7 @@ class World:
     def _forget(self, session: object) -> None:
         self.handlers.forget(session)  # type: ignore[arg-type] # a Session
 
-    def _confirm(self, _lease: Lease, _sender: Sender) -> None:
+    def _confirm(self, _entry: SessionEntry, _sender: Sender) -> None:
         """There is no loop that could watch a pidfd."""
 
     def handle(self, frame: bytes) -> Message | None:
@@ -102,8 +102,8 @@ class World:
         return reply
 
     def bury_all(self) -> None:
-        for lease in self.leases:
-            self.handlers.lose(lease, "pidfd")
+        for entry in self.sessions:
+            self.handlers.lose(entry, "pidfd")
 
     def close(self) -> None:
         self.bury_all()
@@ -125,7 +125,7 @@ _TOKENS = [bytes([number]) * 16 for number in range(6)]
 
 def _with_real_tokens(world: World, frame: bytes) -> bytes:
     """The frame with the tokens of sessions that are there: those it was made with stand for their places."""
-    known = [lease.token for lease in world.leases]
+    known = [entry.token for entry in world.sessions]
     for index, place in enumerate(_TOKENS[:-1] if known else []):
         frame = frame.replace(place, known[index % len(known)])
     return frame
@@ -136,42 +136,42 @@ def _with_real_tokens(world: World, frame: bytes) -> bytes:
 def test_any_frames_in_any_order_get_replies_and_leave_nothing_behind(
     world: World, sent: list[bytes], sessions: int
 ) -> None:
-    for _ in range(min(sessions, _SETTINGS.max_sessions - len(world.leases))):
+    for _ in range(min(sessions, _SETTINGS.max_sessions - len(world.sessions))):
         world.hello()
     for frame in sent:
         world.handle(_with_real_tokens(world, frame))  # raises for a reply that is none
         _assert_bounded(world)
     world.bury_all()
-    assert world.figures.refusals["internal"] == 0
-    assert set(world.figures.refusals) - {"internal"} <= _CODES
+    assert world.metrics.refusals["internal"] == 0
+    assert set(world.metrics.refusals) - {"internal"} <= _CODES
     assert world.registry.in_use == 0
     assert not world.registry.sessions
     assert not world.registry.names
     assert not world.registry.streams
-    assert not world.leases
-    assert not world.leases._by_serial
-    assert not world.leases._by_nonce
+    assert not world.sessions
+    assert not world.sessions._by_serial
+    assert not world.sessions._by_nonce
 
 
 def _assert_bounded(world: World) -> None:
-    leases, registry = world.leases, world.registry
-    assert len(leases) == len(leases._by_serial) == len(leases._by_nonce) <= _SETTINGS.max_sessions
-    assert len(leases._last_words) <= _SETTINGS.max_sessions
-    assert all(len(lease.replies) <= _SETTINGS.remembered_requests for lease in leases)
+    sessions, registry = world.sessions, world.registry
+    assert len(sessions) == len(sessions._by_serial) == len(sessions._by_nonce) <= _SETTINGS.max_sessions
+    assert len(sessions._final_replies) <= _SETTINGS.max_sessions
+    assert all(len(entry.replies) <= _SETTINGS.remembered_requests for entry in sessions)
     assert len(registry.slots) <= _SETTINGS.pool
     assert len(registry.streams) <= _SETTINGS.max_streams
     assert len(registry.sessions) <= _SETTINGS.max_sessions
     assert not registry.changes
     assert world.pool.made <= 200
-    assert set(world.figures.requests) <= set(messages.REQUESTS)
+    assert set(world.metrics.requests) <= set(messages.REQUESTS)
 
 
 def test_a_request_past_its_deadline_is_dropped_and_counted(world: World) -> None:
     token = world.hello().token
-    before = world.figures.refusals["late"]
+    before = world.metrics.refusals["late"]
     late = codec.encode_request(5, messages.Open("late", True), token, time.monotonic_ns() - 1)
     assert world.handle(late) is None
-    assert world.figures.refusals["late"] == before + 1
+    assert world.metrics.refusals["late"] == before + 1
     assert world.registry.find("late") is None
     world.bury_all()
 
@@ -191,7 +191,7 @@ def test_a_ttl_that_is_none_is_refused(world: World, wanted: float) -> None:
     reply = world.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
     assert isinstance(reply, messages.Failure)
     assert (reply.kind, reply.attributes["code"]) == ("ProtocolError", "ttl")
-    assert not world.leases
+    assert not world.sessions
 
 
 def test_an_exception_inside_is_a_reply_and_counted_and_nothing_of_it_is_told(
@@ -207,7 +207,7 @@ def test_an_exception_inside_is_a_reply_and_counted_and_nothing_of_it_is_told(
     assert isinstance(reply, messages.Failure)
     assert reply.kind == "IpcSyncError"
     assert "secret" not in reply.message
-    assert world.figures.refusals.pop("internal") == 1
+    assert world.metrics.refusals.pop("internal") == 1
     assert isinstance(world.ask(messages.Renew(), token), messages.Done)
     world.bury_all()
 
@@ -225,7 +225,7 @@ def test_a_change_that_fails_in_the_driver_keeps_no_other_back(world: World, mon
     monkeypatch.setattr(world.pool, "give_back", fail)
     world.bury_all()
     assert world.registry.in_use == 0
-    assert not world.leases
+    assert not world.sessions
 
 
 def test_a_hello_when_descriptors_are_short_leaves_no_session_behind(

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ipcsync import EventInfo
 from ipcsync.client.rates import Tracks
-from ipcsync_coordinator.metrics import BOUNDS_S, Figures
+from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
 from ipcsync_observer.sampler import EventRow, Look, Sampler
 
@@ -24,27 +24,27 @@ def _info(name: str = "e", generation: int = 0, completed: int = 0, **other: obj
 
 
 @pytest.fixture
-def figures() -> Figures:
+def counted() -> Metrics:
     """Three requests, one of them refused; two connections refused, and a death."""
-    made = Figures()
+    made = Metrics()
     made.refusals["uid"] += 2
     made.deaths["pidfd"] += 1
     made.resyncs += 1
-    made.ended("open", "ok")
-    made.ended("open", "RecorderTaken")
-    made.ended("stats", "ok")
+    made.count_result("open", "ok")
+    made.count_result("open", "RecorderTaken")
+    made.count_result("stats", "ok")
     for seconds in (1e-6, BOUNDS_S[0], 0.0009, 7.0):
-        made.took(seconds)
+        made.observe(seconds)
     return made
 
 
 @pytest.fixture
-def sampler(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> Sampler:
+def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     """One that has seen a coordinator just now."""
     stats = {
         "sessions": 3, "pool_size": 10, "pool_in_use": 2, "pool_high_water": 4, "cuda_events": 8, "quarantined": 1,
         "quarantine_oldest_s": 1.5, "oldest_lease_s": 60.5, "attachments": 5, "feed_number": 12, "uptime_s": 99.5,
-        **figures.stats(),
+        **counted.stats(),
     }  # fmt: skip
     rows = [EventRow(_info(state=state), None, 0.0, []) for state in ("open", "open", "broken")]
     made = Sampler(None)

@@ -69,7 +69,7 @@ class Machine(RuleBasedStateMachine):
         self.points: set[Key] = set()  # every use there ever was
         self.recorders: dict[Key, int] = {}
         self.replay = Replay("")
-        self.replay.resync(messages.State(0, [], []))
+        self.replay.resync(messages.SnapshotReply(0, [], []))
         self.late: Replay | None = None
         self.numbers = itertools.count()
 
@@ -235,7 +235,7 @@ class Machine(RuleBasedStateMachine):
 
     # --- what always holds --------------------------------------------------------------------------------------------
 
-    def _snapshot(self) -> messages.State:
+    def _snapshot(self) -> messages.SnapshotReply:
         events = [
             messages.EventRow(
                 slot.name, slot.device, slot.engine, slot.state, 0, 0, 0, "", slot.index, slot.incarnation
@@ -247,7 +247,7 @@ class Machine(RuleBasedStateMachine):
             for session in self.registry.sessions.values()
             if session.state == "live"
         ]
-        return messages.State(self.feed.number, events, rows)
+        return messages.SnapshotReply(self.feed.number, events, rows)
 
     def _in_use(self) -> Iterator[Slot]:
         return (slot for slot in self.registry.slots.values() if slot.state != "free")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipcsync._session.feed import Replay
-from ipcsync._wire.messages import Announcement, EventRow, SessionRow, State
+from ipcsync._wire.messages import Announcement, EventRow, SessionRow, SnapshotReply
 from ipcsync.client.info import Notice
 
 
@@ -54,9 +54,9 @@ class Publisher:
     def open_keys(self) -> list[tuple[int, int]]:
         return [key for key, found in self.events.items() if found.state == "open"]
 
-    def snapshot(self, prefix: str = "") -> State:
+    def snapshot(self, prefix: str = "") -> SnapshotReply:
         events = [found for found in self.events.values() if found.name.startswith(prefix)]
-        return State(self.number, events, list(self.sessions.values()))
+        return SnapshotReply(self.number, events, list(self.sessions.values()))
 
 
 def row(name: str, key: tuple[int, int], state: str = "open") -> EventRow:

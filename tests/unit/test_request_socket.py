@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import zmq
 
-from ipcsync_coordinator.abuse import Strangers
+from ipcsync_coordinator.abuse import StrikeCounter
 from ipcsync_coordinator.config import Settings
-from ipcsync_coordinator.leases import Sender
 from ipcsync_coordinator.requests import Requests
+from ipcsync_coordinator.sessions import Sender
 
 _WAIT_MS = 20_000
 _AT_ONCE = "inproc://requests"  # no thread between: what was sent is there
@@ -47,7 +47,7 @@ class Served:
         router.bind(_AT_ONCE)
         answers: Any = self.answers
         self.sockets = [router]
-        self.requests = Requests(router, Settings(), answers, Strangers(100, 10), self._refuse)
+        self.requests = Requests(router, Settings(), answers, StrikeCounter(100, 10), self._refuse)
 
     def _refuse(self, reason: str, **_: object) -> None:
         self.refused.append(reason)

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from ipcsync._wire import messages
-from ipcsync_coordinator.liveness import Watch
+from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.registry import Session
 
 
 @dataclass(eq=False)
-class Lease:
+class SessionEntry:
     """A session as the coordinator holds it: token, TTL, its process, and the replies that a retry gets again."""
 
     session: Session
@@ -24,7 +24,7 @@ class Lease:
     ttl_ns: int
     opened_ns: int
     beat_ns: int  # the latest heartbeat seen
-    watch: Watch
+    watch: ProcessWatch
     hello: messages.Hello
     why_not_event: str = ""
     is_ready: bool = False
@@ -32,56 +32,56 @@ class Lease:
     forgotten: int = 0  # the highest request id whose reply is no longer kept
 
 
-class Leases:
-    """All leases, by token; iterating goes over those there are at the beginning.
+class SessionTable:
+    """All sessions, by token; iterating goes over those there are at the beginning.
 
     Of each, `replies` last replies are kept, and the last one of each of the `sessions` sessions that ended last.
     """
 
     def __init__(self, replies: int, sessions: int) -> None:
         self._most_replies = replies
-        self._most_last_words = sessions
-        self._by_token: dict[bytes, Lease] = {}
-        self._by_serial: dict[int, Lease] = {}
-        self._by_nonce: dict[bytes, Lease] = {}
-        self._last_words: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()  # of sessions gone, for their retry
+        self._most_final_replies = sessions
+        self._by_token: dict[bytes, SessionEntry] = {}
+        self._by_serial: dict[int, SessionEntry] = {}
+        self._by_nonce: dict[bytes, SessionEntry] = {}
+        self._final_replies: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()  # of sessions gone, for their retry
         self.find = self._by_token.get
         self.of_nonce = self._by_nonce.get
 
     def __len__(self) -> int:
         return len(self._by_token)
 
-    def __iter__(self) -> Iterator[Lease]:
+    def __iter__(self) -> Iterator[SessionEntry]:
         return iter(list(self._by_token.values()))
 
-    def add(self, lease: Lease) -> None:
+    def add(self, entry: SessionEntry) -> None:
         """Take in a new one."""
-        self._by_token[lease.token] = lease
-        self._by_serial[lease.session.serial] = lease
-        self._by_nonce[lease.nonce] = lease
+        self._by_token[entry.token] = entry
+        self._by_serial[entry.session.serial] = entry
+        self._by_nonce[entry.nonce] = entry
 
-    def forget(self, serial: int) -> Lease | None:
-        """The lease of the session with that number, which has no place here any more."""
-        lease = self._by_serial.pop(serial, None)
-        if lease is not None:
-            del self._by_token[lease.token], self._by_nonce[lease.nonce]
-        return lease
+    def forget(self, serial: int) -> SessionEntry | None:
+        """The entry of the session with that number, which has no place here any more."""
+        entry = self._by_serial.pop(serial, None)
+        if entry is not None:
+            del self._by_token[entry.token], self._by_nonce[entry.nonce]
+        return entry
 
-    def keep(self, lease: Lease, request_id: int, reply: bytes) -> None:
+    def keep(self, entry: SessionEntry, request_id: int, reply: bytes) -> None:
         """Keep a reply for the case that its request comes again."""
-        if lease.token not in self._by_token:  # its own last request ended it
-            self._last_words[lease.token] = (request_id, reply)
-            if len(self._last_words) > self._most_last_words:
-                self._last_words.popitem(last=False)
+        if entry.token not in self._by_token:  # its own last request ended it
+            self._final_replies[entry.token] = (request_id, reply)
+            if len(self._final_replies) > self._most_final_replies:
+                self._final_replies.popitem(last=False)
             return
-        lease.replies[request_id] = reply
-        if len(lease.replies) > self._most_replies:
-            oldest, _ = lease.replies.popitem(last=False)
-            lease.forgotten = max(lease.forgotten, oldest)
+        entry.replies[request_id] = reply
+        if len(entry.replies) > self._most_replies:
+            oldest, _ = entry.replies.popitem(last=False)
+            entry.forgotten = max(entry.forgotten, oldest)
 
-    def last_word(self, token: bytes, request_id: int) -> bytes | None:
+    def final_reply(self, token: bytes, request_id: int) -> bytes | None:
         """The reply to the last request of a session that is gone."""
-        last_id, reply = self._last_words.get(token, (0, b""))
+        last_id, reply = self._final_replies.get(token, (0, b""))
         return reply if last_id == request_id else None
 
 
