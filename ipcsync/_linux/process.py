@@ -30,6 +30,12 @@ def pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
+def shm_identity() -> str:
+    """Which /dev/shm this process sees: equal where it is the same mount."""
+    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
+    return f"{status.st_dev}:{status.st_ino}"
+
+
 class Process:
     """One process of this pid namespace, told from a later one of the same pid by its start time.
 

@@ -19,7 +19,6 @@ from ipcsync._wire.messages import Announcement, EventRow, SessionRow, SnapshotR
 from ipcsync.client.info import Notice
 from ipcsync.errors import WaitTimeout
 
-_WELCOME = b"ipcsync-feed"
 _SLICE_MS = 50
 
 
@@ -132,7 +131,7 @@ def watch(
         last = time.monotonic()
         while timeout is None or time.monotonic() - last < timeout:
             frame = _receive(socket, timeout if timeout is None else last + timeout - time.monotonic(), look)
-            if frame is None or frame == _WELCOME:
+            if frame is None or frame == codec.FEED_WELCOME:
                 continue  # a welcome in the middle: the publisher's socket was joined anew
             announcement = codec.decode_announcement(frame)
             notices = replay.resync(snapshot(True)) if replay.is_behind(announcement) else replay.apply(announcement)
@@ -154,6 +153,6 @@ def _receive(socket: zmq.Socket[bytes], timeout: float | None, look: Callable[[]
 def _await_welcome(socket: zmq.Socket[bytes], seconds: float, look: Callable[[], None]) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if _receive(socket, deadline - time.monotonic(), look) == _WELCOME:
+        if _receive(socket, deadline - time.monotonic(), look) == codec.FEED_WELCOME:
             return
     raise WaitTimeout(f"the feed did not answer within {seconds} s", timeout=seconds)

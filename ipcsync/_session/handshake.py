@@ -9,7 +9,7 @@ from typing import TypeVar
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._engines import deadline_of
-from ipcsync._linux.process import pid_namespace
+from ipcsync._linux.process import pid_namespace, shm_identity
 from ipcsync._session.connection import Connection
 from ipcsync._wire.messages import Hello, Message, Welcome
 from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
@@ -24,7 +24,7 @@ def greet(connection: Connection, name: str, timeout: float, lease_ttl: float | 
         driver=_drivers.name(),
         name=name,
         namespace=pid_namespace(),
-        shm=_shm_identity(),
+        shm=shm_identity(),
         pid=os.getpid(),
         lease_ttl=lease_ttl,
     )
@@ -79,8 +79,3 @@ def expect(reply: Message, kind: type[_M]) -> _M:
             f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply"
         )
     return reply
-
-
-def _shm_identity() -> str:
-    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
-    return f"{status.st_dev}:{status.st_ino}"

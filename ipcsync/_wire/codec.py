@@ -16,6 +16,7 @@ from ipcsync import errors
 from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, VERSION, Announcement, Failure, Message
 from ipcsync.errors import IpcSyncError, ProtocolError
 
+FEED_WELCOME = b"ipcsync-feed"  # what the feed's publisher tells each new subscriber first, as a frame of its own
 MAX_REPLY = 64 * 1024 * 1024
 # Besides msgspec's own: ValueError for bad UTF-8; TypeError, up to 0.21, for a map as a map's key.
 _UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)

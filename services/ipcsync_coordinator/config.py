@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -24,8 +23,8 @@ class ConfigError(Exception):
     """A setting that cannot be; the message names it."""
 
 
-def _setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _setting(default: Any, text: str, *, least: float | None = None, most: float | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "least": least, "most": most})
 
 
 @dataclass(frozen=True)
@@ -35,24 +34,41 @@ class Settings:
     runtime_dir: str = _setting("", "directory for the sockets, mode 0700; the user's runtime directory by default")
     driver: str = _setting("auto", "auto, cuda or host")
     devices: str = _setting("", "ordinals to serve, separated by commas; all by default")
-    pool: int = _setting(2048, "the most shared events there may be, those in quarantine included")
-    max_cuda_events: int = _setting(10_000, "the most CUDA events behind them; drivers fail beyond some 20,000")
-    lease_ttl: float = _setting(5.0, "seconds of silence after which a session expires")
-    max_sessions: int = _setting(1024, "the most sessions")
-    max_attachments: int = _setting(4096, "the most events one session may be attached to")
-    max_streams: int = _setting(1024, "the most named streams")
-    max_name: int = _setting(255, "the longest name, in bytes of UTF-8")
-    max_frame: int = _setting(decode.MAX_FRAME, "the largest frame that a client may send")
-    max_frames: int = _setting(1, "the most frames of one message; only the first is read")
-    max_nesting: int = _setting(decode.MAX_NESTING, "how deep the arrays and maps of a request may be nested")
-    max_strange: int = _setting(
-        100, "messages in a row, malformed or of no session, after which a connection is cut; a client connects anew"
+    pool: int = _setting(
+        2048, "the most shared events there may be, those in quarantine included", least=1, most=65_536
     )
-    reply_queue: int = _setting(512, "replies queued for a client that does not read; beyond it they are dropped")
-    feed_queue: int = _setting(1000, "announcements queued for a subscriber that does not read")
-    remembered_requests: int = _setting(64, "replies kept for each session, so that a retry is not done twice")
-    handshake_s: float = _setting(5.0, "a connection that says nothing is closed after this long")
-    exit_when_idle: float = _setting(0.0, "end after this long without a session; 0: never")
+    max_cuda_events: int = _setting(
+        10_000, "the most CUDA events behind them; drivers fail beyond some 20,000", least=1, most=1_000_000
+    )
+    lease_ttl: float = _setting(5.0, "seconds of silence after which a session expires", least=MIN_TTL, most=MAX_TTL)
+    max_sessions: int = _setting(1024, "the most sessions", least=1, most=65_535)
+    max_attachments: int = _setting(4096, "the most events one session may be attached to", least=1, most=1_000_000)
+    max_streams: int = _setting(1024, "the most named streams", least=0, most=1_000_000)
+    max_name: int = _setting(255, "the longest name, in bytes of UTF-8", least=1, most=255)
+    max_frame: int = _setting(decode.MAX_FRAME, "the largest frame that a client may send", least=1024, most=16 << 20)
+    max_frames: int = _setting(1, "the most frames of one message; only the first is read", least=1, most=16)
+    max_nesting: int = _setting(
+        decode.MAX_NESTING, "how deep the arrays and maps of a request may be nested", least=2, most=256
+    )
+    max_strange: int = _setting(
+        100,
+        "messages in a row, malformed or of no session, after which a connection is cut; a client connects anew",
+        least=1,
+        most=1_000_000_000,
+    )
+    reply_queue: int = _setting(
+        512, "replies queued for a client that does not read; beyond it they are dropped", least=1, most=1_000_000
+    )
+    feed_queue: int = _setting(
+        1000, "announcements queued for a subscriber that does not read", least=1, most=10_000_000
+    )
+    remembered_requests: int = _setting(
+        64, "replies kept for each session, so that a retry is not done twice", least=1, most=100_000
+    )
+    handshake_s: float = _setting(
+        5.0, "a connection that says nothing is closed after this long", least=0.05, most=600.0
+    )
+    exit_when_idle: float = _setting(0.0, "end after this long without a session; 0: never", least=0.0, most=1e9)
     log_level: str = _setting("info", "debug, info, warning or error")
     log_json: bool = _setting(False, "log JSON instead of key=value")
 
@@ -61,12 +77,11 @@ class Settings:
             raise ConfigError(f"driver must be auto, cuda or host, not {self.driver!r}")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError(f"log_level must be debug, info, warning or error, not {self.log_level!r}")
-        if not (math.isfinite(self.lease_ttl) and MIN_TTL <= self.lease_ttl <= MAX_TTL):
-            raise ConfigError(f"lease_ttl must be from {MIN_TTL} to {MAX_TTL} seconds, not {self.lease_ttl}")
-        for name, least, most in _BOUNDS:
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigError(f"{name} must be from {least} to {most}, not {value}")
+        for setting in dataclasses.fields(self):
+            least, most = setting.metadata["least"], setting.metadata["most"]
+            value = getattr(self, setting.name)
+            if least is not None and not least <= value <= most:  # NaN is in no range
+                raise ConfigError(f"{setting.name} must be from {least} to {most}, not {value}")
         self.device_list()
 
     def device_list(self) -> list[int] | None:
@@ -79,23 +94,6 @@ class Settings:
         return [int(part) for part in parts]
 
 
-_BOUNDS: list[tuple[str, float, float]] = [
-    ("pool", 1, 65_536),
-    ("max_cuda_events", 1, 1_000_000),
-    ("max_sessions", 1, 65_535),
-    ("max_attachments", 1, 1_000_000),
-    ("max_streams", 0, 1_000_000),
-    ("max_name", 1, 255),
-    ("max_frame", 1024, 16 << 20),
-    ("max_frames", 1, 16),
-    ("max_nesting", 2, 256),
-    ("max_strange", 1, 1_000_000_000),
-    ("reply_queue", 1, 1_000_000),
-    ("feed_queue", 1, 10_000_000),
-    ("remembered_requests", 1, 100_000),
-    ("handshake_s", 0.05, 600.0),
-    ("exit_when_idle", 0.0, 1e9),
-]
 FIELDS = {setting.name: setting for setting in dataclasses.fields(Settings)}
 
 

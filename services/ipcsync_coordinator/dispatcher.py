@@ -26,8 +26,8 @@ _CHANGING = frozenset(("open", "attach", "close", "stream", "bye"))
 class Dispatcher:
     """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC.
 
-    `on_confirm` is told of each request of a session whose process no pidfd watches yet; `carry_out` does what follows
-    from the request, before its reply is made. `strikes` learns which connections sent what no client sends.
+    `on_confirm` is told of each request of a session whose process no pidfd watches yet. `strikes` learns which
+    connections sent what no client sends.
     """
 
     def __init__(
@@ -37,7 +37,6 @@ class Dispatcher:
         sessions: SessionTable,
         metrics: Metrics,
         strikes: StrikeCounter,
-        carry_out: Callable[[], None],
         on_confirm: Callable[[SessionEntry, Sender], None],
     ) -> None:
         self._max_frame = settings.max_frame
@@ -47,7 +46,6 @@ class Dispatcher:
         self._sessions = sessions
         self._metrics = metrics
         self._strikes = strikes
-        self._carry_out = carry_out
         self._on_confirm = on_confirm
 
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
@@ -81,7 +79,7 @@ class Dispatcher:
                 request.id, messages.Failure("IpcSyncError", "the coordinator failed inside; its log says how")
             )
         finally:
-            self._carry_out()  # also what was begun before it failed
+            self._handlers.commit()  # also what was begun before it failed
 
     def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes:
         op = request.op
@@ -112,9 +110,6 @@ class Dispatcher:
         except IpcSyncError as error:
             self._metrics.count_refusal(error, op)
             body = codec.failure_of(error)
-        self._carry_out()
-        if type(body) is messages.Attachment:
-            body = self._handlers.with_base(body)
         reply = codec.encode_reply(request.id, body)
         if op in _CHANGING:
             self._sessions.keep(entry, request.id, reply)

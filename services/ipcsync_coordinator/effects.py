@@ -13,7 +13,7 @@ from ipcsync._logs import fields
 from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool
-from ipcsync_coordinator.registry import Change, Session, Slot
+from ipcsync_coordinator.registry import Change, ChangeKind, Session, Slot
 from ipcsync_coordinator.release import Releaser
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -30,6 +30,19 @@ class Effects:
         self._on_forget = on_forget
         self._lines: dict[int, SlotLine] = {}
         self._quarantined_ns: dict[int, int] = {}  # since when, by slot
+        self._of_slot: dict[ChangeKind, Callable[[Slot], None]] = {
+            "opened": self._opened,
+            "recorder": self._recorder,
+            "closed": self._closed,
+            "broken": self._broken,
+            "drained": self._drained,
+            "freed": self._freed,
+        }
+        self._of_session: dict[ChangeKind, Callable[[Session], None]] = {
+            "session_opened": self._session_opened,
+            "session_closed": self._session_closed,
+            "line_freed": self._line_freed,
+        }
 
     def line(self, slot: Slot) -> SlotLine:
         """The slot's line on the board."""
@@ -45,7 +58,11 @@ class Effects:
 
     def _carry_out_one(self, change: Change) -> None:
         try:
-            getattr(self, f"_{change.kind}")(change.slot or change.session)
+            if change.slot is not None:
+                self._of_slot[change.kind](change.slot)
+            else:
+                assert change.session is not None
+                self._of_session[change.kind](change.session)
         except Exception:
             log.exception("change not carried out to its end", extra=fields(kind=change.kind))
 

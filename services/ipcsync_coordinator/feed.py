@@ -9,7 +9,6 @@ import zmq
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement
 
-WELCOME = b"ipcsync-feed"
 MAX_SUBSCRIPTION = 512  # bytes of what a subscriber may send; ZeroMQ's own greeting needs some 300
 _BUDGET = 256
 

@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from ipcsync._board import Board
-from ipcsync._linux.process import pid_namespace
+from ipcsync._linux.process import pid_namespace, shm_identity
 from ipcsync._logs import fields
 from ipcsync._wire import messages
 from ipcsync.errors import (
@@ -143,15 +141,22 @@ class Handlers:
     def _ready(self, entry: SessionEntry, _: messages.Ready) -> messages.Message:
         entry.is_ready = True
         entry.watch.has_lifeline = self._board.has_lifeline(self._board.session(entry.session.line))
-        return messages.Done()
+        return _DONE
 
     def _renew(self, _entry: SessionEntry, _: messages.Renew) -> messages.Message:
         return _DONE
 
     def _bye(self, entry: SessionEntry, body: messages.Bye) -> messages.Message:
         self._registry.end_session(entry.session, let_go=body.let_go)
+        self.commit()
         log.info("session closed", extra=fields(id=entry.session.id, name=entry.session.name, pid=entry.watch.pid))
         return _DONE
+
+    def commit(self) -> None:
+        """Carry out what followed from the transitions so far. A reply that tells of them is built afterwards."""
+        changes = self._registry.take_changes()
+        if changes:
+            self._effects.carry_out(changes)
 
     def forget(self, session: Session) -> None:
         """The session's line is free: drop all that is kept of it."""
@@ -171,7 +176,7 @@ class Handlers:
             self._registry.bury(session)
         else:
             self._registry.expire(session)
-        self._effects.carry_out(self._registry.take_changes())
+        self.commit()
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -226,6 +231,7 @@ class Handlers:
             raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.why_not_event}")
 
     def _attachment(self, entry: SessionEntry, slot: Slot) -> messages.Attachment:
+        self.commit()  # a new slot's base is known once it was opened on the board
         return messages.Attachment(
             name=slot.name,
             slot=slot.index,
@@ -239,12 +245,9 @@ class Handlers:
             serials=[shared.serial for shared in slot.ring],
         )
 
-    def with_base(self, body: messages.Attachment) -> messages.Attachment:
-        """A new slot's base is known only once it was opened on the board."""
-        return msgspec.structs.replace(body, base=self._registry.slots[body.slot].base)
-
     def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
         self._registry.close(entry.session, body.slot, body.incarnation, let_go=body.let_go, drained=body.drained)
+        self.commit()
         return _DONE
 
     def _stream(self, entry: SessionEntry, body: messages.OpenStream) -> messages.Message:
@@ -300,9 +303,3 @@ class Handlers:
 
 
 _DONE = messages.Done()
-
-
-def shm_identity() -> str:
-    """Which /dev/shm this process sees: equal where it is the same mount."""
-    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
-    return f"{status.st_dev}:{status.st_ino}"

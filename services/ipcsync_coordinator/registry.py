@@ -28,6 +28,10 @@ from ipcsync.errors import (
 
 SlotState = Literal["free", "open", "broken", "closed"]
 SessionState = Literal["live", "expired", "closed"]
+FinishedState = Literal["broken", "closed"]
+ChangeKind = Literal[
+    "opened", "recorder", "closed", "broken", "drained", "freed", "session_opened", "session_closed", "line_freed"
+]
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Change:
     session_opened, session_closed, line_freed (session).
     """
 
-    kind: str
+    kind: ChangeKind
     slot: Slot | None = None
     session: Session | None = None
 
@@ -313,7 +317,7 @@ class Registry:
             slot.is_drained = True
             self.changes.append(Change("drained", slot=slot))
 
-    def _finish(self, slot: Slot, state: SlotState) -> None:
+    def _finish(self, slot: Slot, state: FinishedState) -> None:
         first = slot.state == "open"
         slot.state = state
         if self.names.get(slot.name) is slot:

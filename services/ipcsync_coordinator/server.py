@@ -15,6 +15,7 @@ from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._linux.process import PidFd
 from ipcsync._logs import fields, is_round
+from ipcsync._wire import codec
 from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator import auth
 from ipcsync_coordinator.abuse import StrikeCounter
@@ -22,7 +23,7 @@ from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.descriptors import Descriptors, Gate
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, WELCOME, Feed
+from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, Feed
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.liveness import PauseCredit
 from ipcsync_coordinator.metrics import Metrics
@@ -85,9 +86,7 @@ class Server:
             self._descriptors.sessions,
         )
         strikes = StrikeCounter(settings.max_strange, settings.max_sessions)
-        dispatcher = Dispatcher(
-            settings, self.handlers, self.sessions, self.metrics, strikes, self._carry_out, self._confirm
-        )
+        dispatcher = Dispatcher(settings, self.handlers, self.sessions, self.metrics, strikes, self._confirm)
         self._requests = Requests(router, settings, dispatcher, strikes, self._refuse)
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
@@ -124,7 +123,7 @@ class Server:
         feed = self._context.socket(zmq.XPUB)
         self._guard(feed)
         feed.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION)
-        feed.setsockopt(zmq.XPUB_WELCOME_MSG, WELCOME)
+        feed.setsockopt(zmq.XPUB_WELCOME_MSG, codec.FEED_WELCOME)
         feed.sndhwm = self._settings.feed_queue
         feed.bind(self.directory.feed)
         return feed
@@ -191,10 +190,6 @@ class Server:
 
     def _confirm(self, entry: SessionEntry, sender: Sender) -> None:
         entry.watch.confirm(sender.routing, self._loop, lambda: self.handlers.lose(entry, "pidfd"))
-
-    def _carry_out(self) -> None:
-        if self.registry.changes:
-            self.effects.carry_out(self.registry.take_changes())
 
     def _forget(self, session: Session) -> None:
         self.handlers.forget(session)

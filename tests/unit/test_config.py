@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from ipcsync_coordinator import __main__ as program
-from ipcsync_coordinator import config
 from ipcsync_coordinator.config import FIELDS, ConfigError, Settings, load
 
 _NONE: dict[str, Any] = dict.fromkeys(FIELDS)
@@ -67,8 +66,7 @@ def _another_value(name: str) -> Any:
         return chosen[name]
     if isinstance(default, bool):
         return not default
-    bounds = {bound: (least, most) for bound, least, most in config._BOUNDS}
-    least, most = bounds.get(name, (config.MIN_TTL, config.MAX_TTL))
+    least, most = FIELDS[name].metadata["least"], FIELDS[name].metadata["most"]
     other = type(default)(least) if default != least else type(default)(most)
     assert other != default
     return other
@@ -92,9 +90,12 @@ def test_a_ttl_that_cannot_be_is_refused_from_wherever_it_comes(
         load(_NONE, None)
 
 
-@pytest.mark.parametrize("bound", config._BOUNDS, ids=lambda bound: bound[0])
-def test_bounds_hold_and_say_so(bound: tuple[str, float, float]) -> None:
-    name, least, most = bound
+_NUMBERS = [name for name, setting in FIELDS.items() if type(setting.default) in (int, float)]
+
+
+@pytest.mark.parametrize("name", _NUMBERS)
+def test_bounds_hold_and_say_so(name: str) -> None:
+    least, most = FIELDS[name].metadata["least"], FIELDS[name].metadata["most"]
     default: Any = FIELDS[name].default
     kind: Any = type(default)
     for value in (least, most):
@@ -105,9 +106,8 @@ def test_bounds_hold_and_say_so(bound: tuple[str, float, float]) -> None:
 
 
 def test_every_number_has_bounds() -> None:
-    bounded = {name for name, _, _ in config._BOUNDS} | {"lease_ttl"}
-    numbers = {name for name, setting in FIELDS.items() if type(setting.default) in (int, float)}
-    assert bounded == numbers
+    assert [name for name, setting in FIELDS.items() if setting.metadata["least"] is not None] == _NUMBERS
+    assert [name for name, setting in FIELDS.items() if setting.metadata["most"] is not None] == _NUMBERS
 
 
 @pytest.mark.parametrize(

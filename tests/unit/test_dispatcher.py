@@ -75,7 +75,6 @@ class World:
             self.sessions,
             self.metrics,
             StrikeCounter(_SETTINGS.max_strange, _SETTINGS.max_sessions),
-            lambda: effects.carry_out(self.registry.take_changes()),
             self._confirm,
         )
         self.ids = iter(range(1 << 40, 1 << 41))
