@@ -40,10 +40,6 @@ class Ready(Message, frozen=True):
     """The board is mapped and the lifeline held; also the second word that makes a pidfd count."""
 
 
-class Renew(Message, frozen=True):
-    """Say that the session lives (heartbeats on the board do the same without a message)."""
-
-
 class Open(Message, frozen=True):
     """Attach to the shared event `name`, and make it if nobody has it. An empty name makes an unnamed one."""
 
@@ -277,7 +273,6 @@ class Announcement(Message, frozen=True):
 REQUESTS: dict[str, type[Message]] = {
     "hello": Hello,
     "ready": Ready,
-    "renew": Renew,
     "open": Open,
     "attach": Attach,
     "close": Close,

@@ -65,7 +65,6 @@ class Handlers:
         self._started = time.monotonic()
         self.table: dict[str, Callable[[SessionEntry, Any], messages.Message]] = {
             "ready": self._ready,
-            "renew": self._renew,
             "open": self._open,
             "attach": self._attach,
             "close": self._close,
@@ -141,9 +140,6 @@ class Handlers:
     def _ready(self, entry: SessionEntry, _: messages.Ready) -> messages.Message:
         entry.is_ready = True
         entry.watch.has_lifeline = self._board.has_lifeline(self._board.session(entry.session.line))
-        return _DONE
-
-    def _renew(self, _entry: SessionEntry, _: messages.Renew) -> messages.Message:
         return _DONE
 
     def _bye(self, entry: SessionEntry, body: messages.Bye) -> messages.Message:

@@ -72,6 +72,6 @@ _USUAL = {
     # The bare futex takes a fifth of its usual time where its two processes happen to meet awake.
     "hand-over (event)": 3.0,
     "hand-over (timeline)": 3.0,
-    "renew, 8 clients, 64 in flight": 4.0,
-    "renew, 32 clients, 64 in flight": 3.0,
+    "requests, 8 clients, 64 in flight": 4.0,
+    "requests, 32 clients, 64 in flight": 3.0,
 }

@@ -66,7 +66,7 @@ def _unknown(chance: random.Random) -> list[bytes]:
         request(chance.choice(("shutdown", 7, None, "open", "x" * 1000))),
         request("open", {"name": "a", "colour": 1}),
         request(version=chance.randrange(2, 1 << 32)),
-        request("renew", token=chance.randbytes(16)),
+        request("sessions", token=chance.randbytes(16)),
         request("open", {"name": "../" * 10}, token=chance.randbytes(16)),
         msgpack.packb([1] * chance.randrange(20)),
     ]

@@ -91,7 +91,7 @@ class Raw:
         return self.ask(body, b"", messages.Welcome)
 
 
-def request(op: Any = "renew", body: Any = None, **parts: Any) -> bytes:
+def request(op: Any = "sessions", body: Any = None, **parts: Any) -> bytes:
     """A frame put together by hand; `parts` are version, id, token, deadline."""
     fields = {"version": 1, "id": 7, "token": b"", "deadline": 0, **parts}
     head = [fields["version"], fields["id"], op, fields["token"], fields["deadline"]]

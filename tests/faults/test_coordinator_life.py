@@ -151,7 +151,7 @@ def test_row_09_a_coordinator_restarted_at_once_has_a_new_epoch_and_does_nothing
 def _assert_an_old_token_opens_nothing(endpoint: str, old: ipcsync.Client, fresh: ipcsync.Client) -> None:
     connection = Connection(endpoint)
     try:
-        for body in (messages.Open("stolen", recorder=True), messages.Renew(), messages.Bye()):
+        for body in (messages.Open("stolen", recorder=True), messages.ListSessions(), messages.Bye()):
             with pytest.raises(ipcsync.SessionExpired):
                 connection.request(body, old._token, 5.0)
     finally:

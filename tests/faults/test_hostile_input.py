@@ -158,19 +158,21 @@ def test_row_26_a_connection_that_sends_nothing_else_is_cut(
         monitor = raw.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         for _ in range(99):
             raw.send(*frames)
-        raw.ask(messages.Renew(), token, messages.Done)  # a session spoke: they are forgotten
+        raw.ask(messages.ListSessions(), token, messages.SessionList)  # a session spoke: they are forgotten
         for _ in range(99):
             raw.send(*frames)
         raw.hello()
         assert not monitor.poll(0)
-        raw.ask(messages.Renew(), token, messages.Done)
+        raw.ask(messages.ListSessions(), token, messages.SessionList)
         for _ in range(100):
             raw.send(*frames)
         assert monitor.poll(10_000), "the connection is still there"
         until(lambda: _refusals(client).get("stranger") == 1, "it was counted")
         raw.socket.disable_monitor()
         monitor.close()
-        raw.ask(messages.Renew(), token, messages.Done)  # over the next connection, under the same session
+        raw.ask(
+            messages.ListSessions(), token, messages.SessionList
+        )  # over the next connection, under the same session
     _assert_serves(coordinator, client)
 
 
@@ -206,8 +208,8 @@ _UNKNOWN = {
     "id over 63 bits": (request(id=1 << 63), "malformed"),
     "deadline as a float": (request(deadline=1.5), "malformed"),
     "token as text": (request(token="t" * 16), "malformed"),
-    "five parts": (msgpack.packb([1, 7, "renew", b"", 0]), "malformed"),
-    "seven parts": (msgpack.packb([1, 7, "renew", b"", 0, {}, {}]), "malformed"),
+    "five parts": (msgpack.packb([1, 7, "sessions", b"", 0]), "malformed"),
+    "seven parts": (msgpack.packb([1, 7, "sessions", b"", 0, {}, {}]), "malformed"),
     "body as an array": (request("events", [""]), "invalid"),
     "prefix as a number": (request("events", {"prefix": 5}), "invalid"),
     "missing field": (request("attach", {"slot": 1}), "invalid"),
@@ -393,7 +395,7 @@ def test_row_30_a_forged_routing_id_gets_nothing_of_its_owner(
             for _ in range(100):
                 owner.ask(messages.Open("e", recorder=True), token, messages.Attachment)
             assert thief.receive_bytes(0.1) is None, "a second connection of one routing id was served"
-        owner.ask(messages.Renew(), token, messages.Done)
+        owner.ask(messages.ListSessions(), token, messages.SessionList)
     _assert_serves(coordinator, client)
 
 

@@ -258,14 +258,14 @@ def test_row_18_renewing_an_expired_session_is_refused_and_never_revives_it(
 ) -> None:
     silent = new_client("silent", lease_ttl=TTL_S)
     event = silent.event("e", recorder=True)
-    _renew(silent)
+    _ask(silent)
     beat = silent._lease._beat
     silent._lease._beat = lambda: None  # type: ignore[method-assign] # its thread says nothing any more
     until_lost(client, "ttl")
     for _ in range(3):
         silent._lease._line.heartbeat = time.monotonic_ns()
         with pytest.raises(ipcsync.SessionExpired):
-            _renew(silent)
+            _ask(silent)
     with pytest.raises(ipcsync.SessionExpired):
         event.record()
     assert [info.name for info in client.list_sessions()] == ["main"]
@@ -273,8 +273,8 @@ def test_row_18_renewing_an_expired_session_is_refused_and_never_revives_it(
     silent._lease._beat = beat  # type: ignore[method-assign]
 
 
-def _renew(client: ipcsync.Client) -> Any:
-    return client._connection.request(messages.Renew(), client._token, 5.0)
+def _ask(client: ipcsync.Client) -> Any:
+    return client._connection.request(messages.ListSessions(), client._token, 5.0)
 
 
 # --- row 19 -----------------------------------------------------------------------------------------------------------

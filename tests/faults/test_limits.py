@@ -47,7 +47,7 @@ def test_row_24_a_client_that_never_reads_its_replies_is_dropped_and_counted(
             # It is served again as soon as it reads.
             while deaf.receive_bytes(0.3) is not None:
                 continue
-            deaf.ask(messages.Renew(), token, messages.Done, request_id=6)
+            deaf.ask(messages.ListSessions(), token, messages.SessionList, request_id=6)
 
 
 # --- row 32 -----------------------------------------------------------------------------------------------------------
@@ -250,8 +250,8 @@ def test_limits_on_frames_and_nesting_are_those_that_were_set(new_coordinator: N
     coordinator = new_coordinator(max_frame=200_000, max_frames=2, max_nesting=4, max_name=10)
     with Raw(coordinator.endpoint) as raw:
         token = raw.hello().token
-        raw.send(codec.encode_request(50, messages.Renew(), token, 0), b"ignored")
-        assert raw.receive() == (50, messages.Done())
+        raw.send(codec.encode_request(50, messages.ListEvents(), token, 0), b"ignored")
+        assert raw.receive() == (50, messages.EventList([]))
         for size, code in ((150_000, "invalid"), (250_000, "too_large")):
             failure = raw_failure(raw, request("events", {"prefix": "x" * size}))
             assert failure.attributes["code"] == code
@@ -259,7 +259,7 @@ def test_limits_on_frames_and_nesting_are_those_that_were_set(new_coordinator: N
             body: object = {}
             for _ in range(depth - 1):
                 body = {"a": body}
-            assert raw_failure(raw, request("renew", body)).attributes["code"] == code
+            assert raw_failure(raw, request("sessions", body)).attributes["code"] == code
         assert isinstance(raw.refused(messages.Open("12345678901"), token), ipcsync.ProtocolError)
         raw.ask(messages.Open("1234567890"), token, messages.Attachment)
 

@@ -78,7 +78,7 @@ def test_row_15_a_retried_goodbye_gets_the_same_reply(coordinator: ipcsync.Coord
         done = raw.exchange(goodbye)
         assert isinstance(codec.decode_reply(done)[1], messages.Done)
         assert raw.exchange(goodbye) == done
-        assert isinstance(raw.refused(messages.Renew(), token), ipcsync.SessionExpired)
+        assert isinstance(raw.refused(messages.ListSessions(), token), ipcsync.SessionExpired)
     assert [row.name for row in client.list_sessions()] == ["main"]
 
 

@@ -41,7 +41,6 @@ bodies: st.SearchStrategy[messages.Message] = st.one_of(
     hellos,
     opens,
     st.builds(messages.Ready),
-    st.builds(messages.Renew),
     st.builds(messages.Attach, slot=counts, incarnation=counts),
     st.builds(messages.Close, slot=counts, incarnation=counts, let_go=st.booleans(), drained=st.booleans()),
     st.builds(messages.OpenStream, name=names, device=_texts, priority=st.integers(-1024, 1024)),

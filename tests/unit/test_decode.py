@@ -60,7 +60,7 @@ def test_nesting_of_exactly_the_limit_is_read_and_one_more_is_not() -> None:
         value: object = 0
         for _ in range(depth - 2):
             value = [value]
-        return bytes(msgpack.packb([1, 1, "renew", b"", 0, {"a": value}]))
+        return bytes(msgpack.packb([1, 1, "sessions", b"", 0, {"a": value}]))
 
     for depth, code in ((3, "invalid"), (4, "too_deep")):
         with pytest.raises(ProtocolError) as caught:
@@ -70,7 +70,7 @@ def test_nesting_of_exactly_the_limit_is_read_and_one_more_is_not() -> None:
 
 @pytest.mark.parametrize("depth", [200, 500, 1000, 1023, 1024, 5000])
 @pytest.mark.parametrize(
-    "head", [b"", b"\x96\x01\x01", b"\x96\x01\x01\xa5renew\xc4\x00\x00"], ids=["all", "op", "body"]
+    "head", [b"", b"\x96\x01\x01", b"\x96\x01\x01\xa8sessions\xc4\x00\x00"], ids=["all", "op", "body"]
 )
 def test_deep_frames_are_a_protocol_error_wherever_they_are_deep(head: bytes, depth: int) -> None:
     rest = {b"": b"", b"\x96\x01\x01": b"\xc4\x00\x00\x80"}.get(head, b"")
@@ -94,7 +94,7 @@ def test_deep_frames_are_a_protocol_error_wherever_they_are_deep(head: bytes, de
 def test_a_bomb_is_refused_before_it_is_built(bomb: bytes) -> None:
     tracemalloc.start()
     try:
-        for frame in (bomb, b"\x96\x01\x01\xa5renew\xc4\x00\x00" + bomb):
+        for frame in (bomb, b"\x96\x01\x01\xa8sessions\xc4\x00\x00" + bomb):
             with pytest.raises(ProtocolError):
                 decode.decode_request(frame)
         _, peak = tracemalloc.get_traced_memory()

@@ -207,7 +207,7 @@ def test_an_exception_inside_is_a_reply_and_counted_and_nothing_of_it_is_told(
     assert reply.kind == "IpcSyncError"
     assert "secret" not in reply.message
     assert world.metrics.refusals.pop("internal") == 1
-    assert isinstance(world.ask(messages.Renew(), token), messages.Done)
+    assert isinstance(world.ask(messages.ListSessions(), token), messages.SessionList)
     world.bury_all()
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ipcsync.cli.bench.rows import Row
 
 _ROWS = {
-    "rates": ("control", "renew requests a second, 1 to 32 clients, 1 and 64 in flight"),
+    "rates": ("control", "requests a second, 1 to 32 clients, 1 and 64 in flight"),
     "round_trip": ("control", "one request in flight, p50 and p99"),
     "open_close": ("control", "open a named event and close it"),
     "fan_out": ("control", "an announcement to 32 subscribers"),

@@ -48,8 +48,9 @@ def _pipelined(send: Callable[[], None], receive: Callable[[], object], count: i
     return time.perf_counter() - start
 
 
-def _renew_frame(state: dict[str, Any]) -> bytes:
-    return codec.encode_request(next(state["ids"]), messages.Renew(), state["client"]._token, _FOREVER)
+def _request_frame(state: dict[str, Any]) -> bytes:
+    """What `client.list_events` sends."""
+    return codec.encode_request(next(state["ids"]), messages.ListEvents(), state["client"]._token, _FOREVER)
 
 
 def _flow(state: dict[str, Any], peer: str, count: int, window: int) -> float:
@@ -60,9 +61,9 @@ def _flow(state: dict[str, Any], peer: str, count: int, window: int) -> float:
         def receive() -> None:
             codec.decode_reply(raw.recv())
 
-        return _pipelined(lambda: raw.send(_renew_frame(state)), receive, count, window)
+        return _pipelined(lambda: raw.send(_request_frame(state)), receive, count, window)
     if peer == "bare ROUTER/DEALER":
-        echo, frame = state["echo"], _renew_frame(state)
+        echo, frame = state["echo"], _request_frame(state)
         return _pipelined(lambda: echo.send(frame), echo.recv, count, window)
     if peer == "Redis":
         redis = state["redis"]
@@ -81,11 +82,7 @@ def _open_callers(state: dict[str, Any], window: int) -> None:
 def _round_trips(state: dict[str, Any], peer: str, count: int) -> list[float]:
     """Seconds of each of `count` round trips, one in flight."""
     if peer == "ipcsync":
-        client = state["client"]
-        body = messages.Renew()
-
-        def once() -> None:
-            client._connection.request(body, client._token, 5.0)
+        once = state["client"].list_events
     else:
 
         def once() -> None:
@@ -178,7 +175,7 @@ def rates(rounds: int, scale: float) -> Iterator[Row]:
                     for peer in peers
                 }
                 targets = {"bare ROUTER/DEALER": at_least(0.6), "multiprocessing.Manager": at_least(5)}
-                name = f"renew, {clients} clients, {window} in flight"
+                name = f"requests, {clients} clients, {window} in flight"
                 yield from compare(name, interleave(contest, rounds), "requests/s", targets)
 
 
