@@ -27,12 +27,12 @@ def of_engines(reply: ProbeReply, ordinal: int, board: Board) -> dict[str, dict[
     event = reply.why_not_event or _why_not_event(reply.handle, ordinal)
     timeline = reply.why_not_timeline or _why_not_timeline(board, ordinal)
     return {
-        "event": {"ok": not event, "why": event},
-        "timeline": {"ok": not timeline, "why": timeline},
+        "event": {"ok": event is None, "why": event or ""},
+        "timeline": {"ok": timeline is None, "why": timeline or ""},
     }
 
 
-def _why_not_event(handle: bytes, ordinal: int) -> str:
+def _why_not_event(handle: bytes, ordinal: int) -> str | None:
     driver = _drivers.load()
     with OnDevice(ordinal), Relaxed():
         try:
@@ -41,10 +41,10 @@ def _why_not_event(handle: bytes, ordinal: int) -> str:
         except HandleError as error:
             return f"a handle of the coordinator does not open here: {error}"
         unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
-    return ""
+    return None
 
 
-def _why_not_timeline(board: Board, ordinal: int) -> str:
+def _why_not_timeline(board: Board, ordinal: int) -> str | None:
     with OnDevice(ordinal), Relaxed():
         try:
             pinned.page(board.page_of_slots)
@@ -55,7 +55,7 @@ def _why_not_timeline(board: Board, ordinal: int) -> str:
             passed = _wait_passes(pointer, board.probe)
         except DriverError as error:
             return f"a stream cannot wait for a word of the board here: {error}"
-    return "" if passed else f"a stream's wait for what a word of the board holds did not pass within {_PASS_S} s"
+    return None if passed else f"a stream's wait for what a word of the board holds did not pass within {_PASS_S} s"
 
 
 def _wait_passes(pointer: int, value: int) -> bool:

@@ -238,11 +238,11 @@ class SnapshotReply(Message, frozen=True):
 
 
 class ProbeReply(Message, frozen=True):
-    """What Probe asked for: handle bytes of an event made for it, and why an engine cannot work, if so."""
+    """What Probe asked for: handle bytes of an event made for it, and why an engine cannot work, None if it may."""
 
     handle: bytes
-    why_not_event: str
-    why_not_timeline: str
+    why_not_event: str | None
+    why_not_timeline: str | None
 
 
 class Failure(Message, frozen=True):

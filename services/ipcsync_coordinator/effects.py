@@ -66,8 +66,8 @@ class Effects:
         except Exception:
             log.exception("change not carried out to its end", extra=fields(kind=change.kind))
 
-    def why_not_event(self, device: str) -> str:
-        """Why no event handle can be made on `device`, empty if one can; tried for real.
+    def why_not_event(self, device: str) -> str | None:
+        """Why no event handle can be made on `device`, None if one can; tried for real.
 
         DeviceMismatch for one that is not served here.
         """
@@ -76,10 +76,10 @@ class Effects:
             self.pool.probe_handle(device)
         except IpcSyncError as error:
             return str(error)
-        return ""
+        return None
 
-    def why_not_timeline(self, device: str) -> str:
-        """Why no timeline word works on `device`, empty if one does; tried for real."""
+    def why_not_timeline(self, device: str) -> str | None:
+        """Why no timeline word works on `device`, None if one does; tried for real."""
         return self.releaser.why_not(self.pool.ordinal(device))
 
     # --- slots --------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class Handlers:
             raise ProtocolError(f"a lease's TTL is a positive number of seconds, not {wanted}", code="ttl")
         return min(max(wanted, MIN_TTL), MAX_TTL)
 
-    def _why_not_event(self, hello: messages.Hello) -> str:
+    def _why_not_event(self, hello: messages.Hello) -> str | None:
         if hello.shm and self._shm and hello.shm != self._shm:
             return "the process and the coordinator do not share /dev/shm, which CUDA's event handles need"
         if hello.namespace != self._namespace and hello.pid == os.getpid():
@@ -117,7 +117,7 @@ class Handlers:
                 f"the process and the coordinator have the same pid value {hello.pid} in two pid namespaces, "
                 "and CUDA takes one's handles for the other's own"
             )
-        return ""
+        return None
 
     def _welcome(self, entry: SessionEntry) -> messages.Welcome:
         ttl = entry.ttl_ns / 1e9
@@ -207,7 +207,7 @@ class Handlers:
             raise ProtocolError(f"an engine is 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
         reasons = {
             "event": entry.why_not_event or self._effects.why_not_event(device),
-            "timeline": "" if wanted == "event" else self._effects.why_not_timeline(device),
+            "timeline": None if wanted == "event" else self._effects.why_not_timeline(device),
         }
         for engine in ("event", "timeline"):
             if wanted in ("auto", engine) and not reasons[engine]:
@@ -253,9 +253,9 @@ class Handlers:
 
     def _probe(self, entry: SessionEntry, body: messages.Probe) -> messages.Message:
         device = body.device or self._effects.pool.devices[0]
-        why_not = entry.why_not_event or self._effects.why_not_event(device)
-        handle = b"" if why_not else self._effects.pool.probe_handle(device)
-        return messages.ProbeReply(handle, why_not, self._effects.why_not_timeline(device))
+        reason = entry.why_not_event or self._effects.why_not_event(device)
+        handle = b"" if reason else self._effects.pool.probe_handle(device)
+        return messages.ProbeReply(handle, reason, self._effects.why_not_timeline(device))
 
     # --- lists --------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ class Releaser:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._held: dict[int, SlotLine] = {}
-        self._why_not: dict[int, str] = {}
+        self._why_not: dict[int, str | None] = {}
 
     def hold(self, index: int, line: SlotLine) -> None:
         """Release every waiter of the word of slot `index`, from now until `let_go`."""
@@ -46,8 +46,8 @@ class Releaser:
             if line.completed != INT64_MAX:
                 line.store_completed(INT64_MAX)
 
-    def why_not(self, ordinal: int) -> str:
-        """Why a timeline word on the board does not work on this device, empty if it does; tried once, for real."""
+    def why_not(self, ordinal: int) -> str | None:
+        """Why a timeline word on the board does not work on this device, None if it does; tried once, for real."""
         if ordinal not in self._why_not:
             try:
                 self._why_not[ordinal] = self._try(ordinal)
@@ -55,7 +55,7 @@ class Releaser:
                 self._why_not[ordinal] = str(error)
         return self._why_not[ordinal]
 
-    def _try(self, ordinal: int) -> str:
+    def _try(self, ordinal: int) -> str | None:
         driver = _drivers.load()
         context.ensure_context(ordinal)
         pointer = pinned.page(self._board.address) + self._board.probe_offset
@@ -70,4 +70,4 @@ class Releaser:
                     return f"a stream's write to the board was not seen within {_PROBE_S} s"
         finally:
             _drivers.unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")
-        return ""
+        return None

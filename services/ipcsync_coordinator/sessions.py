@@ -26,7 +26,7 @@ class SessionEntry:
     beat_ns: int  # the latest heartbeat seen
     watch: ProcessWatch
     hello: messages.Hello
-    why_not_event: str = ""
+    why_not_event: str | None = None
     is_ready: bool = False
     replies: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     forgotten: int = 0  # the highest request id whose reply is no longer kept
