@@ -7,15 +7,14 @@ import os
 
 import click
 
-from ipcsync.cli.output import Failed
-from ipcsync.errors import IpcSyncError
+from ipcsync.cli.output import one_line_for_errors
 
 COMMANDS = {
-    "bench": "ipcsync.cli.bench:command",
-    "coordinator": "ipcsync.cli.coordinator:command",
-    "demo": "ipcsync.cli.demo:command",
+    "bench": "ipcsync.cli.programs:bench",
+    "coordinator": "ipcsync.cli.programs:coordinator",
+    "demo": "ipcsync.cli.programs:demo",
     "doctor": "ipcsync.cli.doctor:command",
-    "observer": "ipcsync.cli.observer:command",
+    "observer": "ipcsync.cli.programs:observer",
     "status": "ipcsync.cli.status:command",
     "top": "ipcsync.cli.top:command",
     "trace": "ipcsync.cli.trace:command",
@@ -42,10 +41,8 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the subcommand; what ipcsync raises on its own account becomes one line on stderr, and exit status 1."""
-        try:
+        with one_line_for_errors():
             return super().invoke(ctx)
-        except IpcSyncError as error:
-            raise Failed(str(error)) from error
 
 
 @click.group(cls=LazyGroup, name="ipcsync")

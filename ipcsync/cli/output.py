@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any, TextIO
 
 import click
+
+from ipcsync.errors import IpcSyncError
 
 _GAP = "  "
 
@@ -27,6 +30,15 @@ class WrongCall(Failed):
     """The same with status 2: it was called with what cannot be used."""
 
     exit_code = 2
+
+
+@contextmanager
+def one_line_for_errors() -> Iterator[None]:
+    """Make what ipcsync raises on its own account one line on stderr, and exit status 1."""
+    try:
+        yield
+    except IpcSyncError as error:
+        raise Failed(str(error)) from error
 
 
 def is_terminal(stream: TextIO) -> bool:

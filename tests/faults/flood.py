@@ -23,7 +23,7 @@ import zmq
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
-from ipcsync.cli.bench.peers import Echo
+from ipcsync_bench.peers import Echo
 from ipcsync_coordinator import decode
 from tests.faults.raw import DEADLINE_S, Raw, request, resident_kib, unix_socket
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ipcsync.cli.demo.plan import Plan, chunk_size, stamp, work
+from ipcsync_demo.plan import Plan, chunk_size, stamp, work
 
 _RUN = "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()"
 _DEADLINE_S = 60.0
@@ -229,7 +229,7 @@ def test_an_interrupt_ends_everything_in_order(
 @pytest.mark.parametrize("victim", [1, 2, 4])
 def test_a_killed_worker_is_named(demo: Demo, running: Callable[..., subprocess.Popen[str]], victim: int) -> None:
     process = running()
-    pid = children(process, "ipcsync.cli.demo.stage")[victim - 1]
+    pid = children(process, "ipcsync_demo.stage")[victim - 1]
     os.kill(pid, signal.SIGKILL)
     assert finish(process) == (1, "", f"ipcsync: stage {victim} (pid {pid}) died: killed by SIGKILL\n")
     assert demo.left() == []

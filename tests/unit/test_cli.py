@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pty
@@ -102,10 +103,8 @@ def test_every_example_in_the_help_parses(name: str) -> None:
         called, *arguments = shlex.split(re.split(r" [>|] ", example)[0])  # what the shell does with it is not ours
         assert called in COMMANDS, example
         command = _command(called)
-        if called == "coordinator":
-            from ipcsync_coordinator.__main__ import main as daemon
-
-            command = daemon
+        if COMMANDS[called].startswith("ipcsync.cli.programs:"):
+            command = importlib.import_module(f"ipcsync_{called}.__main__").main
         if "--help" not in arguments:
             command.make_context(called, arguments)  # raises what a user would see
 

@@ -16,8 +16,10 @@ import pytest
 
 import ipcsync
 from ipcsync import cli, errors
+from ipcsync_bench.__main__ import main as bench_command
 from ipcsync_coordinator import config
 from ipcsync_coordinator.__main__ import main as coordinator_command
+from ipcsync_demo.__main__ import main as demo_command
 from ipcsync_observer.__main__ import main as observer_command
 
 _ROOT = Path(__file__).parents[2]
@@ -25,7 +27,12 @@ _PAGES = [_ROOT / "README.md", _ROOT / "SECURITY.md", *sorted((_ROOT / "docs").g
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
-_BY_EXEC = {"coordinator": coordinator_command, "observer": observer_command}  # these parse what comes after the name
+_BY_EXEC = {  # these parse what comes after the name
+    "bench": bench_command,
+    "coordinator": coordinator_command,
+    "demo": demo_command,
+    "observer": observer_command,
+}
 _DEADLINE_S = 60.0
 
 pages = pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""One worker of the pipeline: `python -m ipcsync.cli.demo.stage SETUP`, started by `pipeline.py`.
+"""One worker of the pipeline: `python -m ipcsync_demo.stage SETUP`, started by `pipeline.py`.
 
 Its host only queues work and passes messages on. It never waits for a chunk to be finished.
 """
@@ -21,9 +21,9 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync._native.context import ensure_context
-from ipcsync.cli.demo.link import NO_POINT, Control, Kind, Link, Message, NeighbourGoneError
-from ipcsync.cli.demo.memory import SharedMemory
-from ipcsync.cli.demo.plan import STAMP, Plan, stamp, turn
+from ipcsync_demo.link import NO_POINT, Control, Kind, Link, Message, NeighbourGoneError
+from ipcsync_demo.memory import SharedMemory
+from ipcsync_demo.plan import STAMP, Plan, stamp, turn
 
 _PORTABLE_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ

@@ -10,9 +10,9 @@ from typing import Any
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
-from ipcsync.cli.bench.rows import Row, Target, at_most_more, below, compare, interleave
-from ipcsync.cli.bench.workers import Worker
 from ipcsync.testing import StreamGate
+from ipcsync_bench.rows import Row, Target, at_most_more, below, compare, interleave
+from ipcsync_bench.workers import Worker
 
 
 def _each(call: Callable[[], object], count: int) -> float:

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 
-from ipcsync.cli.demo.plan import Plan
+from ipcsync_demo.plan import Plan
 
 _ALL_HOLDS = 0x7FFFFFFF  # the greatest value for a wait that compares cyclically
 

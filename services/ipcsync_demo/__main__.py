@@ -1,4 +1,4 @@
-"""`ipcsync demo`: a pipeline of real processes whose result proves that their waits hold."""
+"""`python -m ipcsync_demo`, and what `ipcsync demo` becomes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import click
 
-from ipcsync.cli.output import Failed, WrongCall
+from ipcsync.cli.output import Failed, WrongCall, one_line_for_errors
 
 MAX_WORKERS = 16
 _TEXT = Path(__file__).with_name("text.txt")
@@ -38,7 +38,8 @@ _TEXT = Path(__file__).with_name("text.txt")
     help="Leave the waits out. The result must come out corrupt, which shows that the check can fail.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for a program.")
-def command(file: str | None, workers: int, engine: str, without_waits: bool, as_json: bool) -> None:
+@one_line_for_errors()
+def main(file: str | None, workers: int, engine: str, without_waits: bool, as_json: bool) -> None:
     """Send FILE through a pipeline of processes, and check what comes out.
 
     \b
@@ -62,8 +63,8 @@ def command(file: str | None, workers: int, engine: str, without_waits: bool, as
 
     Exit status: 0 if all of that holds, 1 with a reason if not, so always 1 with --break, 2 if FILE cannot be read.
     """
-    from ipcsync.cli.demo import report
-    from ipcsync.cli.demo.pipeline import run
+    from ipcsync_demo import report
+    from ipcsync_demo.pipeline import run
 
     with _open(file) as source:
         size = _size(source)
@@ -93,3 +94,7 @@ def _size(source: BinaryIO) -> int | None:
 
     status = os.fstat(source.fileno())
     return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+if __name__ == "__main__":
+    main(prog_name="ipcsync demo")

@@ -11,9 +11,9 @@ import sys
 import time
 from typing import Any
 
-from ipcsync.cli.demo.link import Control, Link, pair
-from ipcsync.cli.demo.plan import Plan
 from ipcsync.cli.output import Failed
+from ipcsync_demo.link import Control, Link, pair
+from ipcsync_demo.plan import Plan
 
 _END_S = 2.0
 _PAUSE_S = 0.01
@@ -54,7 +54,7 @@ class Crew:
         }
         environment = {**os.environ, "IPCSYNC_DRIVER": driver, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(
-            [sys.executable, "-m", "ipcsync.cli.demo.stage", json.dumps(setup)],
+            [sys.executable, "-m", "ipcsync_demo.stage", json.dumps(setup)],
             pass_fds=list(inherited.values()),
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -18,9 +18,9 @@ from typing import Any
 import ipcsync
 from ipcsync._linux.futex import Futex
 from ipcsync._linux.process import start_time
-from ipcsync.cli.bench.peers import Manager, Redis, RedisConnection
-from ipcsync.cli.bench.rows import Row, Target, at_most, compare, interleave
-from ipcsync.cli.bench.workers import Worker, Workers
+from ipcsync_bench.peers import Manager, Redis, RedisConnection
+from ipcsync_bench.rows import Row, Target, at_most, compare, interleave
+from ipcsync_bench.workers import Worker, Workers
 
 _SLICE_NS = 1_000_000_000
 Turn = Callable[[int], None]

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import ipcsync
-from ipcsync.cli.bench.rows import Row, Target, alone, at_most, below, compare, interleave
-from ipcsync.cli.bench.workers import Worker, Workers
+from ipcsync_bench.rows import Row, Target, alone, at_most, below, compare, interleave
+from ipcsync_bench.workers import Worker, Workers
 
 
 def _seconds_of(code: str, *, inside: bool = False) -> float:

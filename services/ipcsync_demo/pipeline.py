@@ -17,12 +17,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import ipcsync
-from ipcsync.cli.demo.crew import Crew
-from ipcsync.cli.demo.link import NO_POINT, Kind, Link, Message, NeighbourGoneError
-from ipcsync.cli.demo.memory import SharedMemory
-from ipcsync.cli.demo.plan import STAMP, Plan, chunk_size, work
-from ipcsync.cli.demo.report import Result, StageRow
 from ipcsync.cli.output import Failed, WrongCall
+from ipcsync_demo.crew import Crew
+from ipcsync_demo.link import NO_POINT, Kind, Link, Message, NeighbourGoneError
+from ipcsync_demo.memory import SharedMemory
+from ipcsync_demo.plan import STAMP, Plan, chunk_size, work
+from ipcsync_demo.report import Result, StageRow
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from ipcsync.cli.bench.workers import Worker
+from ipcsync_bench.workers import Worker
 
 _START_S = 10.0
 _CONNECT_S = 60.0

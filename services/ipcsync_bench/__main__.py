@@ -1,4 +1,4 @@
-"""`ipcsync bench`: ipcsync beside what people would use instead, and beside the limit, on the same work."""
+"""`python -m ipcsync_bench`, and what `ipcsync bench` becomes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from ipcsync.cli.bench.rows import Row
+from ipcsync.cli.output import one_line_for_errors
 
-_ROWS = {
+if TYPE_CHECKING:
+    from ipcsync_bench.rows import Row
+
+BENCHMARKS: dict[str, tuple[str, str]] = {
     "rates": ("control", "requests a second, 1 to 32 clients, 1 and 64 in flight"),
     "round_trip": ("control", "one request in flight, p50 and p99"),
     "open_close": ("control", "open a named event and close it"),
@@ -25,13 +27,14 @@ _ROWS = {
     "start": ("start", "import, coordinator ready, first event"),
     "memory": ("start", "the coordinator's, and a client's share"),
 }
+"""What can be measured: a function of that name in that module, and what it is in words."""
 
 
 def measure(name: str, rounds: int, scale: float) -> Iterator[Row]:
     """The rows of one benchmark."""
     import importlib
 
-    module = importlib.import_module(f"ipcsync.cli.bench.{_ROWS[name][0]}")
+    module = importlib.import_module(f"ipcsync_bench.{BENCHMARKS[name][0]}")
     function: Callable[[int, float], Iterator[Row]] = getattr(module, name)
     yield from function(rounds, scale)
 
@@ -40,10 +43,13 @@ def measure(name: str, rounds: int, scale: float) -> Iterator[Row]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--quick", is_flag=True, help="Fewer operations and three rounds: a look, not a figure.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=None, help="Rounds of each row (5; 3 with --quick).")
-@click.option("--only", type=click.Choice(list(_ROWS)), multiple=True, help="Only this benchmark; may be repeated.")
+@click.option(
+    "--only", type=click.Choice(list(BENCHMARKS)), multiple=True, help="Only this benchmark; may be repeated."
+)
 @click.option("--plot", type=click.Path(dir_okay=False, writable=True), help="Also draw the ratios into this SVG file.")
 @click.option("--markdown", type=click.Path(dir_okay=False, writable=True), help="Also write the table to this file.")
-def command(
+@one_line_for_errors()
+def main(
     as_json: bool, quick: bool, rounds: int | None, only: tuple[str, ...], plot: str | None, markdown: str | None
 ) -> None:
     """Measure ipcsync beside its peers and beside the limit, in turn, in the same run.
@@ -58,13 +64,13 @@ def command(
       ipcsync bench --json > bench.json
       IPCSYNC_DRIVER=cuda ipcsync bench --plot bench.svg
     """
-    from ipcsync.cli.bench import report
+    from ipcsync_bench import report
 
     scale = 0.1 if quick else 1.0
     count = rounds or (3 if quick else 5)
     rows: list[Row] = []
-    for name in only or _ROWS:
-        print(f"{name}: {_ROWS[name][1]}", file=sys.stderr, flush=True)
+    for name in only or BENCHMARKS:
+        print(f"{name}: {BENCHMARKS[name][1]}", file=sys.stderr, flush=True)
         rows += measure(name, count, scale)
     if plot:
         with open(plot, "w") as file:
@@ -76,3 +82,7 @@ def command(
         print(json.dumps(report.as_json(rows)))
     else:
         report.show(rows)
+
+
+if __name__ == "__main__":
+    main(prog_name="ipcsync bench")

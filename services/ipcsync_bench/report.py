@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ipcsync
-from ipcsync.cli.bench.rows import Row
+from ipcsync_bench.rows import Row
 
 
 def machine() -> dict[str, Any]:

@@ -1,0 +1,39 @@
+"""The commands that become a program of their own, of which nothing is imported here."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from ipcsync.cli.output import Failed
+
+
+def _program(name: str, summary: str) -> click.Command:
+    """The command that becomes `python -m ipcsync_NAME`, whose own --help says the rest."""
+
+    @click.command(
+        name,
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+        add_help_option=False,
+        short_help=summary,
+        help=summary,
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def command(arguments: tuple[str, ...]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            # Exec, so that a supervisor's signals, or Ctrl-C, reach the program itself.
+            os.execv(sys.executable, [sys.executable, "-m", f"ipcsync_{name}", *arguments])  # noqa: S606 - no shell
+        except OSError as error:
+            raise Failed(f"cannot start {sys.executable}: {error.strerror}") from error
+
+    return command
+
+
+bench = _program("bench", "Measure ipcsync beside its peers and beside the limit.")
+coordinator = _program("coordinator", "Run the coordinator until SIGTERM or Ctrl-C.")
+demo = _program("demo", "Send a file through a pipeline of processes, and check what comes out.")
+observer = _program("observer", "Serve a page and metrics of a coordinator.")
