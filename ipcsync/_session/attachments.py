@@ -2,7 +2,7 @@
 
 An attachment ends with the last `close` of the objects over it; one that points alone made ends once its event is
 finished and no point of it is left here. Letting go is told to the coordinator only when it is true: no thread inside a
-call, no queued wait pending, imports destroyed. Until then it lingers, and the heartbeat's thread tries again.
+call, no queued wait pending, imports destroyed. Until then it drains, and the heartbeat's thread tries again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ipcsync._board import Board
 from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine, deadline_of
 from ipcsync._native import context
 from ipcsync._native.device import Device
+from ipcsync._session.waits import Pending, WaitEntry, Waits
 from ipcsync._wire.messages import Attachment, Close
 from ipcsync.errors import (
     ClientClosed,
@@ -37,7 +38,6 @@ from ipcsync.errors import (
 
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
-    from ipcsync.client.client import Client
 
 log = logging.getLogger("ipcsync")
 
@@ -45,29 +45,41 @@ _TELL_S = 0.5
 _ENGINES: dict[str, type[EventEngine | TimelineEngine]] = {"event": EventEngine, "timeline": TimelineEngine}
 
 
-class Attached:
+class AttachmentRef:
     """One attachment, as events and points of this process hold it."""
 
-    __slots__ = ("__weakref__", "client", "device", "engine")
+    __slots__ = ("__weakref__", "_table", "device", "engine")
 
-    def __init__(self, client: Client, engine: EventEngine | TimelineEngine) -> None:
-        self.client = client
+    def __init__(self, table: AttachmentTable, engine: EventEngine | TimelineEngine) -> None:
+        self._table = table
         self.engine = engine
         self.device = Device(engine.ordinal)
 
+    def close(self) -> None:
+        """One event object over it was closed; the last one ends the attachment."""
+        self._table.close_one((self.engine.slot, self.engine.incarnation))
 
-class Attachments:
+    def when_over(self, pending: Pending, settle: Callable[[Exception | None], object]) -> WaitEntry:
+        """Call `settle(None)` once the wait is over as hoped, or `settle(error)`; on a thread of the session."""
+        return self._table.waits.add(pending, settle)
+
+    def forget(self, entry: WaitEntry) -> None:
+        """Wait for it no more. If it is over this very moment, `settle` may still be called."""
+        self._table.waits.remove(entry)
+
+
+class AttachmentTable:
     """All attachments of one client, by (slot, incarnation)."""
 
     def __init__(
         self,
-        client: Client,
         board: Board,
         guard: Guard,
         send: Callable[[Close, float], object],
+        waits: Waits,
         tracing: Tracing | None = None,
     ) -> None:
-        self._client = client
+        self.waits = waits
         self._tracing = tracing
         self._board = board
         self._guard = guard
@@ -77,11 +89,11 @@ class Attachments:
         and a new attachment to the same slot, the coordinator must see the one that is true."""
         self._lock = threading.RLock()
         self._is_closed = False
-        self._untold: list[tuple[Close, str]] = []  # closes to tell, and of what: "recorder", "other" or "late"
+        self._pending_closes: list[tuple[Close, str]] = []  # closes to tell, and of what: "recorder", "other" or "late"
         self._opened: dict[tuple[int, int], int] = {}  # how many event objects are open over it
         self._engines: dict[tuple[int, int], EventEngine | TimelineEngine] = {}
-        self._held: dict[tuple[int, int], weakref.ref[Attached]] = {}
-        self._lingering: list[Engine] = []
+        self._held: dict[tuple[int, int], weakref.ref[AttachmentRef]] = {}
+        self._draining: list[Engine] = []
         self._works_on: set[tuple[str, int]] = set()
 
     @contextmanager
@@ -95,21 +107,21 @@ class Attachments:
         finally:
             self.changing.release()
 
-    def find(self, key: tuple[int, int]) -> Attached | None:
+    def find(self, key: tuple[int, int]) -> AttachmentRef | None:
         """The attachment to a slot's use, if there is one."""
         with self._lock:
             engine = self._engines.get(key)
             return None if engine is None else self._hold(key, engine)
 
-    def _hold(self, key: tuple[int, int], engine: EventEngine | TimelineEngine) -> Attached:
+    def _hold(self, key: tuple[int, int], engine: EventEngine | TimelineEngine) -> AttachmentRef:
         reference = self._held.get(key)
         held = reference() if reference is not None else None
         if held is None:
-            held = Attached(self._client, engine)
+            held = AttachmentRef(self, engine)
             self._held[key] = weakref.ref(held)
         return held
 
-    def add(self, reply: Attachment, *, opened: bool) -> Attached:
+    def add(self, reply: Attachment, *, opened: bool) -> AttachmentRef:
         """Take in what the coordinator answered; `opened` for an event object, else for a point.
 
         Raises DeviceMismatch if this process does not see the event's device, EngineMismatch if its engine does not
@@ -118,7 +130,7 @@ class Attachments:
         key = (reply.slot, reply.incarnation)
         with self._lock:
             if self._is_closed:
-                self._untold.append((Close(*key), "late"))
+                self._pending_closes.append((Close(*key), "late"))
                 raise ClientClosed("the client was closed while the event was opened")
             engine = self._engines.get(key)
             if engine is None:
@@ -160,27 +172,27 @@ class Attachments:
                 return
             self._opened.pop(key, None)
             self._held.pop(key, None)
-            engine = self._take_out(key)
+            engine = self._begin_close(key)
         if engine is not None:
             self._end(engine)
-            self.tell(_TELL_S, wait=True)
+            self.flush_closes(_TELL_S, wait=True)
 
-    def _take_out(self, key: tuple[int, int]) -> Engine | None:
-        """Close a use, which lingers from then on until it was let go of. Called with the lock held."""
+    def _begin_close(self, key: tuple[int, int]) -> Engine | None:
+        """Close a use, which drains from then on until it is released. Called with the lock held."""
         engine = self._engines.pop(key, None)
         if engine is not None:
-            self._lingering.append(engine)
+            self._draining.append(engine)
             engine.close()
         return engine
 
     def _end(self, engine: Engine) -> None:
         """Let go of a use that was taken out, if that can be; what became of it is to be told."""
-        if not self._lets_go(engine):
-            self._untold.append(_close_of(engine, let_go=False, drained=self._is_drained(engine)))
+        if not self._try_release(engine):
+            self._pending_closes.append(_close_of(engine, let_go=False, drained=self._is_drained(engine)))
         elif self._forget(engine):
-            self._untold.append(_close_of(engine))
+            self._pending_closes.append(_close_of(engine))
 
-    def _lets_go(self, engine: Engine) -> bool:
+    def _try_release(self, engine: Engine) -> bool:
         """`try_release`; with a context that is broken for good nothing is let go of before the process ends.
 
         The error is then the driver's, or that of a session or coordinator which was found lost for it.
@@ -194,20 +206,20 @@ class Attachments:
             return False
 
     def _forget(self, engine: Engine) -> bool:
-        """It lingers no more; False if another thread saw that at the same time."""
+        """It drains no more; False if another thread saw that at the same time."""
         with self._lock:
-            if engine not in self._lingering:
+            if engine not in self._draining:
                 return False
-            self._lingering.remove(engine)
+            self._draining.remove(engine)
             return True
 
     def _is_drained(self, engine: Engine) -> bool:
-        """Whether a recorder that lingers has no work left, which is told once: others may wait ahead for more."""
+        """Whether a recorder that still drains has no work left, which is told once: others may wait ahead for more."""
         try:
             if engine.has_told_drained or not engine.is_drained():
                 return False
         except IpcSyncError:
-            return False  # `_lets_go` has said it
+            return False  # `_try_release` has said it
         engine.has_told_drained = True
         return True
 
@@ -217,46 +229,48 @@ class Attachments:
             engine = self._engines.get((late.slot, late.incarnation))
             if engine is not None and late.recorder:
                 engine.is_recorder = True  # the session has the role now: it ends with the use that is here already
-        self._untold.append((Close(late.slot, late.incarnation), "late"))
+        self._pending_closes.append((Close(late.slot, late.incarnation), "late"))
 
     def _tell_close(self, body: Close, *, is_recorder: bool) -> None:
-        self._untold.append((body, "recorder" if is_recorder else "other"))
-        self.tell(_TELL_S, wait=True)
+        self._pending_closes.append((body, "recorder" if is_recorder else "other"))
+        self.flush_closes(_TELL_S, wait=True)
 
-    def tell(self, timeout: float, *, wait: bool) -> None:
+    def flush_closes(self, timeout: float, *, wait: bool) -> None:
         """Tell the coordinator of closes; what it does not take in `timeout` seconds each is told by a later beat.
 
         `wait`: as long for another thread's request that attaches or lets go, too.
         """
-        if not self._untold or not self.changing.acquire(timeout=min(timeout, threading.TIMEOUT_MAX) if wait else 0):
+        if not self._pending_closes or not self.changing.acquire(
+            timeout=min(timeout, threading.TIMEOUT_MAX) if wait else 0
+        ):
             return
         try:
-            while self._untold:
-                body, of = self._untold[0]
-                if not self._tell_one(body, of, timeout):
+            while self._pending_closes:
+                body, of = self._pending_closes[0]
+                if not self._flush_one(body, of, timeout):
                     return
-                self._untold.pop(0)
+                self._pending_closes.pop(0)
         finally:
             self.changing.release()
 
-    def settle(self, timeout: float) -> None:
+    def flush_closes_or_raise(self, timeout: float) -> None:
         """Tell of all closes before anything is attached anew: told after, one would end the new use.
 
         WaitTimeout if the coordinator does not take one within `timeout` seconds. Called with `changing` held.
         """
-        self.tell(timeout, wait=True)
-        if self._untold:
+        self.flush_closes(timeout, wait=True)
+        if self._pending_closes:
             raise WaitTimeout(f"the coordinator did not take an earlier close within {timeout} s", timeout=timeout)
 
-    def _tell_one(self, body: Close, of: str, timeout: float) -> bool:
+    def _flush_one(self, body: Close, of: str, timeout: float) -> bool:
         key = (body.slot, body.incarnation)
         with self._lock:
-            lingers = any((engine.slot, engine.incarnation) == key for engine in self._lingering)
+            is_draining = any((engine.slot, engine.incarnation) == key for engine in self._draining)
         if of != "recorder" and key in self._engines:
             return True  # attached anew since: the two uses are one to the coordinator
-        if of == "late" and lingers:
-            return True  # the use that lingers has not let go yet, and will tell it
-        if lingers or key in self._engines:
+        if of == "late" and is_draining:
+            return True  # the use that still drains has not let go yet, and will tell it
+        if is_draining or key in self._engines:
             body = replace(body, let_go=False)  # this use is over, but another one here still touches the slot
         try:
             self._send(body, timeout)
@@ -267,14 +281,14 @@ class Attachments:
         return True
 
     def beat(self) -> None:
-        """From the heartbeat's thread: harvest, and let go of what lingers or is over with no point of it left."""
+        """From the heartbeat's thread: harvest, and release what has drained or is over with no point of it left."""
         with self._lock:
             engines = list(self._engines.items())
         for key, engine in engines:
             engine.publish_completed()
             if key not in self._opened and engine.state != "open":
                 self._drop_if_unused(key)
-        self.let_go_of_lingering()
+        self.release_drained()
 
     def _drop_if_unused(self, key: tuple[int, int]) -> None:
         with self._lock:
@@ -282,22 +296,22 @@ class Attachments:
             if key in self._opened or (reference is not None and reference() is not None):
                 return
             self._held.pop(key, None)
-            engine = self._take_out(key)
+            engine = self._begin_close(key)
         if engine is not None:
             self._end(engine)  # told by the beat, which must wait neither for a request under way nor for a reply
 
-    def let_go_of_lingering(self) -> int:
+    def release_drained(self) -> int:
         """Try again to let go; how many did."""
         with self._lock:
-            waiting = list(self._lingering)
+            waiting = list(self._draining)
         count = 0
         for engine in waiting:
-            if self._lets_go(engine):
+            if self._try_release(engine):
                 if self._forget(engine):
-                    self._untold.append(_close_of(engine))
+                    self._pending_closes.append(_close_of(engine))
                     count += 1
             elif self._is_drained(engine):
-                self._untold.append(_close_of(engine, let_go=False, drained=True))
+                self._pending_closes.append(_close_of(engine, let_go=False, drained=True))
         return count
 
     def collect(self) -> int:
@@ -313,12 +327,12 @@ class Attachments:
         """End every attachment, and wait up to `seconds` for work still in flight.
 
         What still is then goes on lingering, and the coordinator is told of the rest: others may wait for just that,
-        and what lingers here for them. If nothing lingers, the goodbye tells it.
+        and what drains here for them. If nothing drains, the goodbye tells it.
         """
         with self._lock:
             self._is_closed = True  # nothing is taken in any more
             for key in list(self._engines):
-                self._take_out(key)
+                self._begin_close(key)
             self._held.clear()
             self._opened.clear()
         deadline = time.monotonic() + seconds
@@ -326,34 +340,36 @@ class Attachments:
         done: list[Engine] = []
         while True:
             with self._lock:
-                engines = list(self._lingering)
-            done += [engine for engine in engines if self._lets_go(engine) and self._forget(engine)]
-            if not self._lingering or time.monotonic() >= deadline:
+                engines = list(self._draining)
+            done += [engine for engine in engines if self._try_release(engine) and self._forget(engine)]
+            if not self._draining or time.monotonic() >= deadline:
                 break
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
         with self._lock:
-            left = list(self._lingering)
+            left = list(self._draining)
         if not left:
             return
-        self._untold += [_close_of(engine) for engine in done]
-        self._untold += [_close_of(engine, let_go=False, drained=True) for engine in left if self._is_drained(engine)]
-        self.tell(_TELL_S, wait=True)
+        self._pending_closes += [_close_of(engine) for engine in done]
+        self._pending_closes += [
+            _close_of(engine, let_go=False, drained=True) for engine in left if self._is_drained(engine)
+        ]
+        self.flush_closes(_TELL_S, wait=True)
 
     @property
-    def lingers(self) -> bool:
+    def is_draining(self) -> bool:
         """Whether anything closed is still to be let go of."""
-        return bool(self._lingering)
+        return bool(self._draining)
 
     @property
-    def has_untold(self) -> bool:
+    def has_pending_closes(self) -> bool:
         """Whether any close is still to be told."""
-        return bool(self._untold)
+        return bool(self._pending_closes)
 
-    def drop_untold(self) -> None:
+    def drop_pending_closes(self) -> None:
         """The session is over: its end told all. A beat that tells right now finds that out by itself."""
         if self.changing.acquire(timeout=0):
-            self._untold.clear()
+            self._pending_closes.clear()
             self.changing.release()
 
 

@@ -9,17 +9,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import zmq
 
 from ipcsync._native import fork
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement, EventRow, SessionRow, SnapshotReply
-from ipcsync.client.info import Notice
 from ipcsync.errors import WaitTimeout
 
 _SLICE_MS = 50
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One change, or one row of the first snapshot.
+
+    `kind` is "opened", "closed", "broken", "session_opened" or "session_closed"; `name` the event's or the session's;
+    `number` counts the coordinator's changes.
+    """
+
+    kind: str
+    name: str
+    number: int
+    device: str = ""
+    engine: str = ""
+    session: str = ""
 
 
 class Replay:

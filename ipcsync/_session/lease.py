@@ -23,7 +23,7 @@ log = logging.getLogger("ipcsync")
 _LIFELINE_S = 0.25
 
 
-class Lease:
+class SessionLease:
     """One session, from Welcome to goodbye. It is what the engines ask whether they may go on.
 
     The client judges its lease by its own monotonic clock: when its heartbeat did not run for a TTL, the session counts
@@ -211,7 +211,7 @@ class Lease:
         if self._pidfd is not None:
             self._pidfd.close()
 
-    def give_up_life(self) -> None:
+    def announce_death(self) -> None:
         """The process begins to end: peers are to take it for dead, whatever of this session still lingers."""
         self._life.give_up()
 

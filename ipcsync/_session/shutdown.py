@@ -6,22 +6,22 @@ import logging
 from collections.abc import Callable
 
 from ipcsync._native import pinned
-from ipcsync._session.attachments import Attachments
+from ipcsync._session.attachments import AttachmentTable
 from ipcsync._session.connection import Connection
-from ipcsync._session.lease import Lease
+from ipcsync._session.lease import SessionLease
 from ipcsync._wire import messages
 from ipcsync.errors import ConnectError, IpcSyncError, WaitTimeout
 
 log = logging.getLogger("ipcsync")
 
 
-class Ending:
-    """Ends one session once its client is closed: at once, or by the heartbeat's thread when nothing lingers any more.
+class Shutdown:
+    """Ends one session once its client is closed: at once, or by the heartbeat's thread when nothing drains any more.
 
     `forget_child` undoes what the client asked for at a fork.
     """
 
-    def __init__(self, connection: Connection, token: bytes, lease: Lease, attachments: Attachments) -> None:
+    def __init__(self, connection: Connection, token: bytes, lease: SessionLease, attachments: AttachmentTable) -> None:
         self._connection = connection
         self._token = token
         self._lease = lease
@@ -53,8 +53,11 @@ class Ending:
             self._end()
 
     def _say_goodbye(self, timeout: float) -> None:
-        """Tell the coordinator that the session is over, or all but what lingers; a later beat does if it is silent."""
-        let_go = not self._attachments.lingers
+        """Tell the coordinator that the session is over, or all of it but what still drains.
+
+        A later beat does if the coordinator is silent.
+        """
+        let_go = not self._attachments.is_draining
         try:
             self._connection.request(messages.Bye(let_go=let_go), self._token, timeout)
         except (WaitTimeout, ConnectError) as error:
@@ -64,13 +67,13 @@ class Ending:
             log.info("the coordinator knows nothing of the session any more: %s", error)
         self._has_said_goodbye = True
         if let_go:
-            self._attachments.drop_untold()
+            self._attachments.drop_pending_closes()
 
     def _is_over(self) -> bool:
         """Whether nothing is left to be let go of or to be told to a coordinator that lives."""
         if not self._lease.coordinator_is_alive():
             return True
-        return self._has_said_goodbye and not self._attachments.lingers and not self._attachments.has_untold
+        return self._has_said_goodbye and not self._attachments.is_draining and not self._attachments.has_pending_closes
 
     def _end(self) -> None:
         self._lease.stop()

@@ -1,4 +1,4 @@
-"""What a client waits for without a thread for each wait: points, looked at by one thread of the client.
+"""The waits of a session that need no thread each: one thread looks at all of them.
 
 Never inside a driver's callback, where Python has deadlocked others.
 """
@@ -9,13 +9,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from ipcsync._engines import deadline_of
+from ipcsync._engines import Engine, deadline_of
 from ipcsync.errors import IpcSyncError, WaitTimeout
-
-if TYPE_CHECKING:
-    from ipcsync.client.point import Point
 
 log = logging.getLogger("ipcsync")
 
@@ -30,10 +26,11 @@ class Pending:
     It ends as `Point.synchronize` and `Point.wait` do on the host, with the same errors; `timeout` in seconds or None.
     """
 
-    def __init__(self, point: Point, timeout: float | None = None, *, recorded: bool = False) -> None:
-        self.point = point
-        self._engine = point._bound().engine
-        self._generation = point.generation
+    def __init__(
+        self, engine: Engine, generation: int, timeout: float | None = None, *, recorded: bool = False
+    ) -> None:
+        self._engine = engine
+        self._generation = generation
         self._timeout = timeout
         self._deadline = deadline_of(timeout)
         self._recorded = recorded
@@ -62,6 +59,9 @@ class Pending:
             return False
         return True
 
+    def __str__(self) -> str:
+        return f"generation {self._generation} of {self._engine.name!r}"
+
     def pause(self, seconds: float) -> None:
         """Sleep until it may be over, at most for so long."""
         try:
@@ -73,8 +73,8 @@ class Pending:
             return  # the next look says so
 
 
-class Entry:
-    """One wait of `Callbacks`, and what to call when it is over: with None, or with the error that ended it."""
+class WaitEntry:
+    """One wait of `Waits`, and what to call when it is over: with None, or with the error that ended it."""
 
     __slots__ = ("error", "pending", "settle")
 
@@ -92,17 +92,17 @@ class Entry:
             return True
 
 
-class Callbacks:
+class Waits:
     """The waits of a client, looked at by one thread that is started with the first and ends when none is left."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[Entry, None] = {}  # in the order in which they came
+        self._waiting: dict[WaitEntry, None] = {}  # in the order in which they came
         self._thread: threading.Thread | None = None
 
-    def add(self, pending: Pending, settle: Callable[[Exception | None], object]) -> Entry:
+    def add(self, pending: Pending, settle: Callable[[Exception | None], object]) -> WaitEntry:
         """Call `settle(None)` once it is over as hoped, or `settle(error)`; on the client's thread."""
-        entry = Entry(pending, settle)
+        entry = WaitEntry(pending, settle)
         with self._lock:
             self._waiting[entry] = None
             if self._thread is None:
@@ -110,7 +110,7 @@ class Callbacks:
                 self._thread.start()
         return entry
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: WaitEntry) -> None:
         """Wait for it no more. If it is over this very moment, `settle` may still be called."""
         with self._lock:
             self._waiting.pop(entry, None)
@@ -139,7 +139,7 @@ class Callbacks:
             took = time.monotonic() - began
             waiting[0].pending.pause(_ALONE_S if len(waiting) == 1 else max(_AMONG_S, took))
 
-    def _settle(self, entry: Entry) -> None:
+    def _settle(self, entry: WaitEntry) -> None:
         with self._lock:
             if entry not in self._waiting:
                 return  # taken back meanwhile
@@ -147,7 +147,7 @@ class Callbacks:
         try:
             entry.settle(entry.error)
         except Exception:
-            log.exception("a done callback of %r failed", entry.pending.point)
+            log.exception("a done callback of %s failed", entry.pending)
 
     def join(self, timeout: float) -> None:
         """Wait until every callback was called; the client is closed, so each of them is due."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ipcsync._session.feed import Notice
 from ipcsync.client.client import Client, connect
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.info import AttachmentInfo, EventInfo, Notice, SessionInfo
+from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.point import Point
 
 if TYPE_CHECKING:

@@ -1,58 +1,33 @@
-"""The client: one session with a coordinator."""
+"""The client: what a user holds of one session with a coordinator."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from ipcsync._board import Board
-from ipcsync._engines import deadline_of
 from ipcsync._native import device as devices
 from ipcsync._native import fork
-from ipcsync._native.context import LEGACY, count, current_ordinal, ordinal_of, uuid_of
+from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
-from ipcsync._session import feed
-from ipcsync._session import handshake as opening
-from ipcsync._session.attachments import Attached, Attachments
-from ipcsync._session.connection import Connection, context
-from ipcsync._session.handshake import expect
-from ipcsync._session.lease import Lease
-from ipcsync._session.shutdown import Ending
-from ipcsync._session.waits import Callbacks
+from ipcsync._session.feed import Notice
+from ipcsync._session.session import DEFAULT_TIMEOUT_S, Session
 from ipcsync._wire import endpoints, messages, names
 from ipcsync._wire import point as wire
-from ipcsync._wire.messages import Message
-from ipcsync._wire.point import PointKey
-from ipcsync.client import clients as known
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.info import AttachmentInfo, EventInfo, Notice, SessionInfo
+from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.point import Point
-from ipcsync.errors import (
-    ClientClosed,
-    CoordinatorLost,
-    DeviceMismatch,
-    InvalidDevice,
-    IpcSyncError,
-    ProtocolError,
-)
+from ipcsync.errors import DeviceMismatch, InvalidDevice, ProtocolError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ipcsync._engines.traced import Tracing
 
-_M = TypeVar("_M", bound=Message)
-
-_CLOSE_S = 1.0
 _UNNAMED_DEPTH = 16
-_DEFAULT_S = 5.0
 
 
 def connect(
@@ -94,79 +69,46 @@ class Client:
         lease_ttl: float | None = None,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
-        self.endpoint = endpoint if endpoint is not None else endpoints.default_endpoint()
-        self.name = name or ""
-        self._is_closed = False
-        self._closing = threading.Lock()
+        tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
+        endpoint = endpoint if endpoint is not None else endpoints.default_endpoint()
+        self._session = Session(endpoint, name or "", timeout=timeout, lease_ttl=lease_ttl, tracing=tracing)
         self._unnamed: dict[tuple[int, int, int, str], SharedEvent] = {}
         self._unnamed_lock = threading.Lock()
-        self._callbacks = Callbacks()
-        self._connection = Connection(self.endpoint)
-        try:
-            welcome = opening.greet(self._connection, self.name, timeout, lease_ttl)
-            board = opening.open_board(welcome, self.endpoint, timeout)
-            try:
-                self._begin(board, welcome, timeout)
-            except BaseException:
-                board.close()  # and with it the lifeline, so that the line can be another session's
-                raise
-        except BaseException:
-            self._connection.close()
-            raise
-        self._ending.forget_child = fork.at_child(self._lease.drop_in_child)
-        devices.collectors.append(self._attachments.collect)
-        known.add(self)
 
-    def _begin(self, board: Board, welcome: messages.Welcome, timeout: float) -> None:
-        self.epoch = welcome.epoch
-        self.lease_ttl = welcome.lease_ttl
-        self.session_id = welcome.session
-        self._token = welcome.token
-        self._feed_endpoint = welcome.feed
-        self._connection.window = welcome.window
-        self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
-        self._lease = Lease(board, welcome, self.endpoint, self._at_beat)
-        self._attachments = Attachments(self, board, self._lease, self._send_close, self._tracing)
-        self._ending = Ending(self._connection, welcome.token, self._lease, self._attachments)
-        try:
-            self._connection.request(messages.Ready(), self._token, timeout, self._lease.check_liveness)
-            self._lease.start()
-        except BaseException:
-            self._lease.stop()
-            raise
+    @property
+    def endpoint(self) -> str:
+        """Where the coordinator is."""
+        return self._session.endpoint
 
-    # --- requests -----------------------------------------------------------------------------------------------------
+    @property
+    def epoch(self) -> bytes:
+        """The 16 bytes that the coordinator drew at its start."""
+        return self._session.epoch
 
-    def _check(self) -> None:
-        fork.check()
-        if self._is_closed:
-            raise ClientClosed("this client was closed")
-        self._lease.check()
+    @property
+    def name(self) -> str:
+        """What others see of this session."""
+        return self._session.name
 
-    def _request(self, body: Message, kind: type[_M], timeout: float = _DEFAULT_S, **options: Any) -> _M:
-        self._check()
-        return expect(self._connection.request(body, self._token, timeout, self._lease.check_liveness, **options), kind)
+    @property
+    def session_id(self) -> str:
+        """The session's public id."""
+        return self._session.id
 
-    def _at_beat(self) -> None:
-        """From the heartbeat's thread."""
-        self._connection.drain_late()
-        self._attachments.beat()
-        self._attachments.tell(0.05, wait=False)
-        self._ending.at_beat()
-
-    def _send_close(self, body: messages.Close, timeout: float) -> None:
-        self._connection.request(body, self._token, timeout, self._lease.check_coordinator)
+    @property
+    def lease_ttl(self) -> float:
+        """The lease's TTL in seconds, as granted."""
+        return self._session.lease_ttl
 
     @property
     def is_connected(self) -> bool:
         """Whether the session lives, as far as is known; asks nobody."""
-        return not self._is_closed and not fork.is_in_bad_fork() and self._lease.is_good
+        return self._session.is_connected
 
     @property
     def messages_sent(self) -> int:
         """How many requests this client has sent to the coordinator."""
-        return self._connection.sent
+        return self._session.connection.sent
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -187,7 +129,7 @@ class Client:
         flight, and is the creator's. `timeout` in seconds, for the coordinator's answer.
 
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for a bad name, WaitTimeout,
-        and ValueError for a depth, engine or timeout that is none.
+        and ValueError for an invalid depth, engine or timeout.
         """
         (opened,) = self.events([name], recorder=recorder, device=device, engine=engine, depth=depth, timeout=timeout)
         return opened
@@ -212,9 +154,15 @@ class Client:
         return self._open(names, recorder, device, engine, depth, timeout)
 
     def _open(
-        self, names: Sequence[str], recorder: bool, device: Any, engine: str, depth: int, timeout: float = _DEFAULT_S
+        self,
+        names: Sequence[str],
+        recorder: bool,
+        device: Any,
+        engine: str,
+        depth: int,
+        timeout: float = DEFAULT_TIMEOUT_S,
     ) -> list[SharedEvent]:
-        self._check()
+        self._session.check()
         if isinstance(depth, bool) or not isinstance(depth, int):
             raise TypeError(f"depth is an int, but got {type(depth).__name__}")
         if not 1 <= depth <= 1024:
@@ -224,51 +172,17 @@ class Client:
         wanted = "" if device is None else uuid_of(devices.parse(device))
         default = uuid_of(current_ordinal())
         bodies = [messages.Open(name, bool(recorder), wanted, default, engine, depth) for name in names]
-        with self._attachments.change(timeout), ExitStack() as before:
-            self._attachments.settle(timeout)
-            if recorder and not self._sees_all_devices:
-                # Whoever cannot use an event must learn it before it has the role: a recorder that leaves finishes it.
-                looks = [msgspec.structs.replace(body, recorder=False) for body in bodies if body.name]
-                for event in self._attach_opened(looks, timeout):
-                    before.enter_context(event)
-            return self._attach_opened(bodies, timeout)
-
-    def _attach_opened(self, bodies: list[messages.Open], timeout: float) -> list[SharedEvent]:
-        """Events for the replies to `bodies`; if any is an error, none, and the first of the errors is raised."""
-        self._check()
-        look, give_back = self._lease.check_liveness, self._give_back
-        answers = self._connection.request_many(bodies, self._token, timeout, look, on_late=give_back)
-        opened: list[SharedEvent] = []
-        try:
-            for body, answer in zip(bodies, answers, strict=True):
-                if isinstance(answer, IpcSyncError):
-                    raise answer
-                attached = self._attachments.add(expect(answer, messages.Attachment), opened=True)
-                opened.append(SharedEvent(attached, is_recorder=body.recorder))
-        except BaseException:
-            for answer in answers[len(opened) + 1 :]:  # that one itself was given back, or is none
-                if not isinstance(answer, IpcSyncError):
-                    give_back(answer)
-            for event in opened:
-                event.close()
-            self._attachments.tell(0.5, wait=True)
-            raise
-        return opened
-
-    def _give_back(self, late: Message) -> None:
-        """An attachment whose request was given up is let go of, not leaked."""
-        if isinstance(late, messages.Attachment):
-            self._attachments.give_back(late)
+        return [SharedEvent(ref, is_recorder=bool(recorder)) for ref in self._session.open(bodies, timeout)]
 
     def record(self, stream: Any = None, *, engine: str = "auto") -> Point:
         """Record on this client's unnamed event for `stream`, leased once: the everyday way to hand work on.
 
         Raises what `SharedEvent.record` does; the first record on a stream asks the coordinator, later ones do not.
         """
-        self._check()
+        self._session.check()
         handle, ordinal = stream_handle(stream)
-        # An address that comes again means that its first stream is gone: the event of the one serves the other. The
-        # default streams' handles may mean another stream in each thread.
+        # A reused address means the old stream is gone, so its event can serve the new one. The default streams'
+        # handles may mean another stream in each thread.
         address = int(handle)
         key = (address, get_ident() if address in LEGACY else 0, ordinal, engine)
         event = self._unnamed.get(key) or self._unnamed_event(key)
@@ -289,26 +203,9 @@ class Client:
         Raises ProtocolError for bytes that are no point, CoordinatorLost for one of another coordinator or epoch,
         EventClosed for one whose event is gone.
         """
-        self._check()
+        self._session.check()
         key = wire.unpack(data)
-        return Point(self._attach_point(key), key.generation)
-
-    def _attach_point(self, key: PointKey) -> Attached:
-        self._check()
-        if key.epoch != self.epoch:
-            raise CoordinatorLost("this point is of another coordinator, or of one that has restarted since")
-        where = (key.slot, key.incarnation)
-        found = self._attachments.find(where)
-        if found is not None:
-            return found
-        with self._attachments.change(_DEFAULT_S):
-            found = self._attachments.find(where)
-            if found is not None:
-                return found
-            self._attachments.settle(_DEFAULT_S)
-            body = messages.Attach(key.slot, key.incarnation)
-            reply = self._request(body, messages.Attachment, on_late=self._give_back)
-            return self._attachments.add(reply, opened=False)
+        return Point(self._session.attach(key), key.generation)
 
     def stream(self, name: str, *, device: Any = None, priority: int = 0) -> Stream:
         """A stream of this process, made as the specification `name` says: every worker's is equal.
@@ -323,7 +220,7 @@ class Client:
             default_device=uuid_of(current_ordinal()),
             priority=priority,
         )
-        spec = self._request(body, messages.StreamSpec)
+        spec = self._session.request(body, messages.StreamSpec)
         try:
             ordinal = ordinal_of(spec.device)
         except InvalidDevice as error:
@@ -334,22 +231,24 @@ class Client:
 
     def list_events(self, prefix: str = "") -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included."""
-        return [EventInfo.of(row) for row in self._request(messages.ListEvents(prefix), messages.EventList).events]
+        return [
+            EventInfo.of(row) for row in self._session.request(messages.ListEvents(prefix), messages.EventList).events
+        ]
 
     def list_sessions(self) -> list[SessionInfo]:
         """The sessions that live."""
-        rows = self._request(messages.ListSessions(), messages.SessionList).sessions
+        rows = self._session.request(messages.ListSessions(), messages.SessionList).sessions
         return [SessionInfo.of(row) for row in rows]
 
     def list_attachments(self, prefix: str = "", *, limit: int = 100_000) -> list[AttachmentInfo]:
         """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000."""
-        rows = self._request(messages.ListAttachments(prefix, limit), messages.AttachmentList).attachments
+        rows = self._session.request(messages.ListAttachments(prefix, limit), messages.AttachmentList).attachments
         return [AttachmentInfo.of(row) for row in rows]
 
-    def stats(self, timeout: float = _DEFAULT_S) -> dict[str, Any]:
+    def stats(self, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
         """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
-        stats: dict[str, Any] = dict(self._request(messages.Stats(), messages.Counters, timeout).stats)
-        stats["client"] = {"messages_sent": self.messages_sent, "full_ring_waits": self._lease.full_rings}
+        stats: dict[str, Any] = dict(self._session.request(messages.Stats(), messages.Counters, timeout).stats)
+        stats["client"] = {"messages_sent": self.messages_sent, "full_ring_waits": self._session.lease.full_rings}
         return stats
 
     def check(self, device: Any = None) -> dict[str, dict[str, Any]]:
@@ -357,11 +256,11 @@ class Client:
 
         {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works.
         """
-        from ipcsync._session import probe as trial
+        from ipcsync._session import probe
 
         ordinal = devices.parse(device)
-        reply = self._request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply)
-        return trial.of_engines(reply, ordinal, self._lease.board)
+        reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply)
+        return probe.of_engines(reply, ordinal, self._session.lease.board)
 
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
         """A snapshot as notices, then every change in order; ends when nothing came for `timeout` seconds.
@@ -369,24 +268,7 @@ class Client:
         Sessions are told of whatever the `prefix`, which is of events' names. ValueError for a timeout that is negative
         or NaN.
         """
-        return self._notices(prefix, timeout, self._look)
-
-    def _notices(self, prefix: str, timeout: float | None, look: Callable[[], None]) -> Iterator[Notice]:
-        """`watch`, ended by what `look` raises."""
-        deadline_of(timeout)
-        self._check()
-        return feed.watch(
-            context(),
-            self._feed_endpoint,
-            feed.Replay(prefix, self._session_prefix),
-            timeout,
-            lambda is_resync: self._request(messages.Snapshot(prefix, is_resync), messages.SnapshotReply),
-            look,
-        )
-
-    def _look(self) -> None:
-        self._check()
-        self._lease.check_liveness()
+        return self._session.notices(prefix, self._session_prefix, timeout)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -396,18 +278,7 @@ class Client:
         It waits up to a second for work that is still in flight. What is not complete by then stays good for those who
         wait as long as this process lives to see it complete.
         """
-        if fork.is_in_bad_fork():
-            return
-        with self._closing:
-            if self._is_closed:
-                return
-            self._is_closed = True
-        self._attachments.close_all(_CLOSE_S)
-        self._callbacks.join(1.0)
-        self._ending.begin()
-        devices.collectors.remove(self._attachments.collect)
-        known.remove(self)
-        self._ending.finish()
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self

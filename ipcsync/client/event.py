@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync._native.stream import Stream, stream_handle
-from ipcsync._session.attachments import Attached
+from ipcsync._session.attachments import AttachmentRef
 from ipcsync.client.point import Point
 from ipcsync.errors import EventClosed, NotRecorder
 
@@ -23,7 +23,7 @@ class SharedEvent:
     manager that closes it.
     """
 
-    def __init__(self, attached: Attached, *, is_recorder: bool) -> None:
+    def __init__(self, attached: AttachmentRef, *, is_recorder: bool) -> None:
         self._attached = attached
         self._engine = attached.engine
         self._is_recorder = is_recorder
@@ -136,7 +136,7 @@ class SharedEvent:
         """
         if self._is_open and not fork.is_in_bad_fork():
             self._is_open = False
-            self._attached.client._attachments.close_one((self._engine.slot, self._engine.incarnation))
+            self._attached.close()
 
     def __enter__(self) -> Self:
         return self

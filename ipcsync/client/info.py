@@ -80,19 +80,3 @@ class SessionInfo:
     def of(cls, row: messages.SessionRow) -> SessionInfo:
         """From what the coordinator sent."""
         return cls(row.id, row.name, row.pid, row.events, row.connected_s, row.last_seen_s)
-
-
-@dataclass(frozen=True)
-class Notice:
-    """One change, or one row of the first snapshot.
-
-    `kind` is "opened", "closed", "broken", "session_opened" or "session_closed"; `name` the event's or the session's;
-    `number` counts the coordinator's changes.
-    """
-
-    kind: str
-    name: str
-    number: int
-    device: str = ""
-    engine: str = ""
-    session: str = ""

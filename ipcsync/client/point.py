@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ipcsync._native import fork
+from ipcsync._session import sessions
 from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
@@ -13,7 +14,7 @@ from ipcsync.errors import IpcSyncError
 
 if TYPE_CHECKING:
     from ipcsync._native.device import Device
-    from ipcsync._session.attachments import Attached
+    from ipcsync._session.attachments import AttachmentRef
 
 
 class Point:
@@ -29,18 +30,16 @@ class Point:
 
     __slots__ = ("__weakref__", "_attached", "_generation", "_unbound")
 
-    _attached: Attached | None
+    _attached: AttachmentRef | None
     _unbound: PointKey  # of a point without `_attached`: an unpickled one that was not used yet
 
-    def __init__(self, attached: Attached, generation: int) -> None:
+    def __init__(self, attached: AttachmentRef, generation: int) -> None:
         self._attached = attached
         self._generation = generation
 
-    def _bound(self) -> Attached:
+    def _bound(self) -> AttachmentRef:
         if self._attached is None:
-            from ipcsync.client.clients import client_of
-
-            self._attached = client_of(self._unbound.epoch)._attach_point(self._unbound)
+            self._attached = sessions.session_of(self._unbound.epoch).attach(self._unbound)
         return self._attached
 
     @property
@@ -117,7 +116,7 @@ class Point:
             raise TypeError(f"a callback is callable, but got {type(fn).__name__}")
         attached = self._bound()
         attached.engine.check()
-        attached.client._callbacks.add(Pending(self), lambda _: fn(self))
+        attached.when_over(Pending(attached.engine, self._generation), lambda _: fn(self))
 
     def exception(self) -> IpcSyncError | None:
         """Why the point can never be complete; None if it is, or still can be."""

@@ -50,7 +50,7 @@ def _pipelined(send: Callable[[], None], receive: Callable[[], object], count: i
 
 def _request_frame(state: dict[str, Any]) -> bytes:
     """What `client.list_events` sends."""
-    return codec.encode_request(next(state["ids"]), messages.ListEvents(), state["client"]._token, _FOREVER)
+    return codec.encode_request(next(state["ids"]), messages.ListEvents(), state["client"]._session.token, _FOREVER)
 
 
 def _flow(state: dict[str, Any], peer: str, count: int, window: int) -> float:
@@ -220,7 +220,7 @@ def fan_out(rounds: int, scale: float) -> Iterator[Row]:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         bare = stack.enter_context(closing(context.socket(zmq.DEALER)))
         bare.connect(control.echo.endpoint)
-        feeds = {"ipcsync": client._feed_endpoint, "bare PUB/SUB": control.echo.feed}
+        feeds = {"ipcsync": client._session.feed_endpoint, "bare PUB/SUB": control.echo.feed}
         for feed in feeds.values():
             control.workers.together(processes, _subscribe, feed, sockets)
         numbers = itertools.count()

@@ -41,7 +41,7 @@ def connect(endpoint: str, name: str, lease_ttl: float | None = None) -> int:
     """Connect; which line of the board the session has."""
     global _client  # noqa: PLW0603 - one client a peer
     _client = ipcsync.connect(endpoint, name=name, lease_ttl=lease_ttl)
-    return _client._lease.welcome.line
+    return _client._session.lease.welcome.line
 
 
 def open_event(name: str, engine: str, recorder: bool = True, depth: int = 4) -> None:

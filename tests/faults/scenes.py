@@ -92,7 +92,7 @@ def resume(pid: int) -> None:
 def kill(coordinator: Coordinator, client: ipcsync.Client) -> None:
     """SIGKILL a coordinator, and remove the board of it, as the next one to start would: another test's already may."""
     os.kill(coordinator.pid, signal.SIGKILL)
-    Path(client._lease.board.path).unlink(missing_ok=True)
+    Path(client._session.lease.board.path).unlink(missing_ok=True)
 
 
 def deaths(client: ipcsync.Client) -> dict[str, int]:

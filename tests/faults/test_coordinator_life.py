@@ -153,7 +153,7 @@ def _assert_an_old_token_opens_nothing(endpoint: str, old: ipcsync.Client, fresh
     try:
         for body in (messages.Open("stolen", recorder=True), messages.ListSessions(), messages.Bye()):
             with pytest.raises(ipcsync.SessionExpired):
-                connection.request(body, old._token, 5.0)
+                connection.request(body, old._session.token, 5.0)
     finally:
         connection.close()
     assert "stolen" not in [info.name for info in fresh.list_events()]
@@ -187,7 +187,7 @@ def test_row_10_a_stopped_coordinator_stops_no_records_and_expires_nobody_when_i
         with pytest.raises(ipcsync.WaitTimeout):
             client.event("too-late", timeout=0.1)
         with pytest.raises(ipcsync.WaitTimeout):
-            client._request(messages.Stats(), messages.Counters, 0.1)
+            client._session.request(messages.Stats(), messages.Counters, 0.1)
         scenes.resume(coordinator.pid)
 
         stats = client.stats()
@@ -216,7 +216,7 @@ def test_row_10_a_close_that_a_stopped_coordinator_did_not_take_ends_no_later_us
         assert point != first
         assert not point.query()
     scenes.finish(point)
-    until(lambda: not client._attachments._untold, "nothing to tell")
+    until(lambda: not client._session.attachments._pending_closes, "nothing to tell")
     scenes.finish(again.record(stream))
     assert again.state == "open"
     assert [info.generation for info in client.list_events() if info.state == "open"] == [2]
@@ -318,7 +318,7 @@ def test_row_34_a_coordinator_told_to_end_tells_everyone_and_leaves_nothing(
     coordinator = new_coordinator(runtime_dir=runtime_dir)
     with ipcsync.connect(coordinator.endpoint) as client:
         held = Held(client, engine)
-        board = client._lease.board.path
+        board = client._session.lease.board.path
         assert Path(board).exists()
         began = time.monotonic()
         os.kill(coordinator.pid, number)

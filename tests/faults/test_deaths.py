@@ -274,7 +274,7 @@ def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_con
     client: ipcsync.Client,
 ) -> None:
     loop = _Loop()
-    watch = ProcessWatch(os.getpid(), b"first", client._lease.board, 0)
+    watch = ProcessWatch(os.getpid(), b"first", client._session.lease.board, 0)
     watch.confirm(b"another connection", loop, lambda: None)  # type: ignore[arg-type] # as much of a loop as it needs
     assert not loop.readers
     watch.confirm(b"first", loop, lambda: None)  # type: ignore[arg-type]

@@ -93,9 +93,9 @@ def relay(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> Iterator[
 
     def watch(passes: Callable[[Announcement], int]) -> Watcher:
         directory = coordinator.runtime_dir
-        relays.append(Relay(client._feed_endpoint, f"ipc://{directory}/relay{len(relays)}.sock", passes))
+        relays.append(Relay(client._session.feed_endpoint, f"ipc://{directory}/relay{len(relays)}.sock", passes))
         relays[-1].start()
-        client._feed_endpoint = relays[-1].endpoint
+        client._session.feed_endpoint = relays[-1].endpoint
         client.event("e/first", recorder=True)
         watcher = Watcher(client)
         watcher.go_on(("opened", "e/first"))  # from the snapshot

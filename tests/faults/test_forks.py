@@ -119,7 +119,7 @@ def _point_calls(which: str, point: ipcsync.Point) -> dict[str, Callable[[], Any
 def _refuse_everything() -> dict[str, str]:
     """In the child: what was not refused, or touched the driver."""
     calls = _calls_of_parent
-    driver = forbid_touching(kept["client"]._lease.board)
+    driver = forbid_touching(kept["client"]._session.lease.board)
     wrong = not_refused(calls)
     for name in ("client", *ENGINES):
         kept[name].close()
@@ -170,7 +170,7 @@ def _parent_goes_on() -> None:
     client, stream = kept["client"], kept["stream"]
     assert client.is_connected
     assert client.session_id in [session.id for session in client.list_sessions()]
-    assert client._lease.board.session(client._lease.welcome.line).heartbeat
+    assert client._session.lease.board.session(client._session.lease.welcome.line).heartbeat
     assert not kept["pending"].query()
     kept["gate"].open()
     kept["pending"].synchronize(10)
@@ -196,7 +196,7 @@ def test_row_31_everything_is_refused_in_a_child_and_the_parent_goes_on(endpoint
 
 
 def _finalize_everything() -> list[str]:
-    driver = forbid_touching(kept["client"]._lease.board)
+    driver = forbid_touching(kept["client"]._session.lease.board)
     collect_everything(kept)
     return driver.asked
 
@@ -350,8 +350,8 @@ def _fork_and_stay(endpoint: str, kind: str) -> tuple[str, str, int, int]:
     client = ipcsync.connect(endpoint, name=f"dies-{os.getpid()}")
     kept["client"] = client
     child = Child(kind, _wait_for_signals)
-    board = client._lease.board
-    return client.session_id, board.path, board.session(client._lease.welcome.line).offset, child.pid
+    board = client._session.lease.board
+    return client.session_id, board.path, board.session(client._session.lease.welcome.line).offset, child.pid
 
 
 def _has_lock(path: str, offset: int) -> bool:

@@ -154,7 +154,7 @@ def test_row_04_a_process_stopped_inside_a_heartbeat_keeps_its_line_and_harms_no
 
 
 def _is_attached(client: ipcsync.Client, line: int) -> bool:
-    return bool(client._lease.board.session(line).state)
+    return bool(client._session.lease.board.session(line).state)
 
 
 # --- row 5 ------------------------------------------------------------------------------------------------------------
@@ -224,10 +224,10 @@ def test_row_16_what_a_request_got_after_its_client_gave_up_is_released(
 def test_row_16_what_came_late_is_kept_if_it_was_asked_for_again(late_client: ipcsync.Client, recorder: bool) -> None:
     _open_too_late(late_client, recorder)
     event = late_client.event("late", recorder=recorder)
-    beats = late_client._lease._last_ns
-    until(lambda: late_client._lease._last_ns > beats, "a heartbeat, which tells of what came late")
+    beats = late_client._session.lease._last_ns
+    until(lambda: late_client._session.lease._last_ns > beats, "a heartbeat, which tells of what came late")
     late_client.stats()
-    until(lambda: not late_client._attachments._untold, "nothing to tell")
+    until(lambda: not late_client._session.attachments._pending_closes, "nothing to tell")
     (info,) = late_client.list_events()
     assert (info.state, info.attached, info.recorder) == ("open", 1, "late" if recorder else "")
     if recorder:
@@ -240,8 +240,8 @@ def test_row_16_a_role_that_came_late_goes_to_the_event_that_is_open_already(lat
     late_client.event("other")
     first = late_client.event("late")
     _open_too_late(late_client, True)
-    until(lambda: late_client._attachments.find(_key(first)).engine.is_recorder, "the role")  # type: ignore[union-attr]
-    until(lambda: not late_client._attachments._untold, "nothing to tell")
+    until(lambda: late_client._session.attachments.find(_key(first)).engine.is_recorder, "the role")  # type: ignore[union-attr]
+    until(lambda: not late_client._session.attachments._pending_closes, "nothing to tell")
     assert {info.name: info.recorder for info in late_client.list_events()} == {"late": "late", "other": ""}
     scenes.finish(late_client.event("late", recorder=True).record())
 
@@ -259,22 +259,22 @@ def test_row_18_renewing_an_expired_session_is_refused_and_never_revives_it(
     silent = new_client("silent", lease_ttl=TTL_S)
     event = silent.event("e", recorder=True)
     _ask(silent)
-    beat = silent._lease._beat
-    silent._lease._beat = lambda: None  # type: ignore[method-assign] # its thread says nothing any more
+    beat = silent._session.lease._beat
+    silent._session.lease._beat = lambda: None  # type: ignore[method-assign] # its thread says nothing any more
     until_lost(client, "ttl")
     for _ in range(3):
-        silent._lease._line.heartbeat = time.monotonic_ns()
+        silent._session.lease._line.heartbeat = time.monotonic_ns()
         with pytest.raises(ipcsync.SessionExpired):
             _ask(silent)
     with pytest.raises(ipcsync.SessionExpired):
         event.record()
     assert [info.name for info in client.list_sessions()] == ["main"]
     assert client.event("e", recorder=True).generation == 0  # the name is free
-    silent._lease._beat = beat  # type: ignore[method-assign]
+    silent._session.lease._beat = beat  # type: ignore[method-assign]
 
 
 def _ask(client: ipcsync.Client) -> Any:
-    return client._connection.request(messages.ListSessions(), client._token, 5.0)
+    return client._session.connection.request(messages.ListSessions(), client._session.token, 5.0)
 
 
 # --- row 19 -----------------------------------------------------------------------------------------------------------

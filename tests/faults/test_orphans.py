@@ -77,14 +77,14 @@ def test_row_08_nor_does_it_if_the_client_is_closed_meanwhile(
     stream, waiter = ipcsync.Stream(), new_client()
     with StreamGate(stream):
         point = waiter.point(bytes(client.event("e", recorder=True, engine="event").record(stream)))
-        engine, real = dying(point, call), waiter._lease.coordinator_is_alive
+        engine, real = dying(point, call), waiter._session.lease.coordinator_is_alive
 
         def close_then_ask() -> bool:
-            monkeypatch.setattr(waiter._lease, "coordinator_is_alive", real)
+            monkeypatch.setattr(waiter._session.lease, "coordinator_is_alive", real)
             waiter.close()
             return real()
 
-        monkeypatch.setattr(waiter._lease, "coordinator_is_alive", close_then_ask)
+        monkeypatch.setattr(waiter._session.lease, "coordinator_is_alive", close_then_ask)
         with pytest.raises((ipcsync.EventClosed, ipcsync.CoordinatorLost)):  # the heartbeat may have seen it first
             getattr(point, use)(*[ipcsync.Stream()] * (use == "wait"))
         assert engine.known_complete == 0

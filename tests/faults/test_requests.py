@@ -270,7 +270,7 @@ def test_a_slot_is_not_let_go_of_while_its_recorder_uses_it_again_through_a_poin
             again = recorder.point(data)
             gate.open()
             again.synchronize(10)
-            recorder._at_beat()  # what lingered is let go of
+            recorder._session._at_beat()  # what lingered is let go of
         with pytest.raises(ipcsync.QuotaExceeded):
             other.event("f", engine=engine)
         assert again.query()

@@ -142,17 +142,17 @@ def test_a_cancelled_wait_leaves_nothing_behind(coordinator: ipcsync.Coordinator
                     asyncio.create_task(seen.at(2).synchronize()),
                     asyncio.create_task(seen.at(2).wait(other)),
                 ]
-                while waiter._client._callbacks.count < 3:
+                while waiter._client._session.waits.count < 3:
                     await asyncio.sleep(0)
                 for task in tasks:
                     await cancel(task)
-                assert waiter._client._callbacks.count == 0
+                assert waiter._client._session.waits.count == 0
                 gate.open()
                 assert other.query()  # nothing was queued on it
                 await seen.at(1).synchronize(10)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(seen.at(2).synchronize(), 0.01)
-            assert waiter._client._callbacks.count == 0
+            assert waiter._client._session.waits.count == 0
 
     asyncio.run(scenario())
 
@@ -165,7 +165,7 @@ def test_a_record_that_is_cancelled_while_the_ring_is_full_is_not_made(coordinat
             with StreamGate(stream) as gate:
                 await event.record(stream)
                 task = asyncio.create_task(event.record(stream))
-                while not client._client._callbacks.count:
+                while not client._client._session.waits.count:
                     await asyncio.sleep(0)
                 await cancel(task)
                 gate.open()

@@ -260,7 +260,7 @@ def test_a_client_that_closes_waits_for_what_another_thread_is_closing(
 def test_an_interrupted_open_leaves_the_name_to_others(
     client: ipcsync.Client, observer: ipcsync.Client, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = client._connection
+    connection = client._session.connection
     receive = connection._receive
 
     def interrupt(*args: Any) -> None:
@@ -278,7 +278,7 @@ def test_an_interrupted_open_leaves_the_name_to_others(
 def test_of_many_events_none_stays_open_when_one_cannot_be_taken_in(
     client: ipcsync.Client, observer: ipcsync.Client, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attachments = client._attachments
+    attachments = client._session.attachments
     make = attachments._make
 
     def fail(reply: Any) -> Any:
@@ -331,7 +331,7 @@ def test_nor_does_it_keep_a_client_that_has_expired_from_its_close(
     driver = used._driver
     event.record(ipcsync.Stream())
     used._driver = _Broken(driver)  # type: ignore[assignment]
-    client._lease._lose(ipcsync.SessionExpired, "it was silent for too long")
+    client._session.lease._lose(ipcsync.SessionExpired, "it was silent for too long")
     client.close()
     used._driver = driver
     _assert_all_free(observer)

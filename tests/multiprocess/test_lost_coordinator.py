@@ -48,7 +48,7 @@ def test_pages_that_a_gpu_may_still_write_stay_mapped(
     coordinator: ipcsync.Coordinator, kill: Callable[[], None]
 ) -> None:
     client = ipcsync.connect(coordinator.endpoint)
-    board = client._lease.board
+    board = client._session.lease.board
     stream = ipcsync.Stream()
     with StreamGate(stream) as gate:
         client.event("e", recorder=True, engine="timeline").record(stream)

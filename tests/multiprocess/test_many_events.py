@@ -36,7 +36,7 @@ def test_they_come_in_the_order_of_their_names_and_work(
 ) -> None:
     coordinator = new_coordinator(remembered_requests=remembered, reply_queue=reply_queue)
     with ipcsync.connect(coordinator.endpoint) as client, ipcsync.connect(coordinator.endpoint) as other:
-        assert client._connection.window == window, "what fits the queues of both sides"
+        assert client._session.connection.window == window, "what fits the queues of both sides"
         before = client.messages_sent
         recorders = client.events(NAMES, recorder=True, depth=1)
         assert client.messages_sent == before + len(NAMES), "none was sent again"
@@ -80,7 +80,10 @@ def test_requests_that_were_sent_twice_are_done_once(client: ipcsync.Client, coo
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(client.events, NAMES, recorder=True, depth=1, timeout=30)
         try:
-            until(lambda: client.messages_sent >= before + 2 * client._connection.window, "the first are sent again")
+            until(
+                lambda: client.messages_sent >= before + 2 * client._session.connection.window,
+                "the first are sent again",
+            )
         finally:
             os.kill(coordinator.pid, signal.SIGCONT)
         events = opening.result(30)

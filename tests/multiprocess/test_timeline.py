@@ -267,7 +267,7 @@ def test_generations_begin_at_one_in_each_use_of_a_slot(client: ipcsync.Client) 
 
 def test_a_client_that_closes_gives_its_boards_pages_back_to_cuda(coordinator: ipcsync.Coordinator) -> None:
     client = ipcsync.connect(coordinator.endpoint)
-    board = client._lease.board
+    board = client._session.lease.board
     client.event("e", recorder=True, engine="timeline").record(ipcsync.Stream()).synchronize(10)
     page = client.event("e")._attached.engine.line.completed_address & ~(PAGE - 1)
     assert pinned.is_any(board.address, board.length)

@@ -148,7 +148,7 @@ def test_a_full_runs_log_has_every_session_and_no_token(
     name = 'a "b" level=error'
     tokens = []
     with ipcsync.connect(coordinator.endpoint, name=name) as client, ipcsync.connect(coordinator.endpoint) as other:
-        tokens = [client._token, other._token]
+        tokens = [client._session.token, other._session.token]
         with client.event(name, recorder=True) as event:
             other.point(bytes(event.record(ipcsync.Stream()))).synchronize(10)
             with pytest.raises(ipcsync.RecorderTaken):

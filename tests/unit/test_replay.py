@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipcsync._session.feed import Replay
+from ipcsync._session.feed import Notice, Replay
 from ipcsync._wire.messages import Announcement, EventRow, SessionRow, SnapshotReply
-from ipcsync.client.info import Notice
 
 
 @dataclass

@@ -65,7 +65,7 @@ def place() -> dict[str, Any]:
 def connect(endpoint: str) -> dict[str, Any]:
     """Connect, and say where the coordinator stands; its /dev/shm is None if this process may not look."""
     client = _client(endpoint)
-    pid, _, namespace = client._lease.board.coordinator
+    pid, _, namespace = client._session.lease.board.coordinator
     shm = None
     if namespace == place()["namespace"]:
         try:

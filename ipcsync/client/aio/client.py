@@ -7,29 +7,24 @@ another one on each thread (the per-thread default stream) is used on the loop's
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ipcsync._engines import deadline_of
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
 from ipcsync._native.stream import Stream, resolve
-from ipcsync._session.waits import Pending
-from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, clients
-from ipcsync.client.aio.runner import Threads, is_of_this_thread, run, run_alone, soon
+from ipcsync._session.feed import Notice
+from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
+from ipcsync.client.aio.runner import Runner, Threads, run, run_alone
 from ipcsync.client.client import Client, connect
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.info import AttachmentInfo, EventInfo, Notice, SessionInfo
-from ipcsync.client.point import Point
-from ipcsync.errors import WaitTimeout
+from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,19 +34,61 @@ __all__ = ["AsyncClient", "AsyncPoint", "AsyncSharedEvent", "aconnect"]
 T = TypeVar("T")
 
 
-async def aconnect(
+def aconnect(
     endpoint: str | None = None,
     *,
     name: str | None = None,
     timeout: float = 5.0,
     lease_ttl: float | None = None,
     trace: str | os.PathLike[str] | None = None,
-) -> AsyncClient:
-    """Open a session with a coordinator; as `connect`, and with its errors."""
+) -> Connecting:
+    """Open a session with a coordinator; as `connect`, and with its errors.
+
+    `client = await aconnect()`, or `async with aconnect() as client:`, which closes it.
+    """
     fork.arm()
+    return Connecting(_open(partial(connect, endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace)))
+
+
+class Connecting(Coroutine[Any, Any, "AsyncClient"]):
+    """A session that is being opened: a coroutine, and an asynchronous context manager that closes it.
+
+    Made by `aconnect`.
+    """
+
+    def __init__(self, opening: Coroutine[Any, Any, AsyncClient]) -> None:
+        self._opening = opening
+        self._client: AsyncClient | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncClient]:
+        return self._opening.__await__()
+
+    def send(self, value: Any) -> Any:
+        """As of any coroutine."""
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As of any coroutine."""
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        """As of any coroutine."""
+        self._opening.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        self._client = await self
+        return self._client
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+async def _open(open_session: Callable[[], Client]) -> AsyncClient:
     threads = Threads()
     try:
-        open_session = partial(connect, endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace)
         return AsyncClient(await threads.request(open_session, Client.close), threads)
     except BaseException:
         threads.shutdown()
@@ -66,8 +103,7 @@ class AsyncClient:
 
     def __init__(self, client: Client, threads: Threads) -> None:
         self._client = client
-        self._threads = threads
-        clients.add(self)
+        self._runner = Runner(client._session, threads)
 
     @property
     def endpoint(self) -> str:
@@ -106,10 +142,6 @@ class AsyncClient:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    async def _request(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        self._client._check()
-        return await self._threads.request(fn, undo)
-
     async def event(
         self,
         name: str,
@@ -122,8 +154,10 @@ class AsyncClient:
     ) -> AsyncSharedEvent:
         """Open a shared event, or create it; as `Client.event`. If it is cancelled, what it opened is closed again."""
         options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
-        opened = await self._request(partial(self._client.event, name, **options, timeout=timeout), SharedEvent.close)
-        return AsyncSharedEvent(self, opened)
+        opened = await self._runner.request(
+            partial(self._client.event, name, **options, timeout=timeout), SharedEvent.close
+        )
+        return AsyncSharedEvent(opened, self._runner)
 
     async def events(
         self,
@@ -137,49 +171,51 @@ class AsyncClient:
     ) -> list[AsyncSharedEvent]:
         """Open many shared events, all or none; as `Client.events`. If it is cancelled, they are closed again."""
         options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
-        opened = await self._request(partial(self._client.events, list(names), **options, timeout=timeout), _close_all)
-        return [AsyncSharedEvent(self, event) for event in opened]
+        opened = await self._runner.request(
+            partial(self._client.events, list(names), **options, timeout=timeout), _close_all
+        )
+        return [AsyncSharedEvent(event, self._runner) for event in opened]
 
     async def record(self, stream: Any = None, *, engine: str = "auto") -> AsyncPoint:
         """Record on this client's unnamed event for `stream`; as `Client.record`."""
-        self._client._check()
+        self._client._session.check()
         chosen = resolve(stream)
         address = chosen.stream_id
         key = (address, get_ident() if address in LEGACY else 0, chosen.device_index, engine)
         event = self._client._unnamed.get(key)
         if event is None:
-            event = await self._request(partial(self._client._unnamed_event, key))
-        return await self._record(event, chosen, stream, None)
+            event = await self._runner.request(partial(self._client._unnamed_event, key))
+        return AsyncPoint(await self._runner.record(event, chosen, stream, None), self._runner)
 
     async def point(self, data: bytes | bytearray | memoryview) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""
-        return AsyncPoint(await self._request(partial(self._client.point, data)), self)
+        return AsyncPoint(await self._runner.request(partial(self._client.point, data)), self._runner)
 
     async def stream(self, name: str, *, device: Any = None, priority: int = 0) -> Stream:
         """A stream of this process, made as the specification `name` says; as `Client.stream`."""
-        return await self._request(partial(self._client.stream, name, device=device, priority=priority))
+        return await self._runner.request(partial(self._client.stream, name, device=device, priority=priority))
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
     async def list_events(self, prefix: str = "") -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included."""
-        return await self._request(partial(self._client.list_events, prefix))
+        return await self._runner.request(partial(self._client.list_events, prefix))
 
     async def list_sessions(self) -> list[SessionInfo]:
         """The sessions that live."""
-        return await self._request(self._client.list_sessions)
+        return await self._runner.request(self._client.list_sessions)
 
     async def list_attachments(self, prefix: str = "", *, limit: int = 100_000) -> list[AttachmentInfo]:
         """Who records and who waits on which events; as `Client.list_attachments`."""
-        return await self._request(partial(self._client.list_attachments, prefix, limit=limit))
+        return await self._runner.request(partial(self._client.list_attachments, prefix, limit=limit))
 
     async def stats(self, timeout: float = 5.0) -> dict[str, Any]:
         """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
-        return await self._request(partial(self._client.stats, timeout))
+        return await self._runner.request(partial(self._client.stats, timeout))
 
     async def check(self, device: Any = None) -> dict[str, dict[str, Any]]:
         """Which engines work between this process and the coordinator on a device; as `Client.check`."""
-        return await self._request(partial(self._client.check, device))
+        return await self._runner.request(partial(self._client.check, device))
 
     async def watch(self, prefix: str = "", *, timeout: float | None = None) -> AsyncGenerator[Notice, None]:
         """A snapshot as notices, then every change in order; as `Client.watch`.
@@ -193,9 +229,9 @@ class AsyncClient:
         def look() -> None:
             if is_over.is_set():
                 raise _WatchOver
-            self._client._look()
+            self._client._session.check_liveness()
 
-        notices = self._client._notices(prefix, timeout, look)
+        notices = self._client._session.notices(prefix, self._client._session_prefix, timeout, look)
         own = ThreadPoolExecutor(1, "ipcsync-watch")
         try:
             while (notice := await run(own, partial(_next, notices))) is not None:
@@ -204,47 +240,6 @@ class AsyncClient:
             is_over.set()
             own.submit(_close, notices)  # behind a read that may still be under way, for 50 ms at most
             own.shutdown(wait=False)
-
-    # --- waits --------------------------------------------------------------------------------------------------------
-
-    async def _over(self, pending: Pending) -> None:
-        """Wait until it is over; raises what ended it otherwise."""
-        fork.check()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        entry = self._client._callbacks.add(pending, lambda error: soon(loop, _settle, future, error))
-        try:
-            await future
-        finally:
-            self._client._callbacks.remove(entry)
-
-    async def _record(self, event: SharedEvent, stream: Stream, owner: Any, timeout: float | None) -> AsyncPoint:
-        """Record as soon as there is room in the ring. `owner` is what the stream was taken from."""
-        deadline = deadline_of(timeout)
-        while True:
-            try:
-                return AsyncPoint(await self._drive(partial(event.record, stream, timeout=0), stream, owner), self)
-            except WaitTimeout as full:
-                oldest = event.at(full.generation)
-            left = _left(deadline, timeout)
-            try:
-                await self._over(Pending(oldest, left))
-            except WaitTimeout:
-                event._engine._raise_timeout(oldest.generation, timeout, "complete, and the ring is full")
-
-    async def _wait(self, point: Point, stream: Stream, owner: Any, timeout: float | None, *, ahead: bool) -> None:
-        """Queue the wait as soon as the record is made."""
-        deadline_of(timeout)
-        queue = partial(point.wait, stream, timeout=0, ahead=ahead)
-        try:
-            await self._drive(queue, stream, owner)
-        except WaitTimeout:
-            await self._over(Pending(point, timeout, recorded=True))
-            await self._drive(queue, stream, owner)  # a generation once recorded stays so
-
-    async def _drive(self, fn: Callable[[], T], stream: Stream, owner: Any) -> T:
-        """A driver call that does not wait; `owner` lives until it is made, also if this is cancelled meanwhile."""
-        return fn() if is_of_this_thread(stream) else await self._threads.drive(partial(_with, owner, fn))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -256,7 +251,7 @@ class AsyncClient:
 
     def _close(self) -> None:
         self._client.close()
-        self._threads.shutdown()
+        self._runner.threads.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
@@ -288,20 +283,3 @@ def _close_all(events: list[SharedEvent]) -> None:
 
 def _close(notices: Any) -> None:
     notices.close()
-
-
-def _with(_owner: Any, fn: Callable[[], T]) -> T:
-    return fn()
-
-
-def _left(deadline_ns: int, timeout: float | None) -> float | None:
-    return None if timeout is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
-
-
-def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
-    if future.done():
-        return  # cancelled meanwhile
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Callable
+from functools import partial
 from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync._native.stream import resolve
 from ipcsync._session.waits import Pending
-from ipcsync.client.aio.runner import run_alone, soon
+from ipcsync.client.aio.runner import Runner, run_alone, runners, soon
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.errors import ConnectError, IpcSyncError
@@ -21,18 +21,13 @@ from ipcsync.errors import ConnectError, IpcSyncError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ipcsync.client.aio.client import AsyncClient
-
-clients: weakref.WeakSet[AsyncClient] = weakref.WeakSet()
-"""The asynchronous clients of this process: an unpickled point looks for its own among them."""
-
 
 class AsyncSharedEvent:
     """A named channel of GPU work, for asyncio; see `SharedEvent`. An asynchronous context manager that closes it."""
 
-    def __init__(self, client: AsyncClient, event: SharedEvent) -> None:
-        self._client = client
+    def __init__(self, event: SharedEvent, runner: Runner) -> None:
         self._event = event
+        self._runner = runner
 
     @property
     def name(self) -> str:
@@ -87,17 +82,18 @@ class AsyncSharedEvent:
         """
         self._event._check()
         ordinal = self._event.device.index
-        return await self._client._record(self._event, resolve(stream, ordinal), stream, timeout)
+        point = await self._runner.record(self._event, resolve(stream, ordinal), stream, timeout)
+        return AsyncPoint(point, self._runner)
 
     def at(self, generation: int) -> AsyncPoint:
         """The point of a generation, recorded already or not; ValueError below 1."""
-        return AsyncPoint(self._event.at(generation), self._client)
+        return AsyncPoint(self._event.at(generation), self._runner)
 
     @property
     def latest(self) -> AsyncPoint | None:
         """The point of the last record, None if there is none yet."""
         latest = self._event.latest
-        return None if latest is None else AsyncPoint(latest, self._client)
+        return None if latest is None else AsyncPoint(latest, self._runner)
 
     async def close(self) -> None:
         """End this object's use; as `SharedEvent.close`. A cancelled close goes on by itself."""
@@ -123,22 +119,23 @@ class AsyncPoint:
     its epoch; it must be awaited once before `event_name`, `device` and `is_recorded` are known.
     """
 
-    __slots__ = ("__weakref__", "_client", "_point")
+    __slots__ = ("__weakref__", "_point", "_runner")
 
-    def __init__(self, point: Point, client: AsyncClient | None) -> None:
+    def __init__(self, point: Point, runner: Runner | None) -> None:
         self._point = point
-        self._client = client
+        self._runner = runner
 
-    async def _bound(self) -> tuple[AsyncClient, Point]:
-        """Client and point, attached if they were not."""
-        if self._client is None:
-            client = _client_of(self._point._key.epoch)
-            self._point = (await client.point(bytes(self._point)))._point
-            self._client = client
-        return self._client, self._point
+    async def _bound(self) -> tuple[Runner, Point]:
+        """Runner and point, attached if it was not."""
+        if self._runner is None:
+            key = self._point._key
+            runner = _runner_of(key.epoch)
+            self._point = Point(await runner.request(partial(runner.session.attach, key)), key.generation)
+            self._runner = runner
+        return self._runner, self._point
 
     def _known(self) -> Point:
-        if self._client is None:
+        if self._runner is None:
             raise ConnectError("this point was unpickled and not used yet: await one of its methods first")
         return self._point
 
@@ -166,23 +163,23 @@ class AsyncPoint:
         """Have all work submitted to `stream` from now on wait for this point; as `Point.wait`."""
         fork.check()
         chosen = resolve(stream)
-        client, point = await self._bound()
-        await client._wait(point, chosen, stream, timeout, ahead=ahead)
+        runner, point = await self._bound()
+        await runner.wait(point, chosen, stream, timeout, ahead=ahead)
 
     async def query(self) -> bool:
         """Whether it is complete; as `Point.query`."""
-        client, point = await self._bound()
-        return await client._threads.drive(point.query)
+        runner, point = await self._bound()
+        return await runner.threads.drive(point.query)
 
     async def synchronize(self, timeout: float | None = None) -> None:
         """Wait until it is complete; as `Point.synchronize`."""
-        client, point = await self._bound()
-        engine, began, is_complete = point._bound().engine, monotonic_ns(), False
+        runner, point = await self._bound()
+        attached, began, is_complete = point._bound(), monotonic_ns(), False
         try:
-            await client._over(Pending(point, timeout))
+            await runner.over(attached, Pending(attached.engine, point.generation, timeout))
             is_complete = True
         finally:
-            engine.synchronized(point.generation, began, is_complete=is_complete)
+            attached.engine.synchronized(point.generation, began, is_complete=is_complete)
 
     def add_done_callback(self, fn: Callable[[AsyncPoint], object]) -> None:
         """Have `fn(point)` called once by the running loop, when the point is complete or can never be."""
@@ -193,8 +190,8 @@ class AsyncPoint:
 
     async def exception(self) -> IpcSyncError | None:
         """Why the point can never be complete; None if it is, or still can be."""
-        client, point = await self._bound()
-        return await client._threads.drive(point.exception)
+        runner, point = await self._bound()
+        return await runner.threads.drive(point.exception)
 
     def __bytes__(self) -> bytes:
         return bytes(self._point)
@@ -216,9 +213,9 @@ def _unpickle(point: Point) -> AsyncPoint:
     return AsyncPoint(point, None)
 
 
-def _client_of(epoch: bytes) -> AsyncClient:
+def _runner_of(epoch: bytes) -> Runner:
     fork.check()
-    for client in list(clients):
-        if client.epoch == epoch and client.is_connected:
-            return client
+    for runner in list(runners):
+        if runner.session.epoch == epoch and runner.session.is_connected:
+            return runner
     raise ConnectError("this point needs an asynchronous client of its coordinator here: await ipcsync.aconnect()")

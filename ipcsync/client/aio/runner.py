@@ -1,13 +1,16 @@
-"""Where the calls of an asynchronous client run, so that none of them blocks the loop.
+"""How the calls of an asynchronous client leave the loop, so that none of them blocks it.
 
 Two pools, so that no call waits for a thread that another call keeps from it: requests, each of which ends by its own
-timeout, and driver calls, none of which waits for anybody. Waits for GPU work take no thread at all (`callbacks`).
+timeout, and driver calls, none of which waits for anybody. Waits for GPU work take no thread of their own: the
+session's thread that looks at all of them tells the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -15,9 +18,16 @@ from typing import Any, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
+from ipcsync._engines import deadline_of
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream
+from ipcsync._session.attachments import AttachmentRef
+from ipcsync._session.session import Session
+from ipcsync._session.waits import Pending
+from ipcsync.client.event import SharedEvent
+from ipcsync.client.point import Point
+from ipcsync.errors import WaitTimeout
 
 T = TypeVar("T")
 
@@ -45,6 +55,65 @@ class Threads:
         """Let the threads end once they have finished what they have; the client is closed."""
         self._requests.shutdown(wait=False)
         self._driver.shutdown(wait=False)
+
+
+class Runner:
+    """What the events and points of one asynchronous client run their calls by."""
+
+    def __init__(self, session: Session, threads: Threads) -> None:
+        self.session = session
+        self.threads = threads
+        runners.add(self)
+
+    async def request(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """What `fn()` returns, which asks the coordinator; `undo` gets it if this is cancelled meanwhile."""
+        self.session.check()
+        return await self.threads.request(fn, undo)
+
+    async def over(self, attached: AttachmentRef, pending: Pending) -> None:
+        """Wait until it is over; raises what ended it otherwise."""
+        fork.check()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        entry = attached.when_over(pending, lambda error: soon(loop, _settle, future, error))
+        try:
+            await future
+        finally:
+            attached.forget(entry)
+
+    async def record(self, event: SharedEvent, stream: Stream, owner: Any, timeout: float | None) -> Point:
+        """Record as soon as there is room in the ring. `owner` is what the stream was taken from."""
+        deadline = deadline_of(timeout)
+        while True:
+            try:
+                return await self.drive(partial(event.record, stream, timeout=0), stream, owner)
+            except WaitTimeout as full:
+                oldest = full.generation
+            left = None if timeout is None else max(0.0, (deadline - time.monotonic_ns()) / 1e9)
+            engine = event._engine
+            try:
+                await self.over(event._attached, Pending(engine, oldest, left))
+            except WaitTimeout:
+                engine._raise_timeout(oldest, timeout, "complete, and the ring is full")
+
+    async def wait(self, point: Point, stream: Stream, owner: Any, timeout: float | None, *, ahead: bool) -> None:
+        """Queue the wait as soon as the record is made."""
+        deadline_of(timeout)
+        queue = partial(point.wait, stream, timeout=0, ahead=ahead)
+        try:
+            await self.drive(queue, stream, owner)
+        except WaitTimeout:
+            attached = point._bound()
+            await self.over(attached, Pending(attached.engine, point.generation, timeout, recorded=True))
+            await self.drive(queue, stream, owner)  # a generation once recorded stays so
+
+    async def drive(self, fn: Callable[[], T], stream: Stream, owner: Any) -> T:
+        """A driver call that does not wait; `owner` lives until it is made, also if this is cancelled meanwhile."""
+        return fn() if is_of_this_thread(stream) else await self.threads.drive(partial(_with, owner, fn))
+
+
+runners: weakref.WeakSet[Runner] = weakref.WeakSet()
+"""The runners of this process: an unpickled point looks for its own among them."""
 
 
 async def run(executor: ThreadPoolExecutor, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
@@ -111,3 +180,16 @@ def soon(loop: asyncio.AbstractEventLoop, fn: Callable[..., object], *args: Any)
     except RuntimeError:
         if not loop.is_closed():
             raise
+
+
+def _with(_owner: Any, fn: Callable[[], T]) -> T:
+    return fn()
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return  # cancelled meanwhile
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,90 @@
+"""The sessions of this process: which one a point belongs to, and their end with the program's."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+from ipcsync._native import fork
+from ipcsync.errors import ConnectError
+
+if TYPE_CHECKING:
+    from ipcsync._session.attachments import AttachmentRef
+    from ipcsync._session.lease import SessionLease
+    from ipcsync._wire.point import PointKey
+
+log = logging.getLogger("ipcsync")
+
+
+class Member(Protocol):
+    """What is asked of a session here."""
+
+    epoch: bytes
+    lease: SessionLease
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the session lives, as far as is known."""
+
+    def attach(self, key: PointKey) -> AttachmentRef:
+        """The attachment to a point's event."""
+
+    def close(self) -> None:
+        """End the session."""
+
+
+_sessions: dict[bytes, list[weakref.ref[Member]]] = {}
+_leases: weakref.WeakSet[SessionLease] = weakref.WeakSet()  # some are still draining after their session was closed
+
+
+def add(session: Member) -> None:
+    """Know of a session, until `remove`, and of its lease for as long as that has a thread."""
+    _sessions.setdefault(session.epoch, []).append(weakref.ref(session))
+    _leases.add(session.lease)
+    _arm_exit()
+
+
+def remove(session: Member) -> None:
+    """Know of it no more."""
+    left = [ref for ref in _sessions.get(session.epoch, []) if ref() not in {None, session}]
+    if left:
+        _sessions[session.epoch] = left
+    else:
+        _sessions.pop(session.epoch, None)
+
+
+def session_of(epoch: bytes) -> Member:
+    """This process's session of an epoch, the first if there are several. ConnectError without one."""
+    fork.check()
+    for reference in _sessions.get(epoch, []):
+        session = reference()
+        if session is not None and session.is_connected:
+            return session
+    raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
+
+
+def _close_at_exit() -> None:
+    """Close what the program left open, so that work it finished stays good: an exit without a word is a death."""
+    for references in list(_sessions.values()):
+        for reference in references:
+            session = reference()
+            if session is not None:
+                try:
+                    session.close()
+                except Exception:  # one that fails must not keep the others from it
+                    log.exception("closing %r failed", session)
+
+
+def _announce_death() -> None:
+    """What still drains is done for. C's exit handlers come next, a driver's too, and may take long."""
+    for lease in list(_leases):
+        lease.announce_death()
+
+
+@functools.cache
+def _arm_exit() -> None:
+    atexit.register(_announce_death)  # runs after the next one
+    atexit.register(_close_at_exit)
