@@ -43,17 +43,27 @@ DRIVER_TESTS := tests/contract tests/multiprocess tests/faults tests/unit/test_n
 test-host-async: install
 	IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 $(PYTEST) $(DRIVER_TESTS) --ignore=$(SOAK_TEST) $(ARGS)
 
-# On a real GPU, or on a software libcuda.so.1 in the folder that IPCSYNC_TEST_LIBCUDA names.
-test-cuda: install
-	@if [ -n "$(IPCSYNC_TEST_LIBCUDA)" ]; then \
-	  echo "cuda half: on the software libcuda in $(IPCSYNC_TEST_LIBCUDA)" && \
-	  export IPCSYNC_DRIVER=cuda LD_LIBRARY_PATH="$(IPCSYNC_TEST_LIBCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" && \
-	  $(PYTEST) $(DRIVER_TESTS) --ignore=$(SOAK_TEST) $(ARGS) && \
+# On the GPU if there is one, and on the software libcuda of tests/simcuda.
+test-cuda: test-gpu test-simcuda
+
+SIMCUDA := build/simcuda
+ON_SIMCUDA := LD_LIBRARY_PATH="$(CURDIR)/$(SIMCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" IPCSYNC_DRIVER=cuda
+test-simcuda: install
+	@if ! command -v $(CC) >/dev/null; then \
+	  echo "cuda half: not run on the software libcuda (tests/simcuda): there is no C compiler ($(CC)) to build it with"; \
+	else \
+	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); \
+	  SIMCUDA_SELFTEST=1 $(PYTEST) tests/simcuda $(ARGS); \
+	  SIMCUDA_SELFTEST=1 SIMCUDA_ASYNC=1 $(PYTEST) tests/simcuda $(ARGS); \
+	  $(PYTEST) $(DRIVER_TESTS) --ignore=$(SOAK_TEST) $(ARGS); \
 	  SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending $(PYTEST) $(DRIVER_TESTS) $(ARGS); \
-	elif IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \
+	fi
+
+test-gpu: install
+	@if IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \
 	  echo "cuda half: on the GPU of this machine" && IPCSYNC_DRIVER=cuda $(PYTEST) $(DRIVER_TESTS) tests/gpu $(ARGS); \
 	else \
-	  echo "cuda half: not run, there is neither a GPU here nor a software libcuda (IPCSYNC_TEST_LIBCUDA)"; \
+	  echo "cuda half: not run on a GPU: there is none here"; \
 	fi
 
 soak: install
@@ -79,4 +89,4 @@ docs: install
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: install demo test test-host test-host-async test-cuda test-oldest soak lint docs clean
+.PHONY: install demo test test-host test-host-async test-cuda test-simcuda test-gpu test-oldest soak lint docs clean

@@ -1,0 +1,204 @@
+"""Other processes for these tests: some that obey orders, and fresh interpreters."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import driver as drv
+
+from tests.simcuda.kit import (
+    DEADLINE_S,
+    IPC,
+    NONBLOCK,
+    Latch,
+    code,
+    handle_bytes,
+    ok,
+    open_event,
+    open_memory,
+    raw,
+    start,
+    stat,
+)
+
+_ROOT = Path(__file__).parents[2]
+_PRELUDE = "import glob, os, sys, time\nfrom tests.simcuda.kit import *\nfrom tests.simcuda.processes import Server\n"
+# Children are forked by a process that has loaded what they need and used none of it: they start in milliseconds.
+_FORKSERVER = multiprocessing.get_context("forkserver")
+_FORKSERVER.set_forkserver_preload(["cuda.bindings.driver", "pytest"])
+
+MakeServers = Callable[..., Any]
+"""Makes so many servers, one if no number is given."""
+
+
+def py(source: str, succeeds: bool = True, **env: object) -> subprocess.CompletedProcess[str]:
+    """Run a program in a fresh interpreter, with the environment given."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PRELUDE + textwrap.dedent(source)],
+        env={**os.environ, **{name: str(value) for name, value in env.items()}},
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        check=False,
+    )
+    assert not succeeds or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def _run(settings: dict[str, str], stderr: Any, function: Callable[..., None], *args: Any) -> None:
+    os.environ.update(settings)
+    os.dup2(stderr.detach(), 2)
+    function(*args)
+    # The end that a program comes to, with what the library does then: a forked child would skip it.
+    ctypes.CDLL(None).exit(0)
+
+
+class Child:
+    """A process beside this one that runs `function(connection, *args)`, with this one's SIMCUDA variables."""
+
+    def __init__(self, function: Callable[..., None], *args: Any) -> None:
+        self.conn, there = _FORKSERVER.Pipe()
+        settings = {name: value for name, value in os.environ.items() if name.startswith("SIMCUDA_")}
+        self.p = _FORKSERVER.Process(target=_run, args=(settings, DupFd(2), function, there, *args), daemon=True)
+        self.p.start()
+        there.close()
+
+    def send(self, order: Any) -> None:
+        """Send it a message."""
+        self.conn.send(order)
+
+    def get(self) -> Any:
+        """Its next message; AssertionError if none comes within 30 s."""
+        assert self.conn.poll(DEADLINE_S), "child does not answer"
+        return self.conn.recv()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.p.pid is not None
+        os.kill(self.p.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Wait until it has ended by itself."""
+        self.p.join(DEADLINE_S)
+        assert self.p.exitcode == 0
+
+
+class Server(Child):
+    """A process that obeys one order at a time: `server("record", "e", 0)` returns what the order came to."""
+
+    def __init__(self, device: int = 0) -> None:
+        super().__init__(_serve, device)
+
+    def __call__(self, *order: Any) -> Any:
+        """The answer to an order."""
+        self.send(order)
+        return self.get()
+
+    def end(self) -> None:
+        """Tell it to end, and wait for it."""
+        self("end")
+        super().end()
+
+
+class _Held:
+    """What a server holds, by the names that its orders use."""
+
+    def __init__(self) -> None:
+        self.streams: dict[Any, Any] = {}
+        self.events: dict[Any, Any] = {}
+        self.latches: dict[Any, Latch] = {}
+        self.memory: dict[Any, Any] = {}
+
+    def stream(self, name: Any) -> None:
+        self.streams[name] = ok(drv.cuStreamCreate(NONBLOCK))
+
+    def create(self, name: Any) -> bytes:
+        self.events[name] = ok(drv.cuEventCreate(IPC))
+        return handle_bytes(self.events[name])
+
+    def open(self, name: Any, handle: bytes) -> int:
+        return _keep(open_event(handle), self.events, name)
+
+    def reexport(self, name: Any) -> int:
+        return code(drv.cuIpcGetEventHandle(self.events[name]))
+
+    def destroy(self, name: Any) -> int:
+        return code(drv.cuEventDestroy(self.events.pop(name)))
+
+    def record(self, name: Any, stream: Any) -> int:
+        return code(drv.cuEventRecord(self.events[name], self.streams[stream]))
+
+    def wait(self, stream: Any, name: Any) -> int:
+        return code(drv.cuStreamWaitEvent(self.streams[stream], self.events[name], 0))
+
+    def query(self, name: Any) -> int:
+        return code(drv.cuEventQuery(self.events[name]))
+
+    def sync(self, name: Any) -> int:
+        return code(drv.cuEventSynchronize(self.events[name]))
+
+    def squery(self, stream: Any) -> int:
+        return code(drv.cuStreamQuery(self.streams[stream]))
+
+    def ssync(self, stream: Any) -> int:
+        return code(drv.cuStreamSynchronize(self.streams[stream]))
+
+    def sdestroy(self, stream: Any) -> int:
+        return code(drv.cuStreamDestroy(self.streams.pop(stream)))
+
+    def capture(self, stream: Any) -> int:
+        return code(drv.cuStreamBeginCapture(self.streams[stream], drv.CUstreamCaptureMode(0)))
+
+    def endcapture(self, stream: Any) -> int:
+        return code(drv.cuStreamEndCapture(self.streams[stream]))
+
+    def hold(self, stream: Any) -> None:
+        self.latches[stream] = Latch(self.streams[stream])
+
+    def let(self, stream: Any) -> None:
+        self.latches.pop(stream).open()
+
+    def alloc(self, name: Any, size: int) -> bytes:
+        self.memory[name] = ok(drv.cuMemAlloc(size))
+        return raw(ok(drv.cuIpcGetMemHandle(self.memory[name])))
+
+    def fill(self, name: Any, value: int, size: int, stream: Any) -> None:
+        ok(drv.cuMemsetD8Async(self.memory[name], value, size, self.streams[stream]))
+
+    def free(self, name: Any) -> int:
+        return code(drv.cuMemFree(self.memory.pop(name)))
+
+    def openmem(self, name: Any, handle: bytes) -> int:
+        return _keep(open_memory(handle), self.memory, name)
+
+    def stat(self, what: str) -> int:
+        return stat(what)
+
+    def exit(self) -> None:
+        os._exit(7)
+
+
+def _keep(result: tuple[Any, ...], where: dict[Any, Any], name: Any) -> int:
+    if not code(result):
+        where[name] = result[1]
+    return code(result)
+
+
+def _serve(conn: Connection, device: int) -> None:
+    start(device)
+    held = _Held()
+    while (order := conn.recv())[0] != "end":
+        conn.send(getattr(held, order[0])(*order[1:]))
+    conn.send(None)

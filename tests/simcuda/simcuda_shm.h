@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* simcuda - layout of the memory that all processes of one segment share.
+ *
+ * One control file per segment, <dir>/simcuda<layout>-<uid>-<segment>, holds three flat tables.
+ * Nothing in them is a pointer or a process-shared mutex: slots are claimed with
+ * compare-and-swap, hot words are single 64-bit atomics, waiting is futex on the
+ * low half of sh_stream.done.  So a process that is killed at any instruction
+ * leaves nothing locked; whoever finds it dead ("reaps" it) repairs its slots.
+ */
+#ifndef SIMCUDA_SHM_H
+#define SIMCUDA_SHM_H
+#include <stdatomic.h>
+#include <stdint.h>
+
+typedef uint32_t u32;
+typedef uint64_t u64;
+
+#define SH_MAGIC   0x53494d4355444131ull /* "SIMCUDA1" */
+#define SH_LAYOUT  6u /* bump with every change of the structures below */
+#define MAXPROC    512
+#define MAXSTREAM  32768
+#define MAXEVENT   131072
+#define MAXDEV     16
+
+/* A record is (stream slot, position).  Positions of a slot never restart, also when the
+ * slot is used again by another stream, so a record is complete iff done >= position and a
+ * stale record can never be mistaken for a later one. */
+#define POS_BITS   48
+#define POS_MASK   ((1ull << POS_BITS) - 1)
+#define REC(slot, pos) (((u64)(slot) << POS_BITS) | (pos))
+#define REC_SLOT(r) ((u32)((r) >> POS_BITS))
+#define REC_POS(r)  ((r) & POS_MASK)
+#define DONE_DEAD   (1ull << 63) /* in sh_stream.done: the owner is dead or leaving, nothing is done any more */
+
+struct sh_proc {                 /* 256 bytes */
+  _Atomic u32 state;             /* 0 free, 1 live */
+  u32 pid;
+  u64 start;                     /* start time of the process, clock ticks since boot */
+  u64 inc;                       /* unique per registration */
+  _Atomic u64 used[MAXDEV];      /* bytes of device memory, by physical device */
+  char pad[256 - 24 - 8 * MAXDEV];
+};
+
+struct sh_stream {               /* 64 bytes: one cache line */
+  _Atomic u64 done;              /* position of the last completed operation; futex on its low half */
+  _Atomic u64 tail;              /* position of the last operation queued */
+  _Atomic u32 waiters;
+  _Atomic u32 owner;             /* process slot + 1, 0 free */
+  _Atomic u64 lost_from, lost_to; /* lost_from < position <= lost_to: left pending by an owner that died; 0, 0 none */
+  char pad[24];
+};
+
+enum { EV_FREE, EV_USED, EV_INIT };
+struct sh_event {                /* 128 bytes; interprocess events only */
+  _Atomic u32 word;              /* generation << 2 | state; the generation moves at each allocation */
+  u32 unused;
+  _Atomic u32 owner;             /* exporter's process slot + 1; 0 once it has destroyed it or died */
+  u32 flags;
+  _Atomic u64 latest;            /* REC() of the latest record, 0 never recorded */
+  u32 phys;                      /* physical device */
+  u32 pid;                       /* exporter's pid, for messages */
+  _Atomic u64 importers[MAXPROC / 64];
+  char pad[128 - 32 - MAXPROC / 8];
+};
+
+struct sh {
+  u64 magic;
+  u32 layout;
+  _Atomic u32 ready;
+  u64 nonce;                     /* random, tells this segment from an earlier one of that name */
+  u64 next_inc;                  /* under the file lock */
+  _Atomic u32 stream_hi, event_hi, proc_hi; /* high-water marks of the tables */
+  char pad[4096 - 48];
+  struct sh_proc proc[MAXPROC];
+  struct sh_stream stream[MAXSTREAM];
+  struct sh_event event[MAXEVENT];
+};
+_Static_assert(sizeof(struct sh_proc) == 256, "layout");
+_Static_assert(sizeof(struct sh_stream) == 64, "layout");
+_Static_assert(sizeof(struct sh_event) == 128, "layout");
+
+/* opaque contents of CUipcEventHandle and CUipcMemHandle (64 bytes) */
+struct ipc_handle {
+  u64 magic;
+  u64 nonce;
+  u32 slot, gen;                 /* event: slot and generation; memory: device, 0 */
+  u32 proc, pid;                 /* exporter */
+  u64 inc;
+  u64 seq, size;                 /* memory: number of the file, bytes */
+  u64 check;
+};
+_Static_assert(sizeof(struct ipc_handle) == 64, "layout");
+#define EV_MAGIC  0x4556454e54495043ull
+#define MEM_MAGIC 0x4d454d4f52495043ull
+#endif

@@ -1,0 +1,276 @@
+"""Stream capture: what is captured, what invalidates it, and which calls it forbids."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as drv
+
+from tests.simcuda.kit import DEADLINE_S, IPC, NONBLOCK, Latch, code, ok, stat
+
+MODES = GLOBAL, THREAD_LOCAL, RELAXED = tuple(drv.CUstreamCaptureMode)
+
+
+NONE, ACTIVE, INVALIDATED = tuple(drv.CUstreamCaptureStatus)
+
+
+def begin(mode: Any = GLOBAL, flags: int = NONBLOCK) -> Any:
+    s = ok(drv.cuStreamCreate(flags))
+    ok(drv.cuStreamBeginCapture(s, mode))
+    return s
+
+
+def status(s: Any) -> Any:
+    return ok(drv.cuStreamIsCapturing(s))
+
+
+def capture_id(s: Any) -> int:
+    return int(ok(drv.cuStreamGetCaptureInfo(s))[1])
+
+
+def in_thread(ctx: Any, fn: Callable[[], Any], mode: Any = None) -> Any:
+    """What `fn()` returns in a thread of its own."""
+    out: list[Any] = []
+
+    def work() -> None:
+        ok(drv.cuCtxSetCurrent(ctx))
+        if mode is not None:
+            assert ok(drv.cuThreadExchangeStreamCaptureMode(mode)) == GLOBAL
+        out.append(fn())
+
+    t = threading.Thread(target=work)
+    t.start()
+    t.join(DEADLINE_S)
+    return out[0]
+
+
+def test_captured_operations_are_not_executed(ctx: Any) -> None:
+    s, e, p = ok(drv.cuStreamCreate(NONBLOCK)), ok(drv.cuEventCreate(2)), ok(drv.cuMemAlloc(64))
+    ran: list[int] = []
+    fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(ran.append)
+    ok(drv.cuMemsetD8(p, 1, 64))
+    ok(drv.cuCtxSynchronize())
+    n = stat("captured")
+    seen: set[int] = set()
+    for _ in range(2):
+        latch = Latch(s)  # work from before the capture goes on
+        ok(drv.cuStreamBeginCapture(s, GLOBAL))
+        state, ident, graph, deps, _edges, m = ok(drv.cuStreamGetCaptureInfo(s))
+        assert state == status(s) == ACTIVE
+        assert int(graph)
+        assert (deps or m) == 0
+        seen.add(int(ident))
+        ok(drv.cuMemsetD8Async(p, 2, 64, s))
+        ok(drv.cuMemcpyHtoDAsync(p, b"3" * 64, 64, s))
+        ok(drv.cuLaunchHostFunc(s, drv.CUhostFn(ctypes.cast(fn, ctypes.c_void_p).value), 1))
+        ok(drv.cuStreamWriteValue32(s, p, 4, 0))
+        ok(drv.cuEventRecord(e, s))
+        ok(drv.cuStreamWaitEvent(s, e, 0))
+        ok(drv.cuMemcpyDtoHAsync(bytearray(64), p, 64, s))
+        assert code(drv.cuGraphDestroy(graph)) == 1  # not while it is captured into
+        g = ok(drv.cuStreamEndCapture(s))
+        assert int(g) == int(graph)
+        assert status(s) == NONE
+        assert ok(drv.cuStreamGetCaptureInfo(s))[0] == NONE
+        latch.open()
+        ok(drv.cuStreamSynchronize(s))
+        assert code(drv.cuGraphInstantiate(g, 0)) == 801  # there is no more to a graph
+        ok(drv.cuGraphDestroy(g))
+        assert code(drv.cuGraphDestroy(g)) == 1
+    out = bytearray(64)
+    ok(drv.cuMemcpyDtoH(out, p, 64))
+    assert out == b"\1" * 64
+    assert ran == []
+    assert stat("captured") == n + 14
+    assert len(seen) == 2
+
+
+def test_captured_event(ctx: Any) -> None:
+    s, e, timed = ok(drv.cuStreamCreate(NONBLOCK)), ok(drv.cuEventCreate(2)), ok(drv.cuEventCreate(0))
+    ok(drv.cuEventRecord(timed, s))
+    ok(drv.cuStreamSynchronize(s))
+    ok(drv.cuStreamBeginCapture(s, GLOBAL))
+    ok(drv.cuEventRecord(e, s))
+    ok(drv.cuEventRecord(timed, s))
+    ok(drv.cuGraphDestroy(ok(drv.cuStreamEndCapture(s))))
+    assert (
+        code(drv.cuEventQuery(e))
+        == code(drv.cuEventSynchronize(e))
+        == code(drv.cuEventElapsedTime(timed, timed))
+        == 907
+    )
+    assert code(drv.cuStreamWaitEvent(s, e, 0)) == 1
+    # a plain record makes it plain again
+    ok(drv.cuEventRecord(e, s))
+    ok(drv.cuEventSynchronize(e))
+    ok(drv.cuEventQuery(e))
+    for look in (drv.cuEventQuery, drv.cuEventSynchronize):
+        for mode in MODES:
+            ok(drv.cuStreamBeginCapture(s, mode))
+            ok(drv.cuEventRecord(e, s))
+            assert code(in_thread(ctx, partial(look, e), RELAXED)) == 907
+            assert status(s) == INVALIDATED
+            assert code(drv.cuStreamEndCapture(s)) == 901
+    ok(drv.cuEventDestroy(e))
+
+
+def test_capture_is_invalidated(ctx: Any) -> None:
+    e, p = ok(drv.cuEventCreate(2)), ok(drv.cuMemAlloc(4))
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(lambda s, r, x: None)
+    cb = drv.CUstreamCallback(ctypes.cast(function, ctypes.c_void_p).value)
+    for mode in MODES:
+        for bad in (
+            drv.cuStreamQuery,
+            drv.cuStreamSynchronize,
+            lambda s: drv.cuStreamAddCallback(s, cb, 0, 0),
+            lambda s: drv.cuCtxSynchronize(),
+        ):
+            s = begin(mode)
+            ok(drv.cuEventRecord(e, s))
+            assert code(bad(s)) == 900
+            assert status(s) == INVALIDATED
+            assert capture_id(s) == 0
+            for r in (
+                drv.cuEventRecord(e, s),
+                drv.cuStreamWaitEvent(s, e, 0),
+                drv.cuStreamQuery(s),
+                drv.cuMemsetD8Async(p, 0, 4, s),
+            ):
+                assert code(r) == 901
+            assert code(drv.cuStreamEndCapture(s)) == 901
+            assert status(s) == NONE
+            assert code(drv.cuStreamEndCapture(s)) == 401
+            ok(drv.cuEventRecord(e, s))
+            ok(drv.cuEventSynchronize(e))
+            ok(drv.cuStreamQuery(s))
+
+
+def test_capture_begin_and_end(ctx: Any) -> None:
+    for s in (0, drv.CU_STREAM_LEGACY):
+        assert code(drv.cuStreamBeginCapture(s, GLOBAL)) == 900
+    s = begin(THREAD_LOCAL)
+    assert code(drv.cuStreamBeginCapture(s, GLOBAL)) == 401
+    assert status(s) == ACTIVE
+    assert in_thread(ctx, lambda: code(drv.cuStreamEndCapture(s))) == 908
+    assert status(s) == ACTIVE
+    ok(drv.cuStreamEndCapture(s))
+    s = begin(RELAXED)
+    assert in_thread(ctx, lambda: code(drv.cuStreamEndCapture(s))) == 0
+    assert status(s) == NONE
+    ok(drv.cuStreamBeginCapture(drv.CU_STREAM_PER_THREAD, GLOBAL))
+    ok(drv.cuStreamEndCapture(drv.CU_STREAM_PER_THREAD))
+    s, e, t = begin(), ok(drv.cuEventCreate(2)), ok(drv.cuStreamCreate(NONBLOCK))
+    ok(drv.cuEventRecord(e, s))
+    ok(drv.cuStreamWaitEvent(t, e, 0))
+    ok(drv.cuStreamDestroy(s))  # takes its capture along
+    assert status(t) == NONE
+    ok(drv.cuStreamQuery(t))
+    ok(drv.cuMemFree(ok(drv.cuMemAlloc(4))))
+
+
+def test_capture_forks(ctx: Any) -> None:
+    e, f, old, t = (
+        ok(drv.cuEventCreate(2)),
+        ok(drv.cuEventCreate(2)),
+        ok(drv.cuEventCreate(2)),
+        ok(drv.cuStreamCreate(NONBLOCK)),
+    )
+    ok(drv.cuEventRecord(old, t))
+    s = begin()
+    ok(drv.cuEventRecord(e, s))
+    ok(drv.cuStreamWaitEvent(t, e, 0))
+    assert status(t) == ACTIVE
+    assert capture_id(t) == capture_id(s) != 0
+    assert code(drv.cuStreamEndCapture(t)) == 903
+    ok(drv.cuEventRecord(f, t))
+    ok(drv.cuStreamWaitEvent(s, f, 0))
+    ok(drv.cuStreamEndCapture(s))
+    assert status(t) == status(s) == NONE
+    s = begin()
+    ok(drv.cuStreamWaitEvent(s, ok(drv.cuEventCreate(2)), 0))  # never recorded: nothing to depend on
+    # external
+    ok(drv.cuStreamWaitEvent(s, old, 1))
+    ok(drv.cuEventRecordWithFlags(old, s, 1))
+    assert status(s) == ACTIVE
+    assert code(drv.cuStreamWaitEvent(s, old, 0)) == 905
+    assert code(drv.cuStreamEndCapture(s)) == 901
+    ok(drv.cuEventSynchronize(old))
+    assert code(drv.cuStreamWaitEvent(s, old, 1)) == 1  # external, but not capturing
+    s, s2 = begin(), begin()
+    ok(drv.cuEventRecord(e, s))
+    assert code(drv.cuStreamWaitEvent(s2, e, 0)) == 902
+    assert status(s) == status(s2) == INVALIDATED
+    assert code(drv.cuStreamWaitEvent(t, e, 0)) == 1
+    assert status(t) == NONE
+    assert code(drv.cuStreamEndCapture(s)) == code(drv.cuStreamEndCapture(s2)) == 901
+
+
+def test_capture_and_legacy_stream(ctx: Any) -> None:
+    p = ok(drv.cuMemAlloc(4))
+    ok(drv.cuCtxSynchronize())
+    uses: tuple[Callable[[], Any], ...] = (
+        lambda: drv.cuStreamQuery(0),
+        lambda: drv.cuStreamSynchronize(0),
+        lambda: drv.cuMemcpyHtoD(p, b"1234", 4),
+        lambda: drv.cuMemsetD8Async(p, 0, 4, 0),
+        lambda: drv.cuMemcpyDtoH(bytearray(4), p, 4),
+    )
+    for use in uses:
+        for mode, flags, want in [(RELAXED, NONBLOCK, 0), (RELAXED, 0, 906), (GLOBAL, 0, 906)]:
+            s = begin(mode, flags)
+            assert code(drv.cuStreamIsCapturing(0)) == code(drv.cuStreamGetCaptureInfo(0)) == want
+            assert status(s) == ACTIVE  # asking does no harm
+            assert code(use()) == want
+            assert status(s) == (INVALIDATED if want else ACTIVE)
+            assert code(drv.cuStreamEndCapture(s)) == (901 if want else 0)
+            ok(use())
+
+
+@pytest.mark.parametrize("mine", MODES)
+@pytest.mark.parametrize("theirs", MODES)
+def test_capture_and_potentially_unsafe_calls(ctx: Any, mine: Any, theirs: Any) -> None:
+    """`mine`: how this thread captures; `theirs`: the mode of another thread, or of this one, that makes the call."""
+    e, s = ok(drv.cuEventCreate(2)), ok(drv.cuStreamCreate(NONBLOCK))
+    ok(drv.cuEventRecord(e, s))
+    ok(drv.cuStreamSynchronize(s))
+    unsafe: tuple[Callable[[], Any], ...] = (
+        lambda: drv.cuEventQuery(e),
+        lambda: drv.cuEventSynchronize(e),
+        lambda: drv.cuStreamQuery(s),
+        lambda: drv.cuStreamSynchronize(s),
+        lambda: drv.cuMemAlloc(4),
+        lambda: drv.cuMemAllocHost(4),
+    )
+    for call in unsafe:
+        c = begin(mine)
+        bad = mine == theirs == GLOBAL
+        assert code(in_thread(ctx, call, theirs)) == (900 if bad else 0)
+        assert status(c) == (INVALIDATED if bad else ACTIVE)
+        assert code(drv.cuStreamEndCapture(c)) == (901 if bad else 0)
+        c = begin(mine)
+        bad = RELAXED not in (mine, theirs)
+        assert ok(drv.cuThreadExchangeStreamCaptureMode(theirs)) == GLOBAL
+        assert code(call()) == (900 if bad else 0)
+        assert ok(drv.cuThreadExchangeStreamCaptureMode(GLOBAL)) == theirs
+        assert status(c) == (INVALIDATED if bad else ACTIVE)
+        assert code(drv.cuStreamEndCapture(c)) == (901 if bad else 0)
+        ok(call())
+    c = begin(GLOBAL)
+    safe: tuple[Callable[[], Any], ...] = (
+        lambda: drv.cuEventCreate(2),
+        lambda: drv.cuEventCreate(IPC),
+        lambda: drv.cuEventRecord(e, s),
+        lambda: drv.cuStreamWaitEvent(s, e, 0),
+        lambda: drv.cuStreamCreate(NONBLOCK),
+        lambda: drv.cuStreamGetId(c),
+        lambda: drv.cuStreamIsCapturing(s),
+    )
+    for f in safe:
+        ok(f())
+        ok(in_thread(ctx, f))
+    ok(drv.cuStreamEndCapture(c))

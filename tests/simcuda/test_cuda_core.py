@@ -1,0 +1,55 @@
+"""What cuda.core does on it."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tests.simcuda.kit import Latch
+from tests.simcuda.processes import Child
+
+
+def _core_child(conn: Connection) -> None:
+    from cuda.core import Device
+
+    dev = Device()
+    dev.set_current()
+    e = conn.recv()
+    conn.send((e.is_ipc_enabled, e.is_timing_enabled, e.is_done))
+    s = dev.create_stream()
+    s.wait(e)
+    conn.send("waiting")
+    s.sync()
+    conn.send(e.is_done)
+
+
+def test_cuda_core(ctx: Any) -> None:
+    from cuda.core import Device, EventOptions, StreamOptions
+
+    dev = Device()
+    dev.set_current()
+    assert dev.uuid
+    assert dev.name.startswith("simcuda")
+    assert dev.properties.stream_priorities_supported
+    s = dev.create_stream(options=StreamOptions(priority=-1, nonblocking=True))
+    assert s.priority == -1
+    assert s.is_nonblocking
+    assert s.device == dev
+    t = EventOptions(timing_enabled=True)
+    e1 = s.record(options=t)
+    e2 = s.record(options=t)
+    e2.sync()
+    assert e2.is_done
+    assert e2 - e1 >= 0
+    latch = Latch(s.handle)
+    e = s.record(options=EventOptions(ipc_enabled=True))
+    c = Child(_core_child)
+    c.send(e)
+    assert c.get() == (True, False, False)
+    assert c.get() == "waiting"
+    latch.open()
+    assert c.get() is True
+    c.end()
+    buf = dev.memory_resource.allocate(1024, stream=s)
+    assert buf.size == 1024
+    buf.close(stream=s)

@@ -1,0 +1,251 @@
+"""What a process leaves that ends, in whatever way, and what becomes of those that wait for it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as drv
+
+from tests.simcuda.kit import DEADLINE_S, IPC, code, handle_bytes, ok, stat, until
+from tests.simcuda.processes import MakeServers, py
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "os._exit", "return"])
+def test_process_ends_with_pending_record(servers: MakeServers, how: str) -> None:
+    a, b = servers(2)
+    h, h2 = a("create", "e"), a("create", "f")
+    b("stream", 0)
+    assert b("open", "e", h) == 0
+    a("stream", 0)
+    a("hold", 0)
+    a("record", "e", 0)
+    assert b("query", "e") == 600
+    b("wait", 0, "e")
+    assert b("squery", 0) == 600
+    b.send(("sync", "e"))  # blocked while the other dies
+    time.sleep(0.1)
+    t = time.monotonic()
+    if how == "SIGKILL":
+        a.kill()
+    elif how == "os._exit":
+        a.send(("exit",))
+    else:
+        a.send(("end",))
+    assert b.get() == 0
+    assert time.monotonic() - t < 5
+    assert b("query", "e") == 0
+    assert b("ssync", 0) == 0
+    assert b("open", "f", h2) == 400  # its events cannot be opened any more
+    assert b("record", "e", 0) == 0
+    assert b("sync", "e") == 0
+
+
+def test_importer_dies(servers: MakeServers) -> None:
+    a, b, c = servers(3)
+    base = c("stat", "events")
+    h = a("create", "e")
+    for x in (b, c):
+        assert x("open", "e", h) == 0
+    b("stream", 0)
+    b("hold", 0)
+    b("record", "e", 0)
+    assert a("query", "e") == 600
+    assert c("query", "e") == 600
+    b.kill()
+    until(lambda: a("query", "e") == 0)
+    assert c("sync", "e") == 0
+    a("destroy", "e")
+    c("destroy", "e")
+    c("stat", "reap")
+    assert c("stat", "events") == base
+
+
+@pytest.fixture
+def pending(servers: MakeServers, monkeypatch: pytest.MonkeyPatch) -> MakeServers:
+    """Makes servers for which what the dead left pending stays pending."""
+
+    def make(n: int | None = None) -> Any:
+        with monkeypatch.context() as m:
+            m.setenv("SIMCUDA_DEATH", "pending")
+            return servers(n)
+
+    return make
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "os._exit", "return"])
+def test_death_pending(servers: MakeServers, pending: MakeServers, how: str) -> None:
+    a, other = servers(2)
+    b = pending()
+    late, hs = a("create", "late"), {k: a("create", k) for k in ("before", "lost")}
+    for x in (b, other):
+        assert x("open", "before", hs["before"]) == x("open", "lost", hs["lost"]) == 0
+        x("stream", 0)
+        x("stream", 1)
+    a("stream", 0)
+    a("record", "before", 0)
+    a("ssync", 0)
+    a("hold", 0)
+    a("record", "lost", 0)
+    for x in (b, other):
+        assert x("wait", 0, "lost") == 0
+        assert x("squery", 0) == 600
+    other.send(("sync", "lost"))
+    if how == "SIGKILL":
+        a.kill()
+    elif how == "os._exit":
+        a.send(("exit",))
+    else:
+        a.send(("end",))
+    a.p.join()
+    assert other.get() == 0
+    assert other("ssync", 0) == 0
+    assert other("query", "lost") == 0
+    for _ in range(3):
+        assert b("query", "lost") == 600
+        assert b("squery", 0) == 600
+        assert b("query", "before") == 0
+        assert b("sync", "before") == 0
+        assert b("open", "late", late) == 400
+        b("stat", "reap")
+    assert b("wait", 1, "lost") == 0
+    assert b("squery", 1) == 600
+    for k in range(100, 200):  # new streams are not touched by it
+        b("stream", k)
+        assert b("squery", k) == 0
+    assert b("record", "lost", 100) == 0
+    assert b("sync", "lost") == 0
+    assert b("query", "lost") == 0
+    assert b("squery", 0) == b("squery", 1) == 600
+    assert b("sdestroy", 0) == 0
+    b.end()  # with two streams blocked
+
+
+def test_death_pending_passes_on(servers: MakeServers, pending: MakeServers) -> None:
+    a, other = servers(2)
+    b, c = pending(2)
+    ha, hc = a("create", "a"), c("create", "c")
+    for x in (b, other):
+        assert x("open", "c", hc) == 0
+    b("stream", 0)
+    b("open", "a", ha)
+    a("stream", 0)
+    a("hold", 0)
+    a("record", "a", 0)
+    b("wait", 0, "a")
+    b("record", "c", 0)
+    a.kill()
+    a.p.join()
+    assert b("squery", 0) == c("query", "c") == other("query", "c") == 600  # b still lives: its record may yet come
+    b.kill()
+    b.p.join()
+    until(lambda: other("query", "c") == 0)
+    assert c("query", "c") == 600
+
+
+def test_death_pending_waiter_can_be_killed(servers: MakeServers, pending: MakeServers) -> None:
+    a = servers()
+    bs = pending(4)
+    h = a("create", "e")
+    for b in bs:
+        b("open", "e", h)
+        b("stream", 0)
+    a("stream", 0)
+    a("hold", 0)
+    a("record", "e", 0)
+    for b, op in zip(bs, [("sync", "e"), ("ssync", 0), ("sync", "e"), ("ssync", 0)], strict=False):
+        b("wait", 0, "e")
+        b.send(op)
+    a.kill()
+    a.p.join()
+    until(lambda: stat("reap") or stat("processes") == 5)
+    time.sleep(0.3)
+    for b, sig in zip(bs, [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL], strict=False):
+        assert not b.conn.poll()
+        os.kill(b.p.pid, sig)
+        b.p.join(DEADLINE_S)
+        assert b.p.exitcode == -sig
+    stat("reap")
+    assert stat("processes") == 1
+
+
+def test_death_pending_leaves_nothing() -> None:
+    seg = f"selftest-d-{os.getpid()}"
+    path = py(
+        """
+    start(); print(SIM.simcudaPath().decode())
+    a = Server(); h = a("create", "e"); a("alloc", "m", 4096), a("stream", 0), a("hold", 0), a("record", "e", 0)
+    e = ok(open_event(h)); s = ok(drv.cuStreamCreate(NONBLOCK))
+    ok(drv.cuStreamWaitEvent(s, e, 0)); ok(drv.cuMemAlloc(4096))
+    a.kill(), a.p.join(), stat("reap")
+    assert code(drv.cuEventQuery(e)) == 600 and code(drv.cuStreamQuery(s)) == 600
+    assert stat("processes") == 1 and stat("memory") == 4096 and len(files(".m.*")) == 1
+    ok(drv.cuEventDestroy(e)); assert stat("events") == 0
+    """,
+        SIMCUDA_SEGMENT=seg,
+        SIMCUDA_DEATH="pending",
+    ).stdout.strip()
+    assert seg in path
+    assert glob.glob(path + "*") == []
+    assert "neither" in py("start()", SIMCUDA_DEATH="sudden").stderr
+
+
+def test_last_process_leaves_nothing() -> None:
+    code = "start(); ok(drv.cuMemAlloc(4096)); ok(drv.cuEventCreate(IPC)); print(SIM.simcudaPath().decode()); "
+    seg = f"selftest-x-{os.getpid()}"
+    path = py(code, SIMCUDA_SEGMENT=seg).stdout.strip()
+    assert seg in path
+    assert glob.glob(path + "*") == []
+    py(code + "os.kill(os.getpid(), 9)", succeeds=False, SIMCUDA_SEGMENT=seg)
+    assert len(glob.glob(path + "*")) == 2
+    py("start()", SIMCUDA_SEGMENT=seg + "-other")  # the next start of any process cleans up
+    assert glob.glob(path + "*") == []
+
+
+def test_segments_do_not_meet(ctx: Any) -> None:
+    h = handle_bytes(ok(drv.cuEventCreate(IPC)))
+    alone = f"start(); assert code(open_event({h!r})) == 400; assert stat('processes') == 1"
+    py(alone, SIMCUDA_SEGMENT=f"selftest-y-{os.getpid()}")
+    py(f"start(); ok(open_event({h!r}))")
+
+
+def test_fork(ctx: Any) -> None:
+    e = ok(drv.cuEventCreate(IPC))
+    rd, wr = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            rs = [
+                drv.cuInit(0),
+                drv.cuCtxGetCurrent(),
+                drv.cuEventQuery(e),
+                drv.cuEventCreate(0),
+                drv.cuDeviceGetCount(),
+            ]
+            os.write(wr, b" ".join(str(code(r)).encode() for r in rs))
+        finally:
+            os._exit(0)
+    os.close(wr)
+    assert os.read(rd, 100) == b"3 3 3 3 3"
+    os.waitpid(pid, 0)
+    ok(drv.cuEventQuery(e))  # the child's end took nothing away
+    py(
+        "pid = os.fork()\nif pid: assert os.waitpid(pid, 0)[1] == 0\nelse: start(); ok(drv.cuEventCreate(IPC))"
+    )  # fork first: fine
+
+
+def test_exec_starts_afresh() -> None:
+    py(
+        """
+    start(); e = ok(drv.cuEventCreate(IPC)); ok(drv.cuMemAlloc(4096))
+    if not os.environ.get("AGAIN"):
+        os.environ["AGAIN"] = "1"
+        again = "from tests.simcuda.kit import *; start(); assert stat('events') == stat('memory') == 0"
+        os.execv(sys.executable, [sys.executable, "-c", again])
+    """,
+        SIMCUDA_SEGMENT=f"selftest-z-{os.getpid()}",
+    )

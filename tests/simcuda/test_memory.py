@@ -1,0 +1,121 @@
+"""Memory of one process and of several."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+from cuda.bindings import driver as drv
+
+from tests.simcuda.kit import NONBLOCK, Latch, code, files, ok, open_event, open_memory, stat
+from tests.simcuda.processes import MakeServers
+
+
+def test_memory(ctx: Any) -> None:
+    free0, total = ok(drv.cuMemGetInfo())
+    p = ok(drv.cuMemAlloc(100_000))
+    assert ok(drv.cuMemGetInfo())[0] < free0
+    assert code(drv.cuMemAlloc(total + 1)) == 2
+    assert code(drv.cuMemAlloc(0)) == 1
+    src, dst = os.urandom(100_000), bytearray(100_000)
+    ok(drv.cuMemcpyHtoD(p, src, len(src)))
+    q = ok(drv.cuMemAlloc(100_000))
+    ok(drv.cuMemcpyDtoD(q, p, len(src)))
+    ok(drv.cuMemcpyDtoH(dst, q, len(src)))
+    assert dst == src
+    ok(drv.cuMemsetD8(p, 7, 100))
+    ok(drv.cuMemsetD32(int(p) + 100, 0x01020304, 5))
+    ok(drv.cuMemcpyDtoH(dst, p, 120))
+    assert dst[:104] == b"\7" * 100 + b"\4\3\2\1"
+    assert code(drv.cuMemcpyHtoD(int(p) + 90_000, src, 20_000)) == 1  # over the end
+    assert tuple(map(int, ok(drv.cuMemGetAddressRange(int(p) + 5)))) == (int(p), 100_000)
+    attribute = drv.CUpointer_attribute
+    assert (
+        ok(drv.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p))
+        == drv.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    )
+    assert ok(drv.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, p)) == 0
+    assert code(drv.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 4096)) == 1
+    h = ok(drv.cuMemHostAlloc(4096, 0))
+    assert code(drv.cuMemFree(int(h))) == 1
+    ok(drv.cuMemFreeHost(h))
+    ok(drv.cuMemFree(p))
+    ok(drv.cuMemFree(q))
+    assert code(drv.cuMemFree(p)) == 1
+    assert ok(drv.cuMemGetInfo())[0] == free0
+
+
+def test_async_copies(ctx: Any) -> None:
+    s = ok(drv.cuStreamCreate(NONBLOCK))
+    p, latch = ok(drv.cuMemAlloc(64)), Latch(s)
+    src = bytearray(b"x" * 64)
+    ok(drv.cuMemcpyHtoDAsync(p, src, 64, s))  # pageable: taken before the call returns
+    src[:] = b"y" * 64
+    ok(drv.cuMemsetD8Async(int(p) + 60, 0, 4, s))
+    host = ok(drv.cuMemAllocHost(64))
+    ok(drv.cuMemcpyDtoHAsync(int(host), p, 64, s))  # pinned: really asynchronous
+    assert code(drv.cuStreamQuery(s)) == 600
+    ok(drv.cuMemFree(p))  # storage stays until the queued work is done with it
+    latch.open()
+    ok(drv.cuStreamSynchronize(s))
+    assert ctypes.string_at(int(host), 64) == b"x" * 60 + b"\0" * 4
+    w = ok(drv.cuMemAlloc(16))
+    ok(drv.cuStreamWriteValue64(s, w, 5, 0))
+    ok(drv.cuStreamWaitValue64(s, w, 5, 1))
+    ok(drv.cuStreamSynchronize(s))
+
+
+def test_ipc_memory(servers: MakeServers) -> None:
+    a, b, c = servers(3)
+    h = a("alloc", "m", 100_000)
+    p = ok(open_memory(h))
+    assert int(ok(open_memory(h))) == int(p)  # again: same pointer, counted
+    ok(drv.cuMemsetD8(p, 65, 100_000))
+    ok(drv.cuCtxSynchronize())
+    assert b("openmem", "m", h) == 0
+    assert a("openmem", "x", h) == 201
+    e = a("create", "e")
+    b("open", "e", e)
+    a("stream", 0)
+    b("stream", 0)
+    b("hold", 0)
+    b("fill", "m", 66, 50_000, 0)
+    b("record", "e", 0)
+    ev, s = ok(open_event(e)), ok(drv.cuStreamCreate(NONBLOCK))
+    host = ok(drv.cuMemAllocHost(100_000))
+    ok(drv.cuStreamWaitEvent(s, ev, 0))
+    ok(drv.cuMemcpyDtoHAsync(int(host), p, 100_000, s))
+    b("let", 0)
+    ok(drv.cuStreamSynchronize(s))
+    assert ctypes.string_at(int(host), 100_000) == b"B" * 50_000 + b"A" * 50_000
+    assert code(drv.cuMemFree(p)) == 1
+    assert a("free", "m") == 0
+    assert c("openmem", "late", h) == 400
+    assert b("openmem", "again", h) == 0
+    ok(drv.cuMemsetD8(p, 1, 10))  # who has it open keeps it
+    ok(drv.cuIpcCloseMemHandle(p))
+    ok(drv.cuIpcCloseMemHandle(p))
+    assert code(drv.cuIpcCloseMemHandle(p)) == 1
+    q = ok(drv.cuMemAlloc(64))
+    assert code(drv.cuIpcOpenMemHandle(ok(drv.cuIpcGetMemHandle(q)), 1)) == 201
+
+
+def test_shared_memory_of_the_dead_goes(servers: MakeServers) -> None:
+    a, b = servers(2)
+    a("alloc", "m", 1 << 20)
+    b("alloc", "m", 1 << 20)
+    mem, procs = stat("memory"), stat("processes")
+    assert procs >= 3
+    assert len(files(".m.*")) >= 2
+    n = len(files(".m.*"))
+    a.kill()
+    a.p.join()
+    stat("reap")
+    assert stat("processes") == procs - 1
+    assert stat("memory") == mem - (1 << 20)
+    assert len(files(".m.*")) == n - 1
+    b.end()
+    assert stat("processes") == procs - 2
+    assert stat("memory") == mem - (2 << 20)
+    assert len(files(".m.*")) == n - 2
