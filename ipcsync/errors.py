@@ -8,23 +8,26 @@ IpcSyncError(RuntimeError)
 ├── ForkedProcessError          used in a child forked after first use
 ├── StreamCapturing             a record or wait on a stream being captured into a CUDA graph
 ├── ConnectError                no coordinator, or one that does not fit: .endpoint
-├── CoordinatorLost             the coordinator died or restarted
-├── SessionExpired              this process was silent for longer than its TTL
-├── ClientClosed                the client was closed
-├── EventClosed                 the event was closed, or a point of an earlier use of its slot
-├── RecorderLost                nobody is left who could finish it: .generation
-├── NotRecorder                 recording without the role
-│   └── RecorderTaken           another session has the role: .recorder
+├── SessionLost                 the session is over, connect anew: .endpoint
+│   ├── CoordinatorLost         the coordinator died, stopped or restarted: .pid .cause
+│   └── SessionExpired          this process was silent for longer than its TTL: .session
+├── ClientClosed                the client was closed: .client .endpoint
+├── EventClosed                 the event was closed, or a point of an earlier use of its slot: .event
+├── RecorderLost                nobody is left who could finish it: .event .generation .session .pid .cause .over
+├── NotRecorder                 recording without the role: .event .recorder .pid
+│   └── RecorderTaken           another session has the role
 ├── DeviceMismatch              an event, stream or process of another device
 ├── EngineMismatch              the engine cannot do this here
 ├── QuotaExceeded               a limit of the coordinator: .limit
-├── ProtocolError               a frame, field or point that is none: .code
-└── WaitTimeout(TimeoutError)   a wait's own time ran out: .event .generation .timeout
+├── ProtocolError               a malformed frame, field or point: .code
+└── WaitTimeout(TimeoutError)   a wait's own timeout expired: .event .generation .timeout
 
 Every one of them pickles, with its attributes.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 __all__ = [
     "ClientClosed",
@@ -45,6 +48,7 @@ __all__ = [
     "RecorderLost",
     "RecorderTaken",
     "SessionExpired",
+    "SessionLost",
     "StreamCapturing",
     "WaitTimeout",
 ]
@@ -106,40 +110,107 @@ class ConnectError(IpcSyncError):
         self.endpoint = endpoint
 
 
-class CoordinatorLost(IpcSyncError):
-    """The coordinator died or restarted: everything of its epoch is void. Connect anew."""
+class SessionLost(IpcSyncError):
+    """The session with the coordinator at `endpoint` is over, and all that it opened is void. Connect anew."""
+
+    def __init__(self, message: str = "", *, endpoint: str = "") -> None:
+        super().__init__(message)
+        self.endpoint = endpoint
 
 
-class SessionExpired(IpcSyncError):
-    """This process was silent for longer than its lease's TTL, and its lease has ended. Connect anew."""
+class CoordinatorLost(SessionLost):
+    """The coordinator died, stopped or restarted: everything of its epoch is void.
+
+    `pid` is its process id in its own pid namespace (0: not known); `cause` says what became of it (None: not known).
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        endpoint: str = "",
+        pid: int = 0,
+        cause: Literal["died", "stopped", "restarted"] | None = None,
+    ) -> None:
+        super().__init__(message, endpoint=endpoint)
+        self.pid = pid
+        self.cause = cause
+
+
+class SessionExpired(SessionLost):
+    """This process was silent for longer than its lease's TTL, and its lease has ended; `session` is its name or id."""
+
+    def __init__(self, message: str = "", *, endpoint: str = "", session: str = "") -> None:
+        super().__init__(message, endpoint=endpoint)
+        self.session = session
 
 
 class ClientClosed(IpcSyncError):
-    """The client was closed."""
+    """`close()` was called on this client; `client` is its name, "" if it has none."""
+
+    def __init__(self, message: str = "", *, client: str = "", endpoint: str = "") -> None:
+        super().__init__(message)
+        self.client = client
+        self.endpoint = endpoint
 
 
 class EventClosed(IpcSyncError):
-    """The shared event was closed here, or the point belongs to an earlier use of its slot."""
+    """The shared event was closed here, or the point belongs to an earlier use of its slot; `event` is its name."""
+
+    def __init__(self, message: str = "", *, event: str = "") -> None:
+        super().__init__(message)
+        self.event = event
 
 
 class RecorderLost(IpcSyncError):
-    """The recorder closed or died before `generation` was known complete, and nobody else can finish it."""
+    """The recorder closed or died before `generation` of `event` was known complete, and nobody else can finish it.
 
-    def __init__(self, message: str = "", *, generation: int = 0) -> None:
+    `session` is the recorder's name (at most 64 bytes of it), or its id if it has no name, and `pid` its process id as
+    the coordinator sees it; "" and 0 if that is not known. `cause`:
+    - "died": its process ended before the work was known complete;
+    - "expired": it was silent for longer than its lease's TTL;
+    - "closed": it closed the event before it recorded this generation;
+    - "behind": the work stood behind a wait that was lost; `session` and `pid` are then those of who died.
+
+    `over` is True if the recorder's GPU work is proven to have ended, None if that is not known.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        event: str = "",
+        generation: int = 0,
+        session: str = "",
+        pid: int = 0,
+        cause: Literal["died", "expired", "closed", "behind"] | None = None,
+        over: bool | None = None,
+    ) -> None:
         super().__init__(message)
+        self.event = event
         self.generation = generation
+        self.session = session
+        self.pid = pid
+        self.cause = cause
+        self.over = over
 
 
 class NotRecorder(IpcSyncError):
-    """This session did not open the event with `recorder=True`."""
+    """This session did not open `event` with `recorder=True`.
+
+    `recorder` is the name or public id of the session that records on it, "" if there is none or it is not known;
+    `pid` is its process id as the coordinator sees it.
+    """
+
+    def __init__(self, message: str = "", *, event: str = "", recorder: str = "", pid: int = 0) -> None:
+        super().__init__(message)
+        self.event = event
+        self.recorder = recorder
+        self.pid = pid
 
 
 class RecorderTaken(NotRecorder):
-    """Another session records on this event: `recorder` is its name or public id."""
-
-    def __init__(self, message: str = "", *, recorder: str = "") -> None:
-        super().__init__(message)
-        self.recorder = recorder
+    """Another session, `recorder`, records on `event`."""
 
 
 class DeviceMismatch(IpcSyncError):
@@ -167,7 +238,10 @@ class ProtocolError(IpcSyncError):
 
 
 class WaitTimeout(IpcSyncError, TimeoutError):
-    """The wait's own `timeout` (seconds) ran out before `generation` of `event` was there."""
+    """The wait's own `timeout` (seconds) expired before `generation` of `event` was there.
+
+    By way of TimeoutError it is an OSError too: an `except OSError` around other work catches it.
+    """
 
     def __init__(
         self, message: str = "", *, event: str = "", generation: int = 0, timeout: float | None = None

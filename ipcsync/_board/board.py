@@ -8,6 +8,7 @@ import mmap
 import os
 import struct
 import time
+from typing import Literal
 
 from ipcsync._board import layout
 from ipcsync._board.lines import SessionLine, SlotLine
@@ -117,10 +118,23 @@ class Board:
         if self.header[: layout.H_OWNER] == self.running_header[: layout.H_OWNER]:
             owner, state = self.header[layout.H_OWNER :]
             if state == layout.STOPPED:
-                raise CoordinatorLost("the coordinator has stopped")
+                raise self.lost("stopped")
             if state == layout.RUNNING and owner == OWNER_DIED:
-                raise CoordinatorLost("the coordinator died")
+                raise self.lost("died")
         raise ProtocolError(f"the header of {self.path} was overwritten by another program", code="board")
+
+    def lost(self, cause: Literal["died", "stopped"]) -> CoordinatorLost:
+        """The error that says what became of the coordinator."""
+        pid = self.coordinator[0]
+        return CoordinatorLost(
+            f"the coordinator (pid {pid}) has {cause}: all that it served is void; connect anew", pid=pid, cause=cause
+        )
+
+    def who(self, serial: int) -> tuple[str, int]:
+        """(name or id, pid as the coordinator sees it) of a session; ("", 0) once another session has its line."""
+        line = self.session(serial & 0xFFFF)
+        label, pid = line.label, line.process[0]
+        return (label, pid) if line.serial == serial else ("", 0)
 
     def show_life(self) -> bool:
         """Have the kernel tell of this process's death in the header (coordinator, before anybody opens the board).
@@ -142,7 +156,8 @@ class Board:
         """The session line number `index`."""
         if not 0 <= index < self.sessions:
             raise ProtocolError(f"no session line {index} on a board of {self.sessions}", code="board")
-        return SessionLine(self.words, self.address, layout.session_offset(index))
+        label = layout.label_offset(self.sessions, self.slots, index)
+        return SessionLine(self.words, self.address, layout.session_offset(index), label)
 
     def slot(self, index: int) -> SlotLine:
         """The slot line number `index`."""

@@ -1,18 +1,19 @@
 """Where each word of the board lies, and who writes it.
 
-The file is a header page, the session lines, and (from the next page on) the slot lines. A line is 128 bytes: what the
-coordinator writes in its first half, what a client or the GPU writes in its second, so that the two never share a cache
-line. All words are 8 bytes, aligned, native-endian.
+The file is a header page, the session lines, and (from the next page on) the slot lines, then (from the next page on)
+what each session is called. A line is 128 bytes: what the coordinator writes in its first half, what a client or the
+GPU writes in its second, so that the two never share a cache line. All words are 8 bytes, aligned, native-endian.
 
 Counts never go back: a generation g of a slot's present use stands in `recorded` and `completed` as base + g, where
 base is what `recorded` held when that use began. So no word is ever reset, and a timeline word may only grow.
 """
 
 MAGIC = 0x31_44_52_41_4F_42_49_50  # "PIBOARD1"
-VERSION = 3
+VERSION = 4
 LINE = 128
 HEADER = 4096
 PAGE = 4096
+LABEL = 64  # bytes of a session's name
 
 # A session's state.
 LIVE, EXPIRED = 1, 2
@@ -31,7 +32,7 @@ H_PROBE = 16  # written by a stream of the coordinator's, to try whether that wo
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
 S_HEARTBEAT, S_OWNER = 8, 9
 # Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
-L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK = range(4)
+L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED = range(5)
 L_RECORDED, L_COMPLETED = 8, 9
 
 WORDS = LINE // 8
@@ -52,6 +53,16 @@ def slot_offset(sessions: int, index: int) -> int:
     return slots_offset(sessions) + index * LINE
 
 
+def labels_offset(sessions: int, slots: int) -> int:
+    """Byte offset of the first session's name, on a page of its own."""
+    return slots_offset(sessions) + -(-slots * LINE // PAGE) * PAGE
+
+
+def label_offset(sessions: int, slots: int, index: int) -> int:
+    """Byte offset of a session's name."""
+    return labels_offset(sessions, slots) + index * LABEL
+
+
 def size(sessions: int, slots: int) -> int:
     """Bytes of a whole board file."""
-    return slots_offset(sessions) + -(-slots * LINE // PAGE) * PAGE
+    return labels_offset(sessions, slots) + -(-sessions * LABEL // PAGE) * PAGE

@@ -9,11 +9,13 @@ from ipcsync._board.fence import fence
 from ipcsync._board.layout import (
     BROKEN,
     L_COMPLETED,
+    L_EXPIRED,
     L_INCARNATION,
     L_RECORDED,
     L_RECORDER,
     L_STATE,
     L_WATERMARK,
+    LABEL,
     LIVE,
     OPEN,
     S_HEARTBEAT,
@@ -28,14 +30,15 @@ from ipcsync._linux.futex import Futex
 
 
 class SessionLine:
-    """One session's words, `offset` bytes into a board whose `words` lie at `address`.
+    """One session's words, `offset` bytes into a board whose `words` lie at `address`; its name is `label` bytes in.
 
     `serial` is (count << 16) | line number, and never comes again.
     """
 
-    __slots__ = ("_address", "_first", "_words", "offset")
+    __slots__ = ("_address", "_first", "_label", "_words", "offset")
 
-    def __init__(self, words: memoryview, address: int, offset: int) -> None:
+    def __init__(self, words: memoryview, address: int, offset: int, label: int) -> None:
+        self._label = label // 8
         self.offset = offset
         self._first = offset // 8
         self._words = words
@@ -86,7 +89,12 @@ class SessionLine:
         """Where serial and owner lie in the board's words, for hot paths that look themselves."""
         return self._first + S_SERIAL, self._first + S_OWNER
 
-    def assign(self, serial: int, pid: int, started: int, namespace: int, now_ns: int) -> None:
+    @property
+    def label(self) -> str:
+        """What the session is called: its name (at most 64 bytes of it), else its public id."""
+        return self._words[self._label : self._label + LABEL // 8].tobytes().rstrip(b"\0").decode(errors="replace")
+
+    def assign(self, serial: int, pid: int, started: int, namespace: int, now_ns: int, label: str = "") -> None:
         """Give the line to a session (coordinator). The first heartbeat is the coordinator's word for it."""
         words, first = self._words, self._first
         words[first + S_SERIAL] = 0  # whoever asks for the last session's process meanwhile does not find this one's
@@ -97,6 +105,8 @@ class SessionLine:
         words[first + S_PID] = pid
         words[first + S_START] = started
         words[first + S_NAMESPACE] = namespace
+        for index, word in enumerate(_label_words(label), self._label):
+            words[index] = word
         words[first + S_SERIAL] = serial
         if fence:
             fence()
@@ -195,9 +205,15 @@ class SlotLine:
         """Keep what is complete, before the word itself is used to release waiters (coordinator)."""
         self._words[self._first + L_WATERMARK] = watermark
 
-    def break_at(self, watermark: int) -> None:
-        """End the use by the recorder's death: only what is up to `watermark` stays good (coordinator)."""
+    @property
+    def has_expired(self) -> bool:
+        """Once BROKEN: whether the recorder's session expired; else its process died."""
+        return bool(self._words[self._first + L_EXPIRED])
+
+    def break_at(self, watermark: int, *, has_expired: bool = False) -> None:
+        """End the use by the recorder's death or expiry: only what is up to `watermark` stays good (coordinator)."""
         self._words[self._first + L_WATERMARK] = watermark
+        self._words[self._first + L_EXPIRED] = has_expired
         self.finish(BROKEN)
 
     def finish(self, state: int) -> None:
@@ -212,6 +228,12 @@ class SlotLine:
     def wait_recorded(self, seen: int, timeout_ns: int) -> None:
         """Sleep while `recorded` still is `seen`, for at most `timeout_ns`."""
         self.futex.wait(seen & 0xFFFFFFFF, timeout_ns)
+
+
+def _label_words(label: str) -> tuple[int, ...]:
+    """The words in which a session's name stands, cut between two characters if it is too long."""
+    data = label.encode()[:LABEL].decode(errors="ignore").encode()
+    return struct.unpack(f"={LABEL // 8}Q", data.ljust(LABEL, b"\0"))
 
 
 def words(*values: int) -> memoryview:

@@ -11,14 +11,14 @@ from ipcsync._linux.robust import OWNER_DIED
 
 
 class Peer:
-    """The process behind one session serial.
+    """The process behind one session serial; `label` is the session's name or id, `pid` as the coordinator sees it.
 
     The session's line tells it: a thread holds a word there, which the kernel marks when the thread ends. While nobody
     holds it (before the session has started, or where the kernel has no robust futexes), the kernel is asked: in this
     pid namespace by (pid, start time), elsewhere by the lifeline, the lock that the process holds on its line.
     """
 
-    __slots__ = ("_board", "_line", "_owner_index", "_process", "_serial_index", "_words", "serial")
+    __slots__ = ("_board", "_line", "_owner_index", "_process", "_serial_index", "_words", "label", "pid", "serial")
 
     def __init__(self, board: Board, serial: int) -> None:
         self.serial = serial
@@ -27,6 +27,8 @@ class Peer:
         self._words = board.words
         self._serial_index, self._owner_index = self._line.indices
         self._process: Process | None = None
+        # Kept, since the line may be another session's when it is asked for; ("", 0) if it is already.
+        self.label, self.pid = board.who(serial)
 
     def is_alive(self) -> bool:
         """Whether the process still runs and still has its session's line. Costs about 0.2 µs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NoReturn
 
 from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureStatus
 
@@ -34,7 +34,6 @@ class Engine(SlotView, ABC):
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         super().__init__(board, guard, attachment)
-        self.depth = attachment.depth
         self.device_uuid = attachment.device
         self.ordinal = ordinal
         self._driver = context.driver()
@@ -137,7 +136,7 @@ class Engine(SlotView, ABC):
         if self._words[self._incarnation_index] != self.incarnation:
             self._raise_gone()
         if not self.is_recorder:
-            raise NotRecorder(f"this session did not open {self.name!r} with recorder=True")
+            self._raise_not_recorder()
         if has_waited := not self._record_lock.acquire(False):
             self._await_turn(timeout)
         try:
@@ -154,9 +153,19 @@ class Engine(SlotView, ABC):
         finally:
             self._record_lock.release()
 
+    def _raise_not_recorder(self, who: str = "this session") -> NoReturn:
+        recorder, pid = self._recorder()
+        other = f"the session {recorder!r} (pid {pid or '?'}) records on it" if recorder else "nobody has so far"
+        raise NotRecorder(
+            f"{who} did not open {self.label} with recorder=True; {other}",
+            event=self.name,
+            recorder=recorder,
+            pid=pid,
+        )
+
     def _await_turn(self, timeout: float | None) -> None:
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            self._raise_timeout(self._recorded + 1, timeout, "recorded: another thread's record waits for room")
+            self._raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
 
     def _record(self, handle: Any, timeout: float | None) -> int:
         code, status = self._driver.cuStreamIsCapturing(handle)
@@ -188,7 +197,7 @@ class Engine(SlotView, ABC):
 
     def _raise_no_record(self) -> None:
         self.check()  # an expired session says so rather than that its event is closed
-        raise EventClosed(f"the event {self.name!r} is {self.state}")
+        raise EventClosed(f"the event {self.label} is {self.state}", event=self.name)
 
     def wait(self, generation: int, stream: Any, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""

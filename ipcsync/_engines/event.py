@@ -66,7 +66,7 @@ class EventEngine(Engine):
         while oldest > self._completed:
             now = time.monotonic_ns()
             if now >= deadline:
-                self._raise_timeout(oldest, timeout, "complete, and the ring is full")
+                self._raise_full(oldest, timeout)
             self._wait_in_driver(oldest, min(deadline, now + SLICE_NS))
             self.guard.check_liveness()
             with self._lock:
@@ -127,7 +127,7 @@ class EventEngine(Engine):
 
     def _raise_if_ahead(self) -> None:
         raise EngineMismatch(
-            f"the event {self.name!r} uses the engine 'event': CUDA lets nothing wait for a record that was not made "
+            f"the event {self.label} uses the engine 'event': CUDA lets nothing wait for a record that was not made "
             "yet; open it with engine='timeline' to wait ahead"
         )
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol, TypeAlias
 
 from ipcsync._board import BROKEN, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
+
+Cause: TypeAlias = Literal["died", "expired", "closed"]
 
 SLICE_NS = 50_000_000
 FOREVER = 1 << 62
@@ -49,6 +51,7 @@ class SlotView:
         self.incarnation = attachment.incarnation
         self.base = attachment.base
         self.is_recorder = attachment.recorder
+        self.depth = attachment.depth
         self.board = board
         self.line: SlotLine = board.slot(attachment.slot)
         self.guard = guard
@@ -72,11 +75,16 @@ class SlotView:
         if self._words[self._incarnation_index] != self.incarnation:
             self._raise_gone()
 
+    @property
+    def label(self) -> str:
+        """What to call the event in a text."""
+        return repr(self.name) if self.name else f"an unnamed event (slot {self.slot})"
+
     def _raise_closed(self) -> NoReturn:
-        raise EventClosed(f"the event {self.name!r} was closed in this process")
+        raise EventClosed(f"the event {self.label} was closed in this process", event=self.name)
 
     def _raise_gone(self) -> NoReturn:
-        raise EventClosed(f"the event {self.name!r} is gone: its slot is used anew")
+        raise EventClosed(f"the event {self.label} is gone: its slot is used anew", event=self.name)
 
     def _raise_if_closed(self) -> None:
         """Raise EventClosed if this use was closed here.
@@ -149,10 +157,7 @@ class SlotView:
         serial = self._words[self._recorder_index]
         if not serial or self.is_recorder:
             return True
-        peer = self._peer
-        if peer is None or peer.serial != serial:
-            peer = self._peer = peer_of(self.board, serial)
-        return peer.is_alive()
+        return self._known(serial).is_alive()
 
     def _raise_if_finished(self, generation: int) -> None:
         """Raise RecorderLost if `generation`, not complete so far, never will count: broken, or closed before it."""
@@ -169,16 +174,63 @@ class SlotView:
     def _raise_lost(self, generation: int) -> NoReturn:
         # A dying process's work may still complete before the coordinator sees the death: that counts no more here.
         self._lost_from = min(self._lost_from, generation)
-        raise RecorderLost(
-            f"generation {generation} of {self.name!r} will never be complete: its recorder closed or died",
-            generation=generation,
-        )
+        raise self._loss_of(generation)
 
-    def _raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
-        raise WaitTimeout(
-            f"generation {generation} of {self.name!r} was not {what} within {timeout} s",
+    def _loss_of(self, generation: int) -> RecorderLost:
+        """The error that says who was lost, and how."""
+        session, pid = self._recorder()
+        cause = self._cause(generation)
+        self._raise_if_closed()  # now that the words were read
+        who = f"its recorder {session!r} (pid {pid or 'not known'})" if session else "its recorder"
+        how = {
+            "died": "died",
+            "expired": "was silent for longer than its lease's TTL, and its session expired",
+            "closed": "closed the event before it recorded that",
+        }[cause]
+        return RecorderLost(
+            f"generation {generation} of {self.label} will never be complete: {who} {how}; its data counts as never "
+            "written: have the work done again, on a new event",
             event=self.name,
             generation=generation,
+            session=session,
+            pid=pid,
+            cause=cause,
+        )
+
+    def _recorder(self) -> tuple[str, int]:
+        """(name or id, pid) of the session that records or recorded; ("", 0) if there is none or it is not known."""
+        serial = self._words[self._recorder_index]
+        if not serial:
+            return "", 0
+        peer = self._known(serial)
+        return peer.label, peer.pid
+
+    def _known(self, serial: int) -> Peer:
+        peer = self._peer
+        if peer is None or peer.serial != serial:
+            peer = self._peer = peer_of(self.board, serial)
+        return peer
+
+    def _cause(self, generation: int) -> Cause:
+        state = self._words[self._state_index]
+        if state == BROKEN:
+            return "expired" if self.line.has_expired else "died"
+        return "closed" if state != OPEN and generation > self.generation else "died"
+
+    def _raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
+        """`what` it was not within `timeout`: "recorded" or "complete"."""
+        text = f"generation {generation} of {self.label} was not {what} within {timeout} s"
+        if not self._words[self._recorder_index]:
+            text += ": nobody has opened the event as its recorder (recorder=True)"
+        raise WaitTimeout(text, event=self.name, generation=generation, timeout=timeout)
+
+    def _raise_full(self, oldest: int, timeout: float | None) -> NoReturn:
+        """The ring is full of records in flight, of which `oldest` was not complete within `timeout` seconds."""
+        raise WaitTimeout(
+            f"no room for a further record: all depth={self.depth} are in flight, and generation {oldest} of "
+            f"{self.label}, the oldest, was not complete within {timeout} s",
+            event=self.name,
+            generation=oldest,
             timeout=timeout,
         )
 

@@ -17,7 +17,7 @@ from zmq.backend import zmq_poll
 
 from ipcsync._wire import codec, endpoints
 from ipcsync._wire.messages import Failure, Message
-from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, WaitTimeout
+from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, SessionLost, WaitTimeout
 
 _RETRY_NS = 1_000_000_000
 _SLICE_NS = 50_000_000
@@ -120,7 +120,17 @@ class Connection:
             raise
         finally:
             self._lock.release()
-        return [_answer(reply, timeout) for reply in replies]
+        return [self._answer(reply, timeout) for reply in replies]
+
+    def _answer(self, reply: Message | None, timeout: float) -> Message | IpcSyncError:
+        if reply is None:
+            return WaitTimeout(f"the coordinator at {self.endpoint} did not answer within {timeout} s", timeout=timeout)
+        if not isinstance(reply, Failure):
+            return reply
+        error = codec.error_of(reply)
+        if isinstance(error, SessionLost):
+            error.endpoint = self.endpoint
+        return error
 
     def _exchange(
         self,
@@ -219,9 +229,3 @@ class Connection:
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None
-
-
-def _answer(reply: Message | None, timeout: float) -> Message | IpcSyncError:
-    if reply is None:
-        return WaitTimeout(f"the coordinator did not answer within {timeout} s", timeout=timeout)
-    return codec.error_of(reply) if isinstance(reply, Failure) else reply

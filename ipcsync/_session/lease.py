@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import select
@@ -39,7 +40,8 @@ class SessionLease:
         self._at_beat = at_beat
         self._ttl_ns = int(welcome.lease_ttl * 1e9)
         self._beat_s = welcome.heartbeat
-        self._problem: tuple[type[IpcSyncError], str] | None = None
+        self._problem: IpcSyncError | None = None
+        self._label, _ = board.who(welcome.serial)
         self._closed = False
         self._is_over = False
         self._coordinator, self._pidfd = self._watch_coordinator()
@@ -103,9 +105,9 @@ class SessionLease:
 
     def check_coordinator(self) -> None:
         """Raise CoordinatorLost if it died or stopped, whatever became of the lease."""
-        self.board.check()
+        self._check_board()
         if not self.coordinator_is_alive():
-            raise CoordinatorLost("the coordinator died")
+            raise self._coordinator_died()
 
     def say_goodbye(self) -> None:
         """The client is closed by its user: nothing of the lease is judged any more, only what was wrong before."""
@@ -123,30 +125,45 @@ class SessionLease:
         """A record had to wait for its ring."""
         self.full_rings += 1
 
-    def _lose(self, kind: type[IpcSyncError], why: str) -> None:
+    def _check_board(self) -> None:
+        try:
+            self.board.check()
+        except CoordinatorLost as error:
+            error.endpoint = self.endpoint
+            raise
+
+    def _coordinator_died(self) -> CoordinatorLost:
+        error = self.board.lost("died")
+        error.endpoint = self.endpoint
+        return error
+
+    def _lose(self, error: IpcSyncError) -> None:
         if self._problem is None:
-            self._problem = (kind, why)
+            self._problem = copy.copy(error)
 
     def _raise(self) -> None:
         assert self._problem is not None
-        kind, why = self._problem
-        raise ProtocolError(why, code="board") if kind is ProtocolError else kind(why)
+        raise copy.copy(self._problem)  # each with a traceback of its own
 
     def _diagnose(self) -> None:
         """Something about the lease is wrong: say what, for good."""
         if self._is_over:
             return
         try:
-            self.board.check()
+            self._check_board()
         except (CoordinatorLost, ProtocolError) as error:
-            self._lose(type(error), str(error))
+            self._lose(error)
             raise
         if not self.coordinator_is_alive():
-            self._lose(CoordinatorLost, "the coordinator died")
+            self._lose(self._coordinator_died())
         else:
             self._lose(
-                SessionExpired,
-                f"this process was silent for longer than its lease's {self._ttl_ns / 1e9:g} s; connect anew",
+                SessionExpired(
+                    f"this process (pid {os.getpid()}, session {self._label!r}) was silent for longer than its lease's "
+                    f"{self._ttl_ns / 1e9:g} s: it was stopped, or held the GIL; connect anew",
+                    endpoint=self.endpoint,
+                    session=self._label,
+                )
             )
         self._raise()
 
@@ -170,7 +187,7 @@ class SessionLease:
             try:
                 self._beat()
             except IpcSyncError as error:
-                self._lose(type(error), str(error))
+                self._lose(error)
             except Exception:
                 log.exception("the heartbeat of %s failed", self.endpoint)
 
@@ -186,7 +203,7 @@ class SessionLease:
             is_silent = now - self._last_ns > self._ttl_ns or self._standing != self._live
             if is_silent or (self._pidfd is None and not self.coordinator_is_alive()):
                 self._diagnose()
-            self.board.check()
+            self._check_board()
             self._last_ns = now
             self._good_until = now + self._ttl_ns
             self._line.heartbeat = now

@@ -94,7 +94,12 @@ class Session:
         """Raise ForkedProcessError, ClientClosed, or what the session was lost for."""
         fork.check()
         if self.is_closed:
-            raise ClientClosed("this client was closed")
+            who = f"the client {self.name!r}" if self.name else "this client"
+            raise ClientClosed(
+                f"{who} of {self.endpoint} was closed by this process; connect anew",
+                client=self.name,
+                endpoint=self.endpoint,
+            )
         self.lease.check()
 
     def check_liveness(self) -> None:
@@ -165,7 +170,11 @@ class Session:
         """
         self.check()
         if key.epoch != self.epoch:
-            raise CoordinatorLost("this point is of another coordinator, or of one that has restarted since")
+            raise CoordinatorLost(
+                f"this point is of another coordinator than the one at {self.endpoint}, or of one that has restarted "
+                "since",
+                endpoint=self.endpoint,
+            )
         where = (key.slot, key.incarnation)
         found = self.attachments.find(where)
         if found is not None:

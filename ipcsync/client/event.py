@@ -10,7 +10,7 @@ from ipcsync._native.device import Device
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync.client.point import Point
-from ipcsync.errors import EventClosed, NotRecorder
+from ipcsync.errors import EventClosed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -119,11 +119,11 @@ class SharedEvent:
     def _check(self) -> None:
         self._engine.check()
         if not self._is_open:
-            raise EventClosed(f"this object of the event {self.name!r} was closed")
+            raise EventClosed(f"this object of the event {self._engine.label} was closed", event=self.name)
 
     def _refuse_record(self) -> None:
         self._check()
-        raise NotRecorder(f"this object of {self.name!r} was not opened with recorder=True")
+        self._engine._raise_not_recorder("this object")
 
     def _point(self, generation: int) -> Point:
         return Point(self._attached, generation)

@@ -91,7 +91,9 @@ class Dispatcher:
             if final_reply is not None:
                 return final_reply
             self._strikes.strike(sender.routing)
-            raise SessionExpired("no such session here: it expired, was closed, or is of an earlier coordinator")
+            raise SessionExpired(
+                "no such session here: it expired, was closed, or is of an earlier coordinator; connect anew"
+            )
         self._strikes.clear(sender.routing)
         kept = entry.replies.get(request.id)
         if kept is not None:
@@ -99,7 +101,11 @@ class Dispatcher:
         if request.id <= entry.forgotten:
             raise ProtocolError(f"request {request.id} was answered long ago", code="forgotten")
         if entry.session.state != "live" and op not in ("close", "bye"):
-            raise SessionExpired(f"the session {entry.session.label!r} expired; connect anew")
+            raise SessionExpired(
+                f"the session {entry.session.who} expired: it was silent for longer than its lease's "
+                f"{entry.ttl_ns / 1e9:g} s; connect anew",
+                session=entry.session.label,
+            )
         if not entry.watch.is_confirmed:
             self._on_confirm(entry, sender)
         self._metrics.requests[op] += 1

@@ -116,12 +116,13 @@ class Effects:
         completed = line.completed
         # A released word says nothing; what was complete before it was released stands in the watermark already. And
         # what was not published was not recorded, though a GPU wrote its word.
-        line.break_at(line.watermark if completed == INT64_MAX else min(max(completed, slot.base), line.recorded))
+        watermark = line.watermark if completed == INT64_MAX else min(max(completed, slot.base), line.recorded)
+        recorder = slot.recorder
+        line.break_at(watermark, has_expired=recorder is not None and recorder.state == "expired")
         if slot.engine == "timeline":
             self.releaser.hold(slot.index, line)
         self._announce("broken", slot)
         self._quarantine(slot)
-        recorder = slot.recorder
         log.warning(
             "event broken",
             extra=fields(

@@ -97,7 +97,9 @@ class Handlers:
         entry.why_not_event = self._why_not_event(hello)
         # Without a start time the pid tells nobody anything: others then ask for the lifeline.
         pid = watch.pid if watch.started else 0
-        self._board.session(session.line).assign(session.serial, pid, watch.started, self._namespace, now_ns)
+        line = self._board.session(session.line)
+        line.assign(session.serial, pid, watch.started, self._namespace, now_ns, session.label)
+        session.pid = pid
         self._sessions.add(entry)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
         return self._welcome(entry)

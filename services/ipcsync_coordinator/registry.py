@@ -53,6 +53,7 @@ class Session:
     serial: int
     line: int
     name: str
+    pid: int = 0  # 0: not known
     state: SessionState = "live"
     attached: set[int] = field(default_factory=set)
     left: dict[int, int] = field(default_factory=dict)  # slot to the incarnation of it that this session let go of
@@ -62,6 +63,11 @@ class Session:
     def label(self) -> str:
         """What to call it before a user."""
         return self.name or self.id
+
+    @property
+    def who(self) -> str:
+        """The same with its process, for an error's text."""
+        return f"{self.label!r} (pid {self.pid})" if self.pid else repr(self.label)
 
 
 @dataclass(eq=False)
@@ -191,8 +197,13 @@ class Registry:
             raise EngineMismatch(f"the event {slot.name!r} uses the engine {slot.engine!r}, not {engine!r}")
         if recorder and slot.recorder not in (None, session):
             assert slot.recorder is not None
+            taken = slot.recorder
             raise RecorderTaken(
-                f"the session {slot.recorder.label!r} records on {slot.name!r}", recorder=slot.recorder.label
+                f"the session {taken.who} records on {slot.name!r}, and an event has one recorder for its whole life: "
+                "give each producer a name of its own, or wait until that one has closed it",
+                event=slot.name,
+                recorder=taken.label,
+                pid=taken.pid,
             )
         self._attach(session, slot)
         if recorder and slot.recorder is None:

@@ -255,6 +255,9 @@ def _engine(rig: Rig) -> Any:
         def is_closed(self, value: bool) -> None:
             self._is_closed = value
 
+        def _loss_of(self, generation: int) -> RecorderLost:
+            return RecorderLost(generation=generation)  # which says who it was, and takes no step of the protocol
+
         @property
         def _is_orphaned(self) -> bool:
             rig.log.append("coordinator?")

@@ -331,7 +331,7 @@ def test_nor_does_it_keep_a_client_that_has_expired_from_its_close(
     driver = used._driver
     event.record(ipcsync.Stream())
     used._driver = _Broken(driver)  # type: ignore[assignment]
-    client._session.lease._lose(ipcsync.SessionExpired, "it was silent for too long")
+    client._session.lease._lose(ipcsync.SessionExpired("it was silent for too long"))
     client.close()
     used._driver = driver
     _assert_all_free(observer)

@@ -30,11 +30,12 @@ from tests.unit.conftest import EPOCH, SESSIONS, SLOTS
 
 def test_the_layout_is_the_one_that_other_versions_read() -> None:
     """Whoever changes one of these changes layout.VERSION."""
-    assert layout.VERSION == 3
-    assert (layout.LINE, layout.HEADER) == (128, 4096)
+    assert layout.VERSION == 4
+    assert (layout.LINE, layout.HEADER, layout.LABEL) == (128, 4096, 64)
     assert layout.MAGIC.to_bytes(8, "little") == b"PIBOARD1"
     assert (layout.slots_offset(1), layout.slots_offset(32), layout.slots_offset(33)) == (8192, 8192, 12288)
-    assert (layout.size(32, 32), layout.size(33, 1)) == (12288, 16384)
+    assert (layout.labels_offset(32, 32), layout.labels_offset(33, 1)) == (12288, 16384)
+    assert (layout.size(32, 32), layout.size(65, 1)) == (16384, 28672)
 
 
 _OTHERS_WORDS = (layout.S_HEARTBEAT, layout.S_OWNER, layout.L_RECORDED, layout.L_COMPLETED)
@@ -46,7 +47,8 @@ def test_no_two_lines_overlap_and_none_crosses_a_page(board: Board) -> None:
     assert starts[0] == layout.HEADER
     assert all(start % layout.LINE == 0 for start in starts)
     assert all(next_ - start >= layout.LINE for start, next_ in pairwise(starts))
-    assert starts[-1] + layout.LINE <= layout.size(SESSIONS, SLOTS)
+    assert starts[-1] + layout.LINE <= layout.labels_offset(SESSIONS, SLOTS)
+    assert layout.labels_offset(SESSIONS, SLOTS) + SESSIONS * layout.LABEL <= layout.size(SESSIONS, SLOTS)
     # The pages of the slots are registered with CUDA; whoever registers one registers no session's line.
     assert board.page_of_slots % layout.PAGE == 0
     assert starts[SESSIONS - 1] + layout.LINE <= board.page_of_slots - board.address == starts[SESSIONS]
@@ -54,7 +56,7 @@ def test_no_two_lines_overlap_and_none_crosses_a_page(board: Board) -> None:
 
 def test_what_the_coordinator_and_the_others_write_share_no_cache_line() -> None:
     coordinators = [layout.S_STATE, layout.S_SERIAL, layout.S_PID, layout.S_START, layout.S_NAMESPACE]
-    coordinators += [layout.L_INCARNATION, layout.L_STATE, layout.L_RECORDER, layout.L_WATERMARK]
+    coordinators += [layout.L_INCARNATION, layout.L_STATE, layout.L_RECORDER, layout.L_WATERMARK, layout.L_EXPIRED]
     assert all(word * 8 < 64 for word in coordinators)
     assert all(64 <= word * 8 < layout.LINE for word in _OTHERS_WORDS)
 
@@ -88,6 +90,28 @@ def test_every_process_sees_the_words(board: Board) -> None:
     assert board.session(1).heartbeat == 15
     assert (other.epoch, other.sessions, other.slots) == (EPOCH, SESSIONS, SLOTS)
     assert other.coordinator == (os.getpid(), start_time(os.getpid()), pid_namespace())
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("decode-3", "decode-3"),
+        ("", ""),
+        ("x" * 64, "x" * 64),
+        ("x" * 65, "x" * 64),
+        ("é" * 40, "é" * 32),
+        ("x" + "é" * 40, "x" + "é" * 31),  # cut between two characters, not inside of one
+    ],
+)
+def test_a_session_is_called_by_its_name_until_its_line_is_anothers(board: Board, label: str, shown: str) -> None:
+    line, other = board.session(SESSIONS - 1), Board.open(board.path)
+    serial = 0x7_0000 | SESSIONS - 1
+    line.assign(serial, 11, 12, 13, 14, "the one before, with a longer name")
+    line.assign(serial, 11, 12, 13, 14, label)
+    assert (line.label, other.who(serial)) == (shown, (shown, 11))
+    line.assign(serial + (1 << 16), 21, 12, 13, 14, "another")
+    assert (other.who(serial), other.who(serial + (1 << 16))) == (("", 0), ("another", 21))
     other.close()
 
 

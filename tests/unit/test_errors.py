@@ -21,8 +21,9 @@ _TREE = {
     "ForkedProcessError": ("IpcSyncError",),
     "StreamCapturing": ("IpcSyncError",),
     "ConnectError": ("IpcSyncError",),
-    "CoordinatorLost": ("IpcSyncError",),
-    "SessionExpired": ("IpcSyncError",),
+    "SessionLost": ("IpcSyncError",),
+    "CoordinatorLost": ("SessionLost",),
+    "SessionExpired": ("SessionLost",),
     "ClientClosed": ("IpcSyncError",),
     "EventClosed": ("IpcSyncError",),
     "RecorderLost": ("IpcSyncError",),
@@ -38,8 +39,21 @@ _ATTRIBUTES: dict[str, dict[str, object]] = {
     "DriverError": {"code": 600, "name": "CUDA_ERROR_NOT_READY", "call": "cuEventQuery"},
     "HandleError": {"code": 201, "name": "CUDA_ERROR_INVALID_CONTEXT", "call": "cuIpcOpenEventHandle"},
     "ConnectError": {"endpoint": "ipc:///x"},
-    "RecorderLost": {"generation": 7},
-    "RecorderTaken": {"recorder": "somebody"},
+    "SessionLost": {"endpoint": "ipc:///x"},
+    "CoordinatorLost": {"endpoint": "ipc:///x", "pid": 17, "cause": "died"},
+    "SessionExpired": {"endpoint": "ipc:///x", "session": "decode"},
+    "ClientClosed": {"client": "decode", "endpoint": "ipc:///x"},
+    "EventClosed": {"event": "e"},
+    "RecorderLost": {
+        "event": "e",
+        "generation": 7,
+        "session": "prefill",
+        "pid": 4711,
+        "cause": "died",
+        "over": True,
+    },
+    "NotRecorder": {"event": "e", "recorder": "somebody", "pid": 4711},
+    "RecorderTaken": {"event": "e", "recorder": "somebody", "pid": 4711},
     "QuotaExceeded": {"limit": 2048},
     "ProtocolError": {"code": "malformed"},
     "WaitTimeout": {"event": "e", "generation": 3, "timeout": 0.5},
@@ -91,6 +105,9 @@ def test_every_error_pickles_with_its_attributes(name: str, protocol: int) -> No
 def test_what_is_caught_as_what() -> None:
     assert issubclass(errors.WaitTimeout, TimeoutError)
     assert issubclass(errors.InvalidDevice, ValueError)
+    assert issubclass(errors.WaitTimeout, OSError)  # which errors.md says where it bites
+    for kind in (errors.CoordinatorLost, errors.SessionExpired):
+        assert issubclass(kind, errors.SessionLost)
     assert issubclass(errors.IpcSyncError, RuntimeError)
     assert not issubclass(errors.IpcSyncError, (ValueError, OSError))
     with pytest.raises(errors.NotRecorder):

@@ -94,7 +94,7 @@ class Runner:
             try:
                 await self.over(event._attached, Pending(engine, oldest, left))
             except WaitTimeout:
-                engine._raise_timeout(oldest, timeout, "complete, and the ring is full")
+                engine._raise_full(oldest, timeout)
 
     async def wait(self, point: Point, stream: Stream, owner: Any, timeout: float | None, *, ahead: bool) -> None:
         """Queue the wait as soon as the record is made."""

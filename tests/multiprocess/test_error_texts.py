@@ -1,0 +1,208 @@
+"""What an error says: who, what happened, and what to do."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.faults import actions, scenes
+from tests.faults.scenes import until, until_lost
+from tests.peer import Peer
+
+TTL_S = 0.5
+
+
+@pytest.fixture(params=scenes.ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return str(request.param)
+
+
+def _loss(point: ipcsync.Point) -> ipcsync.RecorderLost:
+    """What the point raises, as it comes out of a pickle."""
+    with pytest.raises(ipcsync.RecorderLost) as caught:
+        point.synchronize(10)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(error, ipcsync.RecorderLost)
+    assert (error.event, error.generation, error.over) == ("e", point.generation, None)
+    return error
+
+
+# --- RecorderLost -----------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_recorder_is_named_with_its_process(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
+    event = client.event("e")
+    peer.kill()
+    error = _loss(event.at(1))
+    assert (error.cause, error.pid) == ("died", peer.pid)
+    assert f"its recorder {error.session!r} (pid {peer.pid}) died" in str(error)
+    until_lost(client, "pidfd")
+    again = _loss(event.at(1))  # now by the coordinator's word
+    assert vars(again) == vars(error)
+
+
+def test_a_recorder_that_expired_is_told_from_one_that_died(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", engine, TTL_S)
+    event = client.event("e")
+    scenes.stop(peer.pid)
+    until_lost(client, "ttl")
+    error = _loss(event.at(1))
+    assert (error.cause, error.pid) == ("expired", peer.pid)
+    assert "silent for longer than its lease's TTL" in str(error)
+    peer.kill()
+    until(lambda: all(row.state != "open" for row in client.list_events()), "the end of its session")
+    assert _loss(event.at(1)).cause == "expired", "that it died later was not what lost the event"
+
+
+def test_a_recorder_that_closed_is_told_from_one_that_died(
+    new_client: Callable[..., ipcsync.Client], engine: str
+) -> None:
+    waiter, recorder = new_client("waiter"), new_client("prefill")
+    event = waiter.event("e", engine=engine)
+    ours = recorder.event("e", recorder=True)
+    ours.record(ipcsync.Stream())
+    ours.close()
+    event.at(1).synchronize(10)
+    error = _loss(event.at(2))
+    assert (error.cause, error.session, error.pid) == ("closed", "prefill", os.getpid())
+    assert "its recorder 'prefill'" in str(error)
+    assert "closed the event" in str(error)
+
+
+def test_a_recorder_without_a_name_is_called_by_its_id(coordinator: ipcsync.Coordinator, engine: str) -> None:
+    with ipcsync.connect(coordinator.endpoint) as waiter, ipcsync.connect(coordinator.endpoint) as recorder:
+        event = waiter.event("e", engine=engine)
+        recorder.event("e", recorder=True).close()
+        assert _loss(event.at(1)).session == recorder.session_id
+
+
+def test_a_recorder_is_still_named_when_others_have_connected_since(
+    new_coordinator: Callable[..., ipcsync.Coordinator], peer: Peer, engine: str
+) -> None:
+    """Its line on the board is another session's by then."""
+    coordinator = new_coordinator(max_sessions=3)
+    with ipcsync.connect(coordinator.endpoint) as waiter:
+        peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
+        event = waiter.event("e")
+        with pytest.raises(ipcsync.WaitTimeout):
+            event.at(1).synchronize(0.1)
+        peer.kill()
+        until_lost(waiter, "pidfd")
+        lines = set()
+        for _ in range(3):
+            with ipcsync.connect(coordinator.endpoint) as other:
+                lines.add(other._session.lease.welcome.line)
+        assert len(lines) == 2, "all of the others' lines"
+        assert (_loss(event.at(1)).pid, _loss(event.at(1)).cause) == (peer.pid, "died")
+
+
+# --- the session ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "cause"), [(signal.SIGTERM, "stopped"), (signal.SIGKILL, "died")])
+def test_a_lost_coordinator_is_named(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, number: signal.Signals, cause: str
+) -> None:
+    pid = coordinator.pid
+    if number == signal.SIGKILL:
+        scenes.kill(coordinator, client)
+    else:
+        os.kill(pid, number)
+    until(lambda: not client.is_connected or not coordinator.is_running, "its end")
+    for use in (client.stats, client.list_events):
+        with pytest.raises(ipcsync.SessionLost) as caught:
+            use()
+        error = caught.value
+        assert isinstance(error, ipcsync.CoordinatorLost)
+        assert (error.endpoint, error.pid, error.cause) == (coordinator.endpoint, pid, cause)
+        assert f"(pid {pid}) has {cause}" in str(error)
+        assert "connect anew" in str(error)
+
+
+def _what_an_expired_session_says() -> tuple[str, str, str]:
+    with pytest.raises(ipcsync.SessionLost) as caught:
+        actions.client().stats()
+    error = caught.value
+    assert isinstance(error, ipcsync.SessionExpired)
+    return error.endpoint, error.session, str(error)
+
+
+def test_an_expired_session_is_named(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", "event", TTL_S)
+    name = next(row.name or row.id for row in client.list_sessions() if row.pid == peer.pid)
+    scenes.stop(peer.pid)
+    until_lost(client, "ttl")
+    scenes.resume(peer.pid)
+    endpoint, session, text = peer.call(_what_an_expired_session_says)
+    assert (endpoint, session) == (coordinator.endpoint, name)
+    assert f"pid {peer.pid}" in text
+    assert "0.5 s" in text
+
+
+def test_a_closed_client_is_named(coordinator: ipcsync.Coordinator) -> None:
+    client = ipcsync.connect(coordinator.endpoint, name="decode")
+    client.close()
+    with pytest.raises(ipcsync.ClientClosed, match=r"'decode'.*connect anew") as caught:
+        client.stats()
+    assert (caught.value.client, caught.value.endpoint) == ("decode", coordinator.endpoint)
+
+
+# --- the recorder's role ----------------------------------------------------------------------------------------------
+
+
+def test_who_records_is_named_to_those_who_may_not(new_client: Callable[..., ipcsync.Client]) -> None:
+    recorder, other = new_client("prefill"), new_client("decode")
+    event = other.event("e")
+    with pytest.raises(ipcsync.NotRecorder, match="recorder=True") as refused:
+        event.record()
+    assert (refused.value.event, refused.value.recorder, refused.value.pid) == ("e", "", 0)
+    recorder.event("e", recorder=True)
+    for use in (event.record, lambda: other.event("e", recorder=True)):
+        with pytest.raises(ipcsync.NotRecorder, match=rf"'prefill' \(pid {os.getpid()}\)") as refused:
+            use()
+        assert (refused.value.event, refused.value.recorder, refused.value.pid) == ("e", "prefill", os.getpid())
+
+
+# --- timeouts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_wait_for_an_event_that_nobody_records_on_says_so(client: ipcsync.Client, engine: str) -> None:
+    event = client.event("e", engine=engine)
+    with pytest.raises(ipcsync.WaitTimeout, match=r"nobody has opened the event as its recorder \(recorder=True\)"):
+        event.at(1).synchronize(0.01)
+    client.event("e", recorder=True)
+    with pytest.raises(ipcsync.WaitTimeout) as late:
+        event.at(1).synchronize(0.01)
+    assert str(late.value) == "generation 1 of 'e' was not recorded within 0.01 s"
+
+
+def test_a_full_ring_says_what_it_waits_for(client: ipcsync.Client) -> None:
+    event = client.event("e", recorder=True, engine="event", depth=2)
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        for _ in range(2):
+            event.record(stream)
+        with pytest.raises(
+            ipcsync.WaitTimeout, match=r"all depth=2 are in flight, and generation 1 of 'e', the oldest"
+        ):
+            event.record(stream, timeout=0.01)
+
+
+def test_an_unnamed_event_has_something_to_be_called(client: ipcsync.Client) -> None:
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        point = client.record(stream)
+        with pytest.raises(ipcsync.WaitTimeout, match=r"of an unnamed event \(slot \d+\) was not complete"):
+            point.synchronize(0.01)
