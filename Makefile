@@ -4,6 +4,7 @@
 # make test-oldest   the suite with the oldest version of each library that pyproject.toml allows
 # make lint   ruff and mypy --strict
 # make docs   the API reference and the pages, in site/
+# make dist   sdist and wheel in dist/, checked, installed outside of the checkout, tried (DIST_TESTS="tests" for all)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -83,10 +84,18 @@ lint: install
 	$(BIN)/mypy
 
 docs: install
-	$(BIN)/python -m pip install --quiet --group docs
 	$(BIN)/mkdocs build --strict
+
+DIST_TESTS ?= tests/unit tests/contract tests/multiprocess/test_shared_event.py
+dist: install
+	$(BIN)/python -m pip install --quiet --group dist
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	$(BIN)/python -m tests.packaging.installed dist -- $(DIST_TESTS)
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: install demo test test-host test-host-async test-cuda test-simcuda test-gpu test-oldest soak lint docs clean
+.PHONY: install demo test test-host test-host-async test-cuda test-simcuda test-gpu test-oldest soak lint docs dist clean

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ipcsync._native.event import *
     from ipcsync._native.stream import *
     from ipcsync.client import *
+    from ipcsync.client.aio.client import *
+
+    __version__: str
 
 _HOME = {
     name: module
@@ -48,6 +51,10 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # a type checker reads the star imports above
 
     def __getattr__(name):
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version(__name__)
         home = _HOME.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,11 @@ def run(script: str) -> None:
 def test_the_names_are_these() -> None:
     assert sorted(ipcsync.__all__) == sorted([*NATIVE, *SERVICE, *ipcsync.errors.__all__])
     assert set(ipcsync.__all__) <= set(dir(ipcsync))
+
+
+def test_the_version_is_the_projects() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'\nversion = "{ipcsync.__version__}"\n' in text
 
 
 def test_every_error_is_there_without_loading_anything() -> None:
