@@ -37,21 +37,24 @@ opens = st.builds(
     messages.Open, name=names, recorder=st.booleans(), device=st.sampled_from(["", "no"]), default_device=st.just(""),
     engine=_engines, depth=st.integers(1, 5),
 )  # fmt: skip
-bodies: st.SearchStrategy[messages.Message] = st.one_of(
-    hellos,
-    opens,
-    st.builds(messages.Ready),
-    st.builds(messages.Attach, slot=counts, incarnation=counts),
-    st.builds(messages.Close, slot=counts, incarnation=counts, let_go=st.booleans(), drained=st.booleans()),
-    st.builds(messages.OpenStream, name=names, device=_texts, priority=st.integers(-1024, 1024)),
-    st.builds(messages.ListEvents, prefix=names),
-    st.builds(messages.ListSessions),
-    st.builds(messages.ListAttachments, prefix=names, limit=st.integers(0, 100_000)),
-    st.builds(messages.Stats),
-    st.builds(messages.Snapshot, prefix=names, is_resync=st.booleans()),
-    st.builds(messages.Probe, device=st.sampled_from(["", "no"])),
-    st.builds(messages.Bye, let_go=st.booleans()),
-)
+bodies_of: dict[type[messages.Message], st.SearchStrategy[messages.Message]] = {
+    messages.Hello: hellos,
+    messages.Open: opens,
+    messages.Ready: st.builds(messages.Ready),
+    messages.Attach: st.builds(messages.Attach, slot=counts, incarnation=counts),
+    messages.Close: st.builds(
+        messages.Close, slot=counts, incarnation=counts, let_go=st.booleans(), drained=st.booleans()
+    ),
+    messages.OpenStream: st.builds(messages.OpenStream, name=names, device=_texts, priority=st.integers(-1024, 1024)),
+    messages.ListEvents: st.builds(messages.ListEvents, prefix=names),
+    messages.ListSessions: st.builds(messages.ListSessions),
+    messages.ListAttachments: st.builds(messages.ListAttachments, prefix=names, limit=st.integers(0, 100_000)),
+    messages.Stats: st.builds(messages.Stats),
+    messages.Snapshot: st.builds(messages.Snapshot, prefix=names, is_resync=st.booleans()),
+    messages.Probe: st.builds(messages.Probe, device=st.sampled_from(["", "no"])),
+    messages.Bye: st.builds(messages.Bye, let_go=st.booleans()),
+}
+bodies = st.one_of(*bodies_of.values())
 ids = st.integers(1, 40) | st.integers(1, (1 << 63) - 1)
 values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.binary(max_size=40) | names,

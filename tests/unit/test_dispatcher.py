@@ -165,6 +165,11 @@ def _assert_bounded(world: World) -> None:
     assert set(world.metrics.requests) <= set(messages.REQUESTS)
 
 
+def test_every_request_has_a_handler_and_is_among_the_frames_that_are_tried(world: World) -> None:
+    assert {*world.handlers.table, "hello"} == set(messages.REQUESTS)  # hello has no session yet
+    assert set(frames.bodies_of) == set(messages.REQUESTS.values())
+
+
 def test_a_request_past_its_deadline_is_dropped_and_counted(world: World) -> None:
     token = world.hello().token
     before = world.metrics.refusals["late"]

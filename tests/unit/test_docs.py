@@ -23,7 +23,8 @@ from ipcsync_demo.__main__ import main as demo_command
 from ipcsync_observer.__main__ import main as observer_command
 
 _ROOT = Path(__file__).parents[2]
-_PAGES = [_ROOT / "README.md", _ROOT / "SECURITY.md", *sorted((_ROOT / "docs").glob("*.md"))]
+_TOP = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+_PAGES = [*(_ROOT / name for name in _TOP), *sorted((_ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -35,7 +36,7 @@ _BY_EXEC = {  # these parse what comes after the name
 }
 _DEADLINE_S = 60.0
 
-pages = pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
+pages = pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
 
 
 def _blocks(page: Path, language: str) -> list[str]:
@@ -83,6 +84,8 @@ def _why_not(words: list[str]) -> str | None:
         return None
     name, *rest = words
     with click.Context(cli.main) as context:
+        if words in [[option] for parameter in cli.main.get_params(context) for option in parameter.opts]:
+            return None
         command = _BY_EXEC.get(name) or cli.main.get_command(context, name)
         if command is None:
             return "there is no such command"
@@ -173,7 +176,7 @@ def _output(process: subprocess.Popen[str]) -> str:
 def test_the_readmes_programs_run_in_either_order(
     client: ipcsync.Client, start: Callable[[str], subprocess.Popen[str]], first: str
 ) -> None:
-    producer, consumer = _blocks(_ROOT / "README.md", "python")
+    _calls, producer, consumer = _blocks(_ROOT / "README.md", "python")
     notices = client.watch("kv/", timeout=_DEADLINE_S)
     processes = {first: start(producer if first == "producer" else consumer)}
     opened: set[str] = set()
@@ -187,9 +190,18 @@ def test_the_readmes_programs_run_in_either_order(
     assert _output(processes["consumer"]) == "read\n"
 
 
-def test_the_first_pages_program_runs(start: Callable[[str], subprocess.Popen[str]]) -> None:
-    (program,) = _blocks(_ROOT / "docs" / "index.md", "python")
-    _output(start(program))
+_PROGRAMS = {
+    "index.md": [""],
+    "getting-started.md": ["written, read\n", "weights 1 open\n"],
+    "async.md": ["generation 1\n"],
+}
+
+
+@pytest.mark.parametrize("page", _PROGRAMS)
+def test_the_programs_of_a_page_run(start: Callable[[str], subprocess.Popen[str]], page: str) -> None:
+    outputs = [_output(start(program)) for program in _blocks(_ROOT / "docs" / page, "python")]
+    printed = ["".join(line for line in output.splitlines(True) if not line.startswith("time=")) for output in outputs]
+    assert printed == _PROGRAMS[page]  # beside what their coordinators log
 
 
 def test_the_plugins_examples_pass(tmp_path: Path) -> None:
