@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-VERSION = 1
+VERSION = 2
 
 Name = Annotated[str, Meta(max_length=255)]
 Token = Annotated[bytes, Meta(min_length=16, max_length=16)]

@@ -23,6 +23,7 @@ import zmq
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
+from ipcsync._wire.messages import VERSION
 from ipcsync_bench.peers import Echo
 from ipcsync_coordinator import decode
 from tests.faults.raw import DEADLINE_S, Raw, request, resident_kib, unix_socket
@@ -65,10 +66,10 @@ def _unknown(chance: random.Random) -> list[bytes]:
     choices = [
         request(chance.choice(("shutdown", 7, None, "open", "x" * 1000))),
         request("open", {"name": "a", "colour": 1}),
-        request(version=chance.randrange(2, 1 << 32)),
+        request(version=chance.randrange(VERSION + 1, 1 << 32)),
         request("sessions", token=chance.randbytes(16)),
         request("open", {"name": "../" * 10}, token=chance.randbytes(16)),
-        msgpack.packb([1] * chance.randrange(20)),
+        msgpack.packb([VERSION] * chance.randrange(20)),
     ]
     return [chance.choice(choices)]
 

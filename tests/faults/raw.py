@@ -18,7 +18,7 @@ import zmq
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._wire import codec, endpoints, messages
-from ipcsync._wire.messages import Message
+from ipcsync._wire.messages import VERSION, Message
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -93,7 +93,7 @@ class Raw:
 
 def request(op: Any = "sessions", body: Any = None, **parts: Any) -> bytes:
     """A frame put together by hand; `parts` are version, id, token, deadline."""
-    fields = {"version": 1, "id": 7, "token": b"", "deadline": 0, **parts}
+    fields = {"version": VERSION, "id": 7, "token": b"", "deadline": 0, **parts}
     head = [fields["version"], fields["id"], op, fields["token"], fields["deadline"]]
     return bytes(msgpack.packb([*head, {} if body is None else body]))
 

@@ -13,6 +13,7 @@ import zmq
 
 import ipcsync
 from ipcsync._wire import codec, endpoints, messages
+from ipcsync._wire.messages import VERSION
 from ipcsync_coordinator import decode
 from tests.faults import flood
 from tests.faults.raw import Raw, await_end, failure_in, request, resident_kib, unix_socket, until
@@ -73,7 +74,7 @@ def test_row_25_a_message_of_10000_frames_is_refused_and_counted(
 # --- row 26 -----------------------------------------------------------------------------------------------------------
 
 _GOOD = request("events", {"prefix": "abc"})
-_HEAD = b"\x96\x01\x07"  # an array of six: version 1, id 7, …
+_HEAD = bytes([0x96, VERSION, 7])  # an array of six: version, id, …
 _MALFORMED = {
     "empty": b"",
     "truncated": _GOOD[:-1],
@@ -199,17 +200,17 @@ _UNKNOWN = {
     "unknown operation": (request("shutdown"), "unknown_op"),
     "operation of another type": (request(5), "unknown_op"),
     "unknown field": (request("events", {"prefix": "", "all": True}), "invalid"),
-    "version 2": (request(version=2), "version"),
-    "version as a float": (request(version=1.0), "malformed"),
-    "no version": (msgpack.packb(["1"]), "malformed"),
+    "another version": (request(version=VERSION + 1), "version"),
+    "version as a float": (request(version=float(VERSION)), "malformed"),
+    "no version": (msgpack.packb([str(VERSION)]), "malformed"),
     "id as text": (request(id="7"), "malformed"),
     "id 0": (request(id=0), "malformed"),
     "id below 0": (request(id=-1), "malformed"),
     "id over 63 bits": (request(id=1 << 63), "malformed"),
     "deadline as a float": (request(deadline=1.5), "malformed"),
     "token as text": (request(token="t" * 16), "malformed"),
-    "five parts": (msgpack.packb([1, 7, "sessions", b"", 0]), "malformed"),
-    "seven parts": (msgpack.packb([1, 7, "sessions", b"", 0, {}, {}]), "malformed"),
+    "five parts": (msgpack.packb([VERSION, 7, "sessions", b"", 0]), "malformed"),
+    "seven parts": (msgpack.packb([VERSION, 7, "sessions", b"", 0, {}, {}]), "malformed"),
     "body as an array": (request("events", [""]), "invalid"),
     "prefix as a number": (request("events", {"prefix": 5}), "invalid"),
     "missing field": (request("attach", {"slot": 1}), "invalid"),

@@ -12,6 +12,7 @@ from hypothesis import given
 
 from ipcsync import errors
 from ipcsync._wire import codec, messages
+from ipcsync._wire.messages import VERSION
 from ipcsync.errors import IpcSyncError, ProtocolError
 from tests.unit import frames
 
@@ -48,7 +49,8 @@ def test_replies_and_announcements_are_read_as_they_were_sent(count: int) -> Non
     assert codec.decode_announcement(codec.encode_announcement(announcement)) == announcement
 
 
-_REPLY = b"\x94\x01\x01\xa4done"
+_HEAD = bytes([0x94, VERSION, 1])  # an array of four: version, id, …
+_REPLY = _HEAD + b"\xa4done"
 
 
 @pytest.mark.parametrize("depth", [200, 1000, 5000, 100_000])
@@ -63,7 +65,7 @@ def test_a_deep_reply_is_a_protocol_error(head: bytes, depth: int) -> None:
 def test_a_reply_that_claims_to_be_huge_builds_nothing(bomb: bytes) -> None:
     tracemalloc.start()
     try:
-        for frame in (bomb, _REPLY + bomb, b"\x94\x01\x01\xa6events\x81\xa6events" + bomb):
+        for frame in (bomb, _REPLY + bomb, _HEAD + b"\xa6events\x81\xa6events" + bomb):
             with pytest.raises(ProtocolError):
                 codec.decode_reply(frame)
         _, peak = tracemalloc.get_traced_memory()
@@ -75,19 +77,19 @@ def test_a_reply_that_claims_to_be_huge_builds_nothing(bomb: bytes) -> None:
 @pytest.mark.parametrize(
     ("frame", "code"),
     [
-        (msgpack.packb([2, 1, "done", {}]), "version"),
-        (msgpack.packb([2, "more", "parts", {}, 5]), "version"),
-        (msgpack.packb({"version": 2}), "version"),
+        (msgpack.packb([VERSION + 1, 1, "done", {}]), "version"),
+        (msgpack.packb([VERSION + 1, "more", "parts", {}, 5]), "version"),
+        (msgpack.packb({"version": VERSION + 1}), "version"),
         (b"", "version"),
-        (msgpack.packb([1, "1", "done", {}]), "malformed"),
-        (msgpack.packb([1, True, "done", {}]), "malformed"),
-        (msgpack.packb([1, 1, "done"]), "malformed"),
-        (msgpack.packb([1, 1, "nothing", {}]), "malformed"),
-        (msgpack.packb([1, 1, "done", {}]) + b"\x00", "malformed"),
-        (msgpack.packb([1, 1, "done", {"more": 1}]), "invalid"),
-        (msgpack.packb([1, 1, "done", []]), "invalid"),
-        (b"\x94\x01\x01\xa5stats\x81\xa5stats\x81\xa1a\x81\x80\x01", "invalid"),  # a map as a map's key
-        (msgpack.packb([1, 1, "stream", {"name": "s", "device": "d", "priority": "high"}]), "invalid"),
+        (msgpack.packb([VERSION, "1", "done", {}]), "malformed"),
+        (msgpack.packb([VERSION, True, "done", {}]), "malformed"),
+        (msgpack.packb([VERSION, 1, "done"]), "malformed"),
+        (msgpack.packb([VERSION, 1, "nothing", {}]), "malformed"),
+        (msgpack.packb([VERSION, 1, "done", {}]) + b"\x00", "malformed"),
+        (msgpack.packb([VERSION, 1, "done", {"more": 1}]), "invalid"),
+        (msgpack.packb([VERSION, 1, "done", []]), "invalid"),
+        (_HEAD + b"\xa5stats\x81\xa5stats\x81\xa1a\x81\x80\x01", "invalid"),  # a map as a map's key
+        (msgpack.packb([VERSION, 1, "stream", {"name": "s", "device": "d", "priority": "high"}]), "invalid"),
     ],
 )
 def test_what_is_wrong_with_a_reply_is_told(frame: bytes, code: str) -> None:

@@ -12,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipcsync._wire import codec, messages
+from ipcsync._wire.messages import VERSION
 from ipcsync.errors import ProtocolError
 from ipcsync_coordinator import decode
 from tests.unit import frames
+
+_HEAD = bytes([0x96, VERSION, 1])  # an array of six: version, id, …
 
 
 def _has_nan(body: messages.Message) -> bool:
@@ -60,7 +63,7 @@ def test_nesting_of_exactly_the_limit_is_read_and_one_more_is_not() -> None:
         value: object = 0
         for _ in range(depth - 2):
             value = [value]
-        return bytes(msgpack.packb([1, 1, "sessions", b"", 0, {"a": value}]))
+        return bytes(msgpack.packb([VERSION, 1, "sessions", b"", 0, {"a": value}]))
 
     for depth, code in ((3, "invalid"), (4, "too_deep")):
         with pytest.raises(ProtocolError) as caught:
@@ -69,11 +72,9 @@ def test_nesting_of_exactly_the_limit_is_read_and_one_more_is_not() -> None:
 
 
 @pytest.mark.parametrize("depth", [200, 500, 1000, 1023, 1024, 5000])
-@pytest.mark.parametrize(
-    "head", [b"", b"\x96\x01\x01", b"\x96\x01\x01\xa8sessions\xc4\x00\x00"], ids=["all", "op", "body"]
-)
+@pytest.mark.parametrize("head", [b"", _HEAD, _HEAD + b"\xa8sessions\xc4\x00\x00"], ids=["all", "op", "body"])
 def test_deep_frames_are_a_protocol_error_wherever_they_are_deep(head: bytes, depth: int) -> None:
-    rest = {b"": b"", b"\x96\x01\x01": b"\xc4\x00\x00\x80"}.get(head, b"")
+    rest = {b"": b"", _HEAD: b"\xc4\x00\x00\x80"}.get(head, b"")
     for opening in (b"\x91", b"\x81\xa1a"):
         with pytest.raises(ProtocolError):
             decode.decode_request(head + opening * depth + b"\x00" + rest)
@@ -94,7 +95,7 @@ def test_deep_frames_are_a_protocol_error_wherever_they_are_deep(head: bytes, de
 def test_a_bomb_is_refused_before_it_is_built(bomb: bytes) -> None:
     tracemalloc.start()
     try:
-        for frame in (bomb, b"\x96\x01\x01\xa8sessions\xc4\x00\x00" + bomb):
+        for frame in (bomb, _HEAD + b"\xa8sessions\xc4\x00\x00" + bomb):
             with pytest.raises(ProtocolError):
                 decode.decode_request(frame)
         _, peak = tracemalloc.get_traced_memory()

@@ -49,7 +49,9 @@ def _layout(module: Any) -> Any:
     """The numbers, formats and kinds of a layout module."""
     found: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if name.isupper() and name != "VERSION" and isinstance(value, int | bytes | struct.Struct):
+        if name in ("VERSION", "TYPE_CHECKING"):
+            continue
+        if name.isupper() and isinstance(value, int | bytes | struct.Struct):
             found[name] = value.format if isinstance(value, struct.Struct) else repr(value)
         elif isinstance(value, type) and issubclass(value, IntEnum) and value is not IntEnum:
             found[name] = {member.name: int(member) for member in value}
@@ -70,7 +72,7 @@ class Released(NamedTuple):
 # 0.1.0. Brought up to date at a release, and only then; the failing test prints the digest.
 _RELEASED = {
     "wire": Released(1, "654d3220ecbef3ce"),
-    "board": Released(3, "7cab496e12072299"),
+    "board": Released(3, "4d40749d47fd751a"),
     "trace": Released(1, "7f51b20d8080dd17"),
 }
 _PRESENT: dict[str, tuple[Callable[[], Any], int, str]] = {
