@@ -11,6 +11,7 @@ from ipcsync._native import capture, context, fork
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.stream import stream_handle
 from ipcsync.errors import StreamCapturing
+from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,7 +38,7 @@ class StreamGate:
     driver has no stream memory operations.
     """
 
-    def __init__(self, stream: Any = None) -> None:
+    def __init__(self, stream: StreamLike | None = None) -> None:
         fork.arm()
         self._handle, self._ordinal = stream_handle(stream)
         self._memory: Any = None

@@ -10,8 +10,9 @@ import ctypes
 import logging
 import os
 import threading
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from cuda.bindings import driver as _bindings
 
@@ -20,6 +21,9 @@ from ipcsync.errors import DriverError, ForkedProcessError, HandleError, NoDrive
 __all__ = ["api", "describe", "handle_bytes", "handle_from_bytes", "is_loaded", "load", "name", "unwrap", "wait_event"]
 
 log = logging.getLogger("ipcsync")
+
+DriverObject: TypeAlias = Any
+"""A handle, struct or enum of cuda.bindings, which ships no type information."""
 
 SUCCESS = _bindings.CUresult.CUDA_SUCCESS
 HANDLE_SIZE = 64
@@ -77,7 +81,7 @@ def name() -> str:
         return "cuda"
 
 
-def unwrap(result: tuple[Any, ...], call: str, error: type[DriverError] = DriverError) -> Any:
+def unwrap(result: tuple[Any, ...], call: str, error: type[DriverError] = DriverError) -> DriverObject:
     """The value (or tuple of values, or None) of a driver call's result; raises `error` if it is not a success."""
     if result[0] is not SUCCESS and result[0] != SUCCESS:
         raise describe(result[0], call, error)
@@ -86,18 +90,18 @@ def unwrap(result: tuple[Any, ...], call: str, error: type[DriverError] = Driver
     return None if len(result) == 1 else result[1:]
 
 
-def describe(code: Any, call: str, error: type[DriverError] = DriverError) -> DriverError:
+def describe(code: DriverObject, call: str, error: type[DriverError] = DriverError) -> DriverError:
     """The exception for a driver call that returned `code`."""
     result = _bindings.CUresult(code)
     return error(f"{call} failed: {result.name} ({result.value})", code=int(result.value), name=result.name, call=call)
 
 
-def handle_bytes(handle: Any) -> bytes:
+def handle_bytes(handle: DriverObject) -> bytes:
     """The 64 bytes of a CUipcEventHandle or CUipcMemHandle."""
     return ctypes.string_at(handle.getPtr(), HANDLE_SIZE)
 
 
-def handle_from_bytes(kind: Any, data: bytes) -> Any:
+def handle_from_bytes(kind: Callable[[], DriverObject], data: bytes) -> DriverObject:
     """A handle of the binding's class `kind` from its 64 bytes; HandleError for another length."""
     if len(data) != HANDLE_SIZE:
         raise HandleError(f"an IPC handle is {HANDLE_SIZE} bytes, but got {len(data)}")
@@ -106,6 +110,6 @@ def handle_from_bytes(kind: Any, data: bytes) -> Any:
     return handle
 
 
-def wait_event(event: Any, deadline_ns: int) -> bool:
+def wait_event(event: DriverObject, deadline_ns: int) -> bool:
     """Block until `event` is complete, with the GIL released; False if CLOCK_MONOTONIC passed `deadline_ns` before."""
     return bool(load().wait_event(event, deadline_ns))

@@ -17,6 +17,7 @@ from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, DeviceMismatch, DriverError, EventClosed, NotRecorder
+from ipcsync.typing import EngineName
 
 _DISABLE_TIMING = 2
 _MANY_MARKERS = 16
@@ -28,7 +29,7 @@ _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 class Engine(SlotView, ABC):
     """One attachment's use of one slot. Thread-safe."""
 
-    kind: str
+    kind: EngineName
     is_traced = False
     marks_records = False  # whether a queued record is told from a finished one only by a marker behind it
 

@@ -18,12 +18,13 @@ from ipcsync._engines.slot_view import SLICE_NS, Guard, deadline_of
 from ipcsync._native import capture
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DriverError, EngineMismatch
+from ipcsync.typing import EngineName
 
 
 class EventEngine(Engine):
     """A ring of interprocess CUDA events, each opened at its first use."""
 
-    kind = "event"
+    kind: EngineName = "event"
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         super().__init__(board, guard, attachment, ordinal)

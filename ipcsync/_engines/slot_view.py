@@ -16,6 +16,7 @@ from typing import Literal, NoReturn, Protocol, TypeAlias
 from ipcsync._board import BROKEN, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
+from ipcsync.typing import EventState
 
 Cause: TypeAlias = Literal["died", "expired", "closed"]
 
@@ -101,11 +102,12 @@ class SlotView:
         return max(self.line.recorded - self.base, 0)
 
     @property
-    def state(self) -> str:
+    def state(self) -> EventState:
         """open, broken or closed."""
         if self.line.incarnation != self.incarnation:
             return "closed"
-        return {OPEN: "open", BROKEN: "broken"}.get(self.line.state, "closed")
+        state = self.line.state
+        return "open" if state == OPEN else "broken" if state == BROKEN else "closed"
 
     def _board_completed(self) -> int:
         words = self._words

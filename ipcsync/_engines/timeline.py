@@ -19,6 +19,7 @@ from ipcsync._linux.futex import Futex
 from ipcsync._native import pinned
 from ipcsync._native.context import OnDevice
 from ipcsync._wire.messages import Attachment
+from ipcsync.typing import EngineName
 
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ, cyclic: (int64)(*addr - value) >= 0
 _SPIN_NS = 20_000
@@ -27,7 +28,7 @@ _SPIN_NS = 20_000
 class TimelineEngine(Engine):
     """One word, which only the recorder's streams write while the event is open."""
 
-    kind = "timeline"
+    kind: EngineName = "timeline"
     marks_records = True
     handles: tuple[bytes, ...] = ()
 

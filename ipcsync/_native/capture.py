@@ -14,7 +14,7 @@ from typing import Any
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync import _drivers
-from ipcsync._drivers import unwrap
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native import context
 from ipcsync.errors import StreamCapturing
 
@@ -50,7 +50,7 @@ class Relaxed:
         _drivers.load().cuThreadExchangeStreamCaptureMode(self._previous)
 
 
-def _status(handle: Any) -> tuple[Any, ...]:
+def _status(handle: DriverObject) -> tuple[Any, ...]:
     ask = _drivers.load().cuStreamIsCapturing
     result: tuple[Any, ...] = ask(handle)
     if context.bad_context(result):  # the thread's first use of CUDA
@@ -59,7 +59,7 @@ def _status(handle: Any) -> tuple[Any, ...]:
     return result
 
 
-def is_capturing(handle: Any) -> bool:
+def is_capturing(handle: DriverObject) -> bool:
     """Whether the stream is being captured, also if that capture is already spoiled.
 
     The legacy stream cannot be; asking it while another stream captures gives an error of its own, which says the same.
@@ -71,7 +71,7 @@ def is_capturing(handle: Any) -> bool:
     return status is not _NONE and bool(status != _NONE)
 
 
-def refuse_capturing(handle: Any, what: str) -> None:
+def refuse_capturing(handle: DriverObject, what: str) -> None:
     """Raise StreamCapturing if `what` ("record", "wait") on this stream would go into a graph, or spoil a capture.
 
     The second concerns the legacy stream, which nothing may use while a blocking stream of its context captures.

@@ -12,7 +12,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from ipcsync import _drivers
-from ipcsync._drivers import SUCCESS, unwrap
+from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._native import fork, release
 from ipcsync.errors import InvalidDevice
 
@@ -74,7 +74,7 @@ def count() -> int:
     return len(devices())
 
 
-def _ordinal(handle: Any) -> int:
+def _ordinal(handle: DriverObject) -> int:
     devices()
     return _ordinals[int(handle)]
 
@@ -128,7 +128,7 @@ class OnDevice:
 
     __slots__ = ("_context", "_ordinal", "_pushed")
 
-    def __init__(self, ordinal: int, context: Any = None) -> None:
+    def __init__(self, ordinal: int, context: DriverObject = None) -> None:
         self._ordinal = ordinal
         self._context = context  # this very one rather than any of the device
         self._pushed = False
@@ -154,7 +154,9 @@ class OnDevice:
             unwrap(driver().cuCtxPopCurrent(), "cuCtxPopCurrent")
 
 
-def stream_call(handle: Any, ordinal: int, function: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
+def stream_call(
+    handle: DriverObject, ordinal: int, function: Callable[..., tuple[Any, ...]], *args: Any
+) -> tuple[Any, ...]:
     """The raw result of the driver's `function(*args)`, for the stream `handle` of the device `ordinal`.
 
     A context of that device is current during the call if the stream is a default one, which means something only then,
@@ -168,7 +170,7 @@ def stream_call(handle: Any, ordinal: int, function: Callable[..., tuple[Any, ..
         return function(*args)
 
 
-def ordinal_of_context(context: Any) -> int:
+def ordinal_of_context(context: DriverObject) -> int:
     """The device of a context, be it current anywhere or not."""
     for ordinal, known in tuple(_primary.items()):  # retained, so no other context can have its address
         if known == context:

@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ipcsync import _drivers
-from ipcsync._drivers import unwrap
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native import context, fork
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, current_ordinal, ordinal_of, uuid_of
 from ipcsync.errors import DriverError, ForkedProcessError, InvalidDevice, NoDriver
+from ipcsync.typing import DeviceLike
 
 __all__ = [
     "Device",
@@ -86,7 +87,7 @@ class DeviceProperties:
     ordinal: int
 
 
-def kind_of(device: Any) -> str:
+def kind_of(device: DeviceLike | None) -> str:
     """The kind of device that an argument speaks of: "cuda" unless it names another ("cpu", torch.device("cpu"))."""
     if isinstance(device, str):
         match = _KIND.fullmatch(device)
@@ -95,7 +96,7 @@ def kind_of(device: Any) -> str:
     return kind if isinstance(kind, str) else "cuda"
 
 
-def parse(device: Any) -> int:
+def parse(device: DeviceLike | None) -> int:
     """The ordinal of a device given in any of the ways of the public API; None and "cuda" are the current one.
 
     Raises InvalidDevice if it names none of this process, TypeError for what is no device at all.
@@ -112,11 +113,12 @@ def parse(device: Any) -> int:
     return _known(current_ordinal(), device) if index is None else _known(index, device)
 
 
-def _index(device: Any) -> int | None:
+def _index(device: DeviceLike | None) -> int | None:
     """The number in an int or in a device object; None in an object that names the current one."""
     if isinstance(device, bool):
         raise TypeError(f"a device is an int, a string or a device object, but got {device!r}")
-    for candidate in (device, getattr(device, "index", _MISSING), getattr(device, "device_id", _MISSING)):
+    candidates: tuple[Any, ...] = (device, getattr(device, "index", _MISSING), getattr(device, "device_id", _MISSING))
+    for candidate in candidates:
         if candidate is None and candidate is not device:
             return None
         if isinstance(candidate, bool):
@@ -139,7 +141,7 @@ def _parse_text(device: str) -> int:
     raise InvalidDevice(f"{device!r} is no CUDA device: expected 'cuda', 'cuda:<ordinal>' or a UUID ('GPU-…')")
 
 
-def _known(index: int, device: Any) -> int:
+def _known(index: int, device: DeviceLike | None) -> int:
     here = context.count()
     if 0 <= index < here:
         return index
@@ -192,7 +194,7 @@ def current_device() -> int:
     return _known(current_ordinal(), "the current device")
 
 
-def set_device(device: Any) -> None:
+def set_device(device: DeviceLike | None) -> None:
     """Make a device current on this thread, with its primary context; a negative number does nothing."""
     if not _is_negative(device):
         context.ensure_context(parse(device))
@@ -200,7 +202,7 @@ def set_device(device: Any) -> None:
         fork.arm()
 
 
-def exchange_device(device: Any) -> int:
+def exchange_device(device: DeviceLike | None) -> int:
     """`set_device`, returning the ordinal that was current before; a negative number does nothing and gives -1."""
     if _is_negative(device):
         fork.arm()
@@ -211,7 +213,7 @@ def exchange_device(device: Any) -> int:
     return before
 
 
-def maybe_exchange_device(device: Any) -> int:
+def maybe_exchange_device(device: DeviceLike | None) -> int:
     """`exchange_device`, but a device without a primary context is left alone, so that none is made for it."""
     if _is_negative(device):
         fork.arm()
@@ -223,7 +225,7 @@ def maybe_exchange_device(device: Any) -> int:
     return before
 
 
-def _is_negative(device: Any) -> bool:
+def _is_negative(device: DeviceLike | None) -> bool:
     return isinstance(device, int) and not isinstance(device, bool) and device < 0
 
 
@@ -233,7 +235,7 @@ class device:  # noqa: N801 - torch.cuda's name for it
     A negative number changes nothing. One object can be used by several threads, and nested.
     """
 
-    def __init__(self, device: Any = None) -> None:
+    def __init__(self, device: DeviceLike | None = None) -> None:
         self.idx = -1 if _is_negative(device) else parse(device)
         self._blocks: dict[int, list[Any]] = {}  # by thread: the contexts to come back to
 
@@ -265,7 +267,7 @@ def _properties(ordinal: int) -> DeviceProperties:
     api = context.driver()
     handle = context.devices()[ordinal]
 
-    def ask(attribute: Any) -> int:
+    def ask(attribute: DriverObject) -> int:
         return int(unwrap(api.cuDeviceGetAttribute(attribute, handle), "cuDeviceGetAttribute"))
 
     name = unwrap(api.cuDeviceGetName(256, handle), "cuDeviceGetName")
@@ -284,12 +286,12 @@ def _properties(ordinal: int) -> DeviceProperties:
     )
 
 
-def get_device_properties(device: Any = None) -> DeviceProperties:
+def get_device_properties(device: DeviceLike | None = None) -> DeviceProperties:
     """What the device is; asked of the driver once."""
     return _properties(parse(device))
 
 
-def can_device_access_peer(device: Any, peer: Any) -> bool:
+def can_device_access_peer(device: DeviceLike | None, peer: DeviceLike | None) -> bool:
     """Whether `device` can read the memory of `peer` directly; False of a device and itself."""
     ordinal, other = parse(device), parse(peer)
     handles = context.devices()
@@ -297,14 +299,14 @@ def can_device_access_peer(device: Any, peer: Any) -> bool:
     return bool(unwrap(result, "cuDeviceCanAccessPeer"))
 
 
-def has_primary_context(device: Any) -> bool:
+def has_primary_context(device: DeviceLike | None) -> bool:
     """Whether anything of this process has retained the device's primary context. Asking creates nothing."""
     handle = context.devices()[parse(device)]
     _flags, active = unwrap(context.driver().cuDevicePrimaryCtxGetState(handle), "cuDevicePrimaryCtxGetState")
     return bool(active)
 
 
-def synchronize(device: Any = None) -> None:
+def synchronize(device: DeviceLike | None = None) -> None:
     """Block until all work queued on the device is done, with the GIL released.
 
     Nothing is queued on a device that this process has made no context for, and none is made here.

@@ -9,13 +9,14 @@ from typing import Any
 from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
-from ipcsync._drivers import HANDLE_SIZE, SUCCESS, unwrap
+from ipcsync._drivers import HANDLE_SIZE, SUCCESS, DriverObject, unwrap
 from ipcsync._native import context, fork, release
 from ipcsync._native.capture import is_capturing, relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.device import Device, kind_of, parse
 from ipcsync._native.stream import stream_handle
 from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, IpcSyncError
+from ipcsync.typing import DeviceLike, StreamLike
 
 __all__ = ["Event"]
 
@@ -73,7 +74,7 @@ class Event:
         self._recorded = False
 
     @classmethod
-    def from_ipc_handle(cls, device: Any, handle: bytes | bytearray | memoryview) -> Event:
+    def from_ipc_handle(cls, device: DeviceLike | None, handle: bytes | bytearray | memoryview) -> Event:
         """The event that another process exported on `device` as `handle`, 64 bytes; opened at once.
 
         Raises HandleError for another length, an unknown handle, one that this process exported itself, and one whose
@@ -101,7 +102,7 @@ class Event:
         if handle is not None:
             release.destroy("cuEventDestroy", handle)
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: StreamLike | None = None) -> None:
         """Have the event stand for the work submitted to a stream so far; None is the current stream.
 
         A wait enqueued before keeps what the event stood for then. Raises DeviceMismatch on a stream of another device
@@ -117,7 +118,7 @@ class Event:
         unwrap(stream_call(handle, index, record, self._handle, handle), "cuEventRecord")
         self._recorded = True
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: StreamLike | None = None) -> None:
         """Have all work submitted to a stream from now on wait for the latest record; None is the current stream.
 
         The stream may be of any device. Does nothing while nothing was recorded: CUDA takes that for complete.
@@ -206,7 +207,7 @@ class Event:
     def _as_parameter_(self) -> ctypes.c_void_p:
         return ctypes.c_void_p(self.cuda_event)
 
-    def _create(self, stream: Any, index: int) -> None:
+    def _create(self, stream: StreamLike | None, index: int) -> None:
         """Create the event in the stream's own context, or in the current one of the device for None."""
         with _creating:
             if self._handle is not None:
@@ -239,14 +240,14 @@ def _unpickle(device_uuid: str, handle: bytes) -> Event:
     return Event.from_ipc_handle(device_uuid, handle)
 
 
-def _context_for(stream: Any) -> Any:
+def _context_for(stream: DriverObject) -> Any:
     """The context of a stream, for what must be created in it; None for a default stream, or one that is captured."""
     if stream is None or int(stream) in context.LEGACY or is_capturing(stream):
         return None
     return unwrap(context.driver().cuStreamGetCtx(stream), "cuStreamGetCtx")
 
 
-def _exact(handle: Any) -> bytes:
+def _exact(handle: DriverObject) -> bytes:
     try:
         data = bytes(memoryview(handle))
     except TypeError:
@@ -261,7 +262,7 @@ def _exact(handle: Any) -> bytes:
     return data
 
 
-def _cannot_open(code: Any) -> DriverError:
+def _cannot_open(code: DriverObject) -> DriverError:
     call = "cuIpcOpenEventHandle"
     why = _HANDLE_FAULTS.get(int(code))
     if why is None:

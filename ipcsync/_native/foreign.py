@@ -11,6 +11,7 @@ from cuda.bindings.driver import CUevent, CUstream
 from ipcsync._drivers import unwrap
 from ipcsync._native import context
 from ipcsync._native.capture import is_capturing
+from ipcsync.typing import EventLike, StreamLike
 
 __all__ = ["event_handle", "ordinal_of_stream", "pointer", "stream_pointer", "torch_stream"]
 
@@ -35,7 +36,7 @@ def pointer(value: Any, noun: str) -> int | None:
     return address
 
 
-def stream_pointer(stream: Any) -> int:
+def stream_pointer(stream: StreamLike | None) -> int:
     """The CUstream address of another library's stream object, or of an int.
 
     Raises TypeError for what is no stream; ValueError for an int that is no address.
@@ -85,7 +86,7 @@ def torch_stream(device: int | None) -> Any:
     return cuda.current_stream() if device is None else cuda.current_stream(device)
 
 
-def event_handle(event: Any) -> Any:
+def event_handle(event: EventLike) -> Any:
     """The CUevent of another library's event object, or of an int; None for torch's while it was never recorded.
 
     Raises TypeError for what is no event.

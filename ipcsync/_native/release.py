@@ -15,7 +15,7 @@ from collections import deque
 from typing import Any
 
 from ipcsync import _drivers
-from ipcsync._drivers import unwrap
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native import fork
 
 __all__ = ["destroy", "destroy_postponed", "postponed"]
@@ -36,7 +36,7 @@ def _watch(phase: str, _info: dict[str, int]) -> None:
 gc.callbacks.append(_watch)
 
 
-def destroy(call: str, handle: Any) -> None:
+def destroy(call: str, handle: DriverObject) -> None:
     """Give `handle` back by the driver function named `call`. Nothing is raised.
 
     Nothing is done in a forked child, whose parent still has it, nor while the interpreter exits: the driver lets go of

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cuda.bindings.driver import CUstream
 
-from ipcsync._drivers import unwrap
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native import capture, context, foreign, fork, release
 from ipcsync._native.capture import Relaxed
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.device import Device, parse
 from ipcsync._native.device import device as device_block
 from ipcsync.errors import InvalidDevice
+from ipcsync.typing import DeviceLike, EventLike, StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -55,7 +56,7 @@ class Stream:
 
     def __init__(
         self,
-        device: Any = None,
+        device: DeviceLike | None = None,
         priority: int = 0,
         *,
         stream_id: int | None = None,
@@ -76,7 +77,7 @@ class Stream:
             raise InvalidDevice(f"device_type must be {_KIND_CUDA} (CUDA), but got {device_type!r}")
         self._bind(_handle_of(stream_id), parse(device_index), owned=False)
 
-    def _bind(self, handle: Any, index: int, *, owned: bool) -> None:
+    def _bind(self, handle: DriverObject, index: int, *, owned: bool) -> None:
         self._handle = handle
         self._index = index
         self._owned = owned
@@ -164,7 +165,7 @@ class Stream:
             capture.refuse_capturing(self._handle, "synchronize")
             unwrap(context.driver().cuStreamSynchronize(self._handle), "cuStreamSynchronize")
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: EventLike) -> None:
         """Have all work submitted to this stream from now on wait for an event.
 
         `event` is an Event, a point or whatever else has `wait(stream)`, an int pointer, or another library's event
@@ -177,15 +178,15 @@ class Stream:
             # cuda.core's streams have a `wait` of their own, which would do the opposite.
             raise TypeError("wait_event takes an event: for a stream there is wait_stream")
         waiter = getattr(event, "wait", None)
-        if isinstance(event, Event) or (callable(waiter) and not hasattr(event, "cuda_event")):
-            event.wait(self)
+        if callable(waiter) and (isinstance(event, Event) or not hasattr(event, "cuda_event")):
+            waiter(self)
             return
         handle = foreign.event_handle(event)
         if handle is not None:
             wait = context.driver().cuStreamWaitEvent
             unwrap(stream_call(self._handle, self._index, wait, self._handle, handle, 0), "cuStreamWaitEvent")
 
-    def wait_stream(self, other: Any) -> None:
+    def wait_stream(self, other: StreamLike | None) -> None:
         """Have all work submitted to this stream from now on wait for what was submitted to `other`, any stream."""
         fork.check()
         self.wait_event(resolve(other).record_event())
@@ -234,7 +235,7 @@ class ExternalStream(Stream):
 
     __slots__ = ()
 
-    def __init__(self, stream_ptr: int, device: Any = None) -> None:
+    def __init__(self, stream_ptr: int, device: DeviceLike | None = None) -> None:
         fork.arm()
         handle = _handle_of(stream_ptr)
         index = foreign.ordinal_of_stream(int(handle)) if device is None else parse(device)
@@ -257,7 +258,7 @@ def _handle_of(address: Any) -> Any:
     return CUstream(value)
 
 
-def _wrap(handle: Any, index: int) -> Stream:
+def _wrap(handle: DriverObject, index: int) -> Stream:
     """A stream object for a handle whose device is known, with no driver call."""
     made = Stream.__new__(ExternalStream)
     made._bind(handle, index, owned=False)
@@ -283,20 +284,20 @@ def _default(index: int) -> Stream:
     return found
 
 
-def default_stream(device: Any = None) -> Stream:
+def default_stream(device: DeviceLike | None = None) -> Stream:
     """The device's default stream, whose address is 0."""
     fork.arm()
     return _default(parse(device))
 
 
-def current_stream(device: Any = None) -> Stream:
+def current_stream(device: DeviceLike | None = None) -> Stream:
     """The stream that `set_stream` or `stream` made current on this thread for the device, else its default stream."""
     fork.arm()
     index = parse(device)
     return _thread.streams.get(index) or _default(index)
 
 
-def set_stream(stream: Any) -> None:
+def set_stream(stream: StreamLike | None) -> None:
     """Make a stream current on this thread for its device, and that device current; None does nothing."""
     fork.arm()
     if stream is None:
@@ -309,7 +310,7 @@ def set_stream(stream: Any) -> None:
 class stream:  # noqa: N801 - torch.cuda's name for it
     """A `with` block in which a stream, and its device, are current on this thread. None does nothing."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: StreamLike | None) -> None:
         fork.arm()
         self.stream = None if stream is None else resolve(stream)
         self._blocks: dict[int, list[tuple[device_block, Stream | None]]] = {}  # by thread: what to come back to
@@ -349,7 +350,7 @@ def is_current_stream_capturing() -> bool:
     return chosen.is_capturing()
 
 
-def resolve(stream: Any, device: int | None = None) -> Stream:
+def resolve(stream: StreamLike | None, device: int | None = None) -> Stream:
     """The stream that an argument means, whatever library it comes from.
 
     None is torch's current stream once torch is imported and has initialised CUDA (unless `set_stream` was called on
@@ -364,7 +365,7 @@ def resolve(stream: Any, device: int | None = None) -> Stream:
     return _wrap(*stream_handle(stream, device))
 
 
-def stream_handle(stream: Any, device: int | None = None) -> tuple[Any, int]:
+def stream_handle(stream: StreamLike | None, device: int | None = None) -> tuple[Any, int]:
     """The same as (CUstream, device ordinal), for hot paths: no driver call is made for a Stream of ours.
 
     The default streams' handles mean something only while a context of their device is current: see `stream_call`.

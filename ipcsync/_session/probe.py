@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from cuda.bindings.driver import CUipcEventHandle
 
@@ -15,6 +14,7 @@ from ipcsync._native.capture import Relaxed
 from ipcsync._native.context import OnDevice
 from ipcsync._wire.messages import ProbeReply
 from ipcsync.errors import DriverError, HandleError
+from ipcsync.typing import EngineChecks
 
 _PASS_S = 1.0
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -22,7 +22,7 @@ _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
 
-def of_engines(reply: ProbeReply, ordinal: int, board: Board) -> dict[str, dict[str, Any]]:
+def of_engines(reply: ProbeReply, ordinal: int, board: Board) -> EngineChecks:
     """What `Client.check` returns."""
     event = reply.why_not_event or _why_not_event(reply.handle, ordinal)
     timeline = reply.why_not_timeline or _why_not_timeline(board, ordinal)

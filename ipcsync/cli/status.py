@@ -58,7 +58,7 @@ def _ask(endpoint: str | None) -> dict[str, Any]:
 def _collect(client: Client) -> dict[str, Any]:
     import ipcsync
 
-    stats = client.stats()
+    stats: dict[str, Any] = {**client.stats()}
     del stats["client"]  # of this very command
     return {
         "endpoint": client.endpoint,

@@ -79,7 +79,7 @@ class _Watcher:
     def look(self) -> dict[str, Any]:
         """What there is now; an IpcSyncError says why that cannot be told."""
         client = self._connected()
-        stats = client.stats(timeout=_TIMEOUT_S)
+        stats: dict[str, Any] = {**client.stats(timeout=_TIMEOUT_S)}
         del stats["client"]  # of this very command
         tracks = self._tracks.see(client.list_events(), time.monotonic())
         return {

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ipcsync._native import device as devices
 from ipcsync._native import fork
@@ -21,6 +21,7 @@ from ipcsync.client.event import SharedEvent
 from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.point import Point
 from ipcsync.errors import DeviceMismatch, InvalidDevice, ProtocolError
+from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
 
 _UNNAMED_DEPTH = 16
+_StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]  # address, thread or 0, ordinal, engine
 
 
 def connect(
@@ -72,7 +74,7 @@ class Client:
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
         endpoint = endpoint if endpoint is not None else endpoints.default_endpoint()
         self._session = Session(endpoint, name or "", timeout=timeout, lease_ttl=lease_ttl, tracing=tracing)
-        self._unnamed: dict[tuple[int, int, int, str], SharedEvent] = {}
+        self._unnamed: dict[_StreamKey, SharedEvent] = {}
         self._unnamed_lock = threading.Lock()
 
     @property
@@ -117,8 +119,8 @@ class Client:
         name: str,
         *,
         recorder: bool = False,
-        device: Any = None,
-        engine: str = "auto",
+        device: DeviceLike | None = None,
+        engine: EngineChoice = "auto",
         depth: int = 4,
         timeout: float = 5.0,
     ) -> SharedEvent:
@@ -139,8 +141,8 @@ class Client:
         names: Iterable[str],
         *,
         recorder: bool = False,
-        device: Any = None,
-        engine: str = "auto",
+        device: DeviceLike | None = None,
+        engine: EngineChoice = "auto",
         depth: int = 4,
         timeout: float = 5.0,
     ) -> list[SharedEvent]:
@@ -157,8 +159,8 @@ class Client:
         self,
         names: Sequence[str],
         recorder: bool,
-        device: Any,
-        engine: str,
+        device: DeviceLike | None,
+        engine: EngineChoice,
         depth: int,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> list[SharedEvent]:
@@ -174,7 +176,7 @@ class Client:
         bodies = [messages.Open(name, bool(recorder), wanted, default, engine, depth) for name in names]
         return [SharedEvent(ref, is_recorder=bool(recorder)) for ref in self._session.open(bodies, timeout)]
 
-    def record(self, stream: Any = None, *, engine: str = "auto") -> Point:
+    def record(self, stream: StreamLike | None = None, *, engine: EngineChoice = "auto") -> Point:
         """Record on this client's unnamed event for `stream`, leased once: the everyday way to hand work on.
 
         Raises what `SharedEvent.record` does; the first record on a stream asks the coordinator, later ones do not.
@@ -184,12 +186,12 @@ class Client:
         # A reused address means the old stream is gone, so its event can serve the new one. The default streams'
         # handles may mean another stream in each thread.
         address = int(handle)
-        key = (address, get_ident() if address in LEGACY else 0, ordinal, engine)
+        key: _StreamKey = (address, get_ident() if address in LEGACY else 0, ordinal, engine)
         event = self._unnamed.get(key) or self._unnamed_event(key)
         return event.record_on(handle, ordinal)
 
-    def _unnamed_event(self, key: tuple[int, int, int, str]) -> SharedEvent:
-        """The unnamed event of (stream's address, thread or 0, ordinal, engine), opened if there is none yet."""
+    def _unnamed_event(self, key: _StreamKey) -> SharedEvent:
+        """The unnamed event of a stream, opened if there is none yet."""
         with self._unnamed_lock:
             event = self._unnamed.get(key)
             if event is None:
@@ -207,7 +209,7 @@ class Client:
         key = wire.unpack(data)
         return Point(self._session.attach(key), key.generation)
 
-    def stream(self, name: str, *, device: Any = None, priority: int = 0) -> Stream:
+    def stream(self, name: str, *, device: DeviceLike | None = None, priority: int = 0) -> Stream:
         """A stream of this process, made as the specification `name` says: every worker's is equal.
 
         The first to name it decides device (the current one by default) and priority. DeviceMismatch for another
@@ -245,13 +247,13 @@ class Client:
         rows = self._session.request(messages.ListAttachments(prefix, limit), messages.AttachmentList).attachments
         return [AttachmentInfo.of(row) for row in rows]
 
-    def stats(self, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
+    def stats(self, timeout: float = DEFAULT_TIMEOUT_S) -> Stats:
         """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
         stats: dict[str, Any] = dict(self._session.request(messages.Stats(), messages.Counters, timeout).stats)
         stats["client"] = {"messages_sent": self.messages_sent, "full_ring_waits": self._session.lease.full_rings}
-        return stats
+        return cast("Stats", stats)
 
-    def check(self, device: Any = None) -> dict[str, dict[str, Any]]:
+    def check(self, device: DeviceLike | None = None) -> EngineChecks:
         """Which engines work between this process and the coordinator on a device, tried for real.
 
         {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works.

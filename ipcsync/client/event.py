@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ipcsync._drivers import DriverObject
 from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
 from ipcsync.client.point import Point
 from ipcsync.errors import EventClosed
+from ipcsync.typing import EngineName, EventState, StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,7 +42,7 @@ class SharedEvent:
         return self._attached.device
 
     @property
-    def engine(self) -> str:
+    def engine(self) -> EngineName:
         """Either "event" or "timeline"; the same for every session."""
         return self._engine.kind
 
@@ -76,12 +78,12 @@ class SharedEvent:
         return completed
 
     @property
-    def state(self) -> str:
+    def state(self) -> EventState:
         """One of "open", "broken" (the recorder died) and "closed"."""
         fork.check()
         return self._engine.state if self._is_open else "closed"
 
-    def record(self, stream: Any = None, *, timeout: float | None = None) -> Point:
+    def record(self, stream: StreamLike | None = None, *, timeout: float | None = None) -> Point:
         """Record the next generation after all work submitted to `stream` so far; the point that stands for it.
 
         If `depth` records are in flight, it first blocks until the oldest is complete, at most `timeout` seconds
@@ -97,7 +99,7 @@ class SharedEvent:
             handle, ordinal = stream_handle(stream, engine.ordinal if stream is None else None)
         return Point(self._attached, engine.record(handle, ordinal, timeout))
 
-    def record_on(self, handle: Any, ordinal: int) -> Point:
+    def record_on(self, handle: DriverObject, ordinal: int) -> Point:
         """Record on the CUstream `handle` of device `ordinal`, without asking whose it is; for `Client.record`."""
         return Point(self._attached, self._engine.record(handle, ordinal, None))
 

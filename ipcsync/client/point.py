@@ -11,6 +11,7 @@ from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
 from ipcsync.errors import IpcSyncError
+from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
     from ipcsync._native.device import Device
@@ -73,7 +74,7 @@ class Point:
         engine.check()  # after the look, which it vouches for
         return is_recorded
 
-    def wait(self, stream: Any = None, *, timeout: float | None = None, ahead: bool = False) -> None:
+    def wait(self, stream: StreamLike | None = None, *, timeout: float | None = None, ahead: bool = False) -> None:
         """Have all work submitted to `stream` from now on wait for this point, without waiting for it on the host.
 
         The host blocks only until the record is made, at most `timeout` seconds (None: as long as recorder and

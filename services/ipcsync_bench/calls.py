@@ -11,6 +11,7 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Row, Target, at_most_more, below, compare, interleave
 from ipcsync_bench.workers import Worker
 
@@ -110,7 +111,7 @@ def completed(rounds: int, scale: float) -> Iterator[Row]:
                 yield from compare(f"{what} on a completed point ({engine})", interleave(contest, rounds), "µs", target)
 
 
-def _hold_and_record(state: dict[str, Any], endpoint: str, engine: str) -> bytes:
+def _hold_and_record(state: dict[str, Any], endpoint: str, engine: EngineName) -> bytes:
     """In a worker: record behind a closed gate; the point."""
     if "client" not in state:
         state["client"] = ipcsync.connect(endpoint)
@@ -140,7 +141,7 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:
         targets: dict[str, Target] = {"bare cuStreamWaitEvent": at_most_more(2.5, "µs")}
         for engine in ("event", "timeline"):
 
-            def ours(engine: str = engine) -> float:
+            def ours(engine: EngineName = engine) -> float:
                 point = client.point(recorder.call(_hold_and_record, coordinator.endpoint, engine))
                 point.wait(waiting)
                 figure = _each(lambda: point.wait(waiting), count)

@@ -18,6 +18,7 @@ from typing import Any
 import ipcsync
 from ipcsync._linux.futex import Futex
 from ipcsync._linux.process import start_time
+from ipcsync.typing import EngineName
 from ipcsync_bench.peers import Manager, Redis, RedisConnection
 from ipcsync_bench.rows import Row, Target, at_most, compare, interleave
 from ipcsync_bench.workers import Worker, Workers
@@ -42,7 +43,9 @@ def _rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> float:
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
 
-def _points(state: dict[str, Any], endpoint: str, round_name: str, engine: str, count: int, serves: bool) -> float:
+def _points(
+    state: dict[str, Any], endpoint: str, round_name: str, engine: EngineName, count: int, serves: bool
+) -> float:
     """ipcsync: each side records on its own event and waits for the next generation of the other's."""
     client = state.get("client")
     if client is None:
@@ -178,7 +181,7 @@ def hand_over(rounds: int, scale: float) -> Iterator[Row]:
         tag = f"bench-{start_time(workers[0].pid)}"
         turns = iter(range(1 << 30))
 
-        def ours(engine: str) -> float:
+        def ours(engine: EngineName) -> float:
             return _pair(workers, _points, coordinator.endpoint, f"{tag}/{next(turns)}", engine, count)
 
         def futex() -> float:

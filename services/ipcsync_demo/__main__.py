@@ -9,6 +9,7 @@ from typing import BinaryIO
 import click
 
 from ipcsync.cli.output import Failed, WrongCall, one_line_for_errors
+from ipcsync.typing import EngineChoice
 
 MAX_WORKERS = 16
 _TEXT = Path(__file__).with_name("text.txt")
@@ -39,7 +40,7 @@ _TEXT = Path(__file__).with_name("text.txt")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for a program.")
 @one_line_for_errors()
-def main(file: str | None, workers: int, engine: str, without_waits: bool, as_json: bool) -> None:
+def main(file: str | None, workers: int, engine: EngineChoice, without_waits: bool, as_json: bool) -> None:
     """Send FILE through a pipeline of processes, and check what comes out.
 
     \b

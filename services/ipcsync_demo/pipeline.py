@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import ipcsync
 from ipcsync.cli.output import Failed, WrongCall
+from ipcsync.typing import EngineChoice
 from ipcsync_demo.crew import Crew
 from ipcsync_demo.link import NO_POINT, Kind, Link, Message, NeighbourGoneError
 from ipcsync_demo.memory import SharedMemory
@@ -64,7 +65,7 @@ class Interrupt:
 
 
 def run(
-    source: BinaryIO, size: int | None, *, workers: int, engine: str, without_waits: bool, progress: Show
+    source: BinaryIO, size: int | None, *, workers: int, engine: EngineChoice, without_waits: bool, progress: Show
 ) -> Result:
     """Send `source` (of `size` bytes, None if it is not known) through a pipeline of `workers` processes.
 

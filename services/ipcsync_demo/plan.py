@@ -10,6 +10,8 @@ import dataclasses
 import mmap
 from dataclasses import dataclass
 
+from ipcsync.typing import EngineChoice
+
 STAMP = 4  # bytes that each stage adds to a chunk
 LARGEST_CHUNK = 512 * 1024
 _SMALLEST_CHUNK = 64
@@ -24,7 +26,7 @@ class Plan:
 
     workers: int
     chunk: int
-    engine: str
+    engine: EngineChoice
     without_waits: bool
     buffers: int = 4
     hold_every: int = 8

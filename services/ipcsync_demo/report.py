@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipcsync.cli.output import is_terminal, print_json, print_table
+from ipcsync.typing import EngineChoice
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -34,7 +35,7 @@ class Result:
     """A run that came to its end. `first_corrupt` is the number of a chunk, counted from 0."""
 
     driver: str
-    engine: str
+    engine: EngineChoice
     without_waits: bool
     bytes: int
     chunks: int

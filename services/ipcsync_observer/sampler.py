@@ -161,7 +161,7 @@ class Sampler:
             problem="",
             endpoint=client.endpoint,
             epoch=client.epoch.hex(),
-            stats=stats,
+            stats={**stats},
             sessions=[session for session in sessions if session.id != own],
             events=events,
             links=links,

@@ -15,6 +15,7 @@ from ipcsync._board import SessionLine, SlotLine
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName, Stats
 
 _client: ipcsync.Client | None = None
 _events: dict[str, ipcsync.SharedEvent] = {}
@@ -44,11 +45,11 @@ def connect(endpoint: str, name: str, lease_ttl: float | None = None) -> int:
     return _client._session.lease.welcome.line
 
 
-def open_event(name: str, engine: str, recorder: bool = True, depth: int = 4) -> None:
+def open_event(name: str, engine: EngineName, recorder: bool = True, depth: int = 4) -> None:
     _events[name] = client().event(name, recorder=recorder, engine=engine, depth=depth)
 
 
-def open_recorder(endpoint: str, name: str, engine: str, lease_ttl: float | None = None) -> None:
+def open_recorder(endpoint: str, name: str, engine: EngineName, lease_ttl: float | None = None) -> None:
     """Connect and open one event as its recorder."""
     connect(endpoint, "recorder", lease_ttl)
     open_event(name, engine)
@@ -111,7 +112,7 @@ def synchronize_at(name: str, generation: int, timeout: float | None = None) -> 
     _events[name].at(generation).synchronize(timeout)
 
 
-def stats() -> dict[str, Any]:
+def stats() -> Stats:
     return client().stats()
 
 

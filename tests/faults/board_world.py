@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ipcsync.typing import EngineName
 from tests.faults.explorer import Moves
 
 FREE, OPEN, BROKEN, CLOSED = 0, 1, 2, 3
@@ -93,7 +94,7 @@ class World(NamedTuple):
 class Scenario:
     """What takes part."""
 
-    engine: str = "event"
+    engine: EngineName = "event"
     depth: int = 1
     streams: tuple[int, ...] = (1,)  # which stream each record is made on
     recorded: int = 0  # how many of them were made, and are not complete, when it begins

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import ipcsync
+from ipcsync.typing import EngineName
 from tests.faults import actions, scenes
 from tests.faults.scenes import Blocked, Held
 from tests.peer import Peer
@@ -74,7 +75,7 @@ class _Listener:
         return self.broken[name]
 
 
-def deaths_of_holders(count: int, engine: str, figures: Figures) -> None:
+def deaths_of_holders(count: int, engine: EngineName, figures: Figures) -> None:
     """Kill `count` recorders, one after the other, each with a waiter for a record and a waiter for unfinished work."""
     with ipcsync.launch(log_level="error") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
         listener = _Listener(client)
@@ -90,7 +91,7 @@ def deaths_of_holders(count: int, engine: str, figures: Figures) -> None:
 
 
 def _kill_one(
-    client: ipcsync.Client, listener: _Listener, name: str, peer: Peer, engine: str, figures: Figures
+    client: ipcsync.Client, listener: _Listener, name: str, peer: Peer, engine: EngineName, figures: Figures
 ) -> None:
     unfinished = client.point(peer.call(actions.record, name))
     event = client.event(name)
@@ -109,7 +110,7 @@ def _kill_one(
     event.close()
 
 
-def deaths_of_coordinators(count: int, engine: str, figures: Figures) -> None:
+def deaths_of_coordinators(count: int, engine: EngineName, figures: Figures) -> None:
     """Kill `count` coordinators while a client is blocked in every kind of call."""
     for _ in range(count):
         with ipcsync.launch(log_level="error") as coordinator, ipcsync.connect(coordinator.endpoint) as client:

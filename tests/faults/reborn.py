@@ -11,6 +11,7 @@ import tempfile
 
 import ipcsync
 from ipcsync._linux.process import pid_namespace
+from ipcsync.typing import EngineName
 from tests.faults import actions, scenes
 from tests.peer import Peer
 
@@ -42,7 +43,7 @@ def _peer_with_pid(pid: int, outer_namespace: int) -> Peer:
     raise AssertionError(f"pid {pid} was not to be had in {_TRIES} tries")
 
 
-def scenario(engine: str, outer_namespace: int) -> dict[str, object]:
+def scenario(engine: EngineName, outer_namespace: int) -> dict[str, object]:
     """A recorder dies, and its pid comes again before the coordinator, which is stopped, learns of the death."""
     with ipcsync.launch() as coordinator, ipcsync.connect(coordinator.endpoint, name="main") as client:
         recorder = Peer()

@@ -20,10 +20,11 @@ import ipcsync
 from ipcsync._launch import Coordinator
 from ipcsync._linux.process import start_time
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.peer import Peer
 
 DEADLINE_S = 20.0
-ENGINES = ("event", "timeline")
+ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 _ROOT = Path(__file__).parents[2]
 
 
@@ -160,7 +161,7 @@ def finish(point: ipcsync.Point) -> None:
 class Held:
     """A client that is blocked in every way that there is."""
 
-    def __init__(self, client: ipcsync.Client, engine: str) -> None:
+    def __init__(self, client: ipcsync.Client, engine: EngineName) -> None:
         self.client = client
         self.stream = ipcsync.Stream()
         self.gate = StreamGate(self.stream).__enter__()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ipcsync
+from ipcsync.typing import EngineName
 
 if TYPE_CHECKING:
     from tests.faults.soak_lanes import RecordLane
@@ -30,9 +31,11 @@ class Plan:
     seed: int
     pace_s: float  # the mean pause between two things
 
-    def engine_of(self, name: int) -> str:
+    def engine_of(self, name: int) -> EngineName:
         """The engine of the event number `name`."""
-        return self.engine if self.engine != "both" else ("event", "timeline")[name % 2]
+        if self.engine == "both":
+            return "timeline" if name % 2 else "event"
+        return "timeline" if self.engine == "timeline" else "event"
 
 
 @dataclass(eq=False)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ipcsync
+from ipcsync.typing import EngineName
 from tests.faults.history import NO_NAME, Op, Record, Result, path_of
 from tests.faults.soak_lanes import RecordLane
 from tests.faults.soak_mail import Letter, Mailbox
@@ -239,7 +240,7 @@ class Worker:
         self._record_on(session, channel, lane, lambda: event.record(lane.stream, timeout=LONG_S))
 
     def _record_unnamed(self, session: Session) -> None:
-        engine = self._plan.engine if self._plan.engine != "both" else "event"
+        engine: EngineName = "timeline" if self._plan.engine == "timeline" else "event"
         lane = self._streams.record[0]
         if session.unnamed is None:
             session.unnamed = Channel(None, NO_NAME, int(engine == "timeline"), lane=lane)

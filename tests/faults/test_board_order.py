@@ -20,6 +20,7 @@ from ipcsync._engines import EventEngine, TimelineEngine, base, imports, slot_vi
 from ipcsync._native import capture, pinned
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, EventClosed, RecorderLost
+from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.registry import Session, Slot
 from tests.faults import board_world
@@ -37,7 +38,7 @@ class Case:
     """One call, and what it finds."""
 
     call: str
-    engine: str = "event"
+    engine: EngineName = "event"
     generation: int = 1
     depth: int = 1
     recorded: int = 0
@@ -412,7 +413,7 @@ def _run_effect(rig: Rig, kind: str) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "engine", "state", "completed"), _EFFECTS)
 def test_the_coordinator_takes_the_steps_of_the_model_in_its_order(
-    kind: str, engine: str, state: int, completed: int, new_rig: Callable[[Case], Rig]
+    kind: str, engine: EngineName, state: int, completed: int, new_rig: Callable[[Case], Rig]
 ) -> None:
     case = Case(kind, engine=engine, state=state, recorded=2, completed=completed)
     model = Model(Scenario(engine=engine, dies=True, closes=True, reuse=True))

@@ -20,6 +20,7 @@ from cuda.bindings.driver import CUstreamCaptureMode
 import ipcsync
 from ipcsync._drivers import load, unwrap
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 
 GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
@@ -38,7 +39,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def event(client: ipcsync.Client, engine: str, request: pytest.FixtureRequest) -> Iterator[ipcsync.SharedEvent]:
+def event(client: ipcsync.Client, engine: EngineName, request: pytest.FixtureRequest) -> Iterator[ipcsync.SharedEvent]:
     """An event of the test's own, that this process records on."""
     with client.event(request.node.name, recorder=True, engine=engine) as event:
         yield event
@@ -76,7 +77,7 @@ def test_row_40_a_record_on_a_capturing_stream_is_refused_and_nothing_is_stored(
 
 
 def test_row_40_a_wait_on_a_capturing_stream_is_refused_whatever_it_waits_for(
-    event: ipcsync.SharedEvent, captured: ipcsync.Stream, engine: str
+    event: ipcsync.SharedEvent, captured: ipcsync.Stream, engine: EngineName
 ) -> None:
     done = event.record(ipcsync.Stream())
     done.synchronize(10)
@@ -159,7 +160,7 @@ def test_row_40_no_look_of_ours_spoils_anothers_capture(client: ipcsync.Client, 
         _look_at_all(client, event)
 
 
-def test_row_40_what_comes_first_spoils_no_capture_either(client: ipcsync.Client, engine: str) -> None:
+def test_row_40_what_comes_first_spoils_no_capture_either(client: ipcsync.Client, engine: EngineName) -> None:
     """Opening handles, registering the board, making events: what happens once, happens during the capture."""
     with Capturing(), client.event(f"first-{engine}", recorder=True, engine=engine, depth=3) as event:
         _look_at_all(client, event)

@@ -20,6 +20,7 @@ from ipcsync._linux.process import start_time
 from ipcsync._session.connection import Connection
 from ipcsync._wire import messages
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from ipcsync_coordinator.liveness import PauseCredit
 from tests.faults import actions, scenes
 from tests.faults.scenes import Blocked, ForeignPeer, Held, until
@@ -41,7 +42,7 @@ def runtime_dir() -> Iterator[str]:
 
 
 @pytest.fixture
-def held(client: ipcsync.Client, engine: str) -> Iterator[Held]:
+def held(client: ipcsync.Client, engine: EngineName) -> Iterator[Held]:
     """A client of this process, blocked in every way."""
     held = Held(client, engine)
     yield held
@@ -119,7 +120,7 @@ def test_row_01_a_death_in_another_pid_namespace_is_seen_from_here_and_from_ther
 
 
 def test_row_09_a_coordinator_restarted_at_once_has_a_new_epoch_and_does_nothing_for_the_old_one(
-    runtime_dir: str, new_coordinator: Callable[..., ipcsync.Coordinator], engine: str
+    runtime_dir: str, new_coordinator: Callable[..., ipcsync.Coordinator], engine: EngineName
 ) -> None:
     first = new_coordinator(runtime_dir=runtime_dir)
     client = ipcsync.connect(first.endpoint, name="old")
@@ -166,7 +167,7 @@ TTL_S = 1.5  # of who must not expire, on a busy machine too
 
 
 def test_row_10_a_stopped_coordinator_stops_no_records_and_expires_nobody_when_it_goes_on(
-    new_coordinator: Callable[..., ipcsync.Coordinator], peer: Peer, engine: str
+    new_coordinator: Callable[..., ipcsync.Coordinator], peer: Peer, engine: EngineName
 ) -> None:
     coordinator = new_coordinator(lease_ttl=TTL_S)
     with ipcsync.connect(coordinator.endpoint, name="main", lease_ttl=30) as client:
@@ -200,7 +201,7 @@ def test_row_10_a_stopped_coordinator_stops_no_records_and_expires_nobody_when_i
 
 
 def test_row_10_a_close_that_a_stopped_coordinator_did_not_take_ends_no_later_use(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, engine: str
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, engine: EngineName
 ) -> None:
     stream = ipcsync.Stream()
     event = client.event("e", recorder=True, engine=engine)
@@ -268,7 +269,7 @@ def _files(directory: str) -> dict[str, tuple[int, int]]:
 # --- row 20 -----------------------------------------------------------------------------------------------------------
 
 
-def test_row_20_a_wall_clock_that_jumps_by_years_changes_nothing(peer: Peer, engine: str) -> None:
+def test_row_20_a_wall_clock_that_jumps_by_years_changes_nothing(peer: Peer, engine: EngineName) -> None:
     with (
         scenes.launch_patched("jumping-wall-clock", scenes.private_dir()) as coordinator,
         ipcsync.connect(coordinator.endpoint, name="main") as client,
@@ -313,7 +314,7 @@ def test_row_20_no_code_but_what_shows_the_time_to_people_asks_the_wall_clock() 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_row_34_a_coordinator_told_to_end_tells_everyone_and_leaves_nothing(
-    runtime_dir: str, new_coordinator: Callable[..., ipcsync.Coordinator], engine: str, number: signal.Signals
+    runtime_dir: str, new_coordinator: Callable[..., ipcsync.Coordinator], engine: EngineName, number: signal.Signals
 ) -> None:
     coordinator = new_coordinator(runtime_dir=runtime_dir)
     with ipcsync.connect(coordinator.endpoint) as client:

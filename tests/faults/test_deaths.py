@@ -12,6 +12,7 @@ import pytest
 import ipcsync
 from ipcsync._linux.process import Process, is_running, pid_namespace, start_time
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from ipcsync_coordinator.liveness import ProcessWatch
 from tests.faults import actions, reborn, scenes
 from tests.faults.scenes import Blocked, ForeignPeer, until, until_lost
@@ -24,7 +25,9 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def _assert_a_name_can_be_opened_anew(client: ipcsync.Client, name: str, engine: str, old: ipcsync.SharedEvent) -> None:
+def _assert_a_name_can_be_opened_anew(
+    client: ipcsync.Client, name: str, engine: EngineName, old: ipcsync.SharedEvent
+) -> None:
     """And the new event has nothing of the old one, which still stands in quarantine."""
     with client.event(name, recorder=True, engine=engine) as event:
         assert (event.generation, event.completed, event.state) == (0, 0, "open")
@@ -72,7 +75,7 @@ def test_row_01_a_killed_holder_loses_each_lease_once_and_its_peers_are_told(
 
 
 def test_row_01_a_killed_waiter_breaks_nothing(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
     event = client.event("e", recorder=True, engine=engine)
     stream = ipcsync.Stream()
@@ -95,7 +98,7 @@ def test_row_01_a_killed_waiter_breaks_nothing(
 
 
 def test_row_02_work_that_a_dead_recorder_left_unfinished_is_lost_for_every_waiter_and_for_ever(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[[], Peer], engine: str
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[[], Peer], engine: EngineName
 ) -> None:
     recorder, waiter = new_peer(), new_peer()
     recorder.call(actions.open_recorder, coordinator.endpoint, "e", engine)
@@ -169,7 +172,7 @@ def test_row_02_work_that_its_driver_calls_complete_after_the_death_does_not_cou
     ("step", "held"), [*((step, False) for step in actions.STEPS), *((step, True) for step in actions.STEPS[1:])]
 )
 def test_row_03_a_recorder_killed_inside_a_record_leaves_nothing_half_published(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str, step: str, held: bool
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName, step: str, held: bool
 ) -> None:
     peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
     first = client.point(peer.call(actions.record_complete, "e"))
@@ -227,7 +230,7 @@ def test_row_03_a_ring_that_a_record_was_killed_in_is_not_used_again(
 
 
 def test_row_06_a_zombie_that_nobody_reaps_is_dead(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
     peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
     peer.call(actions.hold)
@@ -284,7 +287,7 @@ def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_con
     assert not loop.readers
 
 
-def test_row_07_a_new_process_with_the_pid_of_a_dead_recorder_is_not_taken_for_it(engine: str) -> None:
+def test_row_07_a_new_process_with_the_pid_of_a_dead_recorder_is_not_taken_for_it(engine: EngineName) -> None:
     """All of it, the coordinator too, in a pid namespace of its own: see `reborn`."""
     why_not = ForeignPeer.why_not()
     if why_not:

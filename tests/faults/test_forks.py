@@ -21,11 +21,12 @@ import ipcsync
 from ipcsync._board import Board
 from ipcsync._linux import locks
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
 from tests.peer import Peer
 
 FORKS = ("os.fork", "PyDLL", "CDLL")
-ENGINES = ("event", "timeline")
+ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 # No heartbeat is due while a test forks: of CDLL's fork, a thread that holds the GIL in that instant leaves a child
 # without one, which is between C and Python.
 TTL = 60
@@ -253,7 +254,7 @@ def test_row_31_a_child_ends_like_any_process(endpoint: str, fork: str, end: str
 # --- while other threads are at work ----------------------------------------------------------------------------------
 
 
-def _fork_amid_work(endpoint: str, engine: str) -> int:
+def _fork_amid_work(endpoint: str, engine: EngineName) -> int:
     """Forks while one thread records as fast as it can, another is blocked in a wait, a third in a synchronize."""
     _use_everything(endpoint)
     _calls_of_parent.update(_calls())
@@ -292,7 +293,9 @@ def _fork_amid_work(endpoint: str, engine: str) -> int:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_row_31_a_fork_amid_records_and_blocked_waits_hurts_nobody(endpoint: str, peer: Peer, engine: str) -> None:
+def test_row_31_a_fork_amid_records_and_blocked_waits_hurts_nobody(
+    endpoint: str, peer: Peer, engine: EngineName
+) -> None:
     assert peer.call(_fork_amid_work, endpoint, engine) > 1
     peer.call(_parent_goes_on)
 

@@ -12,6 +12,7 @@ import pytest
 import ipcsync
 from ipcsync._wire import messages
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from ipcsync_coordinator import config
 from tests.faults import actions, patched, scenes
 from tests.faults.scenes import Blocked, until, until_lost
@@ -27,7 +28,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def owner(peer: Peer, coordinator: ipcsync.Coordinator, engine: str) -> Peer:
+def owner(peer: Peer, coordinator: ipcsync.Coordinator, engine: EngineName) -> Peer:
     """A peer that records on the event "e", with a short lease and one record complete."""
     peer.call(actions.open_recorder, coordinator.endpoint, "e", engine, TTL_S)
     peer.call(actions.record_complete, "e")
@@ -37,7 +38,7 @@ def owner(peer: Peer, coordinator: ipcsync.Coordinator, engine: str) -> Peer:
 class Successor:
     """Another session that opened the name anew, with a record that is not complete."""
 
-    def __init__(self, client: ipcsync.Client, engine: str) -> None:
+    def __init__(self, client: ipcsync.Client, engine: EngineName) -> None:
         self.stream = ipcsync.Stream()
         self.gate = StreamGate(self.stream).__enter__()
         self.event = client.event("e", recorder=True, engine=engine)
@@ -58,7 +59,7 @@ class Successor:
 
 
 @pytest.fixture
-def new_successor(client: ipcsync.Client, engine: str) -> Iterator[Callable[[], Successor]]:
+def new_successor(client: ipcsync.Client, engine: EngineName) -> Iterator[Callable[[], Successor]]:
     """Makes them; their gates are open after the test."""
     made: list[Successor] = []
 

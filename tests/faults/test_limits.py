@@ -11,6 +11,7 @@ import pytest
 
 import ipcsync
 from ipcsync._wire import codec, endpoints, messages
+from ipcsync.typing import EngineName
 from ipcsync_coordinator import config
 from tests.faults.raw import Raw, request, resident_kib, until
 from tests.peer import Peer
@@ -172,7 +173,7 @@ def _cannot_connect(endpoint: str) -> bool:
 
 @pytest.mark.parametrize("engine", ["event", "timeline"])
 def test_row_33_an_exhausted_pool_is_refused_with_its_limit_and_a_close_makes_room(
-    new_coordinator: NewCoordinator, engine: str
+    new_coordinator: NewCoordinator, engine: EngineName
 ) -> None:
     coordinator = new_coordinator(pool=3)
     with ipcsync.connect(coordinator.endpoint) as client:

@@ -12,6 +12,7 @@ import pytest
 
 import ipcsync
 from ipcsync._wire.point import PointKey, pack
+from ipcsync.typing import EngineName
 from tests.faults.scenes import until
 from tests.peer import Peer
 
@@ -122,7 +123,7 @@ def test_row_39_noise_and_47_and_49_bytes_are_typed_errors(client: ipcsync.Clien
 
 @pytest.mark.parametrize("engine", ["event", "timeline"])
 def test_row_39_a_point_of_an_old_incarnation_is_refused_for_ever_and_never_anothers(
-    new_coordinator: NewCoordinator, engine: str
+    new_coordinator: NewCoordinator, engine: EngineName
 ) -> None:
     coordinator = new_coordinator(pool=1)
     with ipcsync.connect(coordinator.endpoint) as recorder, ipcsync.connect(coordinator.endpoint) as other:

@@ -14,6 +14,7 @@ import zmq
 import ipcsync
 from ipcsync._wire import codec, messages
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.faults import scenes
 from tests.faults.raw import Raw, until
 from tests.peer import Peer
@@ -258,7 +259,7 @@ def test_row_17_of_two_recorders_at_once_exactly_one_gets_the_role(
 
 @pytest.mark.parametrize("engine", ["event", "timeline"])
 def test_a_slot_is_not_let_go_of_while_its_recorder_uses_it_again_through_a_point(
-    new_coordinator: Callable[..., ipcsync.Coordinator], engine: str
+    new_coordinator: Callable[..., ipcsync.Coordinator], engine: EngineName
 ) -> None:
     coordinator = new_coordinator(pool=1)
     with ipcsync.connect(coordinator.endpoint) as recorder, ipcsync.connect(coordinator.endpoint) as other:

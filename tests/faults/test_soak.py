@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from ipcsync.typing import EngineName
+
 _SECONDS = os.environ.get("IPCSYNC_SOAK_SECONDS")  # longer ones are for `make soak`
 _ENGINE = os.environ.get("IPCSYNC_SOAK_ENGINE", "")
 _ROOT = Path(__file__).parents[2]
 
 
-def _seconds(engine: str) -> float:
+def _seconds(engine: EngineName) -> float:
     """A minute on one driver and engine, a quarter of it on the others."""
     if _SECONDS:
         return float(_SECONDS)
@@ -24,7 +26,7 @@ def _seconds(engine: str) -> float:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", [_ENGINE] if _ENGINE else ["event", "timeline"])
-def test_row_37_a_soak_breaks_no_promise_and_leaves_nothing_behind(engine: str) -> None:
+def test_row_37_a_soak_breaks_no_promise_and_leaves_nothing_behind(engine: EngineName) -> None:
     seconds = _seconds(engine)
     command = [sys.executable, "-m", "tests.faults.soak", "--minutes", str(seconds / 60), "--engine", engine]
     # A process of its own: its workers are forks of one that never used ipcsync.

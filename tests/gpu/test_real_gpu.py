@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync.typing import EngineName
 from tests.contract import rig
 from tests.contract.rig import until
 from tests.gpu import torch_actions
@@ -98,7 +99,7 @@ def test_both_engines_work_between_this_process_and_a_coordinator(real_gpu: str)
 
 
 @pytest.mark.parametrize("engine", ["event", "timeline"])
-def test_a_point_orders_torch_work_on_two_streams(torch: Any, engine: str) -> None:
+def test_a_point_orders_torch_work_on_two_streams(torch: Any, engine: EngineName) -> None:
     with ipcsync.launch(driver="cuda") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
         producer, consumer = torch.cuda.Stream(), torch.cuda.Stream()
         target, copied = (torch.zeros(1 << 20, device="cuda") for _ in range(2))

@@ -18,6 +18,7 @@ from ipcsync._drivers import unwrap
 from ipcsync._native.context import OnDevice
 from ipcsync.client.aio.runner import is_of_this_thread
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.multiprocess.loops import LONG_S, cancel, threads_named, turns, two_clients
 from tests.peer import Peer
 
@@ -31,7 +32,9 @@ def engine(request: pytest.FixtureRequest) -> str:
 # --- what it does -----------------------------------------------------------------------------------------------------
 
 
-def test_a_point_is_complete_only_once_the_recorders_work_is(coordinator: ipcsync.Coordinator, engine: str) -> None:
+def test_a_point_is_complete_only_once_the_recorders_work_is(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
     async def scenario() -> None:
         async with two_clients(coordinator.endpoint) as (recorder, waiter):
             stream, other = ipcsync.Stream(), ipcsync.Stream()
@@ -116,7 +119,7 @@ def test_errors_are_the_same_as_without_asyncio(coordinator: ipcsync.Coordinator
             with pytest.raises(ValueError, match="timeout"):
                 await point.synchronize(-1)
             with pytest.raises(TypeError):
-                await point.wait("no stream")
+                await point.wait("no stream")  # type: ignore[arg-type]
             await event.close()
             assert await _amessages(event.record(stream)) == _messages(lambda: sync.record(stream))
 

@@ -11,6 +11,7 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.multiprocess.loops import LONG_S, cancel, stopped, threads_named, turns, two_clients
 
 
@@ -23,7 +24,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 # --- nothing blocks the loop ------------------------------------------------------------------------------------------
 
 
-def test_waits_for_gpu_work_do_not_block_the_loop(coordinator: ipcsync.Coordinator, engine: str) -> None:
+def test_waits_for_gpu_work_do_not_block_the_loop(coordinator: ipcsync.Coordinator, engine: EngineName) -> None:
     # Whatever blocked would wait for what only this very loop does next, and run into its timeout.
     async def scenario() -> None:
         async with two_clients(coordinator.endpoint) as (recorder, waiter):
@@ -129,7 +130,7 @@ def test_hundreds_of_waits_take_no_threads_and_keep_none_from_others(coordinator
 # --- cancellation -----------------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_wait_leaves_nothing_behind(coordinator: ipcsync.Coordinator, engine: str) -> None:
+def test_a_cancelled_wait_leaves_nothing_behind(coordinator: ipcsync.Coordinator, engine: EngineName) -> None:
     async def scenario() -> None:
         async with two_clients(coordinator.endpoint) as (recorder, waiter):
             stream, other = ipcsync.Stream(), ipcsync.Stream()

@@ -8,6 +8,7 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineChecks
 from tests.multiprocess import worker
 from tests.peer import Peer
 
@@ -38,7 +39,7 @@ def test_a_check_leaves_nothing_behind_and_waits_for_nobodys_work(client: ipcsyn
         assert after[count] == before[count]
 
 
-def _check() -> dict[str, dict[str, object]]:
+def _check() -> EngineChecks:
     return worker.client().check()
 
 

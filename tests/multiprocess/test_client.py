@@ -11,6 +11,7 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.contract.rig import until
 from tests.multiprocess import worker
 from tests.peer import Peer
@@ -148,7 +149,7 @@ def test_a_name_that_is_no_str_is_a_type_error(client: ipcsync.Client, name: Any
 # --- unnamed events ---------------------------------------------------------------------------------------------------
 
 
-def test_each_stream_has_an_unnamed_event_leased_once(new_client: NewClient, engine: str) -> None:
+def test_each_stream_has_an_unnamed_event_leased_once(new_client: NewClient, engine: EngineName) -> None:
     client, waiter = new_client(), new_client()
     streams = [ipcsync.Stream() for _ in range(3)]
     points = [client.record(stream, engine=engine) for stream in streams]
@@ -164,7 +165,7 @@ def test_each_stream_has_an_unnamed_event_leased_once(new_client: NewClient, eng
     assert {row.name for row in client.list_events()} == {""}
 
 
-def test_streams_of_one_client_do_not_wait_for_each_other(client: ipcsync.Client, engine: str) -> None:
+def test_streams_of_one_client_do_not_wait_for_each_other(client: ipcsync.Client, engine: EngineName) -> None:
     held, free = ipcsync.Stream(), ipcsync.Stream()
     with StreamGate(held):
         pending = client.record(held, engine=engine)
@@ -172,7 +173,7 @@ def test_streams_of_one_client_do_not_wait_for_each_other(client: ipcsync.Client
         assert not pending.query()
 
 
-def test_recording_with_no_stream_takes_the_current_one(client: ipcsync.Client, engine: str) -> None:
+def test_recording_with_no_stream_takes_the_current_one(client: ipcsync.Client, engine: EngineName) -> None:
     stream = ipcsync.Stream()
     with StreamGate(stream), ipcsync.stream(stream):
         point = client.record(engine=engine)
@@ -191,7 +192,7 @@ def test_two_clients_record_on_one_stream_apart(new_client: NewClient) -> None:
     second.synchronize(10)
 
 
-def test_threads_that_record_on_one_stream_share_its_event(client: ipcsync.Client, engine: str) -> None:
+def test_threads_that_record_on_one_stream_share_its_event(client: ipcsync.Client, engine: EngineName) -> None:
     stream = ipcsync.Stream()
     made: list[ipcsync.Point] = []
     start = threading.Barrier(4)
@@ -249,7 +250,7 @@ def test_a_named_stream_is_a_new_stream_each_time(client: ipcsync.Client) -> Non
 # --- lists ------------------------------------------------------------------------------------------------------------
 
 
-def test_list_events_tells_all_of_each_event(new_client: NewClient, engine: str) -> None:
+def test_list_events_tells_all_of_each_event(new_client: NewClient, engine: EngineName) -> None:
     recorder, waiter = new_client("rec"), new_client("wait")
     event = recorder.event("a/one", recorder=True, engine=engine)
     waiter.event("a/one")
@@ -354,7 +355,7 @@ def test_after_close_every_method_raises_client_closed(new_client: NewClient) ->
             use()
 
 
-def test_after_close_its_events_and_points_raise_event_closed(new_client: NewClient, engine: str) -> None:
+def test_after_close_its_events_and_points_raise_event_closed(new_client: NewClient, engine: EngineName) -> None:
     client = new_client()
     event = client.event("e", recorder=True, engine=engine)
     stream = ipcsync.Stream()
@@ -371,7 +372,9 @@ def test_after_close_its_events_and_points_raise_event_closed(new_client: NewCli
     assert event.state == "closed"
 
 
-def test_the_same_holds_while_work_of_a_closed_client_is_still_unfinished(new_client: NewClient, engine: str) -> None:
+def test_the_same_holds_while_work_of_a_closed_client_is_still_unfinished(
+    new_client: NewClient, engine: EngineName
+) -> None:
     client, other = new_client(), new_client()
     event = client.event("e", recorder=True, engine=engine)
     seen = other.event("e")
@@ -394,7 +397,7 @@ def test_the_same_holds_while_work_of_a_closed_client_is_still_unfinished(new_cl
     assert len(other.list_sessions()) == 1
 
 
-def test_a_close_wakes_the_clients_own_waits(new_client: NewClient, engine: str) -> None:
+def test_a_close_wakes_the_clients_own_waits(new_client: NewClient, engine: EngineName) -> None:
     client, other = new_client(), new_client()
     recording = other.event("e", recorder=True, engine=engine)
     event = client.event("e")
@@ -422,7 +425,7 @@ def test_a_close_wakes_the_clients_own_waits(new_client: NewClient, engine: str)
     assert [type(error) for error in errors] == [ipcsync.EventClosed] * 3
 
 
-def test_closing_finishes_what_it_recorded_and_frees_its_names(new_client: NewClient, engine: str) -> None:
+def test_closing_finishes_what_it_recorded_and_frees_its_names(new_client: NewClient, engine: EngineName) -> None:
     client, other = new_client(), new_client()
     client.event("mine", recorder=True, engine=engine)
     client.event("theirs", engine=engine)

@@ -16,6 +16,7 @@ from cuda.bindings.driver import CUresult
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.contract.rig import until
 
 NewClient = Callable[..., ipcsync.Client]
@@ -97,7 +98,7 @@ def test_a_recorder_that_waits_ahead_for_itself_releases_everybody_by_its_close(
 
 
 def test_a_goodbye_that_a_silent_coordinator_did_not_take_is_said_again(
-    coordinator: ipcsync.Coordinator, new_client: NewClient, observer: ipcsync.Client, engine: str
+    coordinator: ipcsync.Coordinator, new_client: NewClient, observer: ipcsync.Client, engine: EngineName
 ) -> None:
     client = new_client("client", lease_ttl=6.0)  # a beat every 2 s; without the goodbye it would be broken after 6
     client.event("e", recorder=True, engine=engine).record(ipcsync.Stream()).synchronize(10)
@@ -148,7 +149,7 @@ with StreamGate(stream):
 
 
 def test_a_process_that_calls_exec_is_told_at_once_and_keeps_no_slot(
-    coordinator: ipcsync.Coordinator, observer: ipcsync.Client, engine: str
+    coordinator: ipcsync.Coordinator, observer: ipcsync.Client, engine: EngineName
 ) -> None:
     """Long before its lease is over."""
     with _lost_program(_EXECUTES, observer, coordinator.endpoint, engine) as (process, event):
@@ -179,7 +180,7 @@ input()
 
 @pytest.mark.parametrize("client", ["open", "closed"])
 def test_a_program_that_ended_with_work_in_flight_is_dead_while_its_process_still_ends(
-    coordinator: ipcsync.Coordinator, observer: ipcsync.Client, engine: str, client: str
+    coordinator: ipcsync.Coordinator, observer: ipcsync.Client, engine: EngineName, client: str
 ) -> None:
     with _lost_program(_ENDS_SLOWLY, observer, coordinator.endpoint, engine, client) as (process, event):
         assert process.poll() is None
@@ -192,7 +193,7 @@ def test_a_program_that_ended_with_work_in_flight_is_dead_while_its_process_stil
 
 @pytest.mark.parametrize("lingers", [False, True])
 def test_an_event_that_is_opened_while_the_client_closes_is_given_back(
-    coordinator: ipcsync.Coordinator, new_client: NewClient, observer: ipcsync.Client, engine: str, lingers: bool
+    coordinator: ipcsync.Coordinator, new_client: NewClient, observer: ipcsync.Client, engine: EngineName, lingers: bool
 ) -> None:
     client = new_client("client", lease_ttl=1.0)
     errors: list[BaseException] = []
@@ -221,7 +222,7 @@ def test_an_event_that_is_opened_while_the_client_closes_is_given_back(
 
 
 def test_a_client_that_closes_waits_for_what_another_thread_is_closing(
-    new_client: NewClient, observer: ipcsync.Client, engine: str
+    new_client: NewClient, observer: ipcsync.Client, engine: EngineName
 ) -> None:
     client, other = new_client("client", lease_ttl=1.0), new_client("other")
     recording, waiting = ipcsync.Stream(), ipcsync.Stream()
@@ -258,7 +259,7 @@ def test_a_client_that_closes_waits_for_what_another_thread_is_closing(
 
 
 def test_an_interrupted_open_leaves_the_name_to_others(
-    client: ipcsync.Client, observer: ipcsync.Client, engine: str, monkeypatch: pytest.MonkeyPatch
+    client: ipcsync.Client, observer: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = client._session.connection
     receive = connection._receive
@@ -276,7 +277,7 @@ def test_an_interrupted_open_leaves_the_name_to_others(
 
 
 def test_of_many_events_none_stays_open_when_one_cannot_be_taken_in(
-    client: ipcsync.Client, observer: ipcsync.Client, engine: str, monkeypatch: pytest.MonkeyPatch
+    client: ipcsync.Client, observer: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attachments = client._session.attachments
     make = attachments._make
@@ -306,7 +307,7 @@ class _Broken:
 
 
 def test_a_driver_that_fails_keeps_no_client_from_its_goodbye(
-    new_client: NewClient, observer: ipcsync.Client, engine: str
+    new_client: NewClient, observer: ipcsync.Client, engine: EngineName
 ) -> None:
     client = new_client("client", lease_ttl=1.0)
     faulted, sound = (client.event(name, recorder=True, engine=engine) for name in ("faulted", "sound"))
@@ -323,7 +324,7 @@ def test_a_driver_that_fails_keeps_no_client_from_its_goodbye(
 
 
 def test_nor_does_it_keep_a_client_that_has_expired_from_its_close(
-    new_client: NewClient, observer: ipcsync.Client, engine: str
+    new_client: NewClient, observer: ipcsync.Client, engine: EngineName
 ) -> None:
     client = new_client("client", lease_ttl=1.0)
     event = client.event("e", recorder=True, engine=engine)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from ipcsync.typing import EngineName
 from ipcsync_demo.plan import Plan, chunk_size, stamp, work
 
 _RUN = "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()"
@@ -125,7 +126,9 @@ def children(process: subprocess.Popen[str], what: str) -> list[int]:
 
 @pytest.mark.parametrize("engine", ["event", "timeline"])
 @pytest.mark.parametrize("asynchronous", ["0", "1"])
-def test_the_result_is_that_of_one_process_and_no_message_was_sent(demo: Demo, engine: str, asynchronous: str) -> None:
+def test_the_result_is_that_of_one_process_and_no_message_was_sent(
+    demo: Demo, engine: EngineName, asynchronous: str
+) -> None:
     found = demo.run_json("--engine", engine, IPCSYNC_HOST_ASYNC=asynchronous, SIMCUDA_ASYNC=asynchronous)
     assert found["ok"]
     assert found["engine"] == engine
@@ -140,7 +143,9 @@ def test_the_result_is_that_of_one_process_and_no_message_was_sent(demo: Demo, e
 @pytest.mark.parametrize("workers", ["1", "4"])
 @pytest.mark.parametrize("engine", ["event", "timeline"])
 @pytest.mark.parametrize("asynchronous", ["0", "1"])
-def test_without_the_waits_the_result_is_corrupt(demo: Demo, engine: str, asynchronous: str, workers: str) -> None:
+def test_without_the_waits_the_result_is_corrupt(
+    demo: Demo, engine: EngineName, asynchronous: str, workers: str
+) -> None:
     settings = {"IPCSYNC_HOST_ASYNC": asynchronous, "SIMCUDA_ASYNC": asynchronous}
     found = demo.run_json("--break", "--engine", engine, "--workers", workers, status=1, **settings)
     assert not found["ok"]

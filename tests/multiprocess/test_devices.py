@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync.typing import EngineChecks, EngineName
 from tests.contract.rig import until
 from tests.multiprocess import worker
 from tests.peer import Peer
@@ -72,7 +73,7 @@ def _unnamed_on(device: int) -> bytes:
     return bytes(worker.client().record(worker.stream(f"on-{device}", device)))
 
 
-def _check_on(device: int) -> dict[str, dict[str, Any]]:
+def _check_on(device: int) -> EngineChecks:
     return worker.client().check(device)
 
 
@@ -93,7 +94,7 @@ def _error(peer: Peer, fn: Callable[..., object], *args: Any) -> str:
     return error[1]
 
 
-def test_streams_of_other_gpus_and_other_processes_wait_for_a_record(start: Start, engine: str) -> None:
+def test_streams_of_other_gpus_and_other_processes_wait_for_a_record(start: Start, engine: EngineName) -> None:
     recorder, waiter = start(), start()
     recorder.call(worker.open_event, "e", {"recorder": True, "device": 2, "engine": engine})
     recorder.call(worker.hold, "main", 2)
@@ -123,7 +124,7 @@ def _at(name: str, generation: int) -> bytes:
     return bytes(worker.event(name).at(generation))
 
 
-def test_a_device_is_the_same_gpu_in_processes_that_number_them_differently(start: Start, engine: str) -> None:
+def test_a_device_is_the_same_gpu_in_processes_that_number_them_differently(start: Start, engine: EngineName) -> None:
     recorder, waiter = start("3,1"), start("1,0,3")
     kind, ordinal, uuid = recorder.call(worker.open_event, "e", {"recorder": True, "device": 0, "engine": engine})
     assert (kind, ordinal) == (engine, 0)
@@ -147,7 +148,7 @@ def test_a_new_event_is_on_the_current_device(start: Start) -> None:
     assert peer.call(_uuids) == uuids[2:]
 
 
-def test_a_process_that_does_not_see_the_device_is_refused_and_harms_nobody(start: Start, engine: str) -> None:
+def test_a_process_that_does_not_see_the_device_is_refused_and_harms_nobody(start: Start, engine: EngineName) -> None:
     owner, blind = start(), start("0,1")
     owner.call(worker.open_event, "e", {"device": 3, "engine": engine})
     assert "not visible" in _error(blind, worker.open_event, "e")
@@ -160,7 +161,7 @@ def test_a_process_that_does_not_see_the_device_is_refused_and_harms_nobody(star
     assert owner.call(_state, "e") == ("open", 1)
 
 
-def test_another_device_than_the_events_is_refused(start: Start, engine: str) -> None:
+def test_another_device_than_the_events_is_refused(start: Start, engine: EngineName) -> None:
     owner, other = start(), start()
     owner.call(worker.open_event, "e", {"device": 1, "engine": engine})
     _error(other, worker.open_event, "e", {"device": 0})
@@ -168,7 +169,7 @@ def test_another_device_than_the_events_is_refused(start: Start, engine: str) ->
     assert other.call(worker.open_event, "e", {"device": 1})[1] == 1
 
 
-def test_recording_from_a_stream_of_another_device_is_refused(start: Start, engine: str) -> None:
+def test_recording_from_a_stream_of_another_device_is_refused(start: Start, engine: EngineName) -> None:
     peer = start()
     peer.call(worker.open_event, "e", {"device": 1, "engine": engine, "recorder": True})
     text = _error(peer, _record_on, "e", 0)

@@ -16,15 +16,16 @@ import pytest
 
 import ipcsync
 from ipcsync._board.board import is_tmpfs
+from ipcsync.typing import EngineChecks, EngineName
 from tests.multiprocess import worker
 from tests.peer import Peer
 
-ENGINES = ("event", "timeline")
+ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_asked_for_is_the_events_for_everybody(
-    new_client: Callable[..., ipcsync.Client], engine: str
+    new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:
     first, second = new_client(), new_client()
     with first.event("e", engine=engine), second.event("e") as joined, second.event("e", engine=engine) as asked:
@@ -39,7 +40,7 @@ def test_auto_takes_cuda_events_where_they_work(client: ipcsync.Client) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_another_engine_than_the_events_is_refused_with_both_named(client: ipcsync.Client, engine: str) -> None:
+def test_another_engine_than_the_events_is_refused_with_both_named(client: ipcsync.Client, engine: EngineName) -> None:
     (other,) = set(ENGINES) - {engine}
     with client.event("e", engine=engine) as event:
         with pytest.raises(ipcsync.EngineMismatch, match=f"'{engine}', not '{other}'"):
@@ -49,7 +50,7 @@ def test_another_engine_than_the_events_is_refused_with_both_named(client: ipcsy
 
 def test_an_engine_that_is_none_is_a_value_error(client: ipcsync.Client) -> None:
     with pytest.raises(ValueError, match="'auto', 'event' or 'timeline'"):
-        client.event("e", engine="fence")
+        client.event("e", engine="fence")  # type: ignore[arg-type]
 
 
 # --- a process that does not share /dev/shm, as in another container --------------------------------------------------
@@ -86,7 +87,7 @@ def apart(
     return coordinator, peer
 
 
-def _check_there() -> dict[str, dict[str, Any]]:
+def _check_there() -> EngineChecks:
     return worker.client().check()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.faults import actions, scenes
 from tests.faults.scenes import until, until_lost
 from tests.peer import Peer
@@ -38,7 +39,7 @@ def _loss(point: ipcsync.Point) -> ipcsync.RecorderLost:
 
 
 def test_a_dead_recorder_is_named_with_its_process(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
     peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
     event = client.event("e")
@@ -52,7 +53,7 @@ def test_a_dead_recorder_is_named_with_its_process(
 
 
 def test_a_recorder_that_expired_is_told_from_one_that_died(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
     peer.call(actions.open_recorder, coordinator.endpoint, "e", engine, TTL_S)
     event = client.event("e")
@@ -67,7 +68,7 @@ def test_a_recorder_that_expired_is_told_from_one_that_died(
 
 
 def test_a_recorder_that_closed_is_told_from_one_that_died(
-    new_client: Callable[..., ipcsync.Client], engine: str
+    new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:
     waiter, recorder = new_client("waiter"), new_client("prefill")
     event = waiter.event("e", engine=engine)
@@ -81,7 +82,7 @@ def test_a_recorder_that_closed_is_told_from_one_that_died(
     assert "closed the event" in str(error)
 
 
-def test_a_recorder_without_a_name_is_called_by_its_id(coordinator: ipcsync.Coordinator, engine: str) -> None:
+def test_a_recorder_without_a_name_is_called_by_its_id(coordinator: ipcsync.Coordinator, engine: EngineName) -> None:
     with ipcsync.connect(coordinator.endpoint) as waiter, ipcsync.connect(coordinator.endpoint) as recorder:
         event = waiter.event("e", engine=engine)
         recorder.event("e", recorder=True).close()
@@ -89,7 +90,7 @@ def test_a_recorder_without_a_name_is_called_by_its_id(coordinator: ipcsync.Coor
 
 
 def test_a_recorder_is_still_named_when_others_have_connected_since(
-    new_coordinator: Callable[..., ipcsync.Coordinator], peer: Peer, engine: str
+    new_coordinator: Callable[..., ipcsync.Coordinator], peer: Peer, engine: EngineName
 ) -> None:
     """Its line on the board is another session's by then."""
     coordinator = new_coordinator(max_sessions=3)
@@ -178,7 +179,7 @@ def test_who_records_is_named_to_those_who_may_not(new_client: Callable[..., ipc
 # --- timeouts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_wait_for_an_event_that_nobody_records_on_says_so(client: ipcsync.Client, engine: str) -> None:
+def test_a_wait_for_an_event_that_nobody_records_on_says_so(client: ipcsync.Client, engine: EngineName) -> None:
     event = client.event("e", engine=engine)
     with pytest.raises(ipcsync.WaitTimeout, match=r"nobody has opened the event as its recorder \(recorder=True\)"):
         event.at(1).synchronize(0.01)

@@ -9,12 +9,13 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 
 if TYPE_CHECKING:
     from ipcsync.pytest_plugin.spawned import Child
 
 
-def _record_gated(client: ipcsync.Client, engine: str) -> bytes:
+def _record_gated(client: ipcsync.Client, engine: EngineName) -> bytes:
     """In the child: record on "e" behind a gate, which opens once "open" was recorded; the point."""
     stream = ipcsync.Stream()
     with StreamGate(stream) as gate, client.event("e", recorder=True, engine=engine) as event:
@@ -38,7 +39,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 def test_a_point_is_complete_only_once_the_recorders_work_is(
-    ipcsync_client: ipcsync.Client, ipcsync_spawn: Callable[..., Child], engine: str
+    ipcsync_client: ipcsync.Client, ipcsync_spawn: Callable[..., Child], engine: EngineName
 ) -> None:
     point = ipcsync_client.event("e", engine=engine).at(1)
     child = ipcsync_spawn(_record_gated, engine)
@@ -59,7 +60,7 @@ def test_a_point_is_complete_only_once_the_recorders_work_is(
 
 
 def test_a_generation_not_recorded_yet_is_waited_for(
-    ipcsync_client: ipcsync.Client, ipcsync_namespace: str, ipcsync_spawn: Callable[..., Child], engine: str
+    ipcsync_client: ipcsync.Client, ipcsync_namespace: str, ipcsync_spawn: Callable[..., Child], engine: EngineName
 ) -> None:
     point = ipcsync_client.event("e", engine=engine).at(1)
     assert not point.is_recorded
@@ -74,7 +75,7 @@ def test_a_generation_not_recorded_yet_is_waited_for(
     assert child.result() == bytes(point)
 
 
-def test_steady_state_sends_no_message(new_client: Callable[..., ipcsync.Client], engine: str) -> None:
+def test_steady_state_sends_no_message(new_client: Callable[..., ipcsync.Client], engine: EngineName) -> None:
     recorder, waiter = new_client("recorder"), new_client("waiter")
     event = recorder.event("e", recorder=True, engine=engine)
     stream, other = ipcsync.Stream(), ipcsync.Stream()

@@ -15,6 +15,7 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.contract.rig import until
 from tests.multiprocess import worker
 from tests.peer import Peer
@@ -73,7 +74,7 @@ def _address(stream: ipcsync.Stream) -> int:
 
 @pytest.mark.parametrize("kind", [Protocol, Pointer, TorchLike, _address])
 def test_every_kind_of_stream_records_and_waits_as_it_is(
-    client: ipcsync.Client, engine: str, kind: Callable[[ipcsync.Stream], Any]
+    client: ipcsync.Client, engine: EngineName, kind: Callable[[ipcsync.Stream], Any]
 ) -> None:
     event = client.event("e", recorder=True, engine=engine)
     held, waiting = ipcsync.Stream(), ipcsync.Stream()
@@ -88,7 +89,9 @@ def test_every_kind_of_stream_records_and_waits_as_it_is(
     until(waiting.query, "the waiting stream goes on")
 
 
-def test_a_stream_of_cuda_core_records_and_waits_as_it_is(core: Any, client: ipcsync.Client, engine: str) -> None:
+def test_a_stream_of_cuda_core_records_and_waits_as_it_is(
+    core: Any, client: ipcsync.Client, engine: EngineName
+) -> None:
     device = core.Device(0)
     held, waiting = device.create_stream(), device.create_stream()
     event = client.event("e", recorder=True, engine=engine)
@@ -189,7 +192,7 @@ def _captured(stream: ipcsync.Stream) -> Iterator[None]:
 
 
 def test_a_capturing_stream_neither_records_nor_waits_and_its_capture_comes_out_whole(
-    client: ipcsync.Client, engine: str
+    client: ipcsync.Client, engine: EngineName
 ) -> None:
     event = client.event("e", recorder=True, engine=engine)
     stream, held = ipcsync.Stream(), ipcsync.Stream()
@@ -213,7 +216,7 @@ def test_a_capturing_stream_neither_records_nor_waits_and_its_capture_comes_out_
 
 
 def test_our_queries_on_other_threads_do_not_break_a_capture(
-    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], engine: str
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:
     recorder, waiter = new_client(lease_ttl=0.3), new_client(lease_ttl=0.3)  # short beats: heartbeats query too
     event = recorder.event("e", recorder=True, engine=engine, depth=2)
@@ -261,7 +264,7 @@ def torch() -> Any:
     return module
 
 
-def test_torchs_current_stream_is_meant_by_none(torch: Any, client: ipcsync.Client, engine: str) -> None:
+def test_torchs_current_stream_is_meant_by_none(torch: Any, client: ipcsync.Client, engine: EngineName) -> None:
     event = client.event("e", recorder=True, engine=engine)
     stream, waiting = torch.cuda.Stream(), torch.cuda.Stream()
     with StreamGate(stream):
@@ -298,7 +301,7 @@ def test_the_handle_of_a_shared_event_is_waited_for_by_torch(
 
 
 def test_a_graph_that_torch_captures_on_another_thread_survives_our_queries(
-    torch: Any, client: ipcsync.Client, engine: str
+    torch: Any, client: ipcsync.Client, engine: EngineName
 ) -> None:
     event = client.event("e", recorder=True, engine=engine)
     graph, target = torch.cuda.CUDAGraph(), torch.zeros(8, device="cuda")
@@ -327,14 +330,14 @@ def test_a_graph_that_torch_captures_on_another_thread_survives_our_queries(
     assert float(target.sum().item()) == 8 * 101
 
 
-def test_a_stream_of_cupy_records_and_waits_as_it_is(client: ipcsync.Client, engine: str) -> None:
+def test_a_stream_of_cupy_records_and_waits_as_it_is(client: ipcsync.Client, engine: EngineName) -> None:
     cupy = pytest.importorskip("cupy", reason="cupy is not installed")
     if ipcsync.driver_name() != "cuda":
         pytest.skip("cupy needs a GPU")
     _record_and_wait(client, engine, cupy.cuda.Stream(non_blocking=True))
 
 
-def test_a_stream_of_numba_records_and_waits_as_it_is(client: ipcsync.Client, engine: str) -> None:
+def test_a_stream_of_numba_records_and_waits_as_it_is(client: ipcsync.Client, engine: EngineName) -> None:
     numba = pytest.importorskip("numba.cuda", reason="numba is not installed")
     if not numba.is_available():
         pytest.skip("numba has no GPU here")
@@ -344,7 +347,7 @@ def test_a_stream_of_numba_records_and_waits_as_it_is(client: ipcsync.Client, en
     _record_and_wait(client, engine, stream)
 
 
-def _record_and_wait(client: ipcsync.Client, engine: str, stream: Any) -> None:
+def _record_and_wait(client: ipcsync.Client, engine: EngineName, stream: Any) -> None:
     event = client.event("e", recorder=True, engine=engine)
     with StreamGate(stream):
         point = event.record(stream)

@@ -12,6 +12,7 @@ import pytest
 import ipcsync
 from ipcsync._native import pinned
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 
 
 @pytest.fixture(params=["event", "timeline"])
@@ -31,7 +32,7 @@ def kill(
 
 
 def test_a_client_closes_although_its_last_record_was_not_seen_complete(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, engine: str, kill: Callable[[], None]
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, engine: EngineName, kill: Callable[[], None]
 ) -> None:
     stream, other = ipcsync.Stream(), ipcsync.Stream()
     with StreamGate(stream):

@@ -11,6 +11,7 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.contract.rig import until
 from tests.multiprocess import worker
 from tests.peer import Peer
@@ -25,7 +26,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def event(client: ipcsync.Client, engine: str) -> ipcsync.SharedEvent:
+def event(client: ipcsync.Client, engine: EngineName) -> ipcsync.SharedEvent:
     """An event of this process, which records on it."""
     return client.event("e", recorder=True, engine=engine)
 
@@ -148,7 +149,9 @@ def test_an_unpickled_point_belongs_to_the_processs_client(
     assert peer.call(_query_pickled, data) is True
 
 
-def test_an_unpickled_point_takes_the_first_client_that_is_still_open(new_client: NewClient, engine: str) -> None:
+def test_an_unpickled_point_takes_the_first_client_that_is_still_open(
+    new_client: NewClient, engine: EngineName
+) -> None:
     recorder = new_client()
     point = recorder.event("e", recorder=True, engine=engine).record(ipcsync.Stream())
     first, second = new_client(), new_client()
@@ -168,7 +171,7 @@ def test_a_point_of_another_coordinator_is_refused(
         elsewhere.point(data)
 
 
-def test_a_point_of_an_earlier_use_of_its_slot_is_refused_for_ever(new_client: NewClient, engine: str) -> None:
+def test_a_point_of_an_earlier_use_of_its_slot_is_refused_for_ever(new_client: NewClient, engine: EngineName) -> None:
     recorder, other = new_client(), new_client()
     with recorder.event("e", recorder=True, engine=engine) as event:
         point = event.record(ipcsync.Stream())
@@ -183,7 +186,7 @@ def test_a_point_of_an_earlier_use_of_its_slot_is_refused_for_ever(new_client: N
         point.query()
 
 
-def test_a_point_of_an_unnamed_event_works_like_any_other(new_client: NewClient, engine: str) -> None:
+def test_a_point_of_an_unnamed_event_works_like_any_other(new_client: NewClient, engine: EngineName) -> None:
     recorder, waiter = new_client(), new_client()
     stream, waiting = ipcsync.Stream(), ipcsync.Stream()
     with StreamGate(stream) as gate:
@@ -200,7 +203,9 @@ def test_a_point_of_an_unnamed_event_works_like_any_other(new_client: NewClient,
     assert "slot" in repr(seen) or "generation=1" in repr(seen)
 
 
-def test_points_alone_keep_an_attachment_only_until_the_event_is_over(new_client: NewClient, engine: str) -> None:
+def test_points_alone_keep_an_attachment_only_until_the_event_is_over(
+    new_client: NewClient, engine: EngineName
+) -> None:
     recorder, waiter = new_client(), new_client(lease_ttl=0.3)
     event = recorder.event("e", recorder=True, engine=engine)
     data = bytes(event.record(ipcsync.Stream()))
@@ -391,7 +396,7 @@ def test_what_is_not_callable_is_refused(event: ipcsync.SharedEvent) -> None:
         event.at(1).add_done_callback("print")  # type: ignore[arg-type] # on purpose
 
 
-def test_a_callback_is_told_of_a_point_that_its_recorder_never_made(new_client: NewClient, engine: str) -> None:
+def test_a_callback_is_told_of_a_point_that_its_recorder_never_made(new_client: NewClient, engine: EngineName) -> None:
     recorder, waiter = new_client(), new_client()
     event = recorder.event("e", recorder=True, engine=engine)
     point, calls = waiter.event("e").at(1), Calls()
@@ -404,7 +409,7 @@ def test_a_callback_is_told_of_a_point_that_its_recorder_never_made(new_client: 
 
 
 def test_a_callback_is_told_of_a_recorders_death(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
     peer.call(worker.connect, coordinator.endpoint)
     peer.call(worker.open_event, "e", {"recorder": True, "engine": engine})
@@ -417,7 +422,7 @@ def test_a_callback_is_told_of_a_recorders_death(
     assert isinstance(point.exception(), ipcsync.RecorderLost)
 
 
-def test_a_callback_is_told_of_the_clients_own_close(new_client: NewClient, engine: str) -> None:
+def test_a_callback_is_told_of_the_clients_own_close(new_client: NewClient, engine: EngineName) -> None:
     client = new_client()
     point, calls = client.event("e", engine=engine).at(1), Calls()
     point.add_done_callback(calls)

@@ -10,6 +10,7 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.contract.rig import until
 from tests.peer import Peer
 
@@ -34,7 +35,7 @@ def _record_gated(endpoint: str, name: str) -> None:
 
 
 def test_a_slot_that_a_dead_recorder_left_unfinished_can_be_let_go_of_by_its_next_recorder(
-    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], peer: Peer, engine: str
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], peer: Peer, engine: EngineName
 ) -> None:
     observer = new_client("observer")
     peer.call(_record_gated, coordinator.endpoint, "e")
@@ -47,7 +48,7 @@ def test_a_slot_that_a_dead_recorder_left_unfinished_can_be_let_go_of_by_its_nex
 
 
 def test_a_beat_in_the_middle_of_close_does_not_end_what_still_lingers(
-    new_client: Callable[..., ipcsync.Client], engine: str
+    new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:
     observer = new_client("observer")
     closing = new_client("closing", lease_ttl=1.0)  # beats three times in the second that close waits
@@ -69,7 +70,7 @@ def _assert_follows(event: ipcsync.SharedEvent, held: ipcsync.Point, stream: ipc
 
 
 def test_a_record_between_two_on_the_same_stream_is_not_overtaken_if_it_was_on_the_default_stream(
-    client: ipcsync.Client, engine: str
+    client: ipcsync.Client, engine: EngineName
 ) -> None:
     event = client.event("e", recorder=True, engine=engine)
     stream, default = ipcsync.Stream(), ipcsync.default_stream()
@@ -80,7 +81,7 @@ def test_a_record_between_two_on_the_same_stream_is_not_overtaken_if_it_was_on_t
     assert event.completed == event.generation
 
 
-def test_a_record_that_was_interrupted_is_not_overtaken(client: ipcsync.Client, engine: str) -> None:
+def test_a_record_that_was_interrupted_is_not_overtaken(client: ipcsync.Client, engine: EngineName) -> None:
     event = client.event("e", recorder=True, engine=engine)
     stream, other = ipcsync.Stream(), ipcsync.Stream()
     event.record(stream).synchronize(10)
@@ -101,7 +102,7 @@ def test_a_record_that_was_interrupted_is_not_overtaken(client: ipcsync.Client, 
 
 
 def test_a_close_that_leaves_work_in_flight_gives_back_the_rest_at_once(
-    new_client: Callable[..., ipcsync.Client], engine: str
+    new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:
     observer, closing = new_client("observer"), new_client("closing")
     stream = ipcsync.Stream()
@@ -134,7 +135,7 @@ def test_two_that_wait_ahead_for_each_other_are_both_released_when_one_closes(
 
 
 def test_a_beat_that_ends_an_attachment_does_not_wait_for_a_coordinator_that_is_silent(
-    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], engine: str
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:
     recorder, waiter = new_client("recorder"), new_client("waiter", lease_ttl=2.0)
     event = recorder.event("e", recorder=True, engine=engine)

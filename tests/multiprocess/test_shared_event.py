@@ -11,6 +11,7 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.contract.rig import until
 from tests.multiprocess import worker
 from tests.peer import Peer
@@ -49,7 +50,7 @@ class Failing(threading.Thread):
 # --- what it says of itself -------------------------------------------------------------------------------------------
 
 
-def test_a_new_event_says_what_it_is(client: ipcsync.Client, engine: str) -> None:
+def test_a_new_event_says_what_it_is(client: ipcsync.Client, engine: EngineName) -> None:
     with client.event("a/b", engine=engine, depth=3) as event:
         assert (event.name, event.engine, event.depth, event.state) == ("a/b", engine, 3, "open")
         assert event.device == ipcsync.Device(ipcsync.current_device())
@@ -99,7 +100,7 @@ def test_the_greatest_depth_works(client: ipcsync.Client) -> None:
 # --- generations ------------------------------------------------------------------------------------------------------
 
 
-def test_each_record_makes_the_next_generation_for_everybody(new_client: NewClient, engine: str) -> None:
+def test_each_record_makes_the_next_generation_for_everybody(new_client: NewClient, engine: EngineName) -> None:
     event = new_client().event("e", recorder=True, engine=engine)
     seen = new_client().event("e")
     stream = ipcsync.Stream()
@@ -114,7 +115,7 @@ def test_each_record_makes_the_next_generation_for_everybody(new_client: NewClie
     assert seen.completed == 3
 
 
-def test_completed_is_behind_what_is_recorded_while_work_is_pending(new_client: NewClient, engine: str) -> None:
+def test_completed_is_behind_what_is_recorded_while_work_is_pending(new_client: NewClient, engine: EngineName) -> None:
     event = new_client().event("e", recorder=True, engine=engine)
     seen = new_client().event("e")
     stream = ipcsync.Stream()
@@ -132,7 +133,7 @@ def test_completed_is_behind_what_is_recorded_while_work_is_pending(new_client: 
     assert seen.completed == 3
 
 
-def test_what_an_idle_recorder_finished_is_told_by_its_heartbeat(new_client: NewClient, engine: str) -> None:
+def test_what_an_idle_recorder_finished_is_told_by_its_heartbeat(new_client: NewClient, engine: EngineName) -> None:
     event = new_client(lease_ttl=0.3).event("e", recorder=True, engine=engine)
     other = new_client()
     event.record(ipcsync.Stream())
@@ -152,7 +153,7 @@ def test_a_generation_that_is_no_int_is_refused(client: ipcsync.Client, generati
 
 
 def test_threads_that_record_one_event_make_every_generation_once_and_in_order(
-    new_client: NewClient, engine: str
+    new_client: NewClient, engine: EngineName
 ) -> None:
     event = new_client().event("e", recorder=True, engine=engine, depth=4)
     waiter = new_client()
@@ -175,7 +176,7 @@ def test_threads_that_record_one_event_make_every_generation_once_and_in_order(
 
 
 def test_a_record_on_another_stream_is_not_complete_before_the_one_before_it(
-    new_client: NewClient, engine: str
+    new_client: NewClient, engine: EngineName
 ) -> None:
     event = new_client().event("e", recorder=True, engine=engine)
     seen = new_client().event("e")
@@ -194,7 +195,7 @@ def test_a_record_on_another_stream_is_not_complete_before_the_one_before_it(
     until(waiting.query, "the waiter goes on")
 
 
-def test_a_record_goes_back_to_its_first_stream_in_order_too(client: ipcsync.Client, engine: str) -> None:
+def test_a_record_goes_back_to_its_first_stream_in_order_too(client: ipcsync.Client, engine: EngineName) -> None:
     event = client.event("e", recorder=True, engine=engine)
     first, second = ipcsync.Stream(), ipcsync.Stream()
     event.record(first)
@@ -204,7 +205,7 @@ def test_a_record_goes_back_to_its_first_stream_in_order_too(client: ipcsync.Cli
     event.at(3).synchronize(10)
 
 
-def test_recording_with_no_stream_takes_the_current_one(client: ipcsync.Client, engine: str) -> None:
+def test_recording_with_no_stream_takes_the_current_one(client: ipcsync.Client, engine: EngineName) -> None:
     event = client.event("e", recorder=True, engine=engine)
     stream = ipcsync.Stream()
     with StreamGate(stream), ipcsync.stream(stream):
@@ -214,7 +215,7 @@ def test_recording_with_no_stream_takes_the_current_one(client: ipcsync.Client, 
     event.record(None).synchronize(10)
 
 
-def test_a_default_stream_may_record_and_wait(client: ipcsync.Client, engine: str) -> None:
+def test_a_default_stream_may_record_and_wait(client: ipcsync.Client, engine: EngineName) -> None:
     event = client.event("e", recorder=True, engine=engine)
     default = ipcsync.default_stream()
     point = event.record(default)
@@ -223,11 +224,11 @@ def test_a_default_stream_may_record_and_wait(client: ipcsync.Client, engine: st
     event.record(0).synchronize(10)
 
 
-def test_what_is_no_stream_is_refused_and_records_nothing(client: ipcsync.Client, engine: str) -> None:
+def test_what_is_no_stream_is_refused_and_records_nothing(client: ipcsync.Client, engine: EngineName) -> None:
     event = client.event("e", recorder=True, engine=engine)
     for wrong in ("main", object(), 1.5):
         with pytest.raises(TypeError):
-            event.record(wrong)
+            event.record(wrong)  # type: ignore[arg-type]
     assert event.generation == 0
 
 
@@ -281,7 +282,7 @@ def test_a_point_is_waited_for_exactly_when_the_ring_goes_round(new_client: NewC
 
 @pytest.mark.parametrize("timeout", [-1, -0.001, float("nan")])
 def test_a_timeout_that_is_none_is_refused_before_anything_happens(
-    client: ipcsync.Client, engine: str, timeout: float
+    client: ipcsync.Client, engine: EngineName, timeout: float
 ) -> None:
     event = client.event("e", recorder=True, engine=engine)
     stream = ipcsync.Stream()
@@ -299,7 +300,7 @@ def test_a_timeout_that_is_none_is_refused_before_anything_happens(
 # --- who records ------------------------------------------------------------------------------------------------------
 
 
-def test_only_who_opened_it_as_recorder_may_record(new_client: NewClient, engine: str) -> None:
+def test_only_who_opened_it_as_recorder_may_record(new_client: NewClient, engine: EngineName) -> None:
     event = new_client("waiter").event("e", engine=engine)
     with pytest.raises(ipcsync.NotRecorder):
         event.record(ipcsync.Stream())
@@ -327,7 +328,7 @@ def test_another_recorder_is_refused_and_told_who_has_the_role(
 
 @pytest.mark.parametrize("first", ["recorder", "waiter"])
 def test_the_recorder_may_come_first_or_last(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str, first: str
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName, first: str
 ) -> None:
     peer.call(worker.connect, coordinator.endpoint)
     stream = ipcsync.Stream()
@@ -359,7 +360,7 @@ def test_the_role_is_kept_for_good_even_if_its_recorder_never_records(new_client
 # --- two objects, and closing -----------------------------------------------------------------------------------------
 
 
-def test_two_objects_share_one_attachment_that_ends_with_the_last(client: ipcsync.Client, engine: str) -> None:
+def test_two_objects_share_one_attachment_that_ends_with_the_last(client: ipcsync.Client, engine: EngineName) -> None:
     first = client.event("e", engine=engine)
     second = client.event("e")
     assert client.list_events("e")[0].attached == 1
@@ -373,7 +374,7 @@ def test_two_objects_share_one_attachment_that_ends_with_the_last(client: ipcsyn
     assert client.list_events("e") == []
 
 
-def test_each_object_records_only_if_it_was_opened_for_that(client: ipcsync.Client, engine: str) -> None:
+def test_each_object_records_only_if_it_was_opened_for_that(client: ipcsync.Client, engine: EngineName) -> None:
     plain = client.event("e", engine=engine)
     recording = client.event("e", recorder=True)
     recording.record(ipcsync.Stream()).synchronize(10)
@@ -391,7 +392,7 @@ def test_closing_twice_is_nothing(client: ipcsync.Client) -> None:
     assert other.state == "open"
 
 
-def test_a_closed_object_raises_and_says_closed(client: ipcsync.Client, engine: str) -> None:
+def test_a_closed_object_raises_and_says_closed(client: ipcsync.Client, engine: EngineName) -> None:
     event = client.event("e", recorder=True, engine=engine)
     point = event.record(ipcsync.Stream())
     point.synchronize(10)
@@ -414,7 +415,7 @@ def test_a_closed_object_raises_and_says_closed(client: ipcsync.Client, engine: 
     assert (event.name, event.engine, event.depth) == ("e", engine, 4)
 
 
-def test_a_close_wakes_this_processs_own_waits_and_nobody_elses(new_client: NewClient, engine: str) -> None:
+def test_a_close_wakes_this_processs_own_waits_and_nobody_elses(new_client: NewClient, engine: EngineName) -> None:
     recorder, closing, staying = new_client(), new_client(), new_client()
     event = recorder.event("e", recorder=True, engine=engine)
     mine, other = closing.event("e"), staying.event("e")
@@ -436,7 +437,7 @@ def test_a_close_wakes_this_processs_own_waits_and_nobody_elses(new_client: NewC
 
 
 def test_when_the_recorder_closes_what_it_recorded_stays_good_and_the_name_is_free(
-    new_client: NewClient, engine: str
+    new_client: NewClient, engine: EngineName
 ) -> None:
     recorder, waiter = new_client(), new_client()
     event, seen = recorder.event("e", recorder=True, engine=engine), waiter.event("e")
@@ -464,7 +465,9 @@ def test_when_the_recorder_closes_what_it_recorded_stays_good_and_the_name_is_fr
     assert caught.value.generation == 2
 
 
-def test_an_event_that_its_recorder_finished_can_still_be_joined_by_a_point(new_client: NewClient, engine: str) -> None:
+def test_an_event_that_its_recorder_finished_can_still_be_joined_by_a_point(
+    new_client: NewClient, engine: EngineName
+) -> None:
     recorder, waiter, late = new_client(), new_client(), new_client()
     event = recorder.event("e", recorder=True, engine=engine)
     held = waiter.event("e")
@@ -475,7 +478,7 @@ def test_an_event_that_its_recorder_finished_can_still_be_joined_by_a_point(new_
 
 
 def test_when_the_recorder_is_killed_what_is_known_complete_stays_good_and_all_else_is_lost(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: str
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
     peer.call(worker.connect, coordinator.endpoint, "recorder")
     peer.call(worker.open_event, "e", {"recorder": True, "engine": engine})
@@ -514,7 +517,7 @@ def test_an_abandoned_event_that_nobody_records_lives_as_long_as_somebody_has_it
 
 
 def test_the_pools_limit_is_told_and_a_close_makes_room(
-    new_coordinator: Callable[..., ipcsync.Coordinator], engine: str
+    new_coordinator: Callable[..., ipcsync.Coordinator], engine: EngineName
 ) -> None:
     coordinator = new_coordinator(pool=3)
     with ipcsync.connect(coordinator.endpoint) as client:

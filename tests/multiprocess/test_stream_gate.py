@@ -118,7 +118,7 @@ def test_a_waiter_of_a_held_record_is_held() -> None:
 
 def test_what_is_no_stream_is_refused() -> None:
     with pytest.raises(TypeError):
-        StreamGate("main")
+        StreamGate("main")  # type: ignore[arg-type]
 
 
 def test_a_capturing_stream_is_refused_and_its_capture_is_unharmed() -> None:

@@ -21,6 +21,7 @@ from ipcsync._trace.layout import FILE_BYTES, Kind, Outcome
 from ipcsync._trace.reader import ProcessTrace, files_in, read
 from ipcsync.cli import main
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests import trace_rules
 from tests.multiprocess import worker
 from tests.peer import Peer
@@ -48,7 +49,7 @@ def _merge(directory: Path) -> list[trace_rules.Event]:
     return trace_rules.load(out)
 
 
-def _hand_over(new_peer: Callable[..., Peer], endpoint: str, directory: Path, engine: str) -> tuple[Peer, Peer]:
+def _hand_over(new_peer: Callable[..., Peer], endpoint: str, directory: Path, engine: EngineName) -> tuple[Peer, Peer]:
     """Three records of one process, each waited for by the other's stream while it is held back, and by its host."""
     recorder, waiter = (new_peer(IPCSYNC_TRACE=str(directory)) for _ in range(2))
     recorder.call(worker.connect, endpoint, "recorder")
@@ -64,7 +65,7 @@ def _hand_over(new_peer: Callable[..., Peer], endpoint: str, directory: Path, en
 
 
 def test_an_arrow_leads_from_each_record_to_the_waits_of_the_other_process(
-    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], tmp_path: Path, engine: str
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], tmp_path: Path, engine: EngineName
 ) -> None:
     recorder, waiter = _hand_over(new_peer, coordinator.endpoint, tmp_path, engine)
     for one in (waiter, recorder):
@@ -124,7 +125,7 @@ def test_a_wait_whose_recorder_dies_is_not_told_as_released(
 
 
 def test_a_wait_on_a_complete_point_queues_nothing_and_is_told_so(
-    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: str
+    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: EngineName
 ) -> None:
     with ipcsync.connect(coordinator.endpoint, name="both", trace=tmp_path) as client:
         point = client.event("e", recorder=True, engine=engine).record(ipcsync.Stream())
@@ -138,7 +139,7 @@ def test_a_wait_on_a_complete_point_queues_nothing_and_is_told_so(
 
 
 def test_a_wait_that_a_capture_forbids_is_told_as_failed(
-    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: str
+    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: EngineName
 ) -> None:
     with ipcsync.connect(coordinator.endpoint, name="both", trace=tmp_path) as client:
         point = client.event("e", recorder=True, engine=engine).record(ipcsync.Stream())
@@ -152,7 +153,7 @@ def test_a_wait_that_a_capture_forbids_is_told_as_failed(
 
 
 def test_a_release_is_learned_while_the_process_does_something_else(
-    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: str
+    coordinator: ipcsync.Coordinator, tmp_path: Path, engine: EngineName
 ) -> None:
     with ipcsync.connect(coordinator.endpoint, name="both", trace=tmp_path) as client:
         first, second = ipcsync.Stream(), ipcsync.Stream()

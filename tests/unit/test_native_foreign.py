@@ -100,7 +100,7 @@ def test_a_protocol_that_answers_nonsense_is_a_type_error(answer: Any) -> None:
 def test_a_class_is_no_stream() -> None:
     for wrong in (WithProtocol, Torchlike, ipcsync.Stream):
         with pytest.raises(TypeError):
-            resolve(wrong)
+            resolve(wrong)  # type: ignore[arg-type]
 
 
 def test_events_of_others_are_waited_for() -> None:
@@ -142,7 +142,7 @@ def test_a_stream_is_no_event() -> None:
     stream = ipcsync.Stream()
     for wrong in (stream, ipcsync.Stream(), WithProtocol(stream.cuda_stream)):
         with pytest.raises(TypeError, match="wait_stream"):
-            stream.wait_event(wrong)
+            stream.wait_event(wrong)  # type: ignore[arg-type]
 
 
 def test_what_holds_handle_bytes_is_no_event() -> None:

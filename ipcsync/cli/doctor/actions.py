@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipcsync
 from ipcsync.errors import IpcSyncError
+from ipcsync.typing import EngineChecks, EngineName
 
 if TYPE_CHECKING:
     from ipcsync.testing import StreamGate
@@ -83,12 +84,12 @@ def _client(endpoint: str) -> ipcsync.Client:
     return _clients[endpoint]
 
 
-def check(endpoint: str, device: int) -> dict[str, Any]:
+def check(endpoint: str, device: int) -> EngineChecks:
     """What `Client.check` says of a device."""
     return _client(endpoint).check(device)
 
 
-def open_recorder(endpoint: str, name: str, engine: str, device: int) -> None:
+def open_recorder(endpoint: str, name: str, engine: EngineName, device: int) -> None:
     """Open an event to record on, and hold a stream of the device."""
     from ipcsync.testing import StreamGate
 

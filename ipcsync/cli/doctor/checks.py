@@ -12,9 +12,10 @@ from ipcsync.cli.doctor import trials
 from ipcsync.cli.doctor.crew import Crew, TrialError
 from ipcsync.cli.doctor.report import Finding, Result
 from ipcsync.errors import IpcSyncError
+from ipcsync.typing import EngineName
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive (one thread)", 2: "prohibited", 3: "exclusive (one process)"}
-_ENGINES = ("event", "timeline")
+_ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 
 
 @dataclass
@@ -217,7 +218,7 @@ def _timeline(patient: Patient) -> Outcome:
     )
 
 
-def _engine(patient: Patient, engine: str, what: str) -> Outcome:
+def _engine(patient: Patient, engine: EngineName, what: str) -> Outcome:
     count = len(patient.found["devices"])
     reasons = {device: _why_not(patient, engine, device) for device in range(count)}
     problems = [f"device {device}: {reason}" for device, reason in reasons.items() if reason]
@@ -232,7 +233,7 @@ def _engine(patient: Patient, engine: str, what: str) -> Outcome:
     return "fail", text, "Neither engine works between two processes here, so nothing can be shared."
 
 
-def _why_not(patient: Patient, engine: str, device: int) -> str:
+def _why_not(patient: Patient, engine: EngineName, device: int) -> str:
     """Why an engine does not work on a device, empty if it does."""
     try:
         report = patient.crew["recorder"].call("check", endpoint=patient.endpoint, device=device)[engine]

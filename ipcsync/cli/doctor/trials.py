@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 
 from ipcsync.cli.doctor.crew import Crew, TrialError
+from ipcsync.typing import EngineName
 
 _RELEASE_S = 2.0  # the coordinator, and drivers that do it, let go on within a tenth of this
 
@@ -25,7 +26,7 @@ def _name(what: str) -> str:
     return f"ipcsync-doctor/{os.urandom(6).hex()}/{what}"
 
 
-def hand_over(crew: Crew, endpoint: str, engine: str, device: int) -> None:
+def hand_over(crew: Crew, endpoint: str, engine: EngineName, device: int) -> None:
     """A record behind a held stream in one process, waited for by a stream of another. TrialError if it fails."""
     name = _name("hand-over")
     recorder, waiter = crew["recorder"], crew["waiter"]
@@ -61,7 +62,7 @@ def release(crew: Crew, endpoint: str) -> bool:
     return woke
 
 
-def death(crew: Crew, endpoint: str, engine: str) -> Death:
+def death(crew: Crew, endpoint: str, engine: EngineName) -> Death:
     """Kill a recorder by SIGKILL while its work is unfinished, with a stream of another process waiting for it."""
     name = _name("death")
     victim, waiter = crew["victim"], crew["bereaved"]

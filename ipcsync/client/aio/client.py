@@ -25,6 +25,7 @@ from ipcsync.client.aio.runner import Runner, Threads, run, run_alone
 from ipcsync.client.client import Client, connect
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
+from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -147,8 +148,8 @@ class AsyncClient:
         name: str,
         *,
         recorder: bool = False,
-        device: Any = None,
-        engine: str = "auto",
+        device: DeviceLike | None = None,
+        engine: EngineChoice = "auto",
         depth: int = 4,
         timeout: float = 5.0,
     ) -> AsyncSharedEvent:
@@ -164,8 +165,8 @@ class AsyncClient:
         names: Iterable[str],
         *,
         recorder: bool = False,
-        device: Any = None,
-        engine: str = "auto",
+        device: DeviceLike | None = None,
+        engine: EngineChoice = "auto",
         depth: int = 4,
         timeout: float = 5.0,
     ) -> list[AsyncSharedEvent]:
@@ -176,7 +177,7 @@ class AsyncClient:
         )
         return [AsyncSharedEvent(event, self._runner) for event in opened]
 
-    async def record(self, stream: Any = None, *, engine: str = "auto") -> AsyncPoint:
+    async def record(self, stream: StreamLike | None = None, *, engine: EngineChoice = "auto") -> AsyncPoint:
         """Record on this client's unnamed event for `stream`; as `Client.record`."""
         self._client._session.check()
         chosen = resolve(stream)
@@ -191,7 +192,7 @@ class AsyncClient:
         """The point in 48 bytes from any process; as `Client.point`."""
         return AsyncPoint(await self._runner.request(partial(self._client.point, data)), self._runner)
 
-    async def stream(self, name: str, *, device: Any = None, priority: int = 0) -> Stream:
+    async def stream(self, name: str, *, device: DeviceLike | None = None, priority: int = 0) -> Stream:
         """A stream of this process, made as the specification `name` says; as `Client.stream`."""
         return await self._runner.request(partial(self._client.stream, name, device=device, priority=priority))
 
@@ -209,11 +210,11 @@ class AsyncClient:
         """Who records and who waits on which events; as `Client.list_attachments`."""
         return await self._runner.request(partial(self._client.list_attachments, prefix, limit=limit))
 
-    async def stats(self, timeout: float = 5.0) -> dict[str, Any]:
+    async def stats(self, timeout: float = 5.0) -> Stats:
         """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
         return await self._runner.request(partial(self._client.stats, timeout))
 
-    async def check(self, device: Any = None) -> dict[str, dict[str, Any]]:
+    async def check(self, device: DeviceLike | None = None) -> EngineChecks:
         """Which engines work between this process and the coordinator on a device; as `Client.check`."""
         return await self._runner.request(partial(self._client.check, device))
 

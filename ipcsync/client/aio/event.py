@@ -17,6 +17,7 @@ from ipcsync.client.aio.runner import Runner, run_alone, runners, soon
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.errors import ConnectError, IpcSyncError
+from ipcsync.typing import EngineName, EventState, StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,7 +41,7 @@ class AsyncSharedEvent:
         return self._event.device
 
     @property
-    def engine(self) -> str:
+    def engine(self) -> EngineName:
         """Either "event" or "timeline"; the same for every session."""
         return self._event.engine
 
@@ -70,11 +71,11 @@ class AsyncSharedEvent:
         return self._event.completed
 
     @property
-    def state(self) -> str:
+    def state(self) -> EventState:
         """One of "open", "broken" (the recorder died) and "closed"."""
         return self._event.state
 
-    async def record(self, stream: Any = None, *, timeout: float | None = None) -> AsyncPoint:
+    async def record(self, stream: StreamLike | None = None, *, timeout: float | None = None) -> AsyncPoint:
         """Record the next generation; as `SharedEvent.record`.
 
         If the ring is full, the task waits for the oldest. Cancelled then, nothing is recorded; cancelled while the
@@ -159,7 +160,9 @@ class AsyncPoint:
         """Whether the record was made. That it is complete, `query` tells."""
         return self._known().is_recorded
 
-    async def wait(self, stream: Any = None, *, timeout: float | None = None, ahead: bool = False) -> None:
+    async def wait(
+        self, stream: StreamLike | None = None, *, timeout: float | None = None, ahead: bool = False
+    ) -> None:
         """Have all work submitted to `stream` from now on wait for this point; as `Point.wait`."""
         fork.check()
         chosen = resolve(stream)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ipcsync import _drivers
-from ipcsync._drivers import unwrap
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._engines import deadline_of
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
@@ -81,7 +81,7 @@ class Runner:
         finally:
             attached.forget(entry)
 
-    async def record(self, event: SharedEvent, stream: Stream, owner: Any, timeout: float | None) -> Point:
+    async def record(self, event: SharedEvent, stream: Stream, owner: object, timeout: float | None) -> Point:
         """Record as soon as there is room in the ring. `owner` is what the stream was taken from."""
         deadline = deadline_of(timeout)
         while True:
@@ -96,7 +96,7 @@ class Runner:
             except WaitTimeout:
                 engine._raise_full(oldest, timeout)
 
-    async def wait(self, point: Point, stream: Stream, owner: Any, timeout: float | None, *, ahead: bool) -> None:
+    async def wait(self, point: Point, stream: Stream, owner: object, timeout: float | None, *, ahead: bool) -> None:
         """Queue the wait as soon as the record is made."""
         deadline_of(timeout)
         queue = partial(point.wait, stream, timeout=0, ahead=ahead)
@@ -107,7 +107,7 @@ class Runner:
             await self.over(attached, Pending(attached.engine, point.generation, timeout, recorded=True))
             await self.drive(queue, stream, owner)  # a generation once recorded stays so
 
-    async def drive(self, fn: Callable[[], T], stream: Stream, owner: Any) -> T:
+    async def drive(self, fn: Callable[[], T], stream: Stream, owner: object) -> T:
         """A driver call that does not wait; `owner` lives until it is made, also if this is cancelled meanwhile."""
         return fn() if is_of_this_thread(stream) else await self.threads.drive(partial(_with, owner, fn))
 
@@ -149,14 +149,14 @@ def _undo(undo: Callable[[T], object], done: Future[T]) -> None:
         threading.Thread(target=undo, args=(done.result(),), name="ipcsync-undo").start()
 
 
-def _current_context() -> Any:
+def _current_context() -> DriverObject:
     """What is current on this thread, NULL included; None before there is a driver."""
     if not _drivers.is_loaded():
         return None
     return unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent")
 
 
-def _there(fn: Callable[[], T], current: Any) -> T:
+def _there(fn: Callable[[], T], current: DriverObject) -> T:
     if current is not None:
         unwrap(context.driver().cuCtxSetCurrent(current), "cuCtxSetCurrent")
     return fn()
@@ -182,7 +182,7 @@ def soon(loop: asyncio.AbstractEventLoop, fn: Callable[..., object], *args: Any)
             raise
 
 
-def _with(_owner: Any, fn: Callable[[], T]) -> T:
+def _with(_owner: object, fn: Callable[[], T]) -> T:
     return fn()
 
 

@@ -1,0 +1,151 @@
+"""Types for annotations: what may be given where a stream, a device or an event is asked for, and what comes back.
+
+Importing it loads neither ZeroMQ nor CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, TypedDict
+
+__all__ = [
+    "DeviceLike",
+    "EngineCheck",
+    "EngineChecks",
+    "EngineChoice",
+    "EngineName",
+    "EventLike",
+    "EventState",
+    "NoticeKind",
+    "Stats",
+    "StreamLike",
+]
+
+EngineName: TypeAlias = Literal["event", "timeline"]
+EngineChoice: TypeAlias = Literal["auto", "event", "timeline"]
+EventState: TypeAlias = Literal["open", "broken", "closed"]
+NoticeKind: TypeAlias = Literal["opened", "closed", "broken", "session_opened", "session_closed"]
+
+
+class SupportsCudaStream(Protocol):
+    """A stream by the protocol of cuda.core, numba and torch: `__cuda_stream__()` gives (0, pointer)."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version of the protocol, which is 0, and the stream's address."""
+
+
+class HasCudaStream(Protocol):
+    """A stream as torch has it."""
+
+    @property
+    def cuda_stream(self) -> int:
+        """The stream's address."""
+
+
+class HasPtr(Protocol):
+    """A stream as cupy has it."""
+
+    @property
+    def ptr(self) -> int:
+        """The stream's address."""
+
+
+class HasCudaEvent(Protocol):
+    """An event as torch has it."""
+
+    @property
+    def cuda_event(self) -> int:
+        """The event's address; 0 while it was never recorded."""
+
+
+class HasHandle(Protocol):
+    """An event as cuda.core has it."""
+
+    @property
+    def handle(self) -> Any:
+        """The event's CUevent."""
+
+
+class Waitable(Protocol):
+    """An event that makes a stream wait by itself, as cupy's does."""
+
+    def wait(self, stream: Any, /) -> object:
+        """Have the stream's later work wait for the event."""
+
+
+class HasIndex(Protocol):
+    """A device as torch has it; None is the current one."""
+
+    @property
+    def index(self) -> int | None:
+        """The device's ordinal."""
+
+
+class HasDeviceId(Protocol):
+    """A device as cuda.core and cupy have it."""
+
+    @property
+    def device_id(self) -> int:
+        """The device's ordinal."""
+
+
+StreamLike: TypeAlias = SupportsIndex | SupportsCudaStream | HasCudaStream | HasPtr
+"""A stream of any library, or its address. `None`, where it is taken, is torch's current stream or this thread's."""
+
+EventLike: TypeAlias = SupportsIndex | HasCudaEvent | HasHandle | Waitable
+"""An event of any library, or its address."""
+
+DeviceLike: TypeAlias = SupportsIndex | str | HasIndex | HasDeviceId
+"""A device: an ordinal, "cuda", "cuda:1", a UUID, or a device object of any library."""
+
+
+class EngineCheck(TypedDict):
+    """Whether an engine works between this process and the coordinator; `why` says why not, and is empty if it does."""
+
+    ok: bool
+    why: str
+
+
+class EngineChecks(TypedDict):
+    """What `Client.check` returns."""
+
+    event: EngineCheck
+    timeline: EngineCheck
+
+
+class Latency(TypedDict):
+    """A histogram of how long the coordinator took for a request; each count is of one bucket alone."""
+
+    bounds_s: list[float]
+    counts: list[int]
+    sum_s: float
+
+
+class ClientStats(TypedDict):
+    """What a client counts by itself."""
+
+    messages_sent: int
+    full_ring_waits: int
+
+
+class Stats(TypedDict):
+    """What `Client.stats` returns: what the coordinator counts, and under `client` what this client does."""
+
+    sessions: int
+    oldest_lease_s: float
+    attachments: int
+    events: int
+    pool_size: int
+    pool_in_use: int
+    pool_high_water: int
+    cuda_events: int
+    quarantined: int
+    quarantine_oldest_s: float
+    feed_number: int
+    requests: dict[str, int]
+    refusals: dict[str, int]
+    deaths: dict[str, int]
+    resyncs: int
+    results: dict[str, dict[str, int]]
+    latency: Latency
+    uptime_s: float
+    client: ClientStats
