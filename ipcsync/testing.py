@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import warnings
+import weakref
+from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ipcsync._drivers import unwrap
+from ipcsync._drivers import SUCCESS, unwrap
 from ipcsync._native import capture, context, fork
 from ipcsync._native.context import OnDevice, stream_call
-from ipcsync._native.stream import stream_handle
+from ipcsync._native.stream import resolve, stream_handle
 from ipcsync.errors import StreamCapturing
 from ipcsync.typing import StreamLike
 
@@ -18,15 +22,21 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamGate"]
 
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_PAGE = 4096
 
 
 class StreamGate:
-    """Holds a stream's later work until `open()` or the end of the `with` block, on either driver.
+    """Holds a stream's later work from its construction to `open()`, on either driver.
 
     It queues a wait for a word of pinned host memory, which `open` stores: no kernel, and no Python inside a driver's
     callback. Work queued before the gate goes on. Other streams are not held, except where a GPU maps them to the same
-    hardware queue.
+    hardware queue. Of several gates on one stream each may be opened at any time: the stream goes on past those in
+    front that are open.
+
+    A context manager: leaving its block opens it, and waits for nothing. A gate that is dropped without being opened
+    opens too, with a ResourceWarning.
 
         with StreamGate(stream) as gate:
             point = event.record(stream)
@@ -40,43 +50,133 @@ class StreamGate:
 
     def __init__(self, stream: StreamLike | None = None) -> None:
         fork.arm()
-        self._handle, self._ordinal = stream_handle(stream)
-        self._memory: Any = None
-        self._word: ctypes.c_uint32 | None = None
-
-    def __enter__(self) -> Self:
-        driver = context.driver()
-        if capture.is_capturing(self._handle):
-            raise StreamCapturing("cannot hold a stream that is being captured into a CUDA graph")
-        with OnDevice(self._ordinal), capture.Relaxed():
-            self._memory = unwrap(driver.cuMemAllocHost(4), "cuMemAllocHost")
-            address = int(self._memory)
-            self._word = ctypes.c_uint32.from_address(address)
-            self._word.value = 0
-            pointer = unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer")
-        wait = driver.cuStreamWaitValue32
-        unwrap(stream_call(self._handle, self._ordinal, wait, self._handle, pointer, 1, _GEQ), "cuStreamWaitValue32")
-        return self
+        self._stream = resolve(None) if stream is None else stream  # it lives for as long as its gate
+        handle, ordinal = stream_handle(self._stream)
+        with OnDevice(ordinal):
+            if capture.is_capturing(handle):
+                raise StreamCapturing("cannot hold a stream that is being captured into a CUDA graph")
+        self._word = _take(ordinal)
+        # Before the wait is queued: whatever happens then, the stream is not held for ever.
+        self._finalizer = weakref.finalize(self, _drop, self._word, repr(self._stream))
+        self._finalizer.atexit = False
+        try:
+            self._word.hold(handle)
+        except BaseException:
+            self.open()
+            raise
 
     @property
     def is_open(self) -> bool:
-        """Whether the stream may go on."""
-        fork.check()  # the word lies in memory of the driver's, which a forked child need not have
-        return self._word is None or self._word.value != 0
+        """Whether the gate no longer holds the stream."""
+        fork.check()
+        return not self._finalizer.alive
 
     def open(self) -> None:
-        """Let the stream go on; twice is nothing."""
+        """Let the stream go on; twice does nothing."""
         fork.check()
-        if self._word is not None:
-            self._word.value = 1
+        self._word.release()
+        if self._finalizer.detach() is not None:
+            _put_by(self._word)
+
+    def __enter__(self) -> Self:
+        if self.is_open:
+            raise ValueError("this gate was opened, and holds nothing any more: make another one")
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.open()
+
+    def __repr__(self) -> str:
+        return f"<ipcsync.testing.StreamGate {'closed' if self._finalizer.alive else 'open'} {self._stream!r}>"
+
+
+class _Word:
+    """A word of pinned host memory that a stream of one device can wait for, and an event behind that wait."""
+
+    def __init__(self, ordinal: int, address: int, pointer: int, marker: Any) -> None:
+        self.ordinal = ordinal
+        self.marker = marker
+        self.is_marked = False
+        self._pointer = pointer
+        self._value = ctypes.c_uint32.from_address(address)
+
+    def hold(self, handle: Any) -> None:
+        """Queue the wait on the stream."""
         driver = context.driver()
-        with OnDevice(self._ordinal), capture.Relaxed():
-            # The word must outlive the wait on it.
-            unwrap(driver.cuStreamSynchronize(self._handle), "cuStreamSynchronize")
-            self._word = None
-            unwrap(driver.cuMemFreeHost(self._memory), "cuMemFreeHost")
+        self._value.value = 0
+        _held.add(self)
+        with capture.Relaxed():
+            result = stream_call(handle, self.ordinal, driver.cuStreamWaitValue32, handle, self._pointer, 1, _GEQ)
+            unwrap(result, "cuStreamWaitValue32")
+            unwrap(stream_call(handle, self.ordinal, driver.cuEventRecord, self.marker, handle), "cuEventRecord")
+        self.is_marked = True
+
+    def release(self) -> bool:
+        """Let the stream pass, with no call of the driver; whether it was held."""
+        was_held = self in _held
+        self._value.value = 1
+        _held.discard(self)
+        return was_held
+
+    def is_passed(self) -> bool:
+        """Whether the stream is past the wait, so that the word can be used again."""
+        with capture.Relaxed():  # a query elsewhere spoils a capture in global mode
+            return bool(context.driver().cuEventQuery(self.marker)[0] is SUCCESS)
+
+
+# A word is used again once the stream is past its wait, and its page is never freed: to free it at the gate's end would
+# mean to wait for all that stands before it on the stream. Deques, whose steps are atomic: a gate may be opened by a
+# finalizer or a signal's handler in the middle of any of this.
+_free: dict[int, deque[_Word]] = {}
+_opened: deque[_Word] = deque()
+_held: set[_Word] = set()
+
+
+def _take(ordinal: int) -> _Word:
+    """A word of the device's that no wait is queued on, and that is 0."""
+    for _ in range(len(_opened)):
+        word = _opened.popleft()
+        (_free[word.ordinal] if word.is_passed() else _opened).append(word)
+    free = _free.setdefault(ordinal, deque())
+    while True:
+        try:
+            word = free.pop()
+        except IndexError:
+            _add_page(ordinal)
+            continue
+        word.is_marked = False
+        return word
+
+
+def _add_page(ordinal: int) -> None:
+    driver = context.driver()
+    with OnDevice(ordinal), capture.Relaxed():
+        address = int(unwrap(driver.cuMemAllocHost(_PAGE), "cuMemAllocHost"))
+        pointer = int(unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
+        for offset in range(0, _PAGE, 64):
+            marker = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+            _free[ordinal].append(_Word(ordinal, address + offset, pointer + offset, marker))
+
+
+def _put_by(word: _Word) -> None:
+    """Keep a word that was released for later use; one whose wait may have no marker behind it is never used again."""
+    if word.is_marked:
+        _opened.append(word)
+
+
+def _drop(word: _Word, stream: str) -> None:
+    """The finalizer of a gate that was not opened."""
+    if fork.is_in_bad_fork() or not word.release():
+        return  # in a forked child the word lies in memory of the driver's, which the child need not have
+    _put_by(word)
+    warnings.warn(f"a StreamGate of {stream} was dropped before it was opened", ResourceWarning, stacklevel=2)
+
+
+@atexit.register
+def _release_all() -> None:
+    """A process that ends must not wait for a stream that nobody is left to release."""
+    if not fork.is_in_bad_fork():
+        for word in tuple(_held):
+            word.release()

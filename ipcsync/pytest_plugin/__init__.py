@@ -65,8 +65,10 @@ def _seconds(text: str) -> float:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and know which run this process is of."""
-    config.addinivalue_line("markers", "gpu: needs a real NVIDIA GPU; skipped, with the reason, where there is none")
+    """Register the markers, and know which run this process is of."""
+    needs = "needs a real NVIDIA GPU; skipped, with the reason, where there is none"
+    config.addinivalue_line("markers", f"ipcsync_gpu: {needs}")
+    config.addinivalue_line("markers", f"gpu: of a test that uses an ipcsync_* fixture: {needs}")
     config.stash[_RUN] = run.of_worker(config.workerinput) if hasattr(config, "workerinput") else run.own()
 
 
@@ -86,10 +88,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU where there is none."""
-    if item.get_closest_marker("gpu") is not None:
+    if _needs_gpu(item):
         reason = gpu.why_not()
         if reason:
             pytest.skip(reason)
+
+
+def _needs_gpu(item: pytest.Item) -> bool:
+    if item.get_closest_marker("ipcsync_gpu") is not None:
+        return True
+    # Other suites in this environment have a marker of that name too, and may have GPUs that are none of NVIDIA's.
+    uses_us = any(name.startswith("ipcsync_") for name in getattr(item, "fixturenames", ()))
+    return uses_us and item.get_closest_marker("gpu") is not None
 
 
 @pytest.hookimpl(wrapper=True)

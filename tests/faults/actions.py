@@ -57,7 +57,7 @@ def open_recorder(endpoint: str, name: str, engine: EngineName, lease_ttl: float
 
 def hold() -> None:
     """Hold all later work of this peer's stream."""
-    _gates.append(StreamGate(stream()).__enter__())
+    _gates.append(StreamGate(stream()))
 
 
 def open_gate() -> None:

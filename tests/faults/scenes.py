@@ -164,7 +164,7 @@ class Held:
     def __init__(self, client: ipcsync.Client, engine: EngineName) -> None:
         self.client = client
         self.stream = ipcsync.Stream()
-        self.gate = StreamGate(self.stream).__enter__()
+        self.gate = StreamGate(self.stream)
         self.event = client.event("e", recorder=True, engine=engine, depth=1)
         self.point = self.event.record(self.stream)
         self.nobodys = client.event("nobody's")
@@ -210,4 +210,4 @@ class Held:
         self.nobodys.close()  # raises nothing, and does not wait for an answer
 
     def end(self) -> None:
-        self.gate.__exit__(None, None, None)
+        self.gate.open()

@@ -56,7 +56,7 @@ def _use_everything(endpoint: str) -> None:
         point.synchronize(10)
         kept.update({engine: shared, f"{engine} point": point, f"{engine} next": shared.at(2)})
     kept["unpickled"] = pickle.loads(pickle.dumps(kept["event point"]))
-    kept["gate"] = StreamGate(kept["held"]).__enter__()
+    kept["gate"] = StreamGate(kept["held"])
     kept["gated"] = client.event(f"gated-{os.getpid()}", recorder=True)
     kept["pending"] = kept["gated"].record(kept["held"])
 
@@ -226,7 +226,7 @@ def test_row_31_a_child_ends_like_any_process(endpoint: str, fork: str, end: str
         events = [client.event(f"{{engine}}-{{os.getpid()}}", recorder=True, engine=engine)
                   for engine in ("event", "timeline")]
         points = [event.record() for event in events]
-        gate = StreamGate(held).__enter__()
+        gate = StreamGate(held)
         points.append(events[0].record(held))
         pid = {fork}
         if pid == 0:

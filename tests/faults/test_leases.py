@@ -40,7 +40,7 @@ class Successor:
 
     def __init__(self, client: ipcsync.Client, engine: EngineName) -> None:
         self.stream = ipcsync.Stream()
-        self.gate = StreamGate(self.stream).__enter__()
+        self.gate = StreamGate(self.stream)
         self.event = client.event("e", recorder=True, engine=engine)
         self.point = self.event.record(self.stream)
 
@@ -69,7 +69,7 @@ def new_successor(client: ipcsync.Client, engine: EngineName) -> Iterator[Callab
 
     yield make
     for successor in made:
-        successor.gate.__exit__(None, None, None)
+        successor.gate.open()
 
 
 ALL_EXPIRED = dict.fromkeys(("record", "at", "open", "open again", "stats", "unnamed"), "SessionExpired")

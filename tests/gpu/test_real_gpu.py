@@ -14,7 +14,7 @@ from tests.contract.rig import until
 from tests.gpu import torch_actions
 from tests.peer import Peer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("context")]
+pytestmark = [pytest.mark.ipcsync_gpu, pytest.mark.usefixtures("context")]
 
 New = Callable[[], Peer]
 

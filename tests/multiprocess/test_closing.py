@@ -169,7 +169,7 @@ libc = ctypes.CDLL(None)
 libc["__cxa_atexit"](ctypes.cast(libc.pause, ctypes.c_void_p), None, None)
 client = ipcsync.connect(sys.argv[1], lease_ttl=60)
 event, stream = client.event("e", recorder=True, engine=sys.argv[2]), ipcsync.Stream()
-gate = StreamGate(stream).__enter__()
+gate = StreamGate(stream)
 event.record(stream)
 print("recorded", flush=True)
 if sys.argv[3] == "closed":

@@ -152,7 +152,7 @@ def _record_with_core() -> bytes:
     device = core.Device(0)
     device.set_current()
     stream = device.create_stream()
-    gate = StreamGate(stream).__enter__()
+    gate = StreamGate(stream)
     event = stream.record(options=core.EventOptions(ipc_enabled=True))
     _kept.update(device=device, stream=stream, gate=gate, event=event)
     # The descriptor says its bytes only to pickle.
@@ -161,7 +161,7 @@ def _record_with_core() -> bytes:
 
 
 def _open_cores_gate() -> None:
-    _kept["gate"].__exit__(None, None, None)
+    _kept["gate"].open()
 
 
 def test_the_handle_of_an_event_of_cuda_core_opens_here(core: Any, peer: Peer) -> None:

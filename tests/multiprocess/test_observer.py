@@ -60,7 +60,7 @@ def _record_and_hold(endpoint: str, name: str) -> None:
 def _let_go() -> None:
     gate = _kept[-1]
     assert isinstance(gate, StreamGate)
-    gate.__exit__(None, None, None)
+    gate.open()
 
 
 # --- what it shows ----------------------------------------------------------------------------------------------------

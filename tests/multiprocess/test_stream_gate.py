@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+import weakref
+from itertools import permutations
+
 import pytest
 from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
-from ipcsync import _drivers
+from ipcsync import _drivers, testing
 from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
 from tests.contract.rig import until
@@ -28,15 +34,122 @@ def test_later_work_is_held_until_the_gate_opens() -> None:
         gate.open()
         assert gate.is_open
         until(event.query, "the work behind the gate is done")
-    assert stream.query()
+    stream.synchronize()
 
 
-def test_the_end_of_the_block_opens_it_and_waits_for_the_stream() -> None:
+def test_it_holds_from_its_construction() -> None:
     stream = ipcsync.Stream()
-    with StreamGate(stream):
+    gate = StreamGate(stream)
+    event = _mark(stream)
+    assert not gate.is_open
+    assert not event.query()
+    gate.open()
+    event.synchronize()
+
+
+def test_the_end_of_the_block_opens_it() -> None:
+    stream = ipcsync.Stream()
+    with StreamGate(stream) as gate:
         event = _mark(stream)
         assert not event.query()
-    assert event.query()
+    assert gate.is_open
+    event.synchronize()
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_leaving_a_gate_waits_for_no_other_on_its_stream(order: tuple[int, ...]) -> None:
+    stream = ipcsync.Stream()
+    gates, marks = [], []
+    for _ in range(3):
+        gates.append(StreamGate(stream))
+        marks.append(_mark(stream))
+    for place, index in enumerate(order):
+        gates[index].__exit__(None, None, None)
+        opened = set(order[: place + 1])
+        passed = next((gate for gate in range(3) if gate not in opened), 3)  # the stream stands at the first closed one
+        for mark in marks[:passed]:
+            mark.synchronize()
+        assert not any(mark.query() for mark in marks[passed:])
+    stream.synchronize()
+
+
+def test_a_gate_that_is_dropped_opens_and_says_so() -> None:
+    stream = ipcsync.Stream()
+    gate = StreamGate(stream)
+    event = _mark(stream)
+    with pytest.warns(ResourceWarning, match="dropped before it was opened"):
+        del gate
+    event.synchronize()
+
+
+def test_a_gate_in_a_circle_opens_when_the_collector_finds_it() -> None:
+    stream = ipcsync.Stream()
+    circle: list[object] = [StreamGate(stream)]
+    circle.append(circle)
+    event = _mark(stream)
+    assert not event.query()
+    del circle
+    with pytest.warns(ResourceWarning, match="dropped before it was opened"):
+        gc.collect()
+    event.synchronize()
+
+
+def test_a_gate_keeps_its_stream() -> None:
+    stream = ipcsync.Stream()
+    kept = weakref.ref(stream)
+    gate = StreamGate(stream)
+    event = _mark(stream)
+    del stream
+    gc.collect()
+    assert kept() is not None
+    assert not event.query()
+    gate.open()
+    event.synchronize()
+    del gate
+    assert kept() is None
+
+
+_HELD_AT_EXIT = """
+import ipcsync, ipcsync.testing
+stream = ipcsync.Stream()
+gate = ipcsync.testing.StreamGate(stream)
+ipcsync.Event().record(stream)
+print("held")
+"""
+
+
+def test_a_process_that_ends_with_a_closed_gate_ends_at_once_and_quietly() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _HELD_AT_EXIT], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == "held\n"
+    assert "Traceback" not in done.stderr
+    assert "ResourceWarning" not in done.stderr
+
+
+def test_an_opened_gate_is_not_entered_again() -> None:
+    stream = ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        pass
+    with pytest.raises(ValueError, match="make another one"), gate:
+        pytest.fail("it would hold nothing")
+
+
+def test_words_are_used_again_only_behind_their_waits() -> None:
+    """More gates than a page has words, each behind a closed one, then all opened: none holds, none passes early."""
+    stream = ipcsync.Stream()
+    for _ in range(3):
+        first = StreamGate(stream)
+        later = [StreamGate(stream) for _ in range(100)]
+        for gate in later:
+            gate.open()
+        second = StreamGate(stream)  # none of the opened words is free for it yet
+        event = _mark(stream)
+        first.open()
+        assert not event.query()
+        second.open()
+        event.synchronize()
+    assert len(testing._opened) + sum(map(len, testing._free.values())) <= 5 * 64
 
 
 def test_an_error_inside_the_block_opens_it_too() -> None:
@@ -50,7 +163,7 @@ def test_an_error_inside_the_block_opens_it_too() -> None:
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert events[0].query()
+    events[0].synchronize()
 
 
 def test_work_before_the_gate_goes_on() -> None:
@@ -104,7 +217,7 @@ def test_any_kind_of_stream_is_taken() -> None:
         assert not stream.query()
     with ipcsync.stream(stream), StreamGate():
         assert not stream.query()
-    assert stream.query()
+    stream.synchronize()
 
 
 def test_a_waiter_of_a_held_record_is_held() -> None:

@@ -50,7 +50,7 @@ def stream(name: str = "main", device: Any = None) -> ipcsync.Stream:
 
 def hold(name: str = "main", device: Any = None) -> None:
     """Hold the later work of a stream."""
-    _gates[name] = StreamGate(stream(name, device)).__enter__()
+    _gates[name] = StreamGate(stream(name, device))
 
 
 def let_go(name: str = "main") -> None:
@@ -86,7 +86,7 @@ def close_event(name: str) -> None:
 def close() -> None:
     """Open every gate and close the client."""
     for gate in _gates.values():
-        gate.__exit__(None, None, None)
+        gate.open()
     _gates.clear()
     _clients.pop("main").close()
 

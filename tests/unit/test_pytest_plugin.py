@@ -64,7 +64,8 @@ def test_a_run_without_the_fixtures_starts_nothing(pytester: pytest.Pytester) ->
 def test_its_options_and_marker_are_told(pytester: pytest.Pytester) -> None:
     shown = pytester.runpytest_inprocess("--help").stdout
     shown.fnmatch_lines(["*--ipcsync-driver={auto,cuda,host}*", "*--ipcsync-timeout=S*"])
-    pytester.runpytest_inprocess("--markers").stdout.fnmatch_lines(["@pytest.mark.gpu: needs a real NVIDIA GPU*"])
+    markers = ["@pytest.mark.ipcsync_gpu: needs a real NVIDIA GPU*", "@pytest.mark.gpu: of a test that uses*"]
+    pytester.runpytest_inprocess("--markers").stdout.fnmatch_lines_random(markers)
 
 
 @pytest.mark.parametrize("wrong", ["--ipcsync-timeout=0", "--ipcsync-timeout=nan", "--ipcsync-driver=opencl"])
@@ -84,18 +85,55 @@ def test_the_gpu_marker_skips_with_the_reason_where_there_is_none(
         """
         import pytest
 
-        @pytest.mark.gpu
+        @pytest.mark.ipcsync_gpu
         def test_on_a_gpu():
             pass
 
-        def test_anywhere():
+        @pytest.mark.gpu
+        def test_on_a_gpu_with_a_fixture_of_ours(ipcsync_namespace):
+            pass
+
+        @pytest.fixture
+        def mine(ipcsync_namespace):
+            return ipcsync_namespace
+
+        @pytest.mark.gpu
+        def test_on_a_gpu_with_a_fixture_that_uses_ours(mine):
+            pass
+
+        def test_anywhere(ipcsync_namespace):
             pass
         """
     )
     result = pytester.runpytest_inprocess("-rs", "--strict-markers")
-    result.assert_outcomes(**({"passed": 2} if outcome == "passed" else {"passed": 1, "skipped": 1}))
+    result.assert_outcomes(**({"passed": 4} if outcome == "passed" else {"passed": 1, "skipped": 3}))
     if why_not:
         result.stdout.fnmatch_lines([f"*{why_not}*"])
+
+
+def test_the_tests_of_other_suites_are_left_alone(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their marker `gpu` may mean a GPU of any kind, and one that is here."""
+    monkeypatch.setattr(gpu, "why_not", lambda: pytest.fail("nobody asked for a GPU of NVIDIA's"))
+    pytester.makepyfile(
+        """
+        import unittest
+        import pytest
+
+        pytestmark = pytest.mark.gpu
+
+        @pytest.fixture
+        def device():
+            return "rocm"
+
+        def test_function(device):
+            pass
+
+        class TestOfUnittest(unittest.TestCase):
+            def test_method(self):
+                pass
+        """
+    )
+    pytester.runpytest_inprocess("--strict-markers").assert_outcomes(passed=2)
 
 
 def test_without_nvidias_kernel_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, fresh_gpu: None) -> None:

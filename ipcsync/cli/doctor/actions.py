@@ -95,7 +95,7 @@ def open_recorder(endpoint: str, name: str, engine: EngineName, device: int) -> 
 
     _kept[name] = _client(endpoint).event(name, recorder=True, engine=engine, device=device)
     _streams[name] = ipcsync.Stream(device)
-    _gates[name] = StreamGate(_streams[name]).__enter__()
+    _gates[name] = StreamGate(_streams[name])
 
 
 def record(name: str) -> str:
@@ -117,7 +117,7 @@ def completed_here(name: str, generation: int) -> bool:
 
 def close_recorder(name: str) -> None:
     """Close the event that this process records on."""
-    _gates.pop(name).__exit__(None, None, None)
+    _gates.pop(name).open()
     _kept.pop(name).close()
     del _streams[name]
 
@@ -161,13 +161,13 @@ def try_gate() -> bool:
     from ipcsync.testing import StreamGate
 
     stream = ipcsync.Stream()
-    gate = StreamGate(stream).__enter__()
+    gate = StreamGate(stream)
     if stream.query():
         raise IpcSyncError("the stream was not held at all")
     gate.open()
     woke = _soon(stream.query)
     if woke:
-        gate.__exit__(None, None, None)
+        gate.open()
     return woke
 
 
