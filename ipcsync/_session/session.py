@@ -53,6 +53,7 @@ class Session:
     ) -> None:
         self.endpoint = endpoint
         self.name = name
+        self.timeout = DEFAULT_TIMEOUT_S  # of requests that say nothing else
         self.is_closed = False
         self._closing = threading.Lock()
         self.waits = Waits()
@@ -121,16 +122,21 @@ class Session:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def request(self, body: Message, kind: type[_M], timeout: float = DEFAULT_TIMEOUT_S, **options: Any) -> _M:
-        """Send a request and return its reply, which is a `kind`; the error that it carries is raised."""
+    def request(self, body: Message, kind: type[_M], timeout: float | None = None, **options: Any) -> _M:
+        """Send a request and return its reply, which is a `kind`; the error that it carries is raised.
+
+        `timeout` in seconds, the session's own by default.
+        """
         self.check()
-        return expect(self.connection.request(body, self.token, timeout, self.lease.check_liveness, **options), kind)
+        seconds = self.timeout if timeout is None else timeout
+        return expect(self.connection.request(body, self.token, seconds, self.lease.check_liveness, **options), kind)
 
     def _send_close(self, body: messages.Close, timeout: float) -> None:
         self.connection.request(body, self.token, timeout, self.lease.check_coordinator)
 
-    def open(self, bodies: Sequence[messages.Open], timeout: float) -> list[AttachmentRef]:
+    def open(self, bodies: Sequence[messages.Open], timeout: float | None = None) -> list[AttachmentRef]:
         """Attach to what `bodies` name, in their order: all, or none, within `timeout` seconds in all."""
+        timeout = self.timeout if timeout is None else timeout
         with self.attachments.change(timeout), ExitStack() as before:
             self.attachments.flush_closes_or_raise(timeout)
             named_by_recorder = [body for body in bodies if body.recorder and body.name]
@@ -163,7 +169,7 @@ class Session:
             raise
         return opened
 
-    def attach(self, key: PointKey) -> AttachmentRef:
+    def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event. Asks the coordinator only at the first sight of the event.
 
         Raises CoordinatorLost for a point of another coordinator or epoch, EventClosed if the event is gone.
@@ -179,13 +185,14 @@ class Session:
         found = self.attachments.find(where)
         if found is not None:
             return found
-        with self.attachments.change(DEFAULT_TIMEOUT_S):
+        timeout = self.timeout if timeout is None else timeout
+        with self.attachments.change(timeout):
             found = self.attachments.find(where)
             if found is not None:
                 return found
-            self.attachments.flush_closes_or_raise(DEFAULT_TIMEOUT_S)
+            self.attachments.flush_closes_or_raise(timeout)
             body = messages.Attach(key.slot, key.incarnation)
-            reply = self.request(body, messages.Attachment, on_late=self._give_back)
+            reply = self.request(body, messages.Attachment, timeout, on_late=self._give_back)
             return self.attachments.add(reply, opened=False)
 
     def _give_back(self, late: Message) -> None:

@@ -29,7 +29,7 @@ class Member(Protocol):
     def is_connected(self) -> bool:
         """Whether the session lives, as far as is known."""
 
-    def attach(self, key: PointKey) -> AttachmentRef:
+    def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event."""
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from ipcsync._native import fork
 from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.feed import Notice
-from ipcsync._session.session import DEFAULT_TIMEOUT_S, Session
+from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages, names
 from ipcsync._wire import point as wire
 from ipcsync.client.event import SharedEvent
@@ -108,6 +108,17 @@ class Client:
         return self._session.is_connected
 
     @property
+    def timeout(self) -> float:
+        """Seconds that a request to the coordinator may take if its call says nothing else; 5, and may be set."""
+        return self._session.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError(f"timeout is a number of seconds from 0 up, not {seconds!r}")
+        self._session.timeout = seconds
+
+    @property
     def messages_sent(self) -> int:
         """How many requests this client has sent to the coordinator."""
         return self._session.connection.sent
@@ -122,13 +133,14 @@ class Client:
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
         depth: int = 4,
-        timeout: float = 5.0,
+        timeout: float | None = None,
     ) -> SharedEvent:
         """Open the shared event `name`, or create it if nobody has it; whoever records may come first or last.
 
         `recorder=True` makes this session the one that records. `device` is the event's own if it exists, else the
         current one. `engine` is "event", "timeline" or "auto". `depth`, 1 to 1024, is how many records may be in
-        flight, and is the creator's. `timeout` in seconds, for the coordinator's answer.
+        flight, and is the creator's. `timeout` in seconds, for the coordinator's
+        answer; `client.timeout` by default.
 
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for a bad name, WaitTimeout,
         and ValueError for an invalid depth, engine or timeout.
@@ -144,7 +156,7 @@ class Client:
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
         depth: int = 4,
-        timeout: float = 5.0,
+        timeout: float | None = None,
     ) -> list[SharedEvent]:
         """Open many shared events as `event` does, in their order: all, or none, and `timeout` is for all together.
 
@@ -162,7 +174,7 @@ class Client:
         device: DeviceLike | None,
         engine: EngineChoice,
         depth: int,
-        timeout: float = DEFAULT_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> list[SharedEvent]:
         self._session.check()
         if isinstance(depth, bool) or not isinstance(depth, int):
@@ -199,17 +211,21 @@ class Client:
                 self._unnamed[key] = event
         return event
 
-    def point(self, data: bytes | bytearray | memoryview) -> Point:
+    def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the first sight of an event.
+
+        `timeout` in seconds, for the coordinator's answer; `client.timeout` by default.
 
         Raises ProtocolError for bytes that are no point, CoordinatorLost for one of another coordinator or epoch,
         EventClosed for one whose event is gone.
         """
         self._session.check()
         key = wire.unpack(data)
-        return Point(self._session.attach(key), key.generation)
+        return Point(self._session.attach(key, timeout), key.generation)
 
-    def stream(self, name: str, *, device: DeviceLike | None = None, priority: int = 0) -> Stream:
+    def stream(
+        self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None
+    ) -> Stream:
         """A stream of this process, made as the specification `name` says: every worker's is equal.
 
         The first to name it decides device (the current one by default) and priority. DeviceMismatch for another
@@ -222,7 +238,7 @@ class Client:
             default_device=uuid_of(current_ordinal()),
             priority=priority,
         )
-        spec = self._session.request(body, messages.StreamSpec)
+        spec = self._session.request(body, messages.StreamSpec, timeout)
         try:
             ordinal = ordinal_of(spec.device)
         except InvalidDevice as error:
@@ -231,29 +247,33 @@ class Client:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    def list_events(self, prefix: str = "") -> list[EventInfo]:
+    def list_events(self, prefix: str = "", *, timeout: float | None = None) -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included."""
         return [
-            EventInfo.of(row) for row in self._session.request(messages.ListEvents(prefix), messages.EventList).events
+            EventInfo.of(row)
+            for row in self._session.request(messages.ListEvents(prefix), messages.EventList, timeout).events
         ]
 
-    def list_sessions(self) -> list[SessionInfo]:
+    def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The sessions that live."""
-        rows = self._session.request(messages.ListSessions(), messages.SessionList).sessions
+        rows = self._session.request(messages.ListSessions(), messages.SessionList, timeout).sessions
         return [SessionInfo.of(row) for row in rows]
 
-    def list_attachments(self, prefix: str = "", *, limit: int = 100_000) -> list[AttachmentInfo]:
+    def list_attachments(
+        self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None
+    ) -> list[AttachmentInfo]:
         """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000."""
-        rows = self._session.request(messages.ListAttachments(prefix, limit), messages.AttachmentList).attachments
+        body = messages.ListAttachments(prefix, limit)
+        rows = self._session.request(body, messages.AttachmentList, timeout).attachments
         return [AttachmentInfo.of(row) for row in rows]
 
-    def stats(self, timeout: float = DEFAULT_TIMEOUT_S) -> Stats:
+    def stats(self, timeout: float | None = None) -> Stats:
         """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
         stats: dict[str, Any] = dict(self._session.request(messages.Stats(), messages.Counters, timeout).stats)
         stats["client"] = {"messages_sent": self.messages_sent, "full_ring_waits": self._session.lease.full_rings}
         return cast("Stats", stats)
 
-    def check(self, device: DeviceLike | None = None) -> EngineChecks:
+    def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:
         """Which engines work between this process and the coordinator on a device, tried for real.
 
         {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works.
@@ -261,7 +281,7 @@ class Client:
         from ipcsync._session import probe
 
         ordinal = devices.parse(device)
-        reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply)
+        reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply, timeout)
         return probe.of_engines(reply, ordinal, self._session.lease.board)
 
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:

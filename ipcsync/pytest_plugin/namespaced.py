@@ -35,17 +35,19 @@ class NamespacedClient(Client):
         """As `Client.stream`, in the namespace."""
         return super().stream(self._full(name), **options)
 
-    def list_events(self, prefix: str = "") -> list[EventInfo]:
+    def list_events(self, prefix: str = "", *, timeout: float | None = None) -> list[EventInfo]:
         """The namespace's events whose names begin with `prefix`."""
-        return super().list_events(self._full(prefix))
+        return super().list_events(self._full(prefix), timeout=timeout)
 
-    def list_attachments(self, prefix: str = "", *, limit: int = 100_000) -> list[AttachmentInfo]:
+    def list_attachments(
+        self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None
+    ) -> list[AttachmentInfo]:
         """The uses of the namespace's events whose names begin with `prefix`."""
-        return super().list_attachments(self._full(prefix), limit=limit)
+        return super().list_attachments(self._full(prefix), limit=limit, timeout=timeout)
 
-    def list_sessions(self) -> list[SessionInfo]:
+    def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The namespace's sessions: the test's own client and the processes that it spawned."""
-        return [row for row in super().list_sessions() if row.name.startswith(self._session_prefix)]
+        return [row for row in super().list_sessions(timeout=timeout) if row.name.startswith(self._session_prefix)]
 
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
         """As `Client.watch`, of the namespace only."""

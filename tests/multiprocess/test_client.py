@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
@@ -463,3 +465,35 @@ def test_ipc_collect_closes_the_imports_that_nothing_uses(new_client: NewClient)
     event.close()
     del point
     until(lambda: (ipcsync.ipc_collect(), imports.count())[1] == before, "the imports are closed")
+
+
+def test_a_client_has_one_timeout_for_all_requests_and_each_call_may_say_another(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    assert client.timeout == 5.0
+    with pytest.raises(ValueError, match="from 0 up"):
+        client.timeout = float("nan")
+    data = bytes(client.event("e").at(1))
+    client.timeout = 0.05
+    calls: list[Callable[..., object]] = [
+        lambda **options: client.event("f", **options),
+        lambda **options: client.events(["f"], **options),
+        lambda **options: client.stream("s", **options),
+        client.list_events,
+        client.list_sessions,
+        client.list_attachments,
+        client.stats,
+        client.check,
+    ]
+    os.kill(coordinator.pid, signal.SIGSTOP)
+    try:
+        for call in calls:
+            with pytest.raises(ipcsync.WaitTimeout) as caught:
+                call()
+            assert caught.value.timeout == 0.05
+            with pytest.raises(ipcsync.WaitTimeout) as caught:
+                call(timeout=0.1)
+            assert caught.value.timeout == 0.1
+        assert client.point(data).generation == 1, "what is attached already asks nobody"
+    finally:
+        os.kill(coordinator.pid, signal.SIGCONT)

@@ -137,6 +137,15 @@ class AsyncClient:
         return self._client.is_connected
 
     @property
+    def timeout(self) -> float:
+        """Seconds that a request to the coordinator may take if its call says nothing else; 5, and may be set."""
+        return self._client.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._client.timeout = seconds
+
+    @property
     def messages_sent(self) -> int:
         """How many requests this client has sent to the coordinator."""
         return self._client.messages_sent
@@ -151,7 +160,7 @@ class AsyncClient:
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
         depth: int = 4,
-        timeout: float = 5.0,
+        timeout: float | None = None,
     ) -> AsyncSharedEvent:
         """Open a shared event, or create it; as `Client.event`. If it is cancelled, what it opened is closed again."""
         options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
@@ -168,7 +177,7 @@ class AsyncClient:
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
         depth: int = 4,
-        timeout: float = 5.0,
+        timeout: float | None = None,
     ) -> list[AsyncSharedEvent]:
         """Open many shared events, all or none; as `Client.events`. If it is cancelled, they are closed again."""
         options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
@@ -188,35 +197,41 @@ class AsyncClient:
             event = await self._runner.request(partial(self._client._unnamed_event, key))
         return AsyncPoint(await self._runner.record(event, chosen, stream, None), self._runner)
 
-    async def point(self, data: bytes | bytearray | memoryview) -> AsyncPoint:
+    async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""
-        return AsyncPoint(await self._runner.request(partial(self._client.point, data)), self._runner)
+        return AsyncPoint(await self._runner.request(partial(self._client.point, data, timeout=timeout)), self._runner)
 
-    async def stream(self, name: str, *, device: DeviceLike | None = None, priority: int = 0) -> Stream:
+    async def stream(
+        self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None
+    ) -> Stream:
         """A stream of this process, made as the specification `name` says; as `Client.stream`."""
-        return await self._runner.request(partial(self._client.stream, name, device=device, priority=priority))
+        return await self._runner.request(
+            partial(self._client.stream, name, device=device, priority=priority, timeout=timeout)
+        )
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def list_events(self, prefix: str = "") -> list[EventInfo]:
+    async def list_events(self, prefix: str = "", *, timeout: float | None = None) -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included."""
-        return await self._runner.request(partial(self._client.list_events, prefix))
+        return await self._runner.request(partial(self._client.list_events, prefix, timeout=timeout))
 
-    async def list_sessions(self) -> list[SessionInfo]:
+    async def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The sessions that live."""
-        return await self._runner.request(self._client.list_sessions)
+        return await self._runner.request(partial(self._client.list_sessions, timeout=timeout))
 
-    async def list_attachments(self, prefix: str = "", *, limit: int = 100_000) -> list[AttachmentInfo]:
+    async def list_attachments(
+        self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None
+    ) -> list[AttachmentInfo]:
         """Who records and who waits on which events; as `Client.list_attachments`."""
-        return await self._runner.request(partial(self._client.list_attachments, prefix, limit=limit))
+        return await self._runner.request(partial(self._client.list_attachments, prefix, limit=limit, timeout=timeout))
 
-    async def stats(self, timeout: float = 5.0) -> Stats:
+    async def stats(self, timeout: float | None = None) -> Stats:
         """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
         return await self._runner.request(partial(self._client.stats, timeout))
 
-    async def check(self, device: DeviceLike | None = None) -> EngineChecks:
+    async def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:
         """Which engines work between this process and the coordinator on a device; as `Client.check`."""
-        return await self._runner.request(partial(self._client.check, device))
+        return await self._runner.request(partial(self._client.check, device, timeout=timeout))
 
     async def watch(self, prefix: str = "", *, timeout: float | None = None) -> AsyncGenerator[Notice, None]:
         """A snapshot as notices, then every change in order; as `Client.watch`.
