@@ -18,6 +18,7 @@ IpcSyncError(RuntimeError)
 │   └── RecorderTaken           another session has the role
 ├── DeviceMismatch              an event, stream or process of another device
 ├── EngineMismatch              the engine cannot do this here
+├── Reentered                   called in the middle of a call of its own thread, which it cannot go before
 ├── QuotaExceeded               a limit of the coordinator: .limit
 ├── ProtocolError               a malformed frame, field or point: .code
 └── WaitTimeout(TimeoutError)   a wait's own timeout expired: .event .generation .timeout
@@ -47,6 +48,7 @@ __all__ = [
     "QuotaExceeded",
     "RecorderLost",
     "RecorderTaken",
+    "Reentered",
     "SessionExpired",
     "SessionLost",
     "StreamCapturing",
@@ -219,6 +221,13 @@ class DeviceMismatch(IpcSyncError):
 
 class EngineMismatch(IpcSyncError):
     """The engine cannot do this between these processes; the message says why."""
+
+
+class Reentered(IpcSyncError):
+    """A finalizer or a signal's handler made this call in the middle of another one, of the same thread and object.
+
+    That one goes on as if this had not been called. Call again when it has returned.
+    """
 
 
 class QuotaExceeded(IpcSyncError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureStatus
@@ -12,15 +13,17 @@ from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureS
 from ipcsync._board import BROKEN, CLOSED, OPEN, Board
 from ipcsync._drivers import SUCCESS, unwrap
 from ipcsync._engines.slot_view import FOREVER, SLICE_NS, Guard, SlotView, deadline_of
+from ipcsync._locks import CallLock, holding, trying
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import CoordinatorLost, DeviceMismatch, DriverError, EventClosed, NotRecorder
+from ipcsync.errors import CoordinatorLost, DeviceMismatch, DriverError, EventClosed, NotRecorder, Reentered
 from ipcsync.typing import EngineName
 
 _DISABLE_TIMING = 2
 _MANY_MARKERS = 16
+_CLOSE_S = 1.0
 _NOT_READY = CUresult.CUDA_ERROR_NOT_READY
 _NOT_CAPTURING = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -38,22 +41,26 @@ class Engine(SlotView, ABC):
         self.device_uuid = attachment.device
         self.ordinal = ordinal
         self._driver = context.driver()
-        self._lock = threading.Lock()  # short: around each use of an import
-        self._record_lock = threading.Lock()  # one record at a time, also while it waits for the ring
+        self._lock = CallLock()  # short: around each use of an import
+        self._record_lock = CallLock()  # one record at a time, also while it waits for the ring
         self._is_released = False
         # Set by the client: the drained close was sent; a failed release was logged.
         self.has_told_drained = self.has_failed = False
-        self._inside = 0  # threads in a bounded wait of the driver's, outside of the lock
+        self._inside: dict[object, None] = {}  # bounded waits of the driver's that run now, outside of the lock
         # Generations recorded here; by this session's earlier use too, if it closed and opened the event in one moment.
         self._recorded = max(self.line.recorded - self.base, 0) if attachment.recorder else 0
+        self._begun = self._recorded  # the last number given to a record, which was made or ended by an exception
+        self._is_interrupted = False  # an exception ended a record, which may be made and not published
         self._room = FOREVER  # up to this generation a record has nothing to wait for
-        self._last_stream = 0  # the id of the stream recorded on last
+        self._last_stream = 0  # the id of the stream recorded on last, or that a record was begun on
         # Handles used last, as objects: a Stream keeps its own for life, so the same object is the same stream, with
         # no driver asked. Never a default stream's, which may be another one in each thread.
         self._last_handle: Any = None  # of the last record, if known to be that of `_last_stream`
         self._last_plain: Any = None  # of a wait
         self._last_waiter: tuple[Any, int] = (None, 0)  # of one that was queued, and its stream's id
         self._markers: dict[int, Any] = {}  # by stream id: an event behind the last wait queued there
+        # Streams, by id, where a call that an exception ended may have queued work with no marker behind it.
+        self._doubtful: dict[int, tuple[Any, int]] = {}
 
     @property
     def completed(self) -> int:
@@ -104,9 +111,16 @@ class Engine(SlotView, ABC):
         if self.generation < generation:
             self._raise_if_finished(generation)
             return False
-        with self._lock:
-            self._raise_if_closed()
-            done = self._driver_query(generation)
+        lock = self._lock
+        within = lock._is_owned() and lock.is_held_below()
+        try:
+            with lock:
+                self._raise_if_closed()
+                done = self._driver_query(generation)
+        except BaseException:
+            if not within:
+                lock.unwind()
+            raise
         if done:
             self._confirm(generation)
             return True
@@ -115,15 +129,25 @@ class Engine(SlotView, ABC):
 
     def _wait_in_driver(self, generation: int, deadline_ns: int) -> bool:
         """`_driver_wait`, during which the import is not destroyed."""
-        with self._lock:
-            self.check()
-            self._open_import(generation)
-            self._inside += 1
+        me = object()
         try:
-            return self._driver_wait(generation, deadline_ns)
-        finally:
-            with self._lock:
-                self._inside -= 1
+            self._enter_driver(me, generation)
+            done = self._driver_wait(generation, deadline_ns)
+            self._leave_driver(me)
+        except BaseException:
+            self._inside.pop(me, None)
+            raise
+        return done
+
+    @holding("_lock")
+    def _enter_driver(self, me: object, generation: int) -> None:
+        self.check()
+        self._open_import(generation)
+        self._inside[me] = None
+
+    @holding("_lock")
+    def _leave_driver(self, me: object) -> None:
+        del self._inside[me]
 
     # --- stream work --------------------------------------------------------------------------------------------------
 
@@ -138,21 +162,26 @@ class Engine(SlotView, ABC):
             self._raise_gone()
         if not self.is_recorder:
             self._raise_not_recorder()
-        if has_waited := not self._record_lock.acquire(False):
-            self._await_turn(timeout)
+        lock = self._record_lock
+        if lock._is_owned() and lock.is_held_below():
+            raise Reentered(f"a record of {self.label} is under way on this thread, which a record here interrupts")
         try:
-            if has_waited:
+            if not lock.acquire(False):
+                self._await_turn(timeout)
                 self.check()
             if ordinal != self.ordinal:
                 raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
             if handle is not self._last_handle and int(handle) in LEGACY:
                 with OnDevice(ordinal):
-                    return self._record(handle, timeout)
-            generation = self._record(handle, timeout)
-            self._last_handle = handle
-            return generation
-        finally:
-            self._record_lock.release()
+                    generation = self._record(handle, timeout)
+            else:
+                generation = self._record(handle, timeout)
+                self._last_handle = handle
+            lock.release()
+        except BaseException:
+            lock.unwind()
+            raise
+        return generation
 
     def _raise_not_recorder(self, who: str = "this session") -> NoReturn:
         recorder, pid = self._recorder()
@@ -172,7 +201,9 @@ class Engine(SlotView, ABC):
         code, status = self._driver.cuStreamIsCapturing(handle)
         if status is not _NOT_CAPTURING or code is not SUCCESS:
             capture.refuse_capturing(handle, "record")
-        generation = self._recorded + 1
+        if self._begun != self._recorded:
+            self._make_record(handle, _id_of(self._driver, handle), self._begun)
+        generation = self._begun + 1
         if generation > self._room:
             self._make_room(generation, timeout)
         if handle is self._last_handle:
@@ -180,21 +211,60 @@ class Engine(SlotView, ABC):
         else:
             self._last_handle = None  # this record may be a default stream's, or be interrupted: then the next one asks
             stream_id = _id_of(self._driver, handle)
-        with self._lock:
-            if self.is_closed or self._words[self._state_index] != OPEN:
-                self._raise_no_record()
-            if stream_id != self._last_stream and generation > 1:
-                self._driver_stream_wait(handle, generation - 1)
-            self._driver_record(handle, generation)
-            if self.marks_records:
-                self._add_marker(handle, stream_id, self.ordinal)
-            self._recorded = generation
-            self._last_stream = stream_id
-            self.line.publish(self.base + generation)
+        self._make_record(handle, stream_id, generation)
         self.line.futex.wake()
         if self._words[self._state_index] != OPEN:
             self._raise_no_record()
         return generation
+
+    def _make_record(self, handle: Any, stream_id: int, generation: int) -> None:
+        """Record and publish the next generation, or the one that an exception kept from being so.
+
+        A number is never given to two records. If an exception comes behind the driver's call, that record may have
+        been made or not; the next one makes it again, behind both the place where it may be and all before it, so that
+        what is said of that number is true of all work up to there.
+        """
+        lock = self._lock
+        within = lock._is_owned() and lock.is_held_below()
+        try:
+            with lock:
+                if self.is_closed or self._words[self._state_index] != OPEN:
+                    self._raise_no_record()
+                if generation == self._begun:
+                    self._follow_begun(handle, stream_id)
+                elif stream_id != self._last_stream and generation > 1:
+                    self._driver_stream_wait(handle, generation - 1)
+                self._last_stream = stream_id
+                self._begun = generation
+                self._driver_record(handle, generation)
+                if self.marks_records:
+                    self._add_marker(handle, stream_id, self.ordinal)
+                self._recorded = generation
+                self.line.publish(self.base + generation)
+        except BaseException:
+            self._is_interrupted = True
+            if not within:
+                lock.unwind()
+            if self.marks_records and self._begun != self._recorded:
+                self._doubt(handle, stream_id, self.ordinal)
+            raise
+
+    @holding("_lock")
+    def _doubt(self, handle: Any, stream_id: int, ordinal: int) -> None:
+        """An exception ends this call, and work of it may be queued on the stream: have a marker behind that."""
+        self._doubtful[stream_id] = (handle, ordinal)
+        with suppress(Exception):  # as if the one that comes after this were raised first; `try_release` tries again
+            self._add_marker(handle, stream_id, ordinal)
+            del self._doubtful[stream_id]
+
+    def _settle(self) -> bool:
+        """Have a marker behind all that may be queued, also where an exception kept it away; whether there is one."""
+        for stream_id, (handle, ordinal) in list(self._doubtful.items()):
+            if int(handle) in LEGACY:
+                return False  # which may be another stream on each thread
+            self._add_marker(handle, stream_id, ordinal)
+            del self._doubtful[stream_id]
+        return True
 
     def _raise_no_record(self) -> None:
         self.check()  # an expired session says so rather than that its event is closed
@@ -244,10 +314,21 @@ class Engine(SlotView, ABC):
                 self._raise_if_finished(generation)
         last, last_id = self._last_waiter
         stream_id = last_id if handle is last else _id_of(self._driver, handle)
-        with self._lock:
-            self._raise_if_closed()  # until it is, the import stays
-            self._driver_stream_wait(handle, generation)
-            self._add_marker(handle, stream_id, ordinal)
+        lock = self._lock
+        within = lock._is_owned() and lock.is_held_below()
+        may_be_queued = False
+        try:
+            with lock:
+                self._raise_if_closed()  # until it is, the import stays
+                may_be_queued = True
+                self._driver_stream_wait(handle, generation)
+                self._add_marker(handle, stream_id, ordinal)
+        except BaseException:
+            if not within:
+                lock.unwind()
+            if may_be_queued:
+                self._doubt(handle, stream_id, ordinal)
+            raise
         if self._words[self._state_index] != OPEN:
             self._raise_if_finished(generation)
         # The driver may let the stream pass what a dead process never did, or never exported so that it holds.
@@ -263,7 +344,7 @@ class Engine(SlotView, ABC):
                 self._drop_markers()  # a program may make a stream for each piece of work
             with OnDevice(ordinal):
                 marker = unwrap(self._driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
-            self._markers[stream_id] = marker
+            marker = self._markers.setdefault(stream_id, marker)
         result = self._driver.cuEventRecord(marker, handle)
         if result[0] is not SUCCESS:
             unwrap(result, "cuEventRecord")
@@ -271,17 +352,43 @@ class Engine(SlotView, ABC):
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def publish_completed(self) -> None:
-        """Tell the board what is known complete (recorder), also from the heartbeat's thread."""
+        """Tell the board what is known complete (recorder); also what a call recorded that an exception then ended.
+
+        Nothing while another thread is at work here: a driver's call may block for as long as a stream's queue is full,
+        and the heartbeat's thread must not wait for that.
+        """
         if self.is_recorder:
-            with self._lock:
-                self._publish_completed()
+            self._try_publish()
+
+    @trying("_lock")
+    def _try_publish(self) -> None:
+        self._publish_recorded()
+        self._publish_completed()
+
+    def _publish_recorded(self) -> None:
+        """Publish what was recorded by a call that an exception ended before it could. Called with the lock held."""
+        if self._is_interrupted:
+            if self.line.recorded < self.base + self._recorded and self.line.state == OPEN:
+                self.line.publish(self.base + self._recorded)
+                self.line.futex.wake()
+            self._is_interrupted = False
 
     def close(self) -> None:
         """End this use: later calls raise EventClosed, and those that wait now do within 50 ms.
 
-        A record that is under way is published when this returns.
+        A record that is under way is published when this returns, unless the driver keeps it for more than a second.
         """
-        with self._lock:
+        lock = self._lock
+        within = lock._is_owned() and lock.is_held_below()
+        try:
+            if not within and lock.acquire(timeout=_CLOSE_S):
+                self.is_closed = True
+                lock.release()
+        except BaseException:
+            if not within:
+                lock.unwind()
+            raise
+        finally:
             self.is_closed = True
         self.line.futex.wake()
 
@@ -289,43 +396,56 @@ class Engine(SlotView, ABC):
         """Release everything if no thread is inside the driver, no queued wait pending and no record unfinished.
 
         A thread that waits on the host for a record reads nothing but the board, and looks whether this use is closed
-        before it believes what it read.
+        before it believes what it read. Whoever is inside now is not waited for.
         """
-        with self._lock:
-            if self._is_released:
-                return True
-            if self._inside:
+        if not self._is_released:
+            self._try_release()
+        return self._is_released
+
+    @trying("_lock")
+    def _try_release(self) -> None:
+        self._is_released = self._is_released or self._release()
+
+    def _release(self) -> bool:
+        if self._inside:
+            return False
+        try:
+            if self.guard.coordinator_is_alive() and not (
+                self._settle() and self._is_drained() and self._is_begun_drained() and self._drop_markers()
+            ):
                 return False
-            try:
-                if self.guard.coordinator_is_alive() and not (self._is_drained() and self._drop_markers()):
-                    return False
-            except (DriverError, CoordinatorLost):
-                if self.guard.coordinator_is_alive():
-                    raise
-            # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
-            self._destroy_markers()
-            self._destroy_imports()
-            self._is_released = True
-        return True
+        except (DriverError, CoordinatorLost):
+            if self.guard.coordinator_is_alive():
+                raise
+        # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
+        self._destroy_markers()
+        return self._destroy_imports()
 
     def is_drained(self) -> bool:
         """Whether this use is a recorder's and all that it recorded is complete, whatever else is still queued."""
-        with self._lock:
-            if not self.is_recorder or self._is_released or self.line.state not in (OPEN, CLOSED):
-                return False
-            return self._is_drained()
+        return bool(self._try_drained())
+
+    @trying("_lock")
+    def _try_drained(self) -> bool:
+        if not self.is_recorder or self._is_released or self.line.state not in (OPEN, CLOSED):
+            return False
+        return self._settle() and self._is_drained() and self._is_begun_drained()
 
     def _destroy_markers(self) -> None:
         """Destroy the markers, be they over or not: CUDA destroys an event once it is."""
-        while self._markers:
-            unwrap(self._driver.cuEventDestroy(self._markers.popitem()[1]), "cuEventDestroy")
+        for stream_id in list(self._markers):
+            self._destroy_marker(stream_id)
+
+    def _destroy_marker(self, stream_id: int) -> None:
+        # Forgotten first: an exception that comes between may cost an event, and never destroys one twice.
+        marker = self._markers.pop(stream_id)
+        unwrap(self._driver.cuEventDestroy(marker), "cuEventDestroy")
 
     def _drop_markers(self) -> bool:
         """Destroy the markers that are over; whether all were. Called with the lock held."""
         for stream_id, marker in list(self._markers.items()):
             if self._is_done(marker):
-                del self._markers[stream_id]
-                unwrap(self._driver.cuEventDestroy(marker), "cuEventDestroy")
+                self._destroy_marker(stream_id)
         return not self._markers
 
     def _is_drained(self) -> bool:
@@ -342,8 +462,10 @@ class Engine(SlotView, ABC):
         mode = result[1] if result[0] is SUCCESS else unwrap(result, "cuThreadExchangeStreamCaptureMode")
         try:
             result = driver.cuEventQuery(event)
-        finally:
             driver.cuThreadExchangeStreamCaptureMode(mode)
+        except BaseException:
+            driver.cuThreadExchangeStreamCaptureMode(mode)
+            raise
         if result[0] is SUCCESS:
             return True
         if result[0] != _NOT_READY:
@@ -376,6 +498,14 @@ class Engine(SlotView, ABC):
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
         """Wait in the driver for `generation`, which was recorded; False if `deadline_ns` passed before."""
 
+    @abstractmethod
+    def _follow_begun(self, handle: Any, stream_id: int) -> None:
+        """Have the stream wait for all before the record that was begun, and for that one if it was made."""
+
+    def _is_begun_drained(self) -> bool:
+        """Whether a record that was begun and not published is over, if it was made."""
+        return True
+
     def _open_import(self, generation: int) -> None:
         """Open what a wait for `generation` needs. Called with the lock held."""
 
@@ -395,8 +525,9 @@ class Engine(SlotView, ABC):
         """Whether nothing that this process recorded can still touch the slot, as far as the markers do not tell."""
         return True
 
-    def _destroy_imports(self) -> None:
-        """Destroy the imports. Called with the lock held."""
+    def _destroy_imports(self) -> bool:
+        """Destroy the imports; False while another thread opens or destroys some. Called with the lock held."""
+        return True
 
 
 def _id_of(driver: Any, handle: Any) -> int:

@@ -15,6 +15,7 @@ from ipcsync._drivers import SUCCESS
 from ipcsync._engines import imports
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import SLICE_NS, Guard, deadline_of
+from ipcsync._locks import holding
 from ipcsync._native import capture
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DriverError, EngineMismatch
@@ -35,17 +36,17 @@ class EventEngine(Engine):
         self._completed = min(max(self.line.completed - self.base, 0), self._recorded)
         self._room = self._completed + self.depth
 
+    @holding("_lock")
     def open_first(self) -> None:
         """Open the ring's first handle, to see that handles open here at all. Raises HandleError."""
-        with self._lock:
-            self._event(1)
+        self._event(1)
 
     def _event(self, generation: int) -> Any:
         index = (generation - 1) % self.depth
         event = self._ring[index]
         if event is None:
             try:
-                event = imports.acquire(self.board.epoch, self._serials[index], self.handles[index], self.ordinal)
+                event = imports.acquire(self, self._key(index), self.handles[index], self.ordinal)
             except DriverError:
                 self.guard.check_liveness()  # the coordinator's events go with it
                 raise
@@ -57,9 +58,7 @@ class EventEngine(Engine):
 
     def _make_room(self, generation: int, timeout: float | None) -> None:
         oldest = generation - self.depth
-        with self._lock:
-            self._raise_if_closed()
-            self._publish_completed()
+        self._look_for_room(is_first=True)
         if oldest <= self._completed:
             return
         self.guard.count_full_ring()
@@ -70,11 +69,17 @@ class EventEngine(Engine):
                 self._raise_full(oldest, timeout)
             self._wait_in_driver(oldest, min(deadline, now + SLICE_NS))
             self.guard.check_liveness()
-            with self._lock:
-                self.check()
-                if self.line.state != OPEN:
-                    self._raise_no_record()
-                self._publish_completed()
+            self._look_for_room(is_first=False)
+
+    @holding("_lock")
+    def _look_for_room(self, *, is_first: bool) -> None:
+        if is_first:
+            self._raise_if_closed()
+        else:
+            self.check()
+            if self.line.state != OPEN:
+                self._raise_no_record()
+        self._publish_completed()
 
     def _driver_record(self, handle: Any, generation: int) -> None:
         event = self._ring[(generation - 1) % self.depth]
@@ -87,6 +92,15 @@ class EventEngine(Engine):
         result = self._driver.cuStreamWaitEvent(handle, self._event(generation) if event is None else event, 0)
         if result[0] is not SUCCESS:
             self._unwrap(result, "cuStreamWaitEvent")
+
+    def _follow_begun(self, handle: Any, stream_id: int) -> None:
+        if self._begun > 1:
+            self._driver_stream_wait(handle, self._begun - 1)
+        if stream_id != self._last_stream:
+            self._driver_stream_wait(handle, self._begun)  # if it was not made, its event stands for an older one
+
+    def _is_begun_drained(self) -> bool:
+        return self._begun == self._recorded or self._driver_query(self._begun)
 
     def _driver_query(self, generation: int) -> bool:
         return self._is_done(self._event(generation))
@@ -121,10 +135,10 @@ class EventEngine(Engine):
         self._room = done + self.depth
         self._note_complete(done)
 
+    @holding("_lock")
     def _publish_known(self, generation: int) -> None:
-        with self._lock:
-            if not self.is_closed:  # else it may have let go since, and the slot be another's
-                self._store(generation)
+        if not self.is_closed:  # else it may have let go since, and the slot be another's
+            self._store(generation)
 
     def _raise_if_ahead(self) -> None:
         raise EngineMismatch(
@@ -135,8 +149,9 @@ class EventEngine(Engine):
     def _is_idle(self) -> bool:
         return self._completed == self._recorded or self._driver_query(self._recorded)
 
-    def _destroy_imports(self) -> None:
-        for index, event in enumerate(self._ring):
-            if event is not None:
-                self._ring[index] = None
-                imports.release(self.board.epoch, self._serials[index])
+    def _key(self, index: int) -> tuple[bytes, int]:
+        return self.board.epoch, self._serials[index]
+
+    def _destroy_imports(self) -> bool:
+        # All, whatever the ring says: an exception may have kept what was opened from being put there.
+        return all(imports.release(self, self._key(index)) for index in range(self.depth))

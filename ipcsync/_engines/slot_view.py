@@ -9,8 +9,8 @@ A generation counts as complete here only in these cases:
 
 from __future__ import annotations
 
-import threading
 import time
+from heapq import heappushpop
 from typing import Literal, NoReturn, Protocol, TypeAlias
 
 from ipcsync._board import BROKEN, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
@@ -59,7 +59,7 @@ class SlotView:
         self.known_complete = 0
         self.is_closed = False
         self._lost_from = FOREVER  # from this generation on, RecorderLost was raised here, and will be for ever
-        self._known_lock = threading.Lock()
+        self._seen = [0]  # the true `known_complete`, of which the attribute may be an older value
         self._guard_check = guard.check
         self._words = board.words
         self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices
@@ -118,7 +118,7 @@ class SlotView:
 
     def is_complete(self, generation: int) -> bool:
         """Whether the board, or this process's memory, says that `generation` is complete."""
-        if generation <= self.known_complete:
+        if generation <= self.known_complete or generation <= self._seen[0]:
             return True
         if generation >= self._lost_from:
             self._raise_lost(generation)
@@ -137,8 +137,8 @@ class SlotView:
 
     def _note_complete(self, generation: int) -> None:
         """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
-        with self._known_lock:
-            self.known_complete = max(self.known_complete, generation)
+        heappushpop(self._seen, generation)  # the greater one stays, in a single step
+        self.known_complete = self._seen[0]
 
     @property
     def _is_orphaned(self) -> bool:

@@ -16,9 +16,11 @@ from ipcsync._drivers import SUCCESS, unwrap
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import Guard
 from ipcsync._linux.futex import Futex
+from ipcsync._locks import holding
 from ipcsync._native import pinned
 from ipcsync._native.context import OnDevice
 from ipcsync._wire.messages import Attachment
+from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineName
 
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ, cyclic: (int64)(*addr - value) >= 0
@@ -37,9 +39,10 @@ class TimelineEngine(Engine):
         self._address = 0  # of the word, for this process's device: the registration is portable
         self._word_futex = Futex(self.line.completed_address)
 
+    @holding("_lock")
     def open_first(self) -> None:
         """Register the word's page on the event's device, to see that it can be. Raises DriverError."""
-        with self._lock, OnDevice(self.ordinal):
+        with OnDevice(self.ordinal):
             self._pointer()
 
     def _pointer(self) -> int:
@@ -57,6 +60,19 @@ class TimelineEngine(Engine):
         result = self._driver.cuStreamWaitValue64(handle, address, self.base + generation, _GEQ)
         if result[0] is not SUCCESS:
             unwrap(result, "cuStreamWaitValue64")
+
+    def _follow_begun(self, handle: Any, stream_id: int) -> None:
+        if stream_id != self._last_stream:
+            if self._last_stream in self._doubtful:
+                raise IpcSyncError(
+                    f"a record of {self.label} was interrupted twice over, and where it stands on its stream is not "
+                    "known: record on that stream once more, or close the event and open it anew"
+                )
+            marker = self._markers.get(self._last_stream)
+            if marker is not None:  # else all on that stream was found over
+                unwrap(self._driver.cuStreamWaitEvent(handle, marker, 0), "cuStreamWaitEvent")
+        if self._begun > 1:
+            self._driver_stream_wait(handle, self._begun - 1)
 
     def _driver_query(self, generation: int) -> bool:
         return self.is_complete(generation)

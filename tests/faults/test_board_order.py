@@ -177,6 +177,24 @@ class Rig:
         self.is_locked = False
         self.log.append("unlock")
 
+    def _is_owned(self) -> bool:
+        return self.is_locked
+
+    def is_held_below(self) -> bool:
+        return False
+
+    def acquire(self, *_: object, **__: object) -> bool:
+        self.__enter__()
+        return True
+
+    def release(self) -> None:
+        self.__exit__()
+
+    def unwind(self) -> None:
+        """Released by whoever left."""
+        if self.is_locked:
+            self.__exit__()
+
     def check(self) -> None:
         self.log.append("guard.check")
 
@@ -279,7 +297,7 @@ def _engine(rig: Rig) -> Any:
     engine = Watched(rig.board, rig, attachment, 0)
     engine.line = rig.line
     engine._lock = rig
-    engine._recorded = rig.case.made
+    engine._recorded = engine._begun = rig.case.made
     engine._completed = rig.case.done
     engine._last_stream = 1
     engine._is_closed = rig.case.is_closed
@@ -299,7 +317,7 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext())
         monkeypatch.setattr(slot_view, "peer_of", lambda *_: rig)
         monkeypatch.setattr(imports, "acquire", lambda *_: "ring")
-        monkeypatch.setattr(imports, "release", lambda *_: None)
+        monkeypatch.setattr(imports, "release", lambda *_: True)
         monkeypatch.setattr(pinned, "word", lambda address: address)
         monkeypatch.setattr("ipcsync._drivers.wait_event", rig.wait_event)
         monkeypatch.setattr(capture, "relaxed_call", lambda function, *args: function(*args))
