@@ -34,10 +34,10 @@ INDEPENDENT := tests/multiprocess/test_pytest_plugin_runs.py tests/multiprocess/
   tests/multiprocess/test_observer_page.py tests/multiprocess/test_top.py tests/multiprocess/test_notify.py \
   tests/multiprocess/test_watch.py tests/multiprocess/test_doctor.py tests/faults/test_hostile_input.py \
   tests/faults/test_files.py tests/faults/test_feed.py tests/faults/test_limits.py tests/faults/test_board_model.py \
-  tests/faults/test_board_order.py tests/faults/test_history_checker.py
+  tests/faults/test_board_order.py tests/soak/test_history_checker.py
 # The soak runs once on each driver: on cuda in the asynchronous pass, the nearer one to a GPU.
-SOAK_TEST := tests/faults/test_soak.py
-DRIVER_TESTS := tests/contract tests/multiprocess tests/faults tests/unit/test_native_*.py \
+SOAK_TEST := tests/soak/test_soak.py
+DRIVER_TESTS := tests/contract tests/multiprocess tests/faults tests/soak tests/unit/test_native_*.py \
   $(addprefix --ignore=,$(INDEPENDENT))
 
 # With every operation sent through the stream's thread.
@@ -68,7 +68,7 @@ test-gpu: install
 	fi
 
 soak: install
-	$(BIN)/python -m tests.faults.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
+	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
 
 OLDEST := .venv-oldest
 test-oldest:

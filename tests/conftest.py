@@ -29,11 +29,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import ipcsync
 from ipcsync._board.board import is_abandoned
-from tests.peer import Peer
+from ipcsync.typing import EngineName
+from tests.kit.peer import Peer
 
 pytest_plugins = ("pytester",)
 
 _BEFORE = pytest.StashKey[set[str]]()
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    """Each engine in turn."""
+    name: EngineName = request.param
+    return name
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ import warnings
 from typing import Any
 
 from ipcsync._drivers import handle_bytes, handle_from_bytes, load
-from tests.contract import rig
-from tests.contract.rig import code, ok
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import code, ok
 
 _named: dict[str, Any] = {}
 
 
 def start(device: int = 0) -> None:
     """Make the primary context of `device` current."""
-    rig.use_device(device)
+    kit.use_device(device)
 
 
 def device_count() -> int:
@@ -30,20 +30,20 @@ def device_count() -> int:
 
 def uuids() -> list[bytes]:
     """The devices' UUIDs in this process's order."""
-    return [rig.device_uuid(i) for i in range(device_count())]
+    return [kit.device_uuid(i) for i in range(device_count())]
 
 
 # ---- streams
 
 
-def create_stream(name: str, flags: int = rig.NON_BLOCKING) -> None:
+def create_stream(name: str, flags: int = kit.NON_BLOCKING) -> None:
     """Create a stream of the current device."""
     _named[name] = ok(load().cuStreamCreate(flags))
 
 
 def hold(stream: str) -> None:
     """Hold back what is put on the stream from now on."""
-    _named["latch of " + stream] = rig.Latch(_named[stream])
+    _named["latch of " + stream] = kit.Latch(_named[stream])
 
 
 def release(stream: str) -> None:
@@ -63,13 +63,13 @@ def destroy_stream(stream: str) -> int:
 
 def finish(stream: str) -> None:
     """Wait until its work is done."""
-    rig.finish(_named[stream])
+    kit.finish(_named[stream])
 
 
 # ---- events
 
 
-def create_event(name: str, flags: int = rig.SHAREABLE) -> None:
+def create_event(name: str, flags: int = kit.SHAREABLE) -> None:
     """Create an event of the current device."""
     _named[name] = ok(load().cuEventCreate(flags))
 
@@ -89,7 +89,7 @@ def open_event(name: str, handle: bytes) -> int:
     """Open a handle."""
     drv = load()
     result = drv.cuIpcOpenEventHandle(handle_from_bytes(drv.CUipcEventHandle, handle))
-    if code(result) == rig.SUCCESS:
+    if code(result) == kit.SUCCESS:
         _named[name] = result[1]
     return code(result)
 
@@ -121,7 +121,7 @@ def synchronize(event: str) -> int:
 
 def complete(event: str) -> None:
     """Wait, with a deadline, until the event's latest record is complete."""
-    rig.complete(_named[event])
+    kit.complete(_named[event])
 
 
 def elapsed(first: str, second: str) -> int:
@@ -143,7 +143,7 @@ def open_memory(name: str, handle: bytes) -> int:
     """Map another process's device memory."""
     drv = load()
     result = drv.cuIpcOpenMemHandle(handle_from_bytes(drv.CUipcMemHandle, handle), 1)  # LAZY_ENABLE_PEER_ACCESS
-    if code(result) == rig.SUCCESS:
+    if code(result) == kit.SUCCESS:
         _named[name] = result[1]
     return code(result)
 
@@ -170,12 +170,12 @@ def read_memory(memory: str, size: int) -> bytes:
 
 def map_page(name: str, path: str) -> None:
     """Map the page at `path`."""
-    _named[name] = rig.Page(path)
+    _named[name] = kit.Page(path)
 
 
 def register_page(name: str, path: str) -> None:
     """Map it, and register it with the driver."""
-    page = rig.Page(path)
+    page = kit.Page(path)
     _named[name], _named["device address of " + name] = page, page.register()
 
 
@@ -205,7 +205,7 @@ def write_word(stream: str, page: str, index: int, value: int) -> int:
 
 def wait_word(stream: str, page: str, index: int, value: int) -> int:
     """Make the stream wait until the word is at least `value`."""
-    return code(load().cuStreamWaitValue64(_named[stream], _word(page, index), value, rig.GEQ))
+    return code(load().cuStreamWaitValue64(_named[stream], _word(page, index), value, kit.GEQ))
 
 
 def synchronize_then_load(event: str, page: str, index: int) -> tuple[int, int]:
@@ -259,7 +259,7 @@ def _fork() -> int:
 def codes_in_forked_child() -> list[int]:
     """What driver calls answer in a child forked by this process, which used the driver before."""
     drv = load()
-    event = ok(drv.cuEventCreate(rig.SHAREABLE))
+    event = ok(drv.cuEventCreate(kit.SHAREABLE))
     reader, writer = os.pipe()
     pid = _fork()
     if pid == 0:
@@ -283,8 +283,8 @@ def use_in_child_forked_before_use() -> int:
     if pid == 0:
         status = 1
         try:
-            rig.use_device()
-            ok(load().cuEventCreate(rig.SHAREABLE))
+            kit.use_device()
+            ok(load().cuEventCreate(kit.SHAREABLE))
             status = 0
         finally:
             os._exit(status)
@@ -294,17 +294,17 @@ def use_in_child_forked_before_use() -> int:
 def across_devices() -> dict[str, int]:
     """With streams and events of devices 0 and 1 in one process: the codes of what touches both."""
     drv = load()
-    contexts = [rig.use_device(ordinal) for ordinal in (0, 1)]
+    contexts = [kit.use_device(ordinal) for ordinal in (0, 1)]
     streams, events, timed = [], [], []
     for context in contexts:
         ok(drv.cuCtxSetCurrent(context))
-        streams.append(ok(drv.cuStreamCreate(rig.NON_BLOCKING)))
-        events.append(ok(drv.cuEventCreate(rig.DISABLE_TIMING)))
+        streams.append(ok(drv.cuStreamCreate(kit.NON_BLOCKING)))
+        events.append(ok(drv.cuEventCreate(kit.DISABLE_TIMING)))
         timed.append(ok(drv.cuEventCreate(0)))
         ok(drv.cuEventRecord(timed[-1], streams[-1]))
-        rig.complete(timed[-1])
+        kit.complete(timed[-1])
     ok(drv.cuCtxSetCurrent(contexts[0]))
-    latch = rig.Latch(streams[0])
+    latch = kit.Latch(streams[0])
     ok(drv.cuEventRecord(events[0], streams[0]))
     ok(drv.cuCtxSetCurrent(contexts[1]))
     codes = {
@@ -315,7 +315,7 @@ def across_devices() -> dict[str, int]:
         "elapsed time across devices": code(drv.cuEventElapsedTime(timed[0], timed[1])),
     }
     latch.open()
-    rig.finish(streams[1])
+    kit.finish(streams[1])
     codes["synchronize with another device current"] = code(drv.cuEventSynchronize(events[0]))
     codes["query with another device current"] = code(drv.cuEventQuery(events[0]))
     return codes

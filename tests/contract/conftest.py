@@ -17,9 +17,10 @@ import pytest
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from ipcsync._drivers import load
-from tests.contract import actions, rig
-from tests.contract.rig import ok
-from tests.peer import Peer
+from tests.contract import actions
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import ok
+from tests.kit.peer import Peer
 
 _segments = itertools.count()
 
@@ -33,12 +34,12 @@ def drv() -> ModuleType:
 @pytest.fixture(scope="session")
 def kind(drv: ModuleType) -> str:
     """Which kind of driver it is: host, software or gpu."""
-    return rig.driver_kind()
+    return kit.driver_kind()
 
 
 @pytest.fixture(scope="session")
 def _primary(drv: ModuleType) -> Any:
-    return rig.use_device(0)
+    return kit.use_device(0)
 
 
 @pytest.fixture
@@ -46,8 +47,8 @@ def ctx(drv: ModuleType, _primary: Any) -> Iterator[Any]:
     """The current context: device 0's primary one. Afterwards every latch is open."""
     ok(drv.cuCtxSetCurrent(_primary))
     yield _primary
-    rig.open_all_latches()
-    ok(drv.cuThreadExchangeStreamCaptureMode(drv.CUstreamCaptureMode(rig.GLOBAL)))
+    kit.open_all_latches()
+    ok(drv.cuThreadExchangeStreamCaptureMode(drv.CUstreamCaptureMode(kit.GLOBAL)))
     ok(drv.cuCtxSetCurrent(_primary))
 
 
@@ -56,12 +57,12 @@ def new_stream(drv: ModuleType, ctx: Any) -> Iterator[Callable[..., Any]]:
     """Creates streams (non-blocking, unless given flags) that end with the test, after every latch was opened."""
     made = []
 
-    def create(flags: int = rig.NON_BLOCKING) -> Any:
+    def create(flags: int = kit.NON_BLOCKING) -> Any:
         made.append(ok(drv.cuStreamCreate(flags)))
         return made[-1]
 
     yield create
-    rig.open_all_latches()
+    kit.open_all_latches()
     for stream in made:
         ok(drv.cuStreamDestroy(stream))
 
@@ -77,12 +78,12 @@ def new_event(drv: ModuleType, ctx: Any) -> Iterator[Callable[..., Any]]:
     """Creates events (shareable ones, unless given flags) that end with the test."""
     made = []
 
-    def create(flags: int = rig.SHAREABLE) -> Any:
+    def create(flags: int = kit.SHAREABLE) -> Any:
         made.append(ok(drv.cuEventCreate(flags)))
         return made[-1]
 
     yield create
-    rig.open_all_latches()
+    kit.open_all_latches()
     for event in made:
         ok(drv.cuEventDestroy(event))
 
@@ -103,7 +104,7 @@ def new_peer() -> Iterator[Callable[..., Peer]]:
         return made[-1]
 
     yield spawn
-    rig.open_all_latches()  # else a peer's streams could wait for ours while it ends
+    kit.open_all_latches()  # else a peer's streams could wait for ours while it ends
     for peer in made:
         peer.close()
 
@@ -160,8 +161,8 @@ def page_path() -> Iterator[str]:
 
 
 @pytest.fixture
-def page(page_path: str) -> Iterator[rig.Page]:
+def page(page_path: str) -> Iterator[kit.Page]:
     """That page, mapped in this process."""
-    mapped = rig.Page(page_path)
+    mapped = kit.Page(page_path)
     yield mapped
     mapped.close()

@@ -11,7 +11,7 @@ import json
 import os
 
 from ipcsync._drivers import load, name, unwrap
-from tests.contract import rig
+from tests.kit import driver_kit as kit
 
 
 def write_down(row: str, answer: str) -> None:
@@ -23,8 +23,8 @@ def write_down(row: str, answer: str) -> None:
         "row": row,
         "answer": answer,
         "driver": name(),
-        "kind": rig.driver_kind(),
-        "device": rig.device_name(),
+        "kind": kit.driver_kind(),
+        "device": kit.device_name(),
         "version": int(unwrap(load().cuDriverGetVersion(), "cuDriverGetVersion")),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }

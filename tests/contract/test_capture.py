@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.contract import rig
-from tests.contract.rig import Latch, code, complete, finish, in_thread, ok
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import Latch, code, complete, finish, in_thread, ok
 
 New = Callable[..., Any]
-MODES = [rig.GLOBAL, rig.THREAD_LOCAL, rig.RELAXED]
+MODES = [kit.GLOBAL, kit.THREAD_LOCAL, kit.RELAXED]
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def begin(drv: ModuleType, new_stream: New) -> Iterator[Callable[..., Any]]:
     """Begins captures; those still running at the end of the test are ended."""
     capturing = []
 
-    def start(mode: int = rig.GLOBAL) -> Any:
+    def start(mode: int = kit.GLOBAL) -> Any:
         stream = new_stream()
         ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(mode)))
         capturing.append(stream)
@@ -28,7 +28,7 @@ def begin(drv: ModuleType, new_stream: New) -> Iterator[Callable[..., Any]]:
 
     yield start
     for stream in capturing:
-        if status(drv, stream) != rig.NONE:
+        if status(drv, stream) != kit.NONE:
             drv.cuStreamEndCapture(stream)  # a capture that was invalidated ends with an error
 
 
@@ -39,7 +39,7 @@ def status(drv: ModuleType, stream: Any) -> int:
 def end(drv: ModuleType, stream: Any) -> int:
     """The code of ending the capture; its graph is destroyed."""
     result = drv.cuStreamEndCapture(stream)
-    if code(result) == rig.SUCCESS:
+    if code(result) == kit.SUCCESS:
         ok(drv.cuGraphDestroy(result[1]))
     return code(result)
 
@@ -62,12 +62,12 @@ UNSAFE = ["query an event", "synchronize with an event", "query a stream", "sync
 
 
 def test_a_stream_tells_whether_it_captures_and_asking_does_no_harm(drv: ModuleType, stream: Any) -> None:
-    assert status(drv, stream) == rig.NONE
-    ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(rig.GLOBAL)))
+    assert status(drv, stream) == kit.NONE
+    ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(kit.GLOBAL)))
     for _ in range(3):
-        assert status(drv, stream) == rig.ACTIVE
-    assert end(drv, stream) == rig.SUCCESS
-    assert status(drv, stream) == rig.NONE
+        assert status(drv, stream) == kit.ACTIVE
+    assert end(drv, stream) == kit.SUCCESS
+    assert status(drv, stream) == kit.NONE
 
 
 def test_each_capture_has_an_id_of_its_own(drv: ModuleType, begin: New) -> None:
@@ -75,10 +75,10 @@ def test_each_capture_has_an_id_of_its_own(drv: ModuleType, begin: New) -> None:
     for _ in range(3):
         stream = begin()
         state, identity = drv.cuStreamGetCaptureInfo(stream)[1:3]
-        assert int(state) == rig.ACTIVE
+        assert int(state) == kit.ACTIVE
         ids.add(int(identity))
-        assert end(drv, stream) == rig.SUCCESS
-        assert int(drv.cuStreamGetCaptureInfo(stream)[1]) == rig.NONE
+        assert end(drv, stream) == kit.SUCCESS
+        assert int(drv.cuStreamGetCaptureInfo(stream)[1]) == kit.NONE
     assert len(ids) == 3
 
 
@@ -88,7 +88,7 @@ def test_captured_operations_are_not_executed(drv: ModuleType, begin: New, new_e
     ok(drv.cuCtxSynchronize())
     stream = begin()
     ok(drv.cuMemsetD8Async(memory, 2, 8, stream))
-    assert end(drv, stream) == rig.SUCCESS
+    assert end(drv, stream) == kit.SUCCESS
     finish(stream)
     ok(drv.cuMemcpyDtoH(target, memory, 8))
     assert target == b"\1" * 8
@@ -98,11 +98,11 @@ def test_captured_operations_are_not_executed(drv: ModuleType, begin: New, new_e
 def test_a_captured_event_cannot_be_queried_until_it_is_recorded_outside_of_a_capture(
     drv: ModuleType, begin: New, new_event: New
 ) -> None:
-    event = new_event(rig.DISABLE_TIMING)
+    event = new_event(kit.DISABLE_TIMING)
     stream = begin()
     ok(drv.cuEventRecord(event, stream))
-    assert end(drv, stream) == rig.SUCCESS
-    assert code(drv.cuEventQuery(event)) == rig.CAPTURED_EVENT
+    assert end(drv, stream) == kit.SUCCESS
+    assert code(drv.cuEventQuery(event)) == kit.CAPTURED_EVENT
     ok(drv.cuEventRecord(event, stream))
     complete(event)
 
@@ -113,10 +113,10 @@ def test_querying_or_synchronizing_a_capturing_stream_is_refused_and_invalidates
     drv: ModuleType, begin: New, call: str, mode: int
 ) -> None:
     stream = begin(mode)
-    assert code(getattr(drv, call)(stream)) == rig.CAPTURE_UNSUPPORTED
-    assert status(drv, stream) == rig.INVALIDATED
-    assert end(drv, stream) == rig.CAPTURE_INVALIDATED
-    assert status(drv, stream) == rig.NONE
+    assert code(getattr(drv, call)(stream)) == kit.CAPTURE_UNSUPPORTED
+    assert status(drv, stream) == kit.INVALIDATED
+    assert end(drv, stream) == kit.CAPTURE_INVALIDATED
+    assert status(drv, stream) == kit.NONE
     finish(stream)
 
 
@@ -124,25 +124,25 @@ def test_beginning_on_a_capturing_stream_and_ending_on_another_are_illegal_state
     drv: ModuleType, stream: Any, begin: New
 ) -> None:
     capturing = begin()
-    again = drv.cuStreamBeginCapture(capturing, drv.CUstreamCaptureMode(rig.GLOBAL))
-    assert code(again) == rig.ILLEGAL_STATE
-    assert end(drv, stream) == rig.ILLEGAL_STATE
-    assert status(drv, capturing) == rig.ACTIVE
-    assert end(drv, capturing) == rig.SUCCESS
+    again = drv.cuStreamBeginCapture(capturing, drv.CUstreamCaptureMode(kit.GLOBAL))
+    assert code(again) == kit.ILLEGAL_STATE
+    assert end(drv, stream) == kit.ILLEGAL_STATE
+    assert status(drv, capturing) == kit.ACTIVE
+    assert end(drv, capturing) == kit.SUCCESS
 
 
 def test_a_stream_that_waits_for_a_captured_record_joins_the_capture(
     drv: ModuleType, stream: Any, new_event: New, begin: New
 ) -> None:
     first = begin()
-    fork, join = new_event(rig.DISABLE_TIMING), new_event(rig.DISABLE_TIMING)
+    fork, join = new_event(kit.DISABLE_TIMING), new_event(kit.DISABLE_TIMING)
     ok(drv.cuEventRecord(fork, first))
     ok(drv.cuStreamWaitEvent(stream, fork, 0))
-    assert status(drv, stream) == rig.ACTIVE
+    assert status(drv, stream) == kit.ACTIVE
     ok(drv.cuEventRecord(join, stream))
     ok(drv.cuStreamWaitEvent(first, join, 0))
-    assert end(drv, first) == rig.SUCCESS
-    assert status(drv, stream) == rig.NONE
+    assert end(drv, first) == kit.SUCCESS
+    assert status(drv, stream) == kit.NONE
 
 
 @pytest.mark.parametrize("unsafe", UNSAFE)
@@ -156,15 +156,15 @@ def test_calls_in_relaxed_mode_leave_a_capture_of_another_thread_unharmed(
     capturing = begin(mode)
 
     def call_relaxed() -> int:
-        assert exchange(drv, rig.RELAXED) == rig.GLOBAL  # what a thread begins with
+        assert exchange(drv, kit.RELAXED) == kit.GLOBAL  # what a thread begins with
         try:
             return unsafe_calls(drv, event, stream)[unsafe]()
         finally:
-            assert exchange(drv, rig.GLOBAL) == rig.RELAXED
+            assert exchange(drv, kit.GLOBAL) == kit.RELAXED
 
-    assert in_thread(call_relaxed, ctx) == rig.SUCCESS
-    assert status(drv, capturing) == rig.ACTIVE
-    assert end(drv, capturing) == rig.SUCCESS
+    assert in_thread(call_relaxed, ctx) == kit.SUCCESS
+    assert status(drv, capturing) == kit.ACTIVE
+    assert end(drv, capturing) == kit.SUCCESS
 
 
 @pytest.mark.parametrize("unsafe", UNSAFE)
@@ -174,12 +174,12 @@ def test_calls_in_relaxed_mode_leave_a_capture_of_the_same_thread_unharmed(
     ok(drv.cuEventRecord(event, stream))
     complete(event)
     finish(stream)
-    capturing = begin(rig.GLOBAL)
-    assert exchange(drv, rig.RELAXED) == rig.GLOBAL
-    assert unsafe_calls(drv, event, stream)[unsafe]() == rig.SUCCESS
-    assert exchange(drv, rig.GLOBAL) == rig.RELAXED
-    assert status(drv, capturing) == rig.ACTIVE
-    assert end(drv, capturing) == rig.SUCCESS
+    capturing = begin(kit.GLOBAL)
+    assert exchange(drv, kit.RELAXED) == kit.GLOBAL
+    assert unsafe_calls(drv, event, stream)[unsafe]() == kit.SUCCESS
+    assert exchange(drv, kit.GLOBAL) == kit.RELAXED
+    assert status(drv, capturing) == kit.ACTIVE
+    assert end(drv, capturing) == kit.SUCCESS
 
 
 def test_a_query_of_a_pending_event_in_relaxed_mode_says_not_ready_beside_a_capture(
@@ -187,13 +187,13 @@ def test_a_query_of_a_pending_event_in_relaxed_mode_says_not_ready_beside_a_capt
 ) -> None:
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
-    capturing = begin(rig.GLOBAL)
-    exchange(drv, rig.RELAXED)
-    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
+    capturing = begin(kit.GLOBAL)
+    exchange(drv, kit.RELAXED)
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
     latch.open()
     complete(event)
-    exchange(drv, rig.GLOBAL)
-    assert end(drv, capturing) == rig.SUCCESS
+    exchange(drv, kit.GLOBAL)
+    assert end(drv, capturing) == kit.SUCCESS
 
 
 def test_a_query_in_global_mode_spoils_a_global_capture_of_another_thread(
@@ -201,27 +201,27 @@ def test_a_query_in_global_mode_spoils_a_global_capture_of_another_thread(
 ) -> None:
     ok(drv.cuEventRecord(event, stream))
     complete(event)
-    capturing = begin(rig.GLOBAL)
-    assert in_thread(lambda: code(drv.cuEventQuery(event)), ctx) == rig.CAPTURE_UNSUPPORTED
-    assert status(drv, capturing) == rig.INVALIDATED
-    assert end(drv, capturing) == rig.CAPTURE_INVALIDATED
+    capturing = begin(kit.GLOBAL)
+    assert in_thread(lambda: code(drv.cuEventQuery(event)), ctx) == kit.CAPTURE_UNSUPPORTED
+    assert status(drv, capturing) == kit.INVALIDATED
+    assert end(drv, capturing) == kit.CAPTURE_INVALIDATED
 
 
 def test_recording_and_waiting_outside_of_a_capture_leave_it_unharmed(
     drv: ModuleType, ctx: Any, stream: Any, event: Any, begin: New
 ) -> None:
-    capturing = begin(rig.GLOBAL)
+    capturing = begin(kit.GLOBAL)
 
     def use() -> list[int]:
         return [code(drv.cuEventRecord(event, stream)), code(drv.cuStreamWaitEvent(stream, event, 0))]
 
-    assert use() == [rig.SUCCESS] * 2
-    assert in_thread(use, ctx) == [rig.SUCCESS] * 2
-    assert status(drv, capturing) == rig.ACTIVE
-    assert end(drv, capturing) == rig.SUCCESS
+    assert use() == [kit.SUCCESS] * 2
+    assert in_thread(use, ctx) == [kit.SUCCESS] * 2
+    assert status(drv, capturing) == kit.ACTIVE
+    assert end(drv, capturing) == kit.SUCCESS
 
 
 def test_the_capture_mode_is_each_threads_own(drv: ModuleType, ctx: Any) -> None:
-    assert exchange(drv, rig.RELAXED) == rig.GLOBAL
-    assert in_thread(lambda: exchange(drv, rig.THREAD_LOCAL), ctx) == rig.GLOBAL
-    assert exchange(drv, rig.GLOBAL) == rig.RELAXED
+    assert exchange(drv, kit.RELAXED) == kit.GLOBAL
+    assert in_thread(lambda: exchange(drv, kit.THREAD_LOCAL), ctx) == kit.GLOBAL
+    assert exchange(drv, kit.GLOBAL) == kit.RELAXED

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from ipcsync._drivers import handle_bytes
-from tests.contract import actions, rig
-from tests.contract.rig import Latch, code, complete, finish, ok
-from tests.peer import Peer
+from tests.contract import actions
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import Latch, code, complete, finish, ok
+from tests.kit.peer import Peer
 
 
 def share(drv: ModuleType, event: Any, *peers: Peer) -> None:
     handle = handle_bytes(ok(drv.cuIpcGetEventHandle(event)))
     for each in peers:
-        assert each.call(actions.open_event, "e", handle) == rig.SUCCESS
+        assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
         each.call(actions.create_stream, "s")
 
 
@@ -24,12 +25,12 @@ def test_what_a_process_completed_stays_complete_after_its_death(
     drv: ModuleType, stream: Any, event: Any, peer: Peer, third: Peer
 ) -> None:
     share(drv, event, peer, third)
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     peer.call(actions.complete, "e")
     peer.kill()
-    assert code(drv.cuEventQuery(event)) == rig.SUCCESS
-    assert third.call(actions.query, "e") == rig.SUCCESS
-    assert code(drv.cuEventSynchronize(event)) == rig.SUCCESS
+    assert code(drv.cuEventQuery(event)) == kit.SUCCESS
+    assert third.call(actions.query, "e") == kit.SUCCESS
+    assert code(drv.cuEventSynchronize(event)) == kit.SUCCESS
     ok(drv.cuStreamWaitEvent(stream, event, 0))
     finish(stream)
 
@@ -41,9 +42,9 @@ def test_the_death_of_a_waiting_process_disturbs_nobody(
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
     for each in (peer, third):
-        assert each.call(actions.wait, "s", "e") == rig.SUCCESS
+        assert each.call(actions.wait, "s", "e") == kit.SUCCESS
     peer.kill()
-    assert third.call(actions.query_stream, "s") == rig.NOT_READY
+    assert third.call(actions.query_stream, "s") == kit.NOT_READY
     latch.open()
     third.call(actions.finish, "s")
     complete(event)
@@ -59,8 +60,8 @@ def test_a_process_killed_inside_synchronize_disturbs_nobody(
     third.begin(actions.synchronize, "e")
     peer.kill()
     latch.open()
-    assert third.result() == rig.SUCCESS
-    assert code(drv.cuEventQuery(event)) == rig.SUCCESS
+    assert third.result() == kit.SUCCESS
+    assert code(drv.cuEventQuery(event)) == kit.SUCCESS
 
 
 def test_a_record_of_a_survivor_replaces_the_one_that_a_dead_process_left_pending(
@@ -68,13 +69,13 @@ def test_a_record_of_a_survivor_replaces_the_one_that_a_dead_process_left_pendin
 ) -> None:
     share(drv, event, peer, third)
     peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     peer.kill()
     recorder, waiter = new_stream(), new_stream()
     latch = Latch(recorder)
     ok(drv.cuEventRecord(event, recorder))
     ok(drv.cuStreamWaitEvent(waiter, event, 0))
-    assert third.call(actions.query, "e") == rig.NOT_READY
+    assert third.call(actions.query, "e") == kit.NOT_READY
     latch.open()
     finish(waiter)
     complete(event)
@@ -86,7 +87,7 @@ def test_who_is_blocked_by_a_dead_recorder_can_be_killed(
 ) -> None:
     share(drv, event, peer, third)
     peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     third.begin(actions.synchronize, "e")
     peer.kill()
     third.kill()
@@ -101,15 +102,15 @@ def test_a_record_left_pending_by_a_dead_process_stays_pending_on_the_host_drive
         pytest.skip("CUDA promises nothing here: test_probes asks, and the host driver alone has a fixed answer")
     share(drv, event, peer, third)
     peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     # The blocked stream is one of `third`, which ends with the test: here it would block every later cuCtxSynchronize.
-    assert third.call(actions.wait, "s", "e") == rig.SUCCESS
+    assert third.call(actions.wait, "s", "e") == kit.SUCCESS
     peer.kill()
     finish(stream)
-    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
-    assert third.call(actions.query, "e") == rig.NOT_READY
-    assert third.call(actions.query_stream, "s") == rig.NOT_READY
-    assert third.call(actions.destroy_stream, "s") == rig.SUCCESS  # does not block, though it will never be done
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    assert third.call(actions.query, "e") == kit.NOT_READY
+    assert third.call(actions.query_stream, "s") == kit.NOT_READY
+    assert third.call(actions.destroy_stream, "s") == kit.SUCCESS  # does not block, though it will never be done
 
 
 def test_a_survivor_blocked_for_ever_can_still_exit(
@@ -119,7 +120,7 @@ def test_a_survivor_blocked_for_ever_can_still_exit(
         pytest.skip("whether a GPU's driver lets it exit is its own affair; ipcsync kills by SIGKILL")
     share(drv, event, peer, third)
     peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
-    assert third.call(actions.wait, "s", "e") == rig.SUCCESS
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
+    assert third.call(actions.wait, "s", "e") == kit.SUCCESS
     peer.kill()
     third.close()

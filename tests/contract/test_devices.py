@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from ipcsync._drivers import name
-from tests.contract import actions, rig
-from tests.contract.rig import code, in_thread, ok
-from tests.peer import Peer
+from tests.contract import actions
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import code, in_thread, ok
+from tests.kit.peer import Peer
 
 New = Callable[..., Any]
 INVALID_DEVICE = 101
@@ -35,7 +36,7 @@ def gpu_name(raw: bytes) -> str:
 
 
 def test_counting_devices_before_initialising_says_not_initialized(new_peer: New, drv: ModuleType) -> None:
-    assert new_peer().call(actions.count_before_init, name()) == rig.NOT_INITIALIZED
+    assert new_peer().call(actions.count_before_init, name()) == kit.NOT_INITIALIZED
 
 
 def test_the_driver_tells_its_version(drv: ModuleType) -> None:
@@ -63,19 +64,19 @@ def test_a_device_answers_for_every_attribute_that_is_asked(
 
 
 def test_a_device_has_a_name_memory_and_a_uuid_of_16_bytes(drv: ModuleType, ctx: Any) -> None:
-    assert rig.device_name()
+    assert kit.device_name()
     assert int(ok(drv.cuDeviceTotalMem(ok(drv.cuDeviceGet(0))))) > 0
-    assert len(rig.device_uuid(0)) == 16
-    assert any(rig.device_uuid(0))
+    assert len(kit.device_uuid(0)) == 16
+    assert any(kit.device_uuid(0))
 
 
 def test_every_process_sees_the_same_uuid(drv: ModuleType, ctx: Any, peer: Peer, third: Peer) -> None:
     assert peer.call(actions.uuids) == third.call(actions.uuids)
-    assert peer.call(actions.uuids)[0] == rig.device_uuid(0)
+    assert peer.call(actions.uuids)[0] == kit.device_uuid(0)
 
 
 def test_a_device_is_chosen_by_its_uuid(drv: ModuleType, ctx: Any, new_peer: New) -> None:
-    raw = rig.device_uuid(0)
+    raw = kit.device_uuid(0)
     assert new_peer({"CUDA_VISIBLE_DEVICES": gpu_name(raw)}).call(actions.uuids) == [raw]
 
 
@@ -86,7 +87,7 @@ def test_the_primary_context_is_the_same_for_all_and_current_per_thread(drv: Mod
     assert int(ok(drv.cuCtxGetCurrent())) == int(ctx)
     assert int(ok(drv.cuCtxGetDevice())) == 0
     assert in_thread(lambda: int(ok(drv.cuCtxGetCurrent()))) == 0
-    assert in_thread(lambda: int(rig.use_device(0))) == int(ctx)
+    assert in_thread(lambda: int(kit.use_device(0))) == int(ctx)
 
 
 def test_pushing_and_popping_a_context_restores_the_one_before(drv: ModuleType, ctx: Any) -> None:
@@ -100,7 +101,7 @@ def test_pushing_and_popping_a_context_restores_the_one_before(drv: ModuleType, 
 
 
 def test_asking_for_the_device_without_a_context_is_an_invalid_context(drv: ModuleType, ctx: Any) -> None:
-    assert in_thread(lambda: code(drv.cuCtxGetDevice())) == rig.INVALID_CONTEXT
+    assert in_thread(lambda: code(drv.cuCtxGetDevice())) == kit.INVALID_CONTEXT
 
 
 def test_a_primary_context_is_active_only_while_retained_and_asking_creates_nothing(new_peer: New) -> None:
@@ -111,7 +112,7 @@ def test_a_primary_context_is_active_only_while_retained_and_asking_creates_noth
 
 
 def test_calls_in_a_child_forked_after_initialising_say_not_initialized(peer: Peer) -> None:
-    assert peer.call(actions.codes_in_forked_child) == [rig.NOT_INITIALIZED] * 5
+    assert peer.call(actions.codes_in_forked_child) == [kit.NOT_INITIALIZED] * 5
 
 
 def test_a_child_forked_before_the_first_use_may_use_the_driver(new_peer: New) -> None:
@@ -148,17 +149,17 @@ def test_an_event_reaches_processes_that_number_the_same_devices_differently(two
     ordinal = crossed.call(actions.uuids).index(straight.call(actions.uuids)[0])
     assert ordinal == 1
     crossed.call(actions.start, ordinal)
-    assert crossed.call(actions.open_event, "e", straight.call(actions.share_event, "e")) == rig.SUCCESS
+    assert crossed.call(actions.open_event, "e", straight.call(actions.share_event, "e")) == kit.SUCCESS
     for each in (straight, crossed):
         each.call(actions.create_stream, "s")
     straight.call(actions.hold, "s")
-    assert straight.call(actions.record, "e", "s") == rig.SUCCESS
-    assert crossed.call(actions.query, "e") == rig.NOT_READY
-    assert crossed.call(actions.wait, "s", "e") == rig.SUCCESS
-    assert crossed.call(actions.query_stream, "s") == rig.NOT_READY
+    assert straight.call(actions.record, "e", "s") == kit.SUCCESS
+    assert crossed.call(actions.query, "e") == kit.NOT_READY
+    assert crossed.call(actions.wait, "s", "e") == kit.SUCCESS
+    assert crossed.call(actions.query_stream, "s") == kit.NOT_READY
     straight.call(actions.release, "s")
     crossed.call(actions.finish, "s")
-    assert crossed.call(actions.record, "e", "s") == rig.SUCCESS
+    assert crossed.call(actions.record, "e", "s") == kit.SUCCESS
     straight.call(actions.complete, "e")
 
 
@@ -166,13 +167,13 @@ def test_a_stream_of_another_device_may_wait_but_not_record_and_others_may_query
     two_devices: New,
 ) -> None:
     assert two_devices().call(actions.across_devices) == {
-        "record on a stream of another device": rig.INVALID_HANDLE,
-        "wait from another device": rig.SUCCESS,
-        "stream of another device that waits": rig.NOT_READY,
-        "query of a pending event with another device current": rig.NOT_READY,
-        "elapsed time across devices": rig.INVALID_HANDLE,
-        "synchronize with another device current": rig.SUCCESS,
-        "query with another device current": rig.SUCCESS,
+        "record on a stream of another device": kit.INVALID_HANDLE,
+        "wait from another device": kit.SUCCESS,
+        "stream of another device that waits": kit.NOT_READY,
+        "query of a pending event with another device current": kit.NOT_READY,
+        "elapsed time across devices": kit.INVALID_HANDLE,
+        "synchronize with another device current": kit.SUCCESS,
+        "query with another device current": kit.SUCCESS,
     }
 
 

@@ -12,11 +12,19 @@ import pytest
 from cuda import bindings
 
 from ipcsync._drivers import wait_event
-from tests.contract import rig
-from tests.contract.rig import DISABLE_TIMING, SHAREABLE, Latch, code, complete, finish, in_thread, in_threads, ok
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import DISABLE_TIMING, SHAREABLE, Latch, code, complete, finish, in_thread, in_threads, ok
+from tests.kit.until import DEADLINE_S
 
 New = Callable[..., Any]
-FLAG_COMBINATIONS = [0, rig.BLOCKING_SYNC, DISABLE_TIMING, DISABLE_TIMING | rig.BLOCKING_SYNC, SHAREABLE, SHAREABLE | 1]
+FLAG_COMBINATIONS = [
+    0,
+    kit.BLOCKING_SYNC,
+    DISABLE_TIMING,
+    DISABLE_TIMING | kit.BLOCKING_SYNC,
+    SHAREABLE,
+    SHAREABLE | 1,
+]
 
 
 @pytest.mark.parametrize("flags", FLAG_COMBINATIONS)
@@ -24,19 +32,19 @@ def test_a_never_recorded_event_counts_as_complete_for_query_wait_and_synchroniz
     drv: ModuleType, stream: Any, new_event: New, flags: int
 ) -> None:
     event = new_event(flags)
-    assert code(drv.cuEventQuery(event)) == rig.SUCCESS
-    assert code(drv.cuEventSynchronize(event)) == rig.SUCCESS
-    assert code(drv.cuStreamWaitEvent(stream, event, 0)) == rig.SUCCESS
+    assert code(drv.cuEventQuery(event)) == kit.SUCCESS
+    assert code(drv.cuEventSynchronize(event)) == kit.SUCCESS
+    assert code(drv.cuStreamWaitEvent(stream, event, 0)) == kit.SUCCESS
     finish(stream)
 
 
 def test_a_query_of_a_pending_record_says_not_ready(drv: ModuleType, stream: Any, event: Any) -> None:
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
-    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
     latch.open()
     complete(event)
-    assert code(drv.cuEventSynchronize(event)) == rig.SUCCESS
+    assert code(drv.cuEventSynchronize(event)) == kit.SUCCESS
 
 
 def test_a_record_captures_only_the_work_before_it(drv: ModuleType, stream: Any, event: Any) -> None:
@@ -45,7 +53,7 @@ def test_a_record_captures_only_the_work_before_it(drv: ModuleType, stream: Any,
     after = Latch(stream)
     before.open()
     complete(event)
-    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
     after.open()
     finish(stream)
 
@@ -59,7 +67,7 @@ def test_a_re_record_while_pending_replaces_what_the_event_captures(
     ok(drv.cuEventRecord(event, second))
     early.open()
     finish(first)
-    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
     late.open()
     complete(event)
 
@@ -72,7 +80,7 @@ def test_a_re_record_makes_the_event_independent_of_the_earlier_stream(
     ok(drv.cuEventRecord(event, held))
     ok(drv.cuEventRecord(event, free))
     complete(event)
-    assert code(drv.cuStreamQuery(held)) == rig.NOT_READY
+    assert code(drv.cuStreamQuery(held)) == kit.NOT_READY
 
 
 @pytest.mark.parametrize("waiter_is_busy", [False, True])
@@ -88,11 +96,11 @@ def test_a_wait_keeps_what_the_event_captured_at_the_call(
     ok(drv.cuStreamWaitEvent(waiter, event, 0))
     Latch(second)
     ok(drv.cuEventRecord(event, second))
-    assert code(drv.cuStreamQuery(waiter)) == rig.NOT_READY
+    assert code(drv.cuStreamQuery(waiter)) == kit.NOT_READY
     busy.open()
     early.open()
     finish(waiter)
-    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
 
 
 def test_a_wait_enqueued_before_the_first_record_waits_for_nothing(
@@ -120,10 +128,10 @@ def test_waits_chain_across_streams(drv: ModuleType, new_stream: New, new_event:
     for i in range(1, 4):
         ok(drv.cuStreamWaitEvent(streams[i], events[i - 1], 0))
         ok(drv.cuEventRecord(events[i], streams[i]))
-    assert [code(drv.cuEventQuery(event)) for event in events] == [rig.NOT_READY] * 4
+    assert [code(drv.cuEventQuery(event)) for event in events] == [kit.NOT_READY] * 4
     latch.open()
     complete(events[3])
-    assert [code(drv.cuEventQuery(event)) for event in events] == [rig.SUCCESS] * 4
+    assert [code(drv.cuEventQuery(event)) for event in events] == [kit.SUCCESS] * 4
 
 
 def test_synchronize_blocks_until_the_record_is_complete(drv: ModuleType, ctx: Any, stream: Any, event: Any) -> None:
@@ -140,9 +148,9 @@ def test_synchronize_blocks_until_the_record_is_complete(drv: ModuleType, ctx: A
         steps.append("returned")
         return result
 
-    assert in_thread(synchronize, ctx) == rig.SUCCESS
+    assert in_thread(synchronize, ctx) == kit.SUCCESS
     assert steps == ["opened", "returned"]
-    assert code(drv.cuEventQuery(event)) == rig.SUCCESS
+    assert code(drv.cuEventQuery(event)) == kit.SUCCESS
 
 
 def test_the_bounded_wait_gives_up_at_its_deadline_and_else_returns_when_complete(
@@ -154,7 +162,7 @@ def test_the_bounded_wait_gives_up_at_its_deadline_and_else_returns_when_complet
     assert wait_event(event, time.monotonic_ns() - 1) is False
     assert wait_event(event, time.monotonic_ns() + 20_000_000) is False
     latch.open()
-    assert wait_event(event, time.monotonic_ns() + int(rig.DEADLINE_S * 1e9)) is True
+    assert wait_event(event, time.monotonic_ns() + int(DEADLINE_S * 1e9)) is True
     assert wait_event(event, time.monotonic_ns() - 1) is True
 
 
@@ -166,8 +174,8 @@ def test_destroying_a_pending_event_does_not_block_and_its_waiters_still_go_on(
     latch = Latch(recorder)
     ok(drv.cuEventRecord(event, recorder))
     ok(drv.cuStreamWaitEvent(waiter, event, 0))
-    assert code(drv.cuEventDestroy(event)) == rig.SUCCESS  # would hang here if it blocked: only we open the latch
-    assert code(drv.cuStreamQuery(waiter)) == rig.NOT_READY
+    assert code(drv.cuEventDestroy(event)) == kit.SUCCESS  # would hang here if it blocked: only we open the latch
+    assert code(drv.cuStreamQuery(waiter)) == kit.NOT_READY
     latch.open()
     finish(waiter)
     finish(recorder)
@@ -184,32 +192,32 @@ def test_creating_and_destroying_many_events_with_pending_records_works(drv: Mod
 
 
 def test_waiting_for_the_null_event_is_an_invalid_handle(drv: ModuleType, stream: Any) -> None:
-    assert code(drv.cuStreamWaitEvent(stream, drv.CUevent(0), 0)) == rig.INVALID_HANDLE
+    assert code(drv.cuStreamWaitEvent(stream, drv.CUevent(0), 0)) == kit.INVALID_HANDLE
 
 
 @pytest.mark.parametrize("call", ["cuEventQuery", "cuEventSynchronize", "cuEventDestroy"])
 def test_the_null_event_is_an_invalid_handle(drv: ModuleType, ctx: Any, call: str) -> None:
-    assert code(getattr(drv, call)(drv.CUevent(0))) == rig.INVALID_HANDLE
+    assert code(getattr(drv, call)(drv.CUevent(0))) == kit.INVALID_HANDLE
 
 
 def test_recording_the_null_event_is_an_invalid_handle(drv: ModuleType, stream: Any) -> None:
-    assert code(drv.cuEventRecord(drv.CUevent(0), stream)) == rig.INVALID_HANDLE
+    assert code(drv.cuEventRecord(drv.CUevent(0), stream)) == kit.INVALID_HANDLE
 
 
 def test_waiting_with_unknown_flags_is_an_invalid_value(drv: ModuleType, stream: Any, event: Any) -> None:
-    assert code(drv.cuStreamWaitEvent(stream, event, 0x08000000)) == rig.INVALID_VALUE
+    assert code(drv.cuStreamWaitEvent(stream, event, 0x08000000)) == kit.INVALID_VALUE
 
 
-@pytest.mark.parametrize("flags", [rig.INTERPROCESS, rig.INTERPROCESS | rig.BLOCKING_SYNC, 0x08000000, 8 | SHAREABLE])
+@pytest.mark.parametrize("flags", [kit.INTERPROCESS, kit.INTERPROCESS | kit.BLOCKING_SYNC, 0x08000000, 8 | SHAREABLE])
 def test_creating_with_interprocess_and_timing_or_with_unknown_flags_is_an_invalid_value(
     drv: ModuleType, ctx: Any, flags: int
 ) -> None:
-    assert code(drv.cuEventCreate(flags)) == rig.INVALID_VALUE
+    assert code(drv.cuEventCreate(flags)) == kit.INVALID_VALUE
 
 
 def test_creating_needs_a_current_context(drv: ModuleType, ctx: Any) -> None:
-    codes = in_thread(lambda: (code(drv.cuEventCreate(SHAREABLE)), code(drv.cuStreamCreate(rig.NON_BLOCKING))))
-    assert codes == (rig.INVALID_CONTEXT, rig.INVALID_CONTEXT)
+    codes = in_thread(lambda: (code(drv.cuEventCreate(SHAREABLE)), code(drv.cuStreamCreate(kit.NON_BLOCKING))))
+    assert codes == (kit.INVALID_CONTEXT, kit.INVALID_CONTEXT)
 
 
 def test_a_thread_without_a_context_may_query_synchronize_and_record(drv: ModuleType, stream: Any, event: Any) -> None:
@@ -221,7 +229,7 @@ def test_a_thread_without_a_context_may_query_synchronize_and_record(drv: Module
             code(drv.cuStreamWaitEvent(stream, event, 0)),
         ]
 
-    assert in_thread(use) == [rig.SUCCESS] * 4
+    assert in_thread(use) == [kit.SUCCESS] * 4
 
 
 def test_recording_on_a_stream_of_another_context_is_an_invalid_handle(
@@ -232,9 +240,9 @@ def test_recording_on_a_stream_of_another_context_is_an_invalid_handle(
     parameters = () if bindings.__version__.startswith("12.") else (None,)  # since CUDA 13
     other = ok(drv.cuCtxCreate(*parameters, 0, ok(drv.cuCtxGetDevice())))
     try:
-        foreign = ok(drv.cuStreamCreate(rig.NON_BLOCKING))
-        assert code(drv.cuEventRecord(event, foreign)) == rig.INVALID_HANDLE
-        assert code(drv.cuStreamWaitEvent(foreign, event, 0)) == rig.SUCCESS
+        foreign = ok(drv.cuStreamCreate(kit.NON_BLOCKING))
+        assert code(drv.cuEventRecord(event, foreign)) == kit.INVALID_HANDLE
+        assert code(drv.cuStreamWaitEvent(foreign, event, 0)) == kit.SUCCESS
         finish(foreign)
     finally:
         ok(drv.cuCtxDestroy(other))
@@ -258,16 +266,16 @@ def test_elapsed_time_needs_timing_on_both_events(drv: ModuleType, stream: Any, 
     for event in (timed, plain):
         ok(drv.cuEventRecord(event, stream))
         complete(event)
-    assert code(drv.cuEventElapsedTime(timed, plain)) == rig.INVALID_HANDLE
-    assert code(drv.cuEventElapsedTime(plain, timed)) == rig.INVALID_HANDLE
+    assert code(drv.cuEventElapsedTime(timed, plain)) == kit.INVALID_HANDLE
+    assert code(drv.cuEventElapsedTime(plain, timed)) == kit.INVALID_HANDLE
 
 
 def test_elapsed_time_needs_both_events_recorded(drv: ModuleType, stream: Any, new_event: New) -> None:
     recorded, never = new_event(0), new_event(0)
     ok(drv.cuEventRecord(recorded, stream))
     complete(recorded)
-    assert code(drv.cuEventElapsedTime(recorded, never)) == rig.INVALID_HANDLE
-    assert code(drv.cuEventElapsedTime(never, recorded)) == rig.INVALID_HANDLE
+    assert code(drv.cuEventElapsedTime(recorded, never)) == kit.INVALID_HANDLE
+    assert code(drv.cuEventElapsedTime(never, recorded)) == kit.INVALID_HANDLE
 
 
 def test_elapsed_time_of_an_incomplete_record_says_not_ready(drv: ModuleType, stream: Any, new_event: New) -> None:
@@ -276,7 +284,7 @@ def test_elapsed_time_of_an_incomplete_record_says_not_ready(drv: ModuleType, st
     complete(start)
     latch = Latch(stream)
     ok(drv.cuEventRecord(end, stream))
-    assert code(drv.cuEventElapsedTime(start, end)) == rig.NOT_READY
+    assert code(drv.cuEventElapsedTime(start, end)) == kit.NOT_READY
     latch.open()
     complete(end)
     ok(drv.cuEventElapsedTime(start, end))
@@ -294,4 +302,4 @@ def test_threads_may_share_streams_and_events(drv: ModuleType, ctx: Any, new_str
             codes.add(code(drv.cuEventSynchronize(event)))
         return codes
 
-    assert in_threads([partial(use, offset) for offset in range(4)], ctx) == [{rig.SUCCESS}] * 4
+    assert in_threads([partial(use, offset) for offset in range(4)], ctx) == [{kit.SUCCESS}] * 4

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from ipcsync._drivers import handle_bytes
-from tests.contract import actions, rig
-from tests.contract.rig import Latch, code, complete, finish, ok
-from tests.peer import Peer
+from tests.contract import actions
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import Latch, code, complete, finish, ok
+from tests.kit.peer import Peer
 
 New = Callable[..., Any]
 
@@ -20,15 +21,15 @@ def share(drv: ModuleType, event: Any, *peers: Peer) -> None:
     """Open the event as "e" in each peer, which also gets a stream "s"."""
     handle = handle_bytes(ok(drv.cuIpcGetEventHandle(event)))
     for each in peers:
-        assert each.call(actions.open_event, "e", handle) == rig.SUCCESS
+        assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
         each.call(actions.create_stream, "s")
 
 
 def test_a_never_recorded_event_counts_as_complete_in_the_importer(drv: ModuleType, event: Any, peer: Peer) -> None:
     share(drv, event, peer)
-    assert peer.call(actions.query, "e") == rig.SUCCESS
-    assert peer.call(actions.synchronize, "e") == rig.SUCCESS
-    assert peer.call(actions.wait, "s", "e") == rig.SUCCESS
+    assert peer.call(actions.query, "e") == kit.SUCCESS
+    assert peer.call(actions.synchronize, "e") == kit.SUCCESS
+    assert peer.call(actions.wait, "s", "e") == kit.SUCCESS
     peer.call(actions.finish, "s")
 
 
@@ -38,10 +39,10 @@ def test_the_importer_sees_the_exporters_record_pending_then_complete(
     share(drv, event, peer)
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
-    assert peer.call(actions.query, "e") == rig.NOT_READY
+    assert peer.call(actions.query, "e") == kit.NOT_READY
     latch.open()
     peer.call(actions.complete, "e")
-    assert code(drv.cuEventQuery(event)) == rig.SUCCESS
+    assert code(drv.cuEventQuery(event)) == kit.SUCCESS
 
 
 def test_the_exporter_sees_the_importers_record_pending_then_complete(
@@ -49,10 +50,10 @@ def test_the_exporter_sees_the_importers_record_pending_then_complete(
 ) -> None:
     share(drv, event, peer)
     peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
-    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
     ok(drv.cuStreamWaitEvent(stream, event, 0))
-    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
     peer.call(actions.release, "s")
     finish(stream)
     complete(event)
@@ -61,10 +62,10 @@ def test_the_exporter_sees_the_importers_record_pending_then_complete(
 def test_an_importer_sees_another_importers_record(drv: ModuleType, event: Any, peer: Peer, third: Peer) -> None:
     share(drv, event, peer, third)
     peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
-    assert third.call(actions.query, "e") == rig.NOT_READY
-    assert third.call(actions.wait, "s", "e") == rig.SUCCESS
-    assert third.call(actions.query_stream, "s") == rig.NOT_READY
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
+    assert third.call(actions.query, "e") == kit.NOT_READY
+    assert third.call(actions.wait, "s", "e") == kit.SUCCESS
+    assert third.call(actions.query_stream, "s") == kit.NOT_READY
     peer.call(actions.release, "s")
     third.call(actions.finish, "s")
     third.call(actions.complete, "e")
@@ -76,8 +77,8 @@ def test_a_stream_of_the_importer_waits_for_the_exporters_record(
     share(drv, event, peer)
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
-    assert peer.call(actions.wait, "s", "e") == rig.SUCCESS
-    assert peer.call(actions.query_stream, "s") == rig.NOT_READY
+    assert peer.call(actions.wait, "s", "e") == kit.SUCCESS
+    assert peer.call(actions.query_stream, "s") == kit.NOT_READY
     latch.open()
     peer.call(actions.finish, "s")
 
@@ -89,11 +90,11 @@ def test_a_re_record_by_another_process_replaces_what_the_event_captures(
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
     peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     latch.open()
     finish(stream)
-    assert third.call(actions.query, "e") == rig.NOT_READY
-    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
+    assert third.call(actions.query, "e") == kit.NOT_READY
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
     peer.call(actions.release, "s")
     third.call(actions.complete, "e")
     complete(event)
@@ -105,11 +106,11 @@ def test_a_re_record_on_a_free_stream_completes_though_the_earlier_record_is_pen
     share(drv, event, peer)
     Latch(stream)
     ok(drv.cuEventRecord(event, stream))
-    assert peer.call(actions.query, "e") == rig.NOT_READY
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+    assert peer.call(actions.query, "e") == kit.NOT_READY
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     peer.call(actions.complete, "e")
     complete(event)
-    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
 
 
 def test_a_wait_of_one_process_keeps_its_record_when_another_process_records_anew(
@@ -119,14 +120,14 @@ def test_a_wait_of_one_process_keeps_its_record_when_another_process_records_ane
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
     third.call(actions.hold, "s")  # so that its wait is looked at only after the second record
-    assert third.call(actions.wait, "s", "e") == rig.SUCCESS
+    assert third.call(actions.wait, "s", "e") == kit.SUCCESS
     peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     third.call(actions.release, "s")
-    assert third.call(actions.query_stream, "s") == rig.NOT_READY
+    assert third.call(actions.query_stream, "s") == kit.NOT_READY
     latch.open()
     third.call(actions.finish, "s")
-    assert third.call(actions.query, "e") == rig.NOT_READY
+    assert third.call(actions.query, "e") == kit.NOT_READY
     peer.call(actions.release, "s")
     third.call(actions.complete, "e")
 
@@ -138,16 +139,16 @@ def test_a_wait_keeps_its_record_when_its_own_process_records_anew(
     peer.call(actions.create_stream, "other")
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
-    assert peer.call(actions.wait, "s", "e") == rig.SUCCESS
-    assert peer.call(actions.record, "e", "other") == rig.SUCCESS
+    assert peer.call(actions.wait, "s", "e") == kit.SUCCESS
+    assert peer.call(actions.record, "e", "other") == kit.SUCCESS
     peer.call(actions.finish, "other")
-    assert peer.call(actions.query_stream, "s") == rig.NOT_READY
+    assert peer.call(actions.query_stream, "s") == kit.NOT_READY
     latch.open()
     peer.call(actions.finish, "s")
 
 
 def test_synchronize_in_the_importer_returns_only_after_the_record_is_complete(
-    drv: ModuleType, stream: Any, event: Any, peer: Peer, page_path: str, page: rig.Page
+    drv: ModuleType, stream: Any, event: Any, peer: Peer, page_path: str, page: kit.Page
 ) -> None:
     share(drv, event, peer)
     peer.call(actions.map_page, "page", page_path)
@@ -157,11 +158,11 @@ def test_synchronize_in_the_importer_returns_only_after_the_record_is_complete(
     assert not peer.has_result
     page.words[0] = 1
     latch.open()
-    assert peer.result() == (rig.SUCCESS, 1)
+    assert peer.result() == (kit.SUCCESS, 1)
 
 
 def test_synchronize_racing_a_re_record_returns_once_the_found_or_a_later_record_is_complete(
-    drv: ModuleType, new_stream: New, event: Any, peer: Peer, page_path: str, page: rig.Page
+    drv: ModuleType, new_stream: New, event: Any, peer: Peer, page_path: str, page: kit.Page
 ) -> None:
     share(drv, event, peer)
     peer.call(actions.map_page, "page", page_path)
@@ -175,24 +176,24 @@ def test_synchronize_racing_a_re_record_returns_once_the_found_or_a_later_record
     early.open()
     finish(first)
     late.open()
-    assert peer.result() == (rig.SUCCESS, 1)
-    assert peer.call(actions.synchronize, "e") == rig.SUCCESS
+    assert peer.result() == (kit.SUCCESS, 1)
+    assert peer.call(actions.synchronize, "e") == kit.SUCCESS
 
 
 @pytest.mark.parametrize("destroyer", ["exporter", "importer"])
 def test_destroying_while_a_wait_of_another_process_is_pending_neither_blocks_nor_loses_the_wait(
     drv: ModuleType, stream: Any, peer: Peer, destroyer: str
 ) -> None:
-    event = ok(drv.cuEventCreate(rig.SHAREABLE))
+    event = ok(drv.cuEventCreate(kit.SHAREABLE))
     share(drv, event, peer)
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
-    assert peer.call(actions.wait, "s", "e") == rig.SUCCESS
+    assert peer.call(actions.wait, "s", "e") == kit.SUCCESS
     if destroyer == "importer":
-        assert peer.call(actions.destroy_event, "e") == rig.SUCCESS
+        assert peer.call(actions.destroy_event, "e") == kit.SUCCESS
     else:
-        assert code(drv.cuEventDestroy(event)) == rig.SUCCESS
-    assert peer.call(actions.query_stream, "s") == rig.NOT_READY
+        assert code(drv.cuEventDestroy(event)) == kit.SUCCESS
+    assert peer.call(actions.query_stream, "s") == kit.NOT_READY
     latch.open()
     peer.call(actions.finish, "s")
     if destroyer == "importer":
@@ -206,19 +207,19 @@ def test_waits_chain_through_three_processes_and_back(
     handles = [handle_bytes(ok(drv.cuIpcGetEventHandle(event))) for event in events]
     for position, each in enumerate((peer, third)):
         each.call(actions.create_stream, "s")
-        assert each.call(actions.open_event, "before", handles[position]) == rig.SUCCESS
-        assert each.call(actions.open_event, "after", handles[position + 1]) == rig.SUCCESS
+        assert each.call(actions.open_event, "before", handles[position]) == kit.SUCCESS
+        assert each.call(actions.open_event, "after", handles[position + 1]) == kit.SUCCESS
     latch = Latch(mine)
     ok(drv.cuEventRecord(events[0], mine))
     for each in (peer, third):
-        assert each.call(actions.wait, "s", "before") == rig.SUCCESS
-        assert each.call(actions.record, "after", "s") == rig.SUCCESS
+        assert each.call(actions.wait, "s", "before") == kit.SUCCESS
+        assert each.call(actions.record, "after", "s") == kit.SUCCESS
     ok(drv.cuStreamWaitEvent(waiter, events[2], 0))
-    assert [code(drv.cuEventQuery(event)) for event in events] == [rig.NOT_READY] * 3
-    assert code(drv.cuStreamQuery(waiter)) == rig.NOT_READY
+    assert [code(drv.cuEventQuery(event)) for event in events] == [kit.NOT_READY] * 3
+    assert code(drv.cuStreamQuery(waiter)) == kit.NOT_READY
     latch.open()
     finish(waiter)
-    assert [code(drv.cuEventQuery(event)) for event in events] == [rig.SUCCESS] * 3
+    assert [code(drv.cuEventQuery(event)) for event in events] == [kit.SUCCESS] * 3
 
 
 def test_two_processes_hand_work_back_and_forth_many_times(
@@ -226,15 +227,15 @@ def test_two_processes_hand_work_back_and_forth_many_times(
 ) -> None:
     ping, pong = new_event(), new_event()
     for name, event in (("ping", ping), ("pong", pong)):
-        assert peer.call(actions.open_event, name, handle_bytes(ok(drv.cuIpcGetEventHandle(event)))) == rig.SUCCESS
+        assert peer.call(actions.open_event, name, handle_bytes(ok(drv.cuIpcGetEventHandle(event)))) == kit.SUCCESS
     peer.call(actions.create_stream, "s")
     for _ in range(50):
         latch = Latch(stream)
         ok(drv.cuEventRecord(ping, stream))
-        assert peer.call(actions.wait, "s", "ping") == rig.SUCCESS
-        assert peer.call(actions.record, "pong", "s") == rig.SUCCESS
-        assert code(drv.cuEventQuery(pong)) == rig.NOT_READY
+        assert peer.call(actions.wait, "s", "ping") == kit.SUCCESS
+        assert peer.call(actions.record, "pong", "s") == kit.SUCCESS
+        assert code(drv.cuEventQuery(pong)) == kit.NOT_READY
         ok(drv.cuStreamWaitEvent(stream, pong, 0))
         latch.open()
         finish(stream)
-        assert code(drv.cuEventQuery(pong)) == rig.SUCCESS
+        assert code(drv.cuEventQuery(pong)) == kit.SUCCESS

@@ -10,9 +10,10 @@ import pytest
 
 from ipcsync._drivers import handle_bytes, handle_from_bytes
 from ipcsync.errors import HandleError
-from tests.contract import actions, rig
-from tests.contract.rig import Latch, code, complete, in_thread, ok
-from tests.peer import Peer
+from tests.contract import actions
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import Latch, code, complete, in_thread, ok
+from tests.kit.peer import Peer
 
 New = Callable[..., Any]
 
@@ -28,7 +29,7 @@ def open_code(drv: ModuleType, handle: bytes) -> int:
 def test_a_handle_is_64_bytes_and_opens_in_another_process(drv: ModuleType, event: Any, peer: Peer) -> None:
     handle = handle_of(drv, event)
     assert len(handle) == 64
-    assert peer.call(actions.open_event, "e", handle) == rig.SUCCESS
+    assert peer.call(actions.open_event, "e", handle) == kit.SUCCESS
 
 
 def test_handles_of_different_events_differ(drv: ModuleType, new_event: New) -> None:
@@ -37,30 +38,35 @@ def test_handles_of_different_events_differ(drv: ModuleType, new_event: New) -> 
 
 def test_a_handle_opens_in_several_processes(drv: ModuleType, event: Any, peer: Peer, third: Peer) -> None:
     handle = handle_of(drv, event)
-    assert [each.call(actions.open_event, "e", handle) for each in (peer, third)] == [rig.SUCCESS] * 2
+    assert [each.call(actions.open_event, "e", handle) for each in (peer, third)] == [kit.SUCCESS] * 2
 
 
-@pytest.mark.parametrize("flags", [0, rig.BLOCKING_SYNC, rig.DISABLE_TIMING])
+@pytest.mark.parametrize("flags", [0, kit.BLOCKING_SYNC, kit.DISABLE_TIMING])
 def test_exporting_an_event_made_without_interprocess_is_an_invalid_handle(
     drv: ModuleType, new_event: New, flags: int
 ) -> None:
-    assert code(drv.cuIpcGetEventHandle(new_event(flags))) == rig.INVALID_HANDLE
+    assert code(drv.cuIpcGetEventHandle(new_event(flags))) == kit.INVALID_HANDLE
 
 
 def test_exporting_without_a_current_context_is_an_invalid_context(drv: ModuleType, event: Any, kind: str) -> None:
     answer = in_thread(lambda: code(drv.cuIpcGetEventHandle(event)))
-    if kind == "software" and answer == rig.SUCCESS:
+    if kind == "software" and answer == kit.SUCCESS:
         pytest.skip("this software libcuda exports without a context, which a GPU's driver refuses")
-    assert answer == rig.INVALID_CONTEXT
+    assert answer == kit.INVALID_CONTEXT
 
 
 def test_opening_in_the_process_that_created_the_event_is_an_invalid_context(drv: ModuleType, event: Any) -> None:
-    assert open_code(drv, handle_of(drv, event)) == rig.INVALID_CONTEXT
+    assert open_code(drv, handle_of(drv, event)) == kit.INVALID_CONTEXT
 
 
 @pytest.mark.parametrize("noise", [b"\xff" * 64, bytes(range(64)), b"ipcsync!" * 8])
 def test_opening_noise_is_refused(drv: ModuleType, ctx: Any, noise: bytes) -> None:
-    assert open_code(drv, noise) in (rig.INVALID_VALUE, rig.INVALID_CONTEXT, rig.MAP_FAILED, rig.INVALID_HANDLE)
+    assert open_code(drv, noise) in (
+        kit.INVALID_VALUE,
+        kit.INVALID_CONTEXT,
+        kit.MAP_FAILED,
+        kit.INVALID_HANDLE,
+    )
 
 
 @pytest.mark.parametrize("length", [0, 63, 65])
@@ -74,20 +80,20 @@ def test_an_event_made_in_the_place_of_a_destroyed_one_is_not_opened_by_the_old_
 ) -> None:
     if kind == "gpu":
         pytest.skip("on a GPU handle bytes can repeat; ipcsync never relies on them")
-    event = ok(drv.cuEventCreate(rig.SHAREABLE))
+    event = ok(drv.cuEventCreate(kit.SHAREABLE))
     handle = handle_of(drv, event)
     ok(drv.cuEventDestroy(event))
     for _ in range(20):
         handle_of(drv, new_event())
-    assert peer.call(actions.open_event, "e", handle) != rig.SUCCESS
+    assert peer.call(actions.open_event, "e", handle) != kit.SUCCESS
 
 
 def test_an_imported_event_has_no_timing(drv: ModuleType, event: Any, peer: Peer) -> None:
-    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == rig.SUCCESS
+    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS
     peer.call(actions.create_stream, "s")
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     peer.call(actions.complete, "e")
-    assert peer.call(actions.elapsed, "e", "e") == rig.INVALID_HANDLE
+    assert peer.call(actions.elapsed, "e", "e") == kit.INVALID_HANDLE
 
 
 def test_the_importer_destroys_its_own_and_the_export_stays(
@@ -95,16 +101,16 @@ def test_the_importer_destroys_its_own_and_the_export_stays(
 ) -> None:
     handle = handle_of(drv, event)
     for each in (peer, third):
-        assert each.call(actions.open_event, "e", handle) == rig.SUCCESS
-    assert peer.call(actions.destroy_event, "e") == rig.SUCCESS
+        assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
+    assert peer.call(actions.destroy_event, "e") == kit.SUCCESS
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
-    assert third.call(actions.query, "e") == rig.NOT_READY
-    assert peer.call(actions.open_event, "again", handle) == rig.SUCCESS
-    assert peer.call(actions.query, "again") == rig.NOT_READY
+    assert third.call(actions.query, "e") == kit.NOT_READY
+    assert peer.call(actions.open_event, "again", handle) == kit.SUCCESS
+    assert peer.call(actions.query, "again") == kit.NOT_READY
     latch.open()
     complete(event)
-    assert [peer.call(actions.query, "again"), third.call(actions.query, "e")] == [rig.SUCCESS] * 2
+    assert [peer.call(actions.query, "again"), third.call(actions.query, "e")] == [kit.SUCCESS] * 2
 
 
 def test_an_event_recorded_before_the_open_is_seen_by_the_importer(
@@ -112,8 +118,8 @@ def test_an_event_recorded_before_the_open_is_seen_by_the_importer(
 ) -> None:
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
-    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == rig.SUCCESS
-    assert peer.call(actions.query, "e") == rig.NOT_READY
+    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS
+    assert peer.call(actions.query, "e") == kit.NOT_READY
     latch.open()
     peer.call(actions.complete, "e")
 
@@ -126,9 +132,9 @@ def test_using_an_import_after_its_export_was_destroyed_is_an_invalid_handle(
         pytest.skip("undefined in CUDA: only the host driver and a strict software libcuda answer it")
     importer = new_peer({"SIMCUDA_STRICT": "1"})
     importer.call(actions.start)
-    event = ok(drv.cuEventCreate(rig.SHAREABLE))
-    assert importer.call(actions.open_event, "e", handle_of(drv, event)) == rig.SUCCESS
+    event = ok(drv.cuEventCreate(kit.SHAREABLE))
+    assert importer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS
     importer.call(actions.create_stream, "s")
     ok(drv.cuEventDestroy(event))
     arguments = {"record": ("e", "s"), "wait": ("s", "e")}.get(use, ("e",))
-    assert importer.call(getattr(actions, use), *arguments) == rig.INVALID_HANDLE
+    assert importer.call(getattr(actions, use), *arguments) == kit.INVALID_HANDLE

@@ -8,9 +8,10 @@ from types import ModuleType
 from typing import Any
 
 from ipcsync._drivers import handle_bytes, handle_from_bytes
-from tests.contract import actions, rig
-from tests.contract.rig import Latch, code, finish, ok
-from tests.peer import Peer
+from tests.contract import actions
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import Latch, code, finish, ok
+from tests.kit.peer import Peer
 
 New = Callable[..., Any]
 SIZE = 10_000
@@ -45,7 +46,7 @@ def test_copies_and_sets_happen_in_the_order_of_their_stream(drv: ModuleType, st
     ok(drv.cuMemsetD8Async(drv.CUdeviceptr(int(memory) + 32), ord("b"), 32, stream))
     ok(drv.cuMemcpyDtoHAsync(host + 64, memory, 64, stream))
     assert ctypes.string_at(host + 64, 64) == b"a" * 64
-    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
     latch.open()
     finish(stream)
     assert ctypes.string_at(host + 64, 64) == b"a" * 32 + b"b" * 32
@@ -70,7 +71,7 @@ def test_what_was_copied_before_a_record_is_there_after_the_wait(drv: ModuleType
 
 
 def test_allocating_nothing_is_an_invalid_value(drv: ModuleType, ctx: Any) -> None:
-    assert code(drv.cuMemAlloc(0)) == rig.INVALID_VALUE
+    assert code(drv.cuMemAlloc(0)) == kit.INVALID_VALUE
 
 
 def test_a_memory_handle_is_64_bytes_and_is_not_opened_by_the_process_that_exports_it(
@@ -80,7 +81,7 @@ def test_a_memory_handle_is_64_bytes_and_is_not_opened_by_the_process_that_expor
     handle = handle_bytes(ok(drv.cuIpcGetMemHandle(memory)))
     assert len(handle) == 64
     opened = drv.cuIpcOpenMemHandle(handle_from_bytes(drv.CUipcMemHandle, handle), 1)
-    assert code(opened) == rig.INVALID_CONTEXT
+    assert code(opened) == kit.INVALID_CONTEXT
     ok(drv.cuMemFree(memory))
 
 
@@ -89,14 +90,14 @@ def test_memory_of_one_process_is_read_and_written_by_another(drv: ModuleType, c
     ok(drv.cuMemsetD8(memory, 1, SIZE))
     ok(drv.cuCtxSynchronize())
     handle = handle_bytes(ok(drv.cuIpcGetMemHandle(memory)))
-    assert peer.call(actions.open_memory, "m", handle) == rig.SUCCESS
+    assert peer.call(actions.open_memory, "m", handle) == kit.SUCCESS
     assert peer.call(actions.read_memory, "m", SIZE) == b"\1" * SIZE
     peer.call(actions.create_stream, "s")
-    assert peer.call(actions.fill, "m", 2, SIZE // 2, "s") == rig.SUCCESS
+    assert peer.call(actions.fill, "m", 2, SIZE // 2, "s") == kit.SUCCESS
     peer.call(actions.finish, "s")
     ok(drv.cuMemcpyDtoH(target, memory, SIZE))
     assert target == b"\2" * (SIZE // 2) + b"\1" * (SIZE // 2)
-    assert peer.call(actions.close_memory, "m") == rig.SUCCESS
+    assert peer.call(actions.close_memory, "m") == kit.SUCCESS
     ok(drv.cuMemFree(memory))
 
 
@@ -107,12 +108,12 @@ def test_an_event_orders_writes_of_one_process_before_reads_of_another(
     host = int(ok(drv.cuMemAllocHost(SIZE)))
     ctypes.memset(host, 0, SIZE)
     opened = ok(drv.cuIpcOpenMemHandle(handle_from_bytes(drv.CUipcMemHandle, memory_handle), 1))
-    assert peer.call(actions.open_event, "e", handle_bytes(ok(drv.cuIpcGetEventHandle(event)))) == rig.SUCCESS
+    assert peer.call(actions.open_event, "e", handle_bytes(ok(drv.cuIpcGetEventHandle(event)))) == kit.SUCCESS
     peer.call(actions.create_stream, "s")
     for value in range(1, 11):
         peer.call(actions.hold, "s")
-        assert peer.call(actions.fill, "m", value, SIZE, "s") == rig.SUCCESS
-        assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+        assert peer.call(actions.fill, "m", value, SIZE, "s") == kit.SUCCESS
+        assert peer.call(actions.record, "e", "s") == kit.SUCCESS
         ok(drv.cuStreamWaitEvent(stream, event, 0))
         ok(drv.cuMemcpyDtoHAsync(host, opened, SIZE, stream))
         peer.call(actions.release, "s")

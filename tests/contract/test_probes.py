@@ -12,10 +12,11 @@ from types import ModuleType
 from typing import Any
 
 from ipcsync._drivers import handle_bytes, handle_from_bytes
-from tests.contract import actions, rig
+from tests.contract import actions
 from tests.contract.probes import say, write_down
-from tests.contract.rig import Latch, code, complete, ok
-from tests.peer import Peer
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import Latch, code, complete, ok
+from tests.kit.peer import Peer
 
 New = Callable[..., Any]
 SETTLE_S = 10.0  # a driver that completes the work of the dead does so well within this
@@ -29,9 +30,9 @@ def test_opening_a_handle_twice_is_refused_or_gives_the_same_event(
     drv: ModuleType, stream: Any, event: Any, peer: Peer
 ) -> None:
     handle = handle_of(drv, event)
-    assert peer.call(actions.open_event, "first", handle) == rig.SUCCESS
+    assert peer.call(actions.open_event, "first", handle) == kit.SUCCESS
     again = peer.call(actions.open_event, "second", handle)
-    if again != rig.SUCCESS:
+    if again != kit.SUCCESS:
         write_down("open twice in one process", say(again))
         return
     latch = Latch(stream)
@@ -39,44 +40,50 @@ def test_opening_a_handle_twice_is_refused_or_gives_the_same_event(
     both = [peer.call(actions.query, which) for which in ("first", "second")]
     latch.open()
     complete(event)
-    assert both == [rig.NOT_READY] * 2
-    assert peer.call(actions.destroy_event, "first") == rig.SUCCESS
-    assert peer.call(actions.query, "second") == rig.SUCCESS
+    assert both == [kit.NOT_READY] * 2
+    assert peer.call(actions.destroy_event, "first") == kit.SUCCESS
+    assert peer.call(actions.query, "second") == kit.SUCCESS
     write_down("open twice in one process", "succeeds; both are the same event, destroyed one by one")
 
 
 def test_exporting_an_imported_event_gives_a_handle_or_a_typed_error(
     drv: ModuleType, event: Any, peer: Peer, third: Peer
 ) -> None:
-    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == rig.SUCCESS
+    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS
     answer = peer.call(actions.export, "e")
     write_down("re-export of an imported event", say(answer))
-    assert answer in (rig.SUCCESS, rig.INVALID_VALUE, rig.INVALID_CONTEXT, rig.MAP_FAILED, rig.INVALID_HANDLE)
+    assert answer in (
+        kit.SUCCESS,
+        kit.INVALID_VALUE,
+        kit.INVALID_CONTEXT,
+        kit.MAP_FAILED,
+        kit.INVALID_HANDLE,
+    )
 
 
 def test_exporting_twice_gives_handles_that_both_open(drv: ModuleType, event: Any, peer: Peer, third: Peer) -> None:
     handles = [handle_of(drv, event), handle_of(drv, event)]
     write_down("two exports give the same bytes", "yes" if handles[0] == handles[1] else "no")
     for each, handle in zip((peer, third), handles, strict=True):
-        assert each.call(actions.open_event, "e", handle) == rig.SUCCESS
+        assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
 
 
 def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(
     drv: ModuleType, event: Any, peer: Peer, kind: str
 ) -> None:
-    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == rig.SUCCESS
+    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS
     peer.call(actions.create_stream, "s")
     peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == rig.SUCCESS
+    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     peer.kill()
     never = kind == "host" or (kind == "software" and os.environ.get("SIMCUDA_DEATH") == "pending")
     patience = 0.5 if never else SETTLE_S
     deadline = time.monotonic() + patience
     answer = code(drv.cuEventQuery(event))
-    while answer == rig.NOT_READY and time.monotonic() < deadline:
+    while answer == kit.NOT_READY and time.monotonic() < deadline:
         time.sleep(0.01)
         answer = code(drv.cuEventQuery(event))
-    pending = answer == rig.NOT_READY
+    pending = answer == kit.NOT_READY
     write_down(
         "a process dies with a record pending",
         f"still pending {patience:g} s later" if pending else f"query says {say(answer)}",
@@ -84,16 +91,16 @@ def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(
     if never:
         assert pending
     elif kind == "software":
-        assert answer == rig.SUCCESS
+        assert answer == kit.SUCCESS
 
 
 def test_opening_after_the_exporter_destroyed_the_event_is_refused(drv: ModuleType, ctx: Any, peer: Peer) -> None:
-    event = ok(drv.cuEventCreate(rig.SHAREABLE))
+    event = ok(drv.cuEventCreate(kit.SHAREABLE))
     handle = handle_of(drv, event)
     ok(drv.cuEventDestroy(event))
     answer = peer.call(actions.open_event, "e", handle)
     write_down("open after the exporter destroyed it", say(answer))
-    assert answer in (rig.INVALID_VALUE, rig.INVALID_HANDLE)
+    assert answer in (kit.INVALID_VALUE, kit.INVALID_HANDLE)
 
 
 def test_opening_an_event_of_a_dead_process_is_refused(peer: Peer, third: Peer) -> None:
@@ -101,25 +108,25 @@ def test_opening_an_event_of_a_dead_process_is_refused(peer: Peer, third: Peer) 
     peer.kill()
     answer = third.call(actions.open_event, "e", handle)
     write_down("open after the exporter died", say(answer))
-    assert answer != rig.SUCCESS
+    assert answer != kit.SUCCESS
 
 
 def test_opening_an_all_zero_handle_is_refused(drv: ModuleType, ctx: Any) -> None:
     answer = code(drv.cuIpcOpenEventHandle(handle_from_bytes(drv.CUipcEventHandle, bytes(64))))
     write_down("open an all-zero handle", say(answer))
-    assert answer in (rig.INVALID_VALUE, rig.MAP_FAILED)
+    assert answer in (kit.INVALID_VALUE, kit.MAP_FAILED)
 
 
 def test_a_capturing_stream_tells_its_id_or_refuses_as_unsupported(drv: ModuleType, stream: Any) -> None:
-    ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(rig.GLOBAL)))
+    ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(kit.GLOBAL)))
     answer = code(drv.cuStreamGetId(stream))
     state = int(ok(drv.cuStreamIsCapturing(stream)))
     ended = drv.cuStreamEndCapture(stream)
-    if code(ended) == rig.SUCCESS:
+    if code(ended) == kit.SUCCESS:
         ok(drv.cuGraphDestroy(ended[1]))
-    effect = "the capture goes on" if state == rig.ACTIVE else "the capture is invalidated"
+    effect = "the capture goes on" if state == kit.ACTIVE else "the capture is invalidated"
     write_down("cuStreamGetId of a capturing stream", f"{say(answer)}; {effect}")
-    assert answer in (rig.SUCCESS, rig.CAPTURE_UNSUPPORTED)
+    assert answer in (kit.SUCCESS, kit.CAPTURE_UNSUPPORTED)
 
 
 def test_the_attribute_for_stream_memory_operations_is_zero_or_one(drv: ModuleType, ctx: Any) -> None:
@@ -135,4 +142,10 @@ def test_opening_with_another_device_current_succeeds_or_is_a_typed_error(two_de
     importer.call(actions.start, 1)
     answer = importer.call(actions.open_event, "e", exporter.call(actions.share_event, "e"))
     write_down("open with another device current", say(answer))
-    assert answer in (rig.SUCCESS, rig.INVALID_VALUE, rig.INVALID_CONTEXT, rig.MAP_FAILED, rig.INVALID_HANDLE)
+    assert answer in (
+        kit.SUCCESS,
+        kit.INVALID_VALUE,
+        kit.INVALID_CONTEXT,
+        kit.MAP_FAILED,
+        kit.INVALID_HANDLE,
+    )

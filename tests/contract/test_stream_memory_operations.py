@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract import actions, rig
-from tests.contract.rig import Latch, code, complete, finish, ok
-from tests.peer import Peer
+from tests.contract import actions
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import Latch, code, complete, finish, ok
+from tests.kit.peer import Peer
 
 New = Callable[..., Any]
 INT64_MAX, UINT64_MAX = 2**63 - 1, 2**64 - 1
@@ -101,9 +102,9 @@ def test_waiting_for_greater_or_equal_compares_64_bits_cyclically(
 ) -> None:
     other = new_stream()
     word64.value = held
-    ok(drv.cuStreamWaitValue64(stream, word64.pointer, wanted, rig.GEQ))
+    ok(drv.cuStreamWaitValue64(stream, word64.pointer, wanted, kit.GEQ))
     finish(other)
-    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
     word64.value = passing
     finish(stream)
 
@@ -115,7 +116,7 @@ def test_what_is_cyclically_greater_or_equal_does_not_hold_the_stream(
     drv: ModuleType, stream: Any, word64: Word, held: int, wanted: int
 ) -> None:
     word64.value = held
-    ok(drv.cuStreamWaitValue64(stream, word64.pointer, wanted, rig.GEQ))
+    ok(drv.cuStreamWaitValue64(stream, word64.pointer, wanted, kit.GEQ))
     finish(stream)
 
 
@@ -127,25 +128,25 @@ def test_waiting_for_greater_or_equal_compares_32_bits_cyclically(
 ) -> None:
     other = new_stream()
     word32.value = held
-    ok(drv.cuStreamWaitValue32(stream, word32.pointer, wanted, rig.GEQ))
+    ok(drv.cuStreamWaitValue32(stream, word32.pointer, wanted, kit.GEQ))
     finish(other)
-    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
     word32.value = passing
     finish(stream)
 
 
 def test_waiting_for_equality_holds_for_greater_values(drv: ModuleType, stream: Any, word64: Word) -> None:
     word64.value = 6
-    ok(drv.cuStreamWaitValue64(stream, word64.pointer, 5, rig.EQ))
-    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    ok(drv.cuStreamWaitValue64(stream, word64.pointer, 5, kit.EQ))
+    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
     word64.value = 5
     finish(stream)
 
 
 def test_waiting_for_bits_holds_until_one_is_set(drv: ModuleType, stream: Any, word64: Word) -> None:
     word64.value = 0b1000
-    ok(drv.cuStreamWaitValue64(stream, word64.pointer, 0b0110, rig.AND))
-    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    ok(drv.cuStreamWaitValue64(stream, word64.pointer, 0b0110, kit.AND))
+    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
     word64.value = 0b1100
     finish(stream)
 
@@ -154,8 +155,8 @@ def test_a_write_of_one_stream_lets_another_go_on(drv: ModuleType, new_stream: N
     writer, waiter = new_stream(), new_stream()
     latch = Latch(writer)
     ok(drv.cuStreamWriteValue64(writer, word64.pointer, 3, 0))
-    ok(drv.cuStreamWaitValue64(waiter, word64.pointer, 3, rig.GEQ))
-    assert code(drv.cuStreamQuery(waiter)) == rig.NOT_READY
+    ok(drv.cuStreamWaitValue64(waiter, word64.pointer, 3, kit.GEQ))
+    assert code(drv.cuStreamQuery(waiter)) == kit.NOT_READY
     latch.open()
     finish(waiter)
 
@@ -167,8 +168,8 @@ def test_a_write_into_device_memory_lets_another_stream_go_on(drv: ModuleType, n
     ok(drv.cuCtxSynchronize())
     latch = Latch(writer)
     ok(drv.cuStreamWriteValue64(writer, memory, 2**40, 0))
-    ok(drv.cuStreamWaitValue64(waiter, memory, 2**40, rig.GEQ))
-    assert code(drv.cuStreamQuery(waiter)) == rig.NOT_READY
+    ok(drv.cuStreamWaitValue64(waiter, memory, 2**40, kit.GEQ))
+    assert code(drv.cuStreamQuery(waiter)) == kit.NOT_READY
     latch.open()
     finish(waiter)
     ok(drv.cuMemFree(memory))
@@ -177,11 +178,11 @@ def test_a_write_into_device_memory_lets_another_stream_go_on(drv: ModuleType, n
 def test_a_stream_held_by_a_value_can_be_destroyed_without_blocking(
     drv: ModuleType, ctx: Any, event: Any, word64: Word
 ) -> None:
-    doomed = ok(drv.cuStreamCreate(rig.NON_BLOCKING))
-    ok(drv.cuStreamWaitValue64(doomed, word64.pointer, 1, rig.GEQ))
+    doomed = ok(drv.cuStreamCreate(kit.NON_BLOCKING))
+    ok(drv.cuStreamWaitValue64(doomed, word64.pointer, 1, kit.GEQ))
     ok(drv.cuEventRecord(event, doomed))
-    assert code(drv.cuStreamDestroy(doomed)) == rig.SUCCESS
-    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
+    assert code(drv.cuStreamDestroy(doomed)) == kit.SUCCESS
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
     word64.value = 1
     complete(event)
 
@@ -190,13 +191,13 @@ def test_a_stream_held_by_a_value_can_be_destroyed_without_blocking(
 
 
 @pytest.fixture
-def registered(drv: ModuleType, page: rig.Page, ctx: Any) -> Iterator[tuple[rig.Page, int]]:
+def registered(drv: ModuleType, page: kit.Page, ctx: Any) -> Iterator[tuple[kit.Page, int]]:
     """The page and the device address of its first word; taken back afterwards."""
     address = page.register()
     yield page, address
-    rig.open_all_latches()
+    kit.open_all_latches()
     ok(drv.cuCtxSynchronize())
-    assert page.unregister() == rig.SUCCESS
+    assert page.unregister() == kit.SUCCESS
 
 
 def test_a_stream_writes_a_registered_page_of_tmpfs(drv: ModuleType, stream: Any, registered: Any) -> None:
@@ -219,13 +220,13 @@ def test_two_processes_order_their_streams_by_a_word_of_one_page(
     for value in range(1, 21):
         latch = Latch(stream)
         ok(drv.cuStreamWriteValue64(stream, pointer, value, 0))
-        assert peer.call(actions.wait_word, "s", "page", 2, value) == rig.SUCCESS
-        assert peer.call(actions.query_stream, "s") == rig.NOT_READY
+        assert peer.call(actions.wait_word, "s", "page", 2, value) == kit.SUCCESS
+        assert peer.call(actions.query_stream, "s") == kit.NOT_READY
         assert peer.call(actions.load_word, "page", 2) == value - 1
         latch.open()
         peer.call(actions.finish, "s")
         assert peer.call(actions.load_word, "page", 2) == value
-    assert peer.call(actions.unregister_page, "page") == rig.SUCCESS
+    assert peer.call(actions.unregister_page, "page") == kit.SUCCESS
 
 
 def test_a_stream_of_another_process_writes_and_ours_goes_on(
@@ -234,10 +235,10 @@ def test_a_stream_of_another_process_writes_and_ours_goes_on(
     page, address = registered
     peer.call(actions.register_page, "page", page_path)
     peer.call(actions.create_stream, "s")
-    ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(address + 8), 4, rig.GEQ))
+    ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(address + 8), 4, kit.GEQ))
     peer.call(actions.hold, "s")
-    assert peer.call(actions.write_word, "s", "page", 1, 4) == rig.SUCCESS
-    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    assert peer.call(actions.write_word, "s", "page", 1, 4) == kit.SUCCESS
+    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
     peer.call(actions.release, "s")
     finish(stream)
     assert page.words[1] == 4
@@ -248,16 +249,16 @@ def test_a_plain_store_of_another_process_into_the_page_lets_a_waiting_stream_go
 ) -> None:
     _, address = registered
     peer.call(actions.map_page, "page", page_path)
-    ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(address + 24), 1, rig.GEQ))
-    assert code(drv.cuStreamQuery(stream)) == rig.NOT_READY
+    ok(drv.cuStreamWaitValue64(stream, drv.CUdeviceptr(address + 24), 1, kit.GEQ))
+    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
     peer.call(actions.store_word, "page", 3, INT64_MAX)
     finish(stream)
 
 
 def test_registering_twice_and_unregistering_what_is_not_registered_are_refused(
-    drv: ModuleType, registered: Any, page: rig.Page
+    drv: ModuleType, registered: Any, page: kit.Page
 ) -> None:
-    assert code(drv.cuMemHostRegister(page.address, 4096, 3)) == rig.ALREADY_REGISTERED
-    assert page.unregister() == rig.SUCCESS
-    assert page.unregister() == rig.NOT_REGISTERED
+    assert code(drv.cuMemHostRegister(page.address, 4096, 3)) == kit.ALREADY_REGISTERED
+    assert page.unregister() == kit.SUCCESS
+    assert page.unregister() == kit.NOT_REGISTERED
     page.register()  # the fixture takes it back

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract import actions, rig
-from tests.contract.rig import Latch, code, complete, finish, in_thread, ok
+from tests.contract import actions
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import Latch, code, complete, finish, in_thread, ok
 
 New = Callable[..., Any]
 Launch = Callable[[Any, Callable[[], None]], None]
@@ -73,8 +74,8 @@ def test_a_held_stream_does_not_hold_another(drv: ModuleType, new_stream: New) -
     held, free = new_stream(), new_stream()
     Latch(held)
     finish(free)
-    assert code(drv.cuStreamSynchronize(free)) == rig.SUCCESS
-    assert code(drv.cuStreamQuery(held)) == rig.NOT_READY
+    assert code(drv.cuStreamSynchronize(free)) == kit.SUCCESS
+    assert code(drv.cuStreamQuery(held)) == kit.NOT_READY
 
 
 def test_synchronize_returns_after_the_streams_work(
@@ -84,9 +85,9 @@ def test_synchronize_returns_after_the_streams_work(
     latch = Latch(stream)
     launch(stream, lambda: seen.append("ran"))
     latch.open()
-    assert in_thread(lambda: code(drv.cuStreamSynchronize(stream)), ctx) == rig.SUCCESS
+    assert in_thread(lambda: code(drv.cuStreamSynchronize(stream)), ctx) == kit.SUCCESS
     assert seen == ["ran"]
-    assert code(drv.cuStreamQuery(stream)) == rig.SUCCESS
+    assert code(drv.cuStreamQuery(stream)) == kit.SUCCESS
 
 
 def test_synchronizing_the_context_returns_after_the_work_of_all_its_streams(
@@ -98,18 +99,18 @@ def test_synchronizing_the_context_returns_after_the_work_of_all_its_streams(
         launch(each, lambda: seen.append("ran"))
     for latch in latches:
         latch.open()
-    assert in_thread(lambda: code(drv.cuCtxSynchronize()), ctx) == rig.SUCCESS
+    assert in_thread(lambda: code(drv.cuCtxSynchronize()), ctx) == kit.SUCCESS
     assert seen == ["ran", "ran"]
 
 
 def test_destroying_a_stream_with_pending_work_does_not_block_and_the_work_is_still_done(
     drv: ModuleType, ctx: Any, event: Any
 ) -> None:
-    doomed = ok(drv.cuStreamCreate(rig.NON_BLOCKING))
+    doomed = ok(drv.cuStreamCreate(kit.NON_BLOCKING))
     latch = Latch(doomed)
     ok(drv.cuEventRecord(event, doomed))
-    assert code(drv.cuStreamDestroy(doomed)) == rig.SUCCESS
-    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
+    assert code(drv.cuStreamDestroy(doomed)) == kit.SUCCESS
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
     latch.open()
     complete(event)
 
@@ -124,32 +125,32 @@ def test_a_priority_outside_the_range_is_clamped(drv: ModuleType, ctx: Any) -> N
     least, greatest = ok(drv.cuCtxGetStreamPriorityRange())
     expected = {0: 0, -1: -1, greatest: greatest, greatest - 7: greatest, 5: least}
     for asked, given in expected.items():
-        made = ok(drv.cuStreamCreateWithPriority(rig.NON_BLOCKING, asked))
+        made = ok(drv.cuStreamCreateWithPriority(kit.NON_BLOCKING, asked))
         assert int(ok(drv.cuStreamGetPriority(made))) == given
         ok(drv.cuStreamDestroy(made))
 
 
 def test_a_stream_tells_its_flags_and_its_context(drv: ModuleType, ctx: Any, new_stream: New) -> None:
-    for flags in (0, rig.NON_BLOCKING):
+    for flags in (0, kit.NON_BLOCKING):
         made = new_stream(flags)
         assert int(ok(drv.cuStreamGetFlags(made))) == flags
         assert int(ok(drv.cuStreamGetCtx(made))) == int(ctx)
 
 
 def test_creating_a_stream_with_unknown_flags_is_an_invalid_value(drv: ModuleType, ctx: Any) -> None:
-    assert code(drv.cuStreamCreate(0x40)) == rig.INVALID_VALUE
+    assert code(drv.cuStreamCreate(0x40)) == kit.INVALID_VALUE
 
 
 def test_a_stream_id_is_stable_and_never_used_again(drv: ModuleType, ctx: Any, new_stream: New) -> None:
     ids = []
     for _ in range(100):
-        made = ok(drv.cuStreamCreate(rig.NON_BLOCKING))
+        made = ok(drv.cuStreamCreate(kit.NON_BLOCKING))
         first = int(ok(drv.cuStreamGetId(made)))
         assert int(ok(drv.cuStreamGetId(made))) == first
         ids.append(first)
         ok(drv.cuStreamDestroy(made))
     ids += [int(ok(drv.cuStreamGetId(new_stream()))) for _ in range(10)]
-    ids += [int(ok(drv.cuStreamGetId(drv.CUstream(handle)))) for handle in (rig.LEGACY, rig.PER_THREAD)]
+    ids += [int(ok(drv.cuStreamGetId(drv.CUstream(handle)))) for handle in (kit.LEGACY, kit.PER_THREAD)]
     assert len(set(ids)) == len(ids)
 
 
@@ -168,12 +169,12 @@ def test_stream_zero_is_the_legacy_stream_unless_built_per_thread(new_peer: New,
 
 def test_the_per_thread_stream_is_another_one_on_each_thread(drv: ModuleType, ctx: Any) -> None:
     def identity() -> int:
-        return int(ok(drv.cuStreamGetId(drv.CUstream(rig.PER_THREAD))))
+        return int(ok(drv.cuStreamGetId(drv.CUstream(kit.PER_THREAD))))
 
     assert len({identity(), in_thread(identity, ctx), in_thread(identity, ctx)}) == 3
 
 
-@pytest.mark.parametrize("legacy", [0, rig.LEGACY])
+@pytest.mark.parametrize("legacy", [0, kit.LEGACY])
 def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(
     drv: ModuleType, new_stream: New, new_event: New, legacy: int
 ) -> None:
@@ -184,11 +185,11 @@ def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(
     ok(drv.cuEventRecord(after_legacy, later))
     ok(drv.cuEventRecord(beside, free))
     complete(beside)
-    assert code(drv.cuEventQuery(in_legacy)) == rig.NOT_READY
-    assert code(drv.cuEventQuery(after_legacy)) == rig.NOT_READY
+    assert code(drv.cuEventQuery(in_legacy)) == kit.NOT_READY
+    assert code(drv.cuEventQuery(after_legacy)) == kit.NOT_READY
     latch.open()
     complete(after_legacy)
-    assert code(drv.cuEventQuery(in_legacy)) == rig.SUCCESS
+    assert code(drv.cuEventQuery(in_legacy)) == kit.SUCCESS
 
 
 def test_a_non_blocking_stream_does_not_wait_for_the_legacy_stream(
@@ -196,9 +197,9 @@ def test_a_non_blocking_stream_does_not_wait_for_the_legacy_stream(
 ) -> None:
     held, free = new_stream(0), new_stream()
     latch = Latch(held)
-    ok(drv.cuEventRecord(event, drv.CUstream(rig.LEGACY)))
+    ok(drv.cuEventRecord(event, drv.CUstream(kit.LEGACY)))
     finish(free)
-    assert code(drv.cuEventQuery(event)) == rig.NOT_READY
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
     latch.open()
     complete(event)
 
@@ -206,8 +207,8 @@ def test_a_non_blocking_stream_does_not_wait_for_the_legacy_stream(
 def test_events_record_and_wait_on_the_per_thread_stream(drv: ModuleType, stream: Any, event: Any) -> None:
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
-    mine = drv.CUstream(rig.PER_THREAD)
+    mine = drv.CUstream(kit.PER_THREAD)
     ok(drv.cuStreamWaitEvent(mine, event, 0))
-    assert code(drv.cuStreamQuery(mine)) == rig.NOT_READY
+    assert code(drv.cuStreamQuery(mine)) == kit.NOT_READY
     latch.open()
     finish(mine)

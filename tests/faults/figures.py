@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 
 import ipcsync
 from ipcsync.typing import EngineName
-from tests.faults import actions, scenes
-from tests.faults.scenes import Blocked, Held
-from tests.peer import Peer
+from tests.faults import actions, fixtures
+from tests.faults.fixtures import Blocked, Held
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
 
 _BATCH = 10
 _DEATH_LIMIT_MS = 100.0
@@ -56,7 +57,7 @@ class _Listener:
 
     def __init__(self, client: ipcsync.Client) -> None:
         self.broken: dict[str, float] = {}
-        self._notices = client.watch(timeout=scenes.DEADLINE_S)
+        self._notices = client.watch(timeout=DEADLINE_S)
         next(self._notices)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -71,7 +72,7 @@ class _Listener:
 
     def at(self, name: str) -> float:
         """When `name` was announced as broken; waits for it."""
-        scenes.until(lambda: name in self.broken, f"the notice of {name}")
+        until(lambda: name in self.broken, f"the notice of {name}")
         return self.broken[name]
 
 
@@ -115,10 +116,10 @@ def deaths_of_coordinators(count: int, engine: EngineName, figures: Figures) -> 
     for _ in range(count):
         with ipcsync.launch(log_level="error") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
             held = Held(client, engine)
-            scenes.stop(coordinator.pid)
+            fixtures.stop(coordinator.pid)
             held.ask()
             began = time.monotonic()
-            scenes.kill(coordinator, client)
+            fixtures.kill(coordinator, client)
             for what, call in held.calls.items():
                 outcome = call.outcome()
                 assert isinstance(outcome, ipcsync.CoordinatorLost), outcome
@@ -141,7 +142,7 @@ def main() -> int:
     for segment in ("IPCSYNC_HOST_SEGMENT", "SIMCUDA_SEGMENT"):
         os.environ.setdefault(segment, uuid.uuid4().hex[:8])
     figures = Figures()
-    for engine in scenes.ENGINES:
+    for engine in fixtures.ENGINES:
         deaths_of_holders(options.deaths, engine, figures)
         deaths_of_coordinators(options.coordinators, engine, figures)
     lines = [f"driver {ipcsync.driver_name()}", *figures.table(_limit)]

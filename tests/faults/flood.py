@@ -26,7 +26,8 @@ from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import VERSION
 from ipcsync_bench.peers import Echo
 from ipcsync_coordinator import decode
-from tests.faults.raw import DEADLINE_S, Raw, request, resident_kib, unix_socket
+from tests.kit.raw_client import Raw, request, resident_kib, unix_socket
+from tests.kit.until import DEADLINE_S
 
 _DRAIN_EVERY = 32  # a flooder that never reads is another test
 _ROUND_TRIPS = 3000

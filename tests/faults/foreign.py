@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from multiprocessing.connection import Connection
 
-from tests.peer import serve
+from tests.kit.peer import serve
 
 
 def main() -> None:

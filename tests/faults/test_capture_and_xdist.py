@@ -9,10 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cuda.bindings.driver import CUstreamCaptureMode
@@ -21,6 +19,7 @@ import ipcsync
 from ipcsync._drivers import load, unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit.until import until
 
 GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
@@ -30,12 +29,6 @@ def client() -> Iterator[ipcsync.Client]:
     """One client for all of these tests."""
     with ipcsync.launch(lease_ttl=60) as coordinator, ipcsync.connect(coordinator.endpoint) as client:
         yield client
-
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
 
 
 @pytest.fixture
@@ -200,12 +193,6 @@ _SUITE = """
 """
 
 
-def _wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "not within 20 s"
-
-
 def test_row_35_a_test_that_ends_its_process_under_xdist_frees_its_leases_and_the_run_goes_on(
     tmp_path: Path, coordinator: ipcsync.Coordinator
 ) -> None:
@@ -228,8 +215,8 @@ def test_row_35_a_test_that_ends_its_process_under_xdist_frees_its_leases_and_th
         assert "6 passed" in done.stdout, done.stdout + done.stderr
         assert "1 failed" in done.stdout
         assert "crashed while running 'test_suite.py::test_that_ends_its_process'" in done.stdout
-        _wait_until(lambda: [each.name for each in client.list_sessions()] == ["outside"])
-        _wait_until(lambda: client.list_events() == [])
+        until(lambda: [each.name for each in client.list_sessions()] == ["outside"], "the others have gone")
+        until(lambda: client.list_events() == [], "nothing is left")
         stats = client.stats()
         assert stats["deaths"] == {"pidfd": 1, "ttl": 0}
         assert stats["quarantined"] == stats["pool_in_use"] == 0

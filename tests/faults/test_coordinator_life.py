@@ -22,21 +22,16 @@ from ipcsync._wire import messages
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.liveness import PauseCredit
-from tests.faults import actions, scenes
-from tests.faults.scenes import Blocked, ForeignPeer, Held, until
-from tests.peer import Peer
-
-
-@pytest.fixture(params=scenes.ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
+from tests.faults import actions, fixtures
+from tests.faults.fixtures import Blocked, ForeignPeer, Held
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
 
 
 @pytest.fixture
 def runtime_dir() -> Iterator[str]:
     """A runtime directory that is removed after the test."""
-    path = scenes.private_dir()
+    path = fixtures.private_dir()
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -55,16 +50,16 @@ def held(client: ipcsync.Client, engine: EngineName) -> Iterator[Held]:
 def test_row_08_every_blocked_and_every_later_call_learns_of_the_coordinators_death(
     coordinator: ipcsync.Coordinator, held: Held
 ) -> None:
-    scenes.kill(coordinator, held.client)
+    fixtures.kill(coordinator, held.client)
     held.assert_all_are_lost()
 
 
 def test_row_08_a_request_in_flight_learns_of_the_coordinators_death(
     coordinator: ipcsync.Coordinator, held: Held
 ) -> None:
-    scenes.stop(coordinator.pid)
+    fixtures.stop(coordinator.pid)
     held.ask()
-    scenes.kill(coordinator, held.client)
+    fixtures.kill(coordinator, held.client)
     held.assert_all_are_lost()
 
 
@@ -83,7 +78,7 @@ def test_row_08_a_client_in_another_pid_namespace_learns_of_the_coordinators_dea
         client.event("e", recorder=True)
         foreign.begin(actions.error_of, actions.synchronize_at, "e", 1)
         until(lambda: {info.name for info in client.list_sessions()} == {"main", "foreign"}, "both sessions")
-        scenes.kill(coordinator, client)
+        fixtures.kill(coordinator, client)
         assert foreign.result() == "CoordinatorLost"
         assert foreign.call(actions.error_of, actions.stats) == "CoordinatorLost"
     finally:
@@ -103,7 +98,7 @@ def test_row_01_a_death_in_another_pid_namespace_is_seen_from_here_and_from_ther
         foreign.call(actions.open_recorder, coordinator.endpoint, "theirs", "timeline")
         peer.call(actions.open_recorder, coordinator.endpoint, "ours", "timeline")
         # What it records it also waits for: its own lifeline must not look cut to itself.
-        scenes.finish(client.point(foreign.call(actions.record_complete, "theirs")))
+        fixtures.finish(client.point(foreign.call(actions.record_complete, "theirs")))
         foreign.call(actions.open_event, "ours", "auto", False)
         foreign.begin(actions.error_of, actions.synchronize_at, "ours", 1)
         peer.kill()
@@ -111,7 +106,7 @@ def test_row_01_a_death_in_another_pid_namespace_is_seen_from_here_and_from_ther
         waiting = Blocked(client.event("theirs").at(2).synchronize, "await_recorded")
         foreign.kill()
         assert isinstance(waiting.outcome(), ipcsync.RecorderLost)
-        scenes.until_lost(client, "pidfd", 2)
+        fixtures.until_lost(client, "pidfd", 2)
     finally:
         foreign.kill()
 
@@ -125,9 +120,9 @@ def test_row_09_a_coordinator_restarted_at_once_has_a_new_epoch_and_does_nothing
     first = new_coordinator(runtime_dir=runtime_dir)
     client = ipcsync.connect(first.endpoint, name="old")
     held = Held(client, engine)
-    scenes.stop(first.pid)
+    fixtures.stop(first.pid)
     held.ask()
-    scenes.kill(first, client)
+    fixtures.kill(first, client)
 
     second = new_coordinator(runtime_dir=runtime_dir)
 
@@ -141,7 +136,7 @@ def test_row_09_a_coordinator_restarted_at_once_has_a_new_epoch_and_does_nothing
             fresh.point(bytes(held.point))
         with fresh.event("e", recorder=True, engine=engine) as event:
             assert event.generation == 0
-            scenes.finish(event.record())
+            fixtures.finish(event.record())
             with pytest.raises(ipcsync.CoordinatorLost):
                 held.point.query()
         _assert_an_old_token_opens_nothing(second.endpoint, client, fresh)
@@ -173,10 +168,10 @@ def test_row_10_a_stopped_coordinator_stops_no_records_and_expires_nobody_when_i
     with ipcsync.connect(coordinator.endpoint, name="main", lease_ttl=30) as client:
         peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
         first = client.point(peer.call(actions.record, "e"))
-        scenes.finish(first)
+        fixtures.finish(first)
         stream = ipcsync.Stream()
 
-        scenes.stop(coordinator.pid)
+        fixtures.stop(coordinator.pid)
         end = time.monotonic() + 1.2 * TTL_S
         generation = 1
         while time.monotonic() < end:
@@ -184,12 +179,12 @@ def test_row_10_a_stopped_coordinator_stops_no_records_and_expires_nobody_when_i
             generation += 1
             assert point.generation == generation
             point.wait(stream)
-            scenes.finish(point)
+            fixtures.finish(point)
         with pytest.raises(ipcsync.WaitTimeout):
             client.event("too-late", timeout=0.1)
         with pytest.raises(ipcsync.WaitTimeout):
             client._session.request(messages.Stats(), messages.Counters, 0.1)
-        scenes.resume(coordinator.pid)
+        fixtures.resume(coordinator.pid)
 
         stats = client.stats()
         assert stats["refusals"] == {"late": 2}
@@ -197,7 +192,7 @@ def test_row_10_a_stopped_coordinator_stops_no_records_and_expires_nobody_when_i
         assert client.stats()["deaths"] == {"pidfd": 0, "ttl": 0}
         assert sorted(info.name for info in client.list_sessions()) == ["main", "recorder"]
         assert [info.name for info in client.list_events()] == ["e"]
-        scenes.finish(client.point(peer.call(actions.record, "e")))
+        fixtures.finish(client.point(peer.call(actions.record, "e")))
 
 
 def test_row_10_a_close_that_a_stopped_coordinator_did_not_take_ends_no_later_use(
@@ -205,20 +200,20 @@ def test_row_10_a_close_that_a_stopped_coordinator_did_not_take_ends_no_later_us
 ) -> None:
     stream = ipcsync.Stream()
     event = client.event("e", recorder=True, engine=engine)
-    scenes.finish(event.record(stream))
+    fixtures.finish(event.record(stream))
     first = event.at(1)
-    scenes.stop(coordinator.pid)
+    fixtures.stop(coordinator.pid)
     event.close()  # gives up after a while, to tell it later
-    scenes.resume(coordinator.pid)
+    fixtures.resume(coordinator.pid)
     again = client.event("e", recorder=True, engine=engine)
     assert again.generation == 0  # a recorder that closed has finished its event: this is another one
     with StreamGate(stream):
         point = again.record(stream)
         assert point != first
         assert not point.query()
-    scenes.finish(point)
+    fixtures.finish(point)
     until(lambda: not client._session.attachments._pending_closes, "nothing to tell")
-    scenes.finish(again.record(stream))
+    fixtures.finish(again.record(stream))
     assert again.state == "open"
     assert [info.generation for info in client.list_events() if info.state == "open"] == [2]
 
@@ -248,7 +243,7 @@ def test_row_11_a_second_coordinator_on_the_same_directory_refuses_and_touches_n
         [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", coordinator.runtime_dir],
         capture_output=True,
         text=True,
-        timeout=scenes.DEADLINE_S,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -256,7 +251,7 @@ def test_row_11_a_second_coordinator_on_the_same_directory_refuses_and_touches_n
     assert f"another coordinator (pid {coordinator.pid}) serves {coordinator.runtime_dir}" in second.stderr
     assert "Traceback" not in second.stderr
     assert _files(coordinator.runtime_dir) == before
-    scenes.finish(event.record())
+    fixtures.finish(event.record())
     with ipcsync.connect(coordinator.endpoint) as other:
         assert other.epoch == client.epoch
 
@@ -271,7 +266,7 @@ def _files(directory: str) -> dict[str, tuple[int, int]]:
 
 def test_row_20_a_wall_clock_that_jumps_by_years_changes_nothing(peer: Peer, engine: EngineName) -> None:
     with (
-        scenes.launch_patched("jumping-wall-clock", scenes.private_dir()) as coordinator,
+        fixtures.launch_patched("jumping-wall-clock", fixtures.private_dir()) as coordinator,
         ipcsync.connect(coordinator.endpoint, name="main") as client,
     ):
         peer.call(actions.jump_the_wall_clock)
@@ -282,12 +277,12 @@ def test_row_20_a_wall_clock_that_jumps_by_years_changes_nothing(peer: Peer, eng
         assert peer.call(actions.error_of, actions.synchronize_at, "e", 1, 0.05) == "WaitTimeout"
         start = client.stats()["uptime_s"]
         while (now := client.stats()["uptime_s"]) < start + 0.6:  # several looks of the coordinator at its sessions
-            scenes.finish(client.point(peer.call(actions.record_complete, "e")))
-        assert now < start + scenes.DEADLINE_S  # no leap of years
+            fixtures.finish(client.point(peer.call(actions.record_complete, "e")))
+        assert now < start + DEADLINE_S  # no leap of years
         stats = client.stats()
         assert stats["deaths"] == {"pidfd": 0, "ttl": 0}
         assert stats["refusals"] == {}
-        assert all(0 <= info.last_seen_s < scenes.DEADLINE_S for info in client.list_sessions())
+        assert all(0 <= info.last_seen_s < DEADLINE_S for info in client.list_sessions())
 
 
 _WALL_CLOCKS = (
@@ -324,7 +319,7 @@ def test_row_34_a_coordinator_told_to_end_tells_everyone_and_leaves_nothing(
         began = time.monotonic()
         os.kill(coordinator.pid, number)
         with ThreadPoolExecutor(1) as pool:
-            ended = pool.submit(coordinator._process.wait, scenes.DEADLINE_S)
+            ended = pool.submit(coordinator._process.wait, DEADLINE_S)
             held.assert_all_are_lost()
             assert ended.result() == 0
         assert time.monotonic() - began < 2.0
@@ -338,7 +333,7 @@ def test_row_34_an_idle_client_is_told_whether_it_stopped_or_died(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, number: signal.Signals, word: str
 ) -> None:
     os.kill(coordinator.pid, number)
-    coordinator._process.wait(scenes.DEADLINE_S)
+    coordinator._process.wait(DEADLINE_S)
     until(lambda: not client.is_connected, "the heartbeat's thread saw it")
     with pytest.raises(ipcsync.CoordinatorLost, match=word):
         client.stats()
@@ -349,11 +344,11 @@ def test_row_34_a_stopped_client_does_not_delay_the_end(
 ) -> None:
     coordinator = new_coordinator()
     peer.call(actions.open_recorder, coordinator.endpoint, "e", "auto")
-    scenes.stop(peer.pid)
+    fixtures.stop(peer.pid)
     began = time.monotonic()
     assert coordinator.stop() == 0
     assert time.monotonic() - began < 2.0
-    scenes.resume(peer.pid)
+    fixtures.resume(peer.pid)
     assert set(peer.call(actions.errors_of_every_use, "e").values()) == {"CoordinatorLost"}
 
 
@@ -361,4 +356,4 @@ def test_row_34_a_coordinator_ends_with_its_parent(peer: Peer) -> None:
     pid, started = peer.call(actions.launch_coordinator)
     assert start_time(pid) == started
     peer.kill()
-    until(lambda: start_time(pid) != started or scenes.state_of(pid) == "Z", "the end of the coordinator")
+    until(lambda: start_time(pid) != started or fixtures.state_of(pid) == "Z", "the end of the coordinator")

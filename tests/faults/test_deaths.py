@@ -14,15 +14,10 @@ from ipcsync._linux.process import Process, is_running, pid_namespace, start_tim
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.liveness import ProcessWatch
-from tests.faults import actions, reborn, scenes
-from tests.faults.scenes import Blocked, ForeignPeer, until, until_lost
-from tests.peer import Peer
-
-
-@pytest.fixture(params=scenes.ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
+from tests.faults import actions, fixtures, pid_reuse
+from tests.faults.fixtures import Blocked, ForeignPeer, until_lost
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
 
 
 def _assert_a_name_can_be_opened_anew(
@@ -32,7 +27,7 @@ def _assert_a_name_can_be_opened_anew(
     with client.event(name, recorder=True, engine=engine) as event:
         assert (event.generation, event.completed, event.state) == (0, 0, "open")
         assert event._engine.slot != old._engine.slot  # `old` is still attached: its slot must not be used again
-        scenes.finish(event.record(ipcsync.Stream()))
+        fixtures.finish(event.record(ipcsync.Stream()))
 
 
 # --- row 1 ------------------------------------------------------------------------------------------------------------
@@ -41,7 +36,7 @@ def _assert_a_name_can_be_opened_anew(
 def test_row_01_a_killed_holder_loses_each_lease_once_and_its_peers_are_told(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
 ) -> None:
-    names = [f"{kind}/{number}" for kind in scenes.ENGINES for number in range(4)]
+    names = [f"{kind}/{number}" for kind in fixtures.ENGINES for number in range(4)]
     peer.call(actions.connect, coordinator.endpoint, "holder")
     for name in names:
         peer.call(actions.open_event, name, name.partition("/")[0])
@@ -89,9 +84,9 @@ def test_row_01_a_killed_waiter_breaks_nothing(
         until_lost(client, "pidfd")
         assert (event.state, event.completed) == ("open", 0)
         gate.open()
-        scenes.finish(point)
+        fixtures.finish(point)
     for _ in range(2 * event.depth):
-        scenes.finish(event.record(stream))
+        fixtures.finish(event.record(stream))
 
 
 # --- row 2 ------------------------------------------------------------------------------------------------------------
@@ -153,13 +148,13 @@ def test_row_02_work_that_its_driver_calls_complete_after_the_death_does_not_cou
     recorder.call(actions.hold)
     lost = client.point(recorder.call(actions.record, "e"))
     assert not lost.query()
-    scenes.stop(coordinator.pid)
+    fixtures.stop(coordinator.pid)
     try:
         recorder.kill()
         with pytest.raises(ipcsync.RecorderLost):
-            lost.synchronize(scenes.DEADLINE_S)
+            lost.synchronize(DEADLINE_S)
     finally:
-        scenes.resume(coordinator.pid)
+        fixtures.resume(coordinator.pid)
     until_lost(client, "pidfd")
     with pytest.raises(ipcsync.RecorderLost):
         lost.query()
@@ -243,7 +238,7 @@ def test_row_06_a_zombie_that_nobody_reaps_is_dead(
 
     assert isinstance(waiting.outcome(), ipcsync.RecorderLost)
     until_lost(client, "pidfd")
-    assert scenes.state_of(peer.pid) == "Z"
+    assert fixtures.state_of(peer.pid) == "Z"
     assert not is_running(peer.pid, started)
     assert client.stats()["deaths"] == {"pidfd": 1, "ttl": 0}
     client.event("e", recorder=True, engine=engine)
@@ -294,10 +289,10 @@ def test_row_07_a_new_process_with_the_pid_of_a_dead_recorder_is_not_taken_for_i
         pytest.skip(why_not)
     foreign = ForeignPeer(alone=True)
     try:
-        why_not = foreign.call(reborn.why_not, pid_namespace())
+        why_not = foreign.call(pid_reuse.why_not, pid_namespace())
         if why_not:
             pytest.skip(why_not)
-        found = foreign.call(reborn.scenario, engine, pid_namespace())
+        found = foreign.call(pid_reuse.scenario, engine, pid_namespace())
     finally:
         foreign.kill()
     assert found == {

@@ -13,7 +13,8 @@ import zmq
 import ipcsync
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement
-from tests.faults.raw import resident_kib, until
+from tests.kit.raw_client import resident_kib
+from tests.kit.until import until
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 NewClient = Callable[..., ipcsync.Client]

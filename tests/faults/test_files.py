@@ -15,8 +15,8 @@ import pytest
 
 import ipcsync
 from ipcsync._board import layout
-from tests.faults.raw import run_coordinator
-from tests.peer import Peer
+from tests.kit.peer import Peer
+from tests.kit.raw_client import run_coordinator
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +22,8 @@ from ipcsync._linux import locks
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
-from tests.peer import Peer
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 FORKS = ("os.fork", "PyDLL", "CDLL")
 ENGINES: tuple[EngineName, ...] = ("event", "timeline")
@@ -365,12 +365,6 @@ def _has_lock(path: str, offset: int) -> bool:
         os.close(fd)
 
 
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "not within 20 s"
-
-
 @pytest.mark.parametrize("kind", ["os.fork", "PyDLL"])
 def test_row_31_a_living_child_does_not_hide_its_parents_death(
     endpoint: str, new_peer: Callable[..., Peer], kind: str
@@ -383,7 +377,7 @@ def test_row_31_a_living_child_does_not_hide_its_parents_death(
             deaths = client.stats()["deaths"]["pidfd"]
             parent.kill()
             os.kill(child, 0)  # it lives on
-            _wait_until(lambda: session not in [each.id for each in client.list_sessions()])
+            until(lambda: session not in [each.id for each in client.list_sessions()], "the session has ended")
             assert client.stats()["deaths"]["pidfd"] == deaths + 1
         # Only of a fork that Python makes do we hear in the child.
         assert _has_lock(path, offset) == (kind == "PyDLL")

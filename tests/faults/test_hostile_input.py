@@ -16,8 +16,9 @@ from ipcsync._wire import codec, endpoints, messages
 from ipcsync._wire.messages import VERSION
 from ipcsync_coordinator import decode
 from tests.faults import flood
-from tests.faults.raw import Raw, await_end, failure_in, request, resident_kib, unix_socket, until
-from tests.peer import Peer
+from tests.kit.peer import Peer
+from tests.kit.raw_client import Raw, await_end, failure_in, request, resident_kib, unix_socket
+from tests.kit.until import until
 
 _FRAME = decode.MAX_FRAME
 

@@ -14,17 +14,12 @@ from ipcsync._wire import messages
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_coordinator import config
-from tests.faults import actions, patched, scenes
-from tests.faults.scenes import Blocked, until, until_lost
-from tests.peer import Peer
+from tests.faults import actions, fixtures, patched
+from tests.faults.fixtures import Blocked, until_lost
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 TTL_S = 0.5
-
-
-@pytest.fixture(params=scenes.ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
 
 
 @pytest.fixture
@@ -52,10 +47,10 @@ class Successor:
         """Its own work, and nobody else's, completes it."""
         self.assert_untouched()
         self.gate.open()
-        scenes.finish(self.point)
+        fixtures.finish(self.point)
         for generation in range(2, 8):
             assert self.event.record(self.stream).generation == generation
-        scenes.finish(self.event.at(7))
+        fixtures.finish(self.event.at(7))
 
 
 @pytest.fixture
@@ -91,7 +86,7 @@ def test_row_04_a_stopped_process_finds_its_session_expired_and_reaches_nobody(
     old = client.event("e")
     waiting = Blocked(old.at(2).synchronize, "await_recorded")
 
-    scenes.stop(owner.pid)
+    fixtures.stop(owner.pid)
     until_lost(client, "ttl")
 
     assert isinstance(waiting.outcome(), ipcsync.RecorderLost)
@@ -99,7 +94,7 @@ def test_row_04_a_stopped_process_finds_its_session_expired_and_reaches_nobody(
     successor = new_successor()
     assert successor.event._engine.slot != old._engine.slot
     old.close()
-    scenes.resume(owner.pid)
+    fixtures.resume(owner.pid)
     assert owner.call(actions.errors_of_every_use, "e") == ALL_EXPIRED
     assert owner.call(actions.errors_of_every_use, "e") == ALL_EXPIRED  # for good
     successor.assert_untouched()
@@ -114,14 +109,14 @@ def test_row_04_a_process_stopped_inside_a_record_reaches_nobody_when_it_goes_on
 ) -> None:
     old = client.event("e")
     owner.begin(actions.stop_in_record, "e", step)
-    until(lambda: scenes.state_of(owner.pid) == "T", "the recorder stopped")
+    until(lambda: fixtures.state_of(owner.pid) == "T", "the recorder stopped")
     until_lost(client, "ttl")
     assert old.state == "broken"
     was_complete = old.completed == 2  # told before the break: the wake alone was missing
     assert not was_complete or step == "before the wake"
     successor = new_successor()
 
-    scenes.resume(owner.pid)
+    fixtures.resume(owner.pid)
 
     assert owner.result() == "SessionExpired"
     if not was_complete:
@@ -143,10 +138,10 @@ def test_row_04_a_process_stopped_inside_a_heartbeat_keeps_its_line_and_harms_no
     stopped, later = new_peer(), new_peer()
     line = stopped.call(actions.connect, coordinator.endpoint, "stopped", TTL_S)
     stopped.call(actions.stop_in_heartbeat)
-    until(lambda: scenes.state_of(stopped.pid) == "T", "its heartbeat stopped")
+    until(lambda: fixtures.state_of(stopped.pid) == "T", "its heartbeat stopped")
     until_lost(client, "ttl")
     assert later.call(actions.connect, coordinator.endpoint, "later") != line
-    scenes.resume(stopped.pid)
+    fixtures.resume(stopped.pid)
     assert stopped.call(actions.error_of, actions.stats) == "SessionExpired"
     assert [info.name for info in client.list_sessions()] == ["main", "later"]
     stopped.kill()
@@ -181,12 +176,12 @@ def test_row_05_a_process_judges_its_lease_by_its_own_clock_even_if_nobody_else_
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, owner: Peer
 ) -> None:
     """The coordinator is stopped meanwhile, so that the board goes on saying that the session lives."""
-    scenes.stop(coordinator.pid)
+    fixtures.stop(coordinator.pid)
     try:
         assert owner.call(actions.hold_the_gil_and_record, "e", 2 * TTL_S) == "SessionExpired"
         assert owner.call(actions.errors_of_every_use, "e") == ALL_EXPIRED
     finally:
-        scenes.resume(coordinator.pid)
+        fixtures.resume(coordinator.pid)
     until_lost(client, "ttl")  # it does not beat any more
     assert client.event("e", recorder=True).generation == 0
 
@@ -198,7 +193,7 @@ def test_row_05_a_process_judges_its_lease_by_its_own_clock_even_if_nobody_else_
 def late_client() -> Iterator[ipcsync.Client]:
     """A client of a coordinator whose replies for names that begin with "late" come late."""
     with (
-        scenes.launch_patched("late-replies", scenes.private_dir()) as coordinator,
+        fixtures.launch_patched("late-replies", fixtures.private_dir()) as coordinator,
         ipcsync.connect(coordinator.endpoint, name="late", lease_ttl=TTL_S) as client,
     ):
         yield client
@@ -232,7 +227,7 @@ def test_row_16_what_came_late_is_kept_if_it_was_asked_for_again(late_client: ip
     (info,) = late_client.list_events()
     assert (info.state, info.attached, info.recorder) == ("open", 1, "late" if recorder else "")
     if recorder:
-        scenes.finish(event.record())
+        fixtures.finish(event.record())
     event.close()
     assert late_client.list_events() == []
 
@@ -244,7 +239,7 @@ def test_row_16_a_role_that_came_late_goes_to_the_event_that_is_open_already(lat
     until(lambda: late_client._session.attachments.find(_key(first)).engine.is_recorder, "the role")  # type: ignore[union-attr]
     until(lambda: not late_client._session.attachments._pending_closes, "nothing to tell")
     assert {info.name: info.recorder for info in late_client.list_events()} == {"late": "late", "other": ""}
-    scenes.finish(late_client.event("late", recorder=True).record())
+    fixtures.finish(late_client.event("late", recorder=True).record())
 
 
 def _key(event: ipcsync.SharedEvent) -> tuple[int, int]:
@@ -309,10 +304,10 @@ def test_row_19_the_granted_ttl_is_the_one_that_holds(
     patient.call(actions.connect, coordinator.endpoint, "patient", 1e300)
     impatient.call(actions.connect, coordinator.endpoint, "impatient", TTL_S)
     for each in (patient, impatient):
-        scenes.stop(each.pid)
+        fixtures.stop(each.pid)
     until_lost(client, "ttl")
     assert [info.name for info in client.list_sessions()] == ["main", "patient"]
     for each in (patient, impatient):
-        scenes.resume(each.pid)
+        fixtures.resume(each.pid)
     assert patient.call(actions.error_of, actions.stats) == ""
     assert impatient.call(actions.error_of, actions.stats) == "SessionExpired"

@@ -13,8 +13,9 @@ import ipcsync
 from ipcsync._wire import codec, endpoints, messages
 from ipcsync.typing import EngineName
 from ipcsync_coordinator import config
-from tests.faults.raw import Raw, request, resident_kib, until
-from tests.peer import Peer
+from tests.kit.peer import Peer
+from tests.kit.raw_client import Raw, request, resident_kib
+from tests.kit.until import until
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 

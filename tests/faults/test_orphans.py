@@ -12,7 +12,7 @@ import pytest
 import ipcsync
 from ipcsync._engines.base import Engine
 from ipcsync.testing import StreamGate
-from tests.faults.scenes import until
+from tests.kit.until import until
 
 _Dying = Callable[[ipcsync.Point, str], Engine]
 

@@ -13,8 +13,8 @@ import pytest
 import ipcsync
 from ipcsync._wire.point import PointKey, pack
 from ipcsync.typing import EngineName
-from tests.faults.scenes import until
-from tests.peer import Peer
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 

@@ -15,9 +15,10 @@ import ipcsync
 from ipcsync._wire import codec, messages
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.faults import scenes
-from tests.faults.raw import Raw, until
-from tests.peer import Peer
+from tests.faults import fixtures
+from tests.kit.peer import Peer
+from tests.kit.raw_client import Raw
+from tests.kit.until import until
 
 NewClient = Callable[..., ipcsync.Client]
 
@@ -293,7 +294,7 @@ def test_a_request_ends_by_its_timeout_though_signals_never_stop(
         assert next(count) < 1000, "the request goes on for 20 s"
 
     before = signal.signal(signal.SIGALRM, take)
-    scenes.stop(coordinator.pid)
+    fixtures.stop(coordinator.pid)
     signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
     try:
         with pytest.raises(ipcsync.WaitTimeout):
@@ -301,4 +302,4 @@ def test_a_request_ends_by_its_timeout_though_signals_never_stop(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        scenes.resume(coordinator.pid)
+        fixtures.resume(coordinator.pid)

@@ -9,8 +9,8 @@ import pytest
 
 from ipcsync._drivers import load
 from ipcsync.errors import NoDriver
-from tests.contract import rig
-from tests.peer import Peer
+from tests.kit import driver_kit as kit
+from tests.kit.peer import Peer
 
 
 @pytest.fixture(scope="session")
@@ -22,17 +22,17 @@ def real_gpu() -> str:
         load()
     except NoDriver as error:
         pytest.skip(str(error))
-    if rig.driver_kind() != "gpu":
-        pytest.skip(f"no real GPU here: the device is {rig.device_name()!r}")
-    return rig.device_name()
+    if kit.driver_kind() != "gpu":
+        pytest.skip(f"no real GPU here: the device is {kit.device_name()!r}")
+    return kit.device_name()
 
 
 @pytest.fixture
 def context(real_gpu: str) -> Iterator[None]:
     """Device 0's primary context is current; afterwards every latch is open."""
-    rig.use_device(0)
+    kit.use_device(0)
     yield
-    rig.open_all_latches()
+    kit.open_all_latches()
 
 
 @pytest.fixture
@@ -45,6 +45,6 @@ def new_peer(context: None) -> Iterator[Callable[[], Peer]]:
         return made[-1]
 
     yield spawn
-    rig.open_all_latches()
+    kit.open_all_latches()
     for peer in made:
         peer.close()

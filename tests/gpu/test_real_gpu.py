@@ -9,10 +9,10 @@ import pytest
 
 import ipcsync
 from ipcsync.typing import EngineName
-from tests.contract import rig
-from tests.contract.rig import until
 from tests.gpu import torch_actions
-from tests.peer import Peer
+from tests.kit import driver_kit as kit
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.ipcsync_gpu, pytest.mark.usefixtures("context")]
 
@@ -42,7 +42,7 @@ def test_torch_in_another_process_opens_our_event_and_waits_for_it(torch: Any, n
     event, stream = ipcsync.Event(interprocess=True), ipcsync.Stream()
     other = new_peer()
     other.call(torch_actions.open_with_torch, event.ipc_handle())
-    latch = rig.Latch(stream.cuda_stream)
+    latch = kit.Latch(stream.cuda_stream)
     event.record(stream)
     assert other.call(torch_actions.torch_query) is False
     other.begin(torch_actions.torch_wait_then_sum, 1000)
@@ -68,7 +68,7 @@ def test_an_event_records_torchs_current_stream_behind_its_kernels(torch: Any) -
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         target = torch.zeros(1024, device="cuda")
-        latch = rig.Latch(side.cuda_stream)
+        latch = kit.Latch(side.cuda_stream)
         target += 1
         event = ipcsync.Event()
         event.record()  # no stream given: torch's current one
@@ -105,7 +105,7 @@ def test_a_point_orders_torch_work_on_two_streams(torch: Any, engine: EngineName
         target, copied = (torch.zeros(1 << 20, device="cuda") for _ in range(2))
         torch.cuda.synchronize()
         with client.event("gpu/order", recorder=True, engine=engine) as shared:
-            latch = rig.Latch(producer.cuda_stream)
+            latch = kit.Latch(producer.cuda_stream)
             with torch.cuda.stream(producer):
                 target += 1
             point = shared.record(producer)
@@ -116,4 +116,4 @@ def test_a_point_orders_torch_work_on_two_streams(torch: Any, engine: EngineName
             latch.open()
             consumer.synchronize()
             assert float(copied.sum().item()) == float(1 << 20)
-            point.synchronize(timeout=rig.DEADLINE_S)
+            point.synchronize(timeout=DEADLINE_S)

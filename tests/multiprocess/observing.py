@@ -16,7 +16,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.browser import eventually
+from tests.kit.browser import eventually
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 PERIOD_S = 0.1

@@ -19,15 +19,8 @@ from ipcsync._native.context import OnDevice
 from ipcsync.client.aio.runner import is_of_this_thread
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit.peer import Peer
 from tests.multiprocess.loops import LONG_S, cancel, threads_named, turns, two_clients
-from tests.peer import Peer
-
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
-
 
 # --- what it does -----------------------------------------------------------------------------------------------------
 

@@ -14,13 +14,6 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.multiprocess.loops import LONG_S, cancel, stopped, threads_named, turns, two_clients
 
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
-
-
 # --- nothing blocks the loop ------------------------------------------------------------------------------------------
 
 

@@ -9,8 +9,8 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineChecks
-from tests.multiprocess import worker
-from tests.peer import Peer
+from tests.kit import remote
+from tests.kit.peer import Peer
 
 WORKS = {"ok": True, "why": ""}
 
@@ -40,14 +40,14 @@ def test_a_check_leaves_nothing_behind_and_waits_for_nobodys_work(client: ipcsyn
 
 
 def _check() -> EngineChecks:
-    return worker.client().check()
+    return remote.client().check()
 
 
 def test_another_process_finds_the_same(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_peer: Callable[..., Peer]
 ) -> None:
     peer = new_peer()
-    peer.call(worker.connect, coordinator.endpoint)
+    peer.call(remote.connect, coordinator.endpoint)
     assert peer.call(_check) == client.check()
 
 

@@ -14,17 +14,11 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.contract.rig import until
-from tests.multiprocess import worker
-from tests.peer import Peer
+from tests.kit import remote
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 NewClient = Callable[..., ipcsync.Client]
-
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
 
 
 # --- connecting -------------------------------------------------------------------------------------------------------
@@ -227,7 +221,7 @@ def test_a_program_that_makes_a_stream_for_each_record_does_not_use_up_the_pool(
 
 
 def _named(name: str, priority: int) -> tuple[int, str]:
-    stream = worker.client().stream(name, priority=priority)
+    stream = remote.client().stream(name, priority=priority)
     assert stream.query()
     return stream.priority, ipcsync.get_device_properties(stream.device).uuid
 
@@ -237,7 +231,7 @@ def test_a_named_stream_is_made_to_one_specification_in_every_process(
 ) -> None:
     _, greatest = ipcsync.Stream.priority_range()
     mine = client.stream("decode", priority=greatest)
-    peer.call(worker.connect, coordinator.endpoint)
+    peer.call(remote.connect, coordinator.endpoint)
     spec = (greatest, ipcsync.get_device_properties(mine.device).uuid)
     assert (mine.priority, ipcsync.get_device_properties(mine.device).uuid) == spec
     assert peer.call(_named, "decode", 0) == spec
@@ -275,8 +269,8 @@ def test_list_sessions_tells_who_is_connected(
     coordinator: ipcsync.Coordinator, new_client: NewClient, peer: Peer
 ) -> None:
     client = new_client("mine")
-    peer.call(worker.connect, coordinator.endpoint, "theirs")
-    peer.call(worker.open_event, "e")
+    peer.call(remote.connect, coordinator.endpoint, "theirs")
+    peer.call(remote.open_event, "e")
     rows = {row.name: row for row in client.list_sessions()}
     assert set(rows) == {"mine", "theirs"}
     assert rows["theirs"].pid == peer.pid
@@ -285,7 +279,7 @@ def test_list_sessions_tells_who_is_connected(
     for row in rows.values():
         assert 0 <= row.last_seen_s <= client.lease_ttl
         assert row.connected_s >= 0
-    peer.call(worker.close)
+    peer.call(remote.close)
     assert [row.name for row in client.list_sessions()] == ["mine"]
 
 
@@ -304,7 +298,7 @@ def test_stats_count_what_is_there(coordinator: ipcsync.Coordinator, new_client:
     assert during["requests"]["open"] == 3
     assert during["refusals"]["EngineMismatch"] == 1
     assert during["feed_number"] > first["feed_number"]
-    peer.call(worker.connect, coordinator.endpoint)
+    peer.call(remote.connect, coordinator.endpoint)
     peer.kill()
     until(lambda: client.stats()["deaths"]["pidfd"] == 1, "the death is counted")
     last = client.stats()

@@ -17,15 +17,9 @@ from cuda.bindings.driver import CUresult
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.contract.rig import until
+from tests.kit.until import until
 
 NewClient = Callable[..., ipcsync.Client]
-
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
 
 
 @pytest.fixture

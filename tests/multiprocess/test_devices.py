@@ -10,18 +10,12 @@ import pytest
 
 import ipcsync
 from ipcsync.typing import EngineChecks, EngineName
-from tests.contract.rig import until
-from tests.multiprocess import worker
-from tests.peer import Peer
+from tests.kit import remote
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 DEVICES = 4
 Start = Callable[..., Peer]
-
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +40,7 @@ def start(coordinator: ipcsync.Coordinator, new_peer: Start) -> Start:
 
     def started(visible: str = "0,1,2,3") -> Peer:
         peer = new_peer(CUDA_VISIBLE_DEVICES=visible)
-        peer.call(worker.connect, coordinator.endpoint)
+        peer.call(remote.connect, coordinator.endpoint)
         return peer
 
     return started
@@ -57,38 +51,38 @@ def _uuids() -> list[str]:
 
 
 def _device_of(data: bytes) -> int:
-    return worker.client().point(data).device.index
+    return remote.client().point(data).device.index
 
 
 def _open_on_current(name: str, device: int) -> int:
     with ipcsync.device(device):
-        return worker.open_event(name)[1]
+        return remote.open_event(name)[1]
 
 
 def _record_on(name: str, device: int) -> None:
-    worker.event(name).record(worker.stream(f"on-{device}", device))
+    remote.event(name).record(remote.stream(f"on-{device}", device))
 
 
 def _unnamed_on(device: int) -> bytes:
-    return bytes(worker.client().record(worker.stream(f"on-{device}", device)))
+    return bytes(remote.client().record(remote.stream(f"on-{device}", device)))
 
 
 def _check_on(device: int) -> EngineChecks:
-    return worker.client().check(device)
+    return remote.client().check(device)
 
 
 def _state(name: str) -> tuple[str, int]:
-    event = worker.event(name)
+    event = remote.event(name)
     return event.state, event.generation
 
 
 def _named_stream(name: str, device: int | None = None) -> tuple[str, int]:
-    made = worker.client().stream(name, device=device, priority=-1)
+    made = remote.client().stream(name, device=device, priority=-1)
     return ipcsync.get_device_properties(made.device).uuid, made.priority
 
 
 def _error(peer: Peer, fn: Callable[..., object], *args: Any) -> str:
-    error = peer.call(worker.error_of, fn, *args)
+    error = peer.call(remote.error_of, fn, *args)
     assert error is not None, "it was to be refused"
     assert error[0] == "DeviceMismatch", error
     return error[1]
@@ -96,49 +90,49 @@ def _error(peer: Peer, fn: Callable[..., object], *args: Any) -> str:
 
 def test_streams_of_other_gpus_and_other_processes_wait_for_a_record(start: Start, engine: EngineName) -> None:
     recorder, waiter = start(), start()
-    recorder.call(worker.open_event, "e", {"recorder": True, "device": 2, "engine": engine})
-    recorder.call(worker.hold, "main", 2)
-    (data,) = recorder.call(worker.record, "e")
+    recorder.call(remote.open_event, "e", {"recorder": True, "device": 2, "engine": engine})
+    recorder.call(remote.hold, "main", 2)
+    (data,) = recorder.call(remote.record, "e")
     for device in (0, 2, 3):
-        waiter.call(worker.wait, data, f"gpu{device}", None, device)
-    assert not any(waiter.call(worker.stream_is_idle, f"gpu{device}") for device in (0, 2, 3))
-    recorder.call(worker.let_go)
-    waiter.call(worker.synchronize, data)
+        waiter.call(remote.wait, data, f"gpu{device}", None, device)
+    assert not any(waiter.call(remote.stream_is_idle, f"gpu{device}") for device in (0, 2, 3))
+    recorder.call(remote.let_go)
+    waiter.call(remote.synchronize, data)
     for device in (0, 2, 3):
-        until(lambda: waiter.call(worker.stream_is_idle, f"gpu{device}"), f"the stream of GPU {device} goes on")  # noqa: B023 - asked at once
+        until(lambda: waiter.call(remote.stream_is_idle, f"gpu{device}"), f"the stream of GPU {device} goes on")  # noqa: B023 - asked at once
 
 
 def test_a_timeline_is_waited_for_ahead_from_another_gpu(start: Start) -> None:
     recorder, waiter = start(), start()
-    recorder.call(worker.open_event, "e", {"recorder": True, "device": 1, "engine": "timeline"})
-    recorder.call(worker.hold, "main", 1)
+    recorder.call(remote.open_event, "e", {"recorder": True, "device": 1, "engine": "timeline"})
+    recorder.call(remote.hold, "main", 1)
     data = recorder.call(_at, "e", 1)
-    waiter.call(worker.wait, data, "ahead", {"ahead": True}, 3)
-    assert not waiter.call(worker.stream_is_idle, "ahead")
-    recorder.call(worker.record, "e")
-    recorder.call(worker.let_go)
-    until(lambda: waiter.call(worker.stream_is_idle, "ahead"), "the stream goes on")
+    waiter.call(remote.wait, data, "ahead", {"ahead": True}, 3)
+    assert not waiter.call(remote.stream_is_idle, "ahead")
+    recorder.call(remote.record, "e")
+    recorder.call(remote.let_go)
+    until(lambda: waiter.call(remote.stream_is_idle, "ahead"), "the stream goes on")
 
 
 def _at(name: str, generation: int) -> bytes:
-    return bytes(worker.event(name).at(generation))
+    return bytes(remote.event(name).at(generation))
 
 
 def test_a_device_is_the_same_gpu_in_processes_that_number_them_differently(start: Start, engine: EngineName) -> None:
     recorder, waiter = start("3,1"), start("1,0,3")
-    kind, ordinal, uuid = recorder.call(worker.open_event, "e", {"recorder": True, "device": 0, "engine": engine})
+    kind, ordinal, uuid = recorder.call(remote.open_event, "e", {"recorder": True, "device": 0, "engine": engine})
     assert (kind, ordinal) == (engine, 0)
-    assert waiter.call(worker.open_event, "e") == (engine, 2, uuid)
-    recorder.call(worker.hold, "main", 0)
-    (data,) = recorder.call(worker.record, "e")
+    assert waiter.call(remote.open_event, "e") == (engine, 2, uuid)
+    recorder.call(remote.hold, "main", 0)
+    (data,) = recorder.call(remote.record, "e")
     assert waiter.call(_device_of, data) == 2
-    waiter.call(worker.wait, data, "same", None, 2)
-    waiter.call(worker.wait, data, "other", None, 0)
-    assert not waiter.call(worker.stream_is_idle, "same")
-    recorder.call(worker.let_go)
-    waiter.call(worker.synchronize, data)
+    waiter.call(remote.wait, data, "same", None, 2)
+    waiter.call(remote.wait, data, "other", None, 0)
+    assert not waiter.call(remote.stream_is_idle, "same")
+    recorder.call(remote.let_go)
+    waiter.call(remote.synchronize, data)
     for stream in ("same", "other"):
-        until(lambda: waiter.call(worker.stream_is_idle, stream), f"the {stream} device's stream goes on")  # noqa: B023 - asked at once
+        until(lambda: waiter.call(remote.stream_is_idle, stream), f"the {stream} device's stream goes on")  # noqa: B023 - asked at once
 
 
 def test_a_new_event_is_on_the_current_device(start: Start) -> None:
@@ -150,28 +144,28 @@ def test_a_new_event_is_on_the_current_device(start: Start) -> None:
 
 def test_a_process_that_does_not_see_the_device_is_refused_and_harms_nobody(start: Start, engine: EngineName) -> None:
     owner, blind = start(), start("0,1")
-    owner.call(worker.open_event, "e", {"device": 3, "engine": engine})
-    assert "not visible" in _error(blind, worker.open_event, "e")
-    assert "not visible" in _error(blind, worker.open_event, "e", {"recorder": True})
+    owner.call(remote.open_event, "e", {"device": 3, "engine": engine})
+    assert "not visible" in _error(blind, remote.open_event, "e")
+    assert "not visible" in _error(blind, remote.open_event, "e", {"recorder": True})
     assert owner.call(_state, "e") == ("open", 0)
-    owner.call(worker.open_event, "e", {"recorder": True})
-    owner.call(worker.hold, "main", 3)
-    (data,) = owner.call(worker.record, "e")
-    assert "not visible" in _error(blind, worker.synchronize, data)
+    owner.call(remote.open_event, "e", {"recorder": True})
+    owner.call(remote.hold, "main", 3)
+    (data,) = owner.call(remote.record, "e")
+    assert "not visible" in _error(blind, remote.synchronize, data)
     assert owner.call(_state, "e") == ("open", 1)
 
 
 def test_another_device_than_the_events_is_refused(start: Start, engine: EngineName) -> None:
     owner, other = start(), start()
-    owner.call(worker.open_event, "e", {"device": 1, "engine": engine})
-    _error(other, worker.open_event, "e", {"device": 0})
-    _error(owner, worker.open_event, "e", {"device": 2, "recorder": True})
-    assert other.call(worker.open_event, "e", {"device": 1})[1] == 1
+    owner.call(remote.open_event, "e", {"device": 1, "engine": engine})
+    _error(other, remote.open_event, "e", {"device": 0})
+    _error(owner, remote.open_event, "e", {"device": 2, "recorder": True})
+    assert other.call(remote.open_event, "e", {"device": 1})[1] == 1
 
 
 def test_recording_from_a_stream_of_another_device_is_refused(start: Start, engine: EngineName) -> None:
     peer = start()
-    peer.call(worker.open_event, "e", {"device": 1, "engine": engine, "recorder": True})
+    peer.call(remote.open_event, "e", {"device": 1, "engine": engine, "recorder": True})
     text = _error(peer, _record_on, "e", 0)
     assert text == "Event device 1 does not match recording stream's device 0."
     assert peer.call(_state, "e") == ("open", 0)
@@ -184,7 +178,7 @@ def test_an_unnamed_event_is_on_its_streams_device(start: Start) -> None:
     for device, there in ((0, 2), (1, 1)):
         data = recorder.call(_unnamed_on, device)
         assert waiter.call(_device_of, data) == there
-        waiter.call(worker.synchronize, data)
+        waiter.call(remote.synchronize, data)
 
 
 def test_a_named_stream_is_on_the_same_gpu_in_every_process(start: Start) -> None:
@@ -202,13 +196,13 @@ def test_a_device_that_the_coordinator_does_not_serve_is_refused(
 ) -> None:
     coordinator = new_coordinator(devices="0,2")
     peer = new_peer()
-    peer.call(worker.connect, coordinator.endpoint)
+    peer.call(remote.connect, coordinator.endpoint)
     for fn, *args in (
-        (worker.open_event, "e", {"device": 1, "engine": wanted}),
-        (worker.open_event, "e", {"device": 3, "engine": wanted, "recorder": True}),
+        (remote.open_event, "e", {"device": 1, "engine": wanted}),
+        (remote.open_event, "e", {"device": 3, "engine": wanted, "recorder": True}),
         (_unnamed_on, 1),
         (_check_on, 1),
     ):
         assert "does not serve" in _error(peer, fn, *args)
-    assert peer.call(worker.open_event, "e", {"device": 2, "engine": wanted})[1] == 2
+    assert peer.call(remote.open_event, "e", {"device": 2, "engine": wanted})[1] == 2
     assert peer.call(_check_on, 2)["event"]["ok"]

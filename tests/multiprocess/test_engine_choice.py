@@ -17,8 +17,8 @@ import pytest
 import ipcsync
 from ipcsync._board.board import is_tmpfs
 from ipcsync.typing import EngineChecks, EngineName
-from tests.multiprocess import worker
-from tests.peer import Peer
+from tests.kit import remote
+from tests.kit.peer import Peer
 
 ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 
@@ -82,38 +82,38 @@ def apart(
     """A coordinator whose board everybody sees, and a client of it that sees another /dev/shm."""
     coordinator = new_coordinator(runtime_dir=shared_directory)
     peer = new_peer()
-    peer.call(worker.see_another_shm)
-    peer.call(worker.connect, coordinator.endpoint, "apart")
+    peer.call(remote.see_another_shm)
+    peer.call(remote.connect, coordinator.endpoint, "apart")
     return coordinator, peer
 
 
 def _check_there() -> EngineChecks:
-    return worker.client().check()
+    return remote.client().check()
 
 
 def test_without_a_common_dev_shm_auto_becomes_timeline_and_holds_across(
     apart: tuple[ipcsync.Coordinator, Peer],
 ) -> None:
     coordinator, peer = apart
-    assert peer.call(worker.open_event, "theirs", {"recorder": True})[0] == "timeline"
-    peer.call(worker.hold)
-    (data,) = peer.call(worker.record, "theirs")
+    assert peer.call(remote.open_event, "theirs", {"recorder": True})[0] == "timeline"
+    peer.call(remote.hold)
+    (data,) = peer.call(remote.record, "theirs")
     with ipcsync.connect(coordinator.endpoint) as client:
         point, stream = client.point(data), ipcsync.Stream()
         point.wait(stream)
         assert not point.query()
         assert not stream.query()
-        peer.call(worker.let_go)
+        peer.call(remote.let_go)
         point.synchronize(10)
         stream.synchronize()
         # And the other way round.
         mine = client.event("mine", recorder=True, engine="timeline")
-        with worker.held(stream):
+        with remote.held(stream):
             data = bytes(mine.record(stream))
-            peer.call(worker.wait, data, "waiting")
-            assert not peer.call(worker.stream_is_idle, "waiting")
-        peer.call(worker.synchronize, data)
-    peer.call(worker.close)
+            peer.call(remote.wait, data, "waiting")
+            assert not peer.call(remote.stream_is_idle, "waiting")
+        peer.call(remote.synchronize, data)
+    peer.call(remote.close)
 
 
 def test_without_a_common_dev_shm_the_event_engine_is_refused_and_said_why(
@@ -124,13 +124,13 @@ def test_without_a_common_dev_shm_the_event_engine_is_refused_and_said_why(
         event = client.event("e", engine="event", recorder=True)
         data = bytes(event.record(ipcsync.Stream()))
         tries: list[tuple[Any, ...]] = [
-            (worker.open_event, "e"),
-            (worker.open_event, "new", {"engine": "event"}),
-            (worker.open_event, "e", {"recorder": True}),
-            (worker.synchronize, data),
+            (remote.open_event, "e"),
+            (remote.open_event, "new", {"engine": "event"}),
+            (remote.open_event, "e", {"recorder": True}),
+            (remote.synchronize, data),
         ]
         for fn, *args in tries:
-            error = peer.call(worker.error_of, fn, *args)
+            error = peer.call(remote.error_of, fn, *args)
             assert error is not None
             assert error[0] == "EngineMismatch"
             assert "/dev/shm" in error[1]
@@ -197,10 +197,10 @@ def test_a_recorders_death_is_seen_from_another_pid_namespace(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, same_pid: subprocess.Popen[str], peer: Peer
 ) -> None:
     _line_of(same_pid)
-    peer.call(worker.connect, coordinator.endpoint, "recorder")
-    peer.call(worker.open_event, "e", {"recorder": True, "engine": "timeline"})
-    peer.call(worker.hold)
-    (data,) = peer.call(worker.record, "e")
+    peer.call(remote.connect, coordinator.endpoint, "recorder")
+    peer.call(remote.open_event, "e", {"recorder": True, "engine": "timeline"})
+    peer.call(remote.hold)
+    (data,) = peer.call(remote.record, "e")
     _tell(same_pid, client.point(data))
     assert _line_of(same_pid) == {"recorded": True}
     peer.kill()

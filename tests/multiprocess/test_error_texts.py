@@ -12,17 +12,12 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.faults import actions, scenes
-from tests.faults.scenes import until, until_lost
-from tests.peer import Peer
+from tests.faults import actions, fixtures
+from tests.faults.fixtures import until_lost
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 TTL_S = 0.5
-
-
-@pytest.fixture(params=scenes.ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
 
 
 def _loss(point: ipcsync.Point) -> ipcsync.RecorderLost:
@@ -57,7 +52,7 @@ def test_a_recorder_that_expired_is_told_from_one_that_died(
 ) -> None:
     peer.call(actions.open_recorder, coordinator.endpoint, "e", engine, TTL_S)
     event = client.event("e")
-    scenes.stop(peer.pid)
+    fixtures.stop(peer.pid)
     until_lost(client, "ttl")
     error = _loss(event.at(1))
     assert (error.cause, error.pid) == ("expired", peer.pid)
@@ -118,7 +113,7 @@ def test_a_lost_coordinator_is_named(
 ) -> None:
     pid = coordinator.pid
     if number == signal.SIGKILL:
-        scenes.kill(coordinator, client)
+        fixtures.kill(coordinator, client)
     else:
         os.kill(pid, number)
     until(lambda: not client.is_connected or not coordinator.is_running, "its end")
@@ -143,9 +138,9 @@ def _what_an_expired_session_says() -> tuple[str, str, str]:
 def test_an_expired_session_is_named(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer) -> None:
     peer.call(actions.open_recorder, coordinator.endpoint, "e", "event", TTL_S)
     name = next(row.name or row.id for row in client.list_sessions() if row.pid == peer.pid)
-    scenes.stop(peer.pid)
+    fixtures.stop(peer.pid)
     until_lost(client, "ttl")
-    scenes.resume(peer.pid)
+    fixtures.resume(peer.pid)
     endpoint, session, text = peer.call(_what_an_expired_session_says)
     assert (endpoint, session) == (coordinator.endpoint, name)
     assert f"pid {peer.pid}" in text

@@ -32,12 +32,6 @@ def _let(client: ipcsync.Client, name: str) -> None:
     client.event(name, recorder=True).record(ipcsync.Stream())
 
 
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
-
-
 def test_a_point_is_complete_only_once_the_recorders_work_is(
     ipcsync_client: ipcsync.Client, ipcsync_spawn: Callable[..., Child], engine: EngineName
 ) -> None:

@@ -16,18 +16,12 @@ from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.contract.rig import until
-from tests.multiprocess import worker
-from tests.peer import Peer
+from tests.kit import remote
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 _GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 _kept: dict[str, Any] = {}
-
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
 
 
 @pytest.fixture
@@ -353,5 +347,5 @@ def _record_and_wait(client: ipcsync.Client, engine: EngineName, stream: Any) ->
         point = event.record(stream)
         assert not point.query()
     point.synchronize(10)
-    with worker.held(ipcsync.Stream()):
+    with remote.held(ipcsync.Stream()):
         point.wait(stream)

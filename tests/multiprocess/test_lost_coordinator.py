@@ -15,12 +15,6 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 
 
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
-
-
 @pytest.fixture
 def kill(
     coordinator: ipcsync.Coordinator, new_coordinator: Callable[..., ipcsync.Coordinator]

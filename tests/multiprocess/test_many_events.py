@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from tests.contract.rig import until
+from tests.kit.until import until
 
 NAMES = [f"cache/{number}" for number in range(150)]
 NewCoordinator = Callable[..., ipcsync.Coordinator]

@@ -19,8 +19,8 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from tests.kit.peer import Peer
 from tests.multiprocess.observing import DIRECT, PERIOD_S, Observer, running
-from tests.peer import Peer
 
 _kept: list[object] = []
 

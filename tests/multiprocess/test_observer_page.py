@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 
 import ipcsync
-from tests import browser as browsers
-from tests.browser import Browser
+from tests.kit import browser as browsers
+from tests.kit.browser import Browser
 from tests.multiprocess.observing import Observer, running
 
 pytestmark = pytest.mark.skipif(bool(browsers.why_not()), reason=browsers.why_not() or "there is a browser")

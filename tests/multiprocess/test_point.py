@@ -12,17 +12,11 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.contract.rig import until
-from tests.multiprocess import worker
-from tests.peer import Peer
+from tests.kit import remote
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 NewClient = Callable[..., ipcsync.Client]
-
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
 
 
 @pytest.fixture
@@ -139,11 +133,11 @@ def test_an_unpickled_point_belongs_to_the_processs_client(
     with StreamGate(stream):
         data = pickle.dumps(event.record(stream))
         assert peer.call(_generation_of_pickled, data) == 1
-        error = peer.call(worker.error_of, _query_pickled, data)
+        error = peer.call(remote.error_of, _query_pickled, data)
         assert error is not None
         assert error[0] == "ConnectError"
         assert "connect" in error[1]
-        peer.call(worker.connect, coordinator.endpoint)
+        peer.call(remote.connect, coordinator.endpoint)
         assert peer.call(_query_pickled, data) is False
     event.at(1).synchronize(10)
     assert peer.call(_query_pickled, data) is True
@@ -411,10 +405,10 @@ def test_a_callback_is_told_of_a_point_that_its_recorder_never_made(new_client: 
 def test_a_callback_is_told_of_a_recorders_death(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
-    peer.call(worker.connect, coordinator.endpoint)
-    peer.call(worker.open_event, "e", {"recorder": True, "engine": engine})
-    peer.call(worker.hold)
-    (data,) = peer.call(worker.record, "e")
+    peer.call(remote.connect, coordinator.endpoint)
+    peer.call(remote.open_event, "e", {"recorder": True, "engine": engine})
+    peer.call(remote.hold)
+    (data,) = peer.call(remote.record, "e")
     point, calls = client.point(data), Calls()
     point.add_done_callback(calls)
     peer.kill()

@@ -11,16 +11,10 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.contract.rig import until
-from tests.peer import Peer
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 _kept: list[object] = []
-
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
 
 
 def _record_gated(endpoint: str, name: str) -> None:

@@ -12,17 +12,11 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.contract.rig import until
-from tests.multiprocess import worker
-from tests.peer import Peer
+from tests.kit import remote
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 NewClient = Callable[..., ipcsync.Client]
-
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
 
 
 class Failing(threading.Thread):
@@ -319,8 +313,8 @@ def test_another_recorder_is_refused_and_told_who_has_the_role(
             other.event("e", recorder=True)
         assert caught.value.recorder == "first"
         assert pickle.loads(pickle.dumps(caught.value)).recorder == "first"
-        peer.call(worker.connect, coordinator.endpoint)
-        error = peer.call(worker.error_of, worker.open_event, "e", {"recorder": True})
+        peer.call(remote.connect, coordinator.endpoint)
+        error = peer.call(remote.error_of, remote.open_event, "e", {"recorder": True})
         assert error is not None
         assert error[0] == "RecorderTaken"
         other.event("e").close()
@@ -330,19 +324,19 @@ def test_another_recorder_is_refused_and_told_who_has_the_role(
 def test_the_recorder_may_come_first_or_last(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName, first: str
 ) -> None:
-    peer.call(worker.connect, coordinator.endpoint)
+    peer.call(remote.connect, coordinator.endpoint)
     stream = ipcsync.Stream()
     if first == "recorder":
-        peer.call(worker.open_event, "e", {"recorder": True, "engine": engine})
-        peer.call(worker.record, "e")
+        peer.call(remote.open_event, "e", {"recorder": True, "engine": engine})
+        peer.call(remote.record, "e")
     event = client.event("e", engine=engine)
     if first == "waiter":
         waiting = Failing(lambda: event.at(1).wait(stream, timeout=15))
-        peer.call(worker.open_event, "e", {"recorder": True})
-        peer.call(worker.record, "e")
+        peer.call(remote.open_event, "e", {"recorder": True})
+        peer.call(remote.record, "e")
         assert waiting.raised() is None
     event.at(1).synchronize(10)
-    peer.call(worker.close)
+    peer.call(remote.close)
 
 
 def test_the_role_is_kept_for_good_even_if_its_recorder_never_records(new_client: NewClient) -> None:
@@ -480,13 +474,13 @@ def test_an_event_that_its_recorder_finished_can_still_be_joined_by_a_point(
 def test_when_the_recorder_is_killed_what_is_known_complete_stays_good_and_all_else_is_lost(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
-    peer.call(worker.connect, coordinator.endpoint, "recorder")
-    peer.call(worker.open_event, "e", {"recorder": True, "engine": engine})
+    peer.call(remote.connect, coordinator.endpoint, "recorder")
+    peer.call(remote.open_event, "e", {"recorder": True, "engine": engine})
     event = client.event("e")
-    peer.call(worker.record, "e")
+    peer.call(remote.record, "e")
     event.at(1).synchronize(10)
-    peer.call(worker.hold)
-    peer.call(worker.record, "e")
+    peer.call(remote.hold)
+    peer.call(remote.record, "e")
     blocked = [Failing(lambda: event.at(2).synchronize()), Failing(lambda: event.at(3).wait(ipcsync.Stream()))]
     peer.kill()
     for wait, generation in zip(blocked, (2, 3), strict=True):

@@ -15,7 +15,7 @@ import ipcsync
 from ipcsync import _drivers, testing
 from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
-from tests.contract.rig import until
+from tests.kit.until import until
 
 
 def _mark(stream: ipcsync.Stream) -> ipcsync.Event:

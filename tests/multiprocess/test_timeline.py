@@ -15,9 +15,10 @@ from ipcsync._board import INT64_MAX, SlotLine
 from ipcsync._board.layout import PAGE
 from ipcsync._native import pinned
 from ipcsync.testing import StreamGate
-from tests.contract.rig import code, until
-from tests.multiprocess import worker
-from tests.peer import Peer
+from tests.kit import remote
+from tests.kit.driver_kit import code
+from tests.kit.peer import Peer
+from tests.kit.until import until
 
 RECORDER = {"engine": "timeline", "recorder": True}
 
@@ -46,8 +47,8 @@ def _assert_lost(point: ipcsync.Point) -> None:
 @pytest.fixture
 def recorder(coordinator: ipcsync.Coordinator, peer: Peer) -> Peer:
     """A peer that records on the timeline event "e" and whose stream "main" is held."""
-    peer.call(worker.connect, coordinator.endpoint, "recorder")
-    peer.call(worker.open_event, "e", RECORDER)
+    peer.call(remote.connect, coordinator.endpoint, "recorder")
+    peer.call(remote.open_event, "e", RECORDER)
     return peer
 
 
@@ -57,12 +58,12 @@ def test_a_wait_ahead_does_not_block_the_host_and_ends_with_the_record(client: i
     point = event.at(2)
     point.wait(stream, ahead=True)
     assert not stream.query()
-    recorder.call(worker.hold)
-    recorder.call(worker.record, "e", "main", 2)
+    recorder.call(remote.hold)
+    recorder.call(remote.record, "e", "main", 2)
     assert point.is_recorded
     assert not point.query()
     assert not stream.query()
-    recorder.call(worker.let_go)
+    recorder.call(remote.let_go)
     until(stream.query, "the stream goes on after the record")
     assert point.query()
 
@@ -89,29 +90,29 @@ def test_the_event_engine_refuses_a_wait_ahead_and_says_what_to_do(client: ipcsy
 def test_when_the_recorder_is_killed_every_waiters_stream_goes_on_and_nothing_released_is_success(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, recorder: Peer, new_peer: Callable[..., Peer]
 ) -> None:
-    recorder.call(worker.record, "e")
+    recorder.call(remote.record, "e")
     event = client.event("e")
     event.at(1).synchronize(10)
-    recorder.call(worker.hold)
-    (unfinished,) = recorder.call(worker.record, "e")
+    recorder.call(remote.hold)
+    (unfinished,) = recorder.call(remote.record, "e")
     streams = [ipcsync.Stream() for _ in range(3)]
     event.at(2).wait(streams[0])
     event.at(3).wait(streams[1], ahead=True)
     event.at(1 << 40).wait(streams[2], ahead=True)
     other = new_peer()
-    other.call(worker.connect, coordinator.endpoint, "other")
-    other.call(worker.wait, unfinished, "first")
+    other.call(remote.connect, coordinator.endpoint, "other")
+    other.call(remote.wait, unfinished, "first")
     assert not any(stream.query() for stream in streams)
     recorder.kill()
     for stream in streams:
         until(stream.query, "a waiter's stream is released")
-    until(lambda: other.call(worker.stream_is_idle, "first"), "the other process's stream is released")
+    until(lambda: other.call(remote.stream_is_idle, "first"), "the other process's stream is released")
     assert event.state == "broken"
     assert (event.generation, event.completed) == (2, 1)
     assert event.at(1).query()
     for generation in (2, 3, 1 << 40):
         _assert_lost(event.at(generation))
-    error = other.call(worker.error_of, worker.synchronize, unfinished)
+    error = other.call(remote.error_of, remote.synchronize, unfinished)
     assert error is not None
     assert error[0] == "RecorderLost"
 
@@ -120,8 +121,8 @@ def test_what_was_lost_stays_lost_even_if_the_dead_recorders_write_comes_after_a
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, recorder: Peer
 ) -> None:
     event = client.event("e")
-    recorder.call(worker.hold)
-    recorder.call(worker.record, "e", "main", 2)
+    recorder.call(remote.hold)
+    recorder.call(remote.record, "e", "main", 2)
     point, earlier, line = event.at(2), event.at(1), _line(event)
     os.kill(coordinator.pid, signal.SIGSTOP)  # it does not see the death yet
     try:
@@ -144,12 +145,12 @@ def test_what_was_lost_stays_lost_even_if_the_dead_recorders_write_comes_after_a
 def test_a_recorder_that_closes_releases_what_waits_ahead_and_keeps_what_it_recorded_good(
     client: ipcsync.Client, recorder: Peer
 ) -> None:
-    (done,) = recorder.call(worker.record, "e")
+    (done,) = recorder.call(remote.record, "e")
     event = client.event("e")
     stream = ipcsync.Stream()
     event.at(2).wait(stream, ahead=True)
     assert not stream.query()
-    recorder.call(worker.close_event, "e")
+    recorder.call(remote.close_event, "e")
     until(stream.query, "the stream is released")
     assert event.state == "closed"
     assert event.at(1).query()
@@ -162,18 +163,18 @@ def test_a_recorder_that_closes_releases_what_waits_ahead_and_keeps_what_it_reco
 def test_a_recorder_that_closes_with_work_unfinished_releases_nobody_before_it_is_done(
     client: ipcsync.Client, recorder: Peer
 ) -> None:
-    recorder.call(worker.hold)
-    recorder.call(worker.record, "e")
+    recorder.call(remote.hold)
+    recorder.call(remote.record, "e")
     event = client.event("e")
     on_time, ahead = ipcsync.Stream(), ipcsync.Stream()
     event.at(1).wait(on_time)
     event.at(2).wait(ahead, ahead=True)
-    recorder.call(worker.close_event, "e")
+    recorder.call(remote.close_event, "e")
     until(lambda: event.state == "closed", "the close is told")
     _assert_lost(event.at(2))
     assert not event.at(1).query()
     assert not on_time.query()
-    recorder.call(worker.let_go)
+    recorder.call(remote.let_go)
     event.at(1).synchronize(10)
     until(on_time.query, "the record is done")
     until(ahead.query, "the wait ahead is released")
@@ -184,10 +185,10 @@ def test_a_recorder_that_closes_with_work_unfinished_releases_nobody_before_it_i
 @pytest.fixture
 def expired(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer) -> tuple[Peer, ipcsync.SharedEvent]:
     """A recorder of "e" with two records queued behind a gate, stopped for so long that its lease has ended."""
-    peer.call(worker.connect, coordinator.endpoint, "recorder", {"lease_ttl": 0.5})
-    peer.call(worker.open_event, "e", RECORDER)
-    peer.call(worker.hold)
-    peer.call(worker.record, "e", "main", 2)
+    peer.call(remote.connect, coordinator.endpoint, "recorder", {"lease_ttl": 0.5})
+    peer.call(remote.open_event, "e", RECORDER)
+    peer.call(remote.hold)
+    peer.call(remote.record, "e", "main", 2)
     event = client.event("e")
     peer.signal(signal.SIGSTOP)
     until(lambda: event.state == "broken", "the recorder's lease ends")
@@ -203,7 +204,7 @@ def test_writes_still_queued_by_an_expired_recorder_deceive_nobody_and_are_writt
     until(lambda: line.completed == INT64_MAX, "the word is released")
     os.kill(coordinator.pid, signal.SIGSTOP)
     try:
-        recorder.call(worker.let_go)
+        recorder.call(remote.let_go)
         until(lambda: line.completed != INT64_MAX, "the queued writes pull the word down")
         until(lambda: line.completed == line.recorded, "both writes are done")
         for generation in (1, 2, 3):
@@ -213,7 +214,7 @@ def test_writes_still_queued_by_an_expired_recorder_deceive_nobody_and_are_writt
     finally:
         os.kill(coordinator.pid, signal.SIGCONT)
     until(lambda: line.completed == INT64_MAX, "the coordinator pulls the word up again")
-    error = recorder.call(worker.error_of, worker.record, "e")
+    error = recorder.call(remote.error_of, remote.record, "e")
     assert error is not None
     assert error[0] == "SessionExpired"
 
@@ -232,7 +233,7 @@ def test_a_word_is_used_again_only_when_nobody_is_left_who_could_write_it(
     if end == "kill":
         recorder.kill()
     else:
-        recorder.call(worker.close)
+        recorder.call(remote.close)
     until(lambda: client.stats()["quarantined"] == 0, "the last who could write is gone")
     with client.event("again", engine="timeline", recorder=True) as again:
         assert (again._engine.slot, _line(again).incarnation) == (old[0], old[1] + 1)

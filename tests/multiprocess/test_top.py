@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from tests.browser import DEADLINE_S
+from tests.kit.browser import DEADLINE_S
 
 _RUN = [sys.executable, "-c", "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()", "top"]
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -23,14 +23,8 @@ from ipcsync.cli import main
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests import trace_rules
-from tests.multiprocess import worker
-from tests.peer import Peer
-
-
-@pytest.fixture(params=["event", "timeline"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines, one after the other."""
-    return str(request.param)
+from tests.kit import remote
+from tests.kit.peer import Peer
 
 
 def _read_one(directory: Path) -> ProcessTrace:
@@ -52,15 +46,15 @@ def _merge(directory: Path) -> list[trace_rules.Event]:
 def _hand_over(new_peer: Callable[..., Peer], endpoint: str, directory: Path, engine: EngineName) -> tuple[Peer, Peer]:
     """Three records of one process, each waited for by the other's stream while it is held back, and by its host."""
     recorder, waiter = (new_peer(IPCSYNC_TRACE=str(directory)) for _ in range(2))
-    recorder.call(worker.connect, endpoint, "recorder")
-    waiter.call(worker.connect, endpoint, "waiter")
-    recorder.call(worker.open_event, "kv/ready", {"recorder": True, "engine": engine})
+    recorder.call(remote.connect, endpoint, "recorder")
+    waiter.call(remote.connect, endpoint, "waiter")
+    recorder.call(remote.open_event, "kv/ready", {"recorder": True, "engine": engine})
     for _ in range(3):
-        recorder.call(worker.hold)
-        (point,) = recorder.call(worker.record, "kv/ready")
-        waiter.call(worker.wait, point)
-        recorder.call(worker.let_go)
-        waiter.call(worker.synchronize, point)
+        recorder.call(remote.hold)
+        (point,) = recorder.call(remote.record, "kv/ready")
+        waiter.call(remote.wait, point)
+        recorder.call(remote.let_go)
+        waiter.call(remote.synchronize, point)
     return recorder, waiter
 
 
@@ -69,7 +63,7 @@ def test_an_arrow_leads_from_each_record_to_the_waits_of_the_other_process(
 ) -> None:
     recorder, waiter = _hand_over(new_peer, coordinator.endpoint, tmp_path, engine)
     for one in (waiter, recorder):
-        one.call(worker.close)
+        one.call(remote.close)
     events = _merge(tmp_path)
     names = {row["pid"]: row["args"]["name"] for row in events if row["name"] == "process_name"}
     assert names == {recorder.pid: "recorder", waiter.pid: "waiter"}
@@ -97,7 +91,7 @@ def test_a_killed_processs_trace_is_there_up_to_its_last_entry(
 ) -> None:
     recorder, waiter = _hand_over(new_peer, coordinator.endpoint, tmp_path, "event")
     recorder.kill()
-    waiter.call(worker.close)
+    waiter.call(remote.close)
     (trace,) = (read(path) for path in files_in(tmp_path) if path.name.startswith(f"{recorder.pid}-"))
     assert _kinds(trace) == [(Kind.RECORD, generation, Outcome.OK) for generation in (1, 2, 3)]
     assert len(trace_rules.arrows(_merge(tmp_path))) == 6
@@ -107,8 +101,8 @@ def test_a_wait_whose_recorder_dies_is_not_told_as_released(
     coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], tmp_path: Path
 ) -> None:
     recorder = new_peer()
-    recorder.call(worker.connect, coordinator.endpoint, "recorder")
-    recorder.call(worker.open_event, "e", {"recorder": True, "engine": "timeline"})
+    recorder.call(remote.connect, coordinator.endpoint, "recorder")
+    recorder.call(remote.open_event, "e", {"recorder": True, "engine": "timeline"})
     with ipcsync.connect(coordinator.endpoint, name="waiter", trace=tmp_path) as client:
         point = client.event("e").at(1)
         stream = ipcsync.Stream()
@@ -210,7 +204,7 @@ def test_clients_of_one_process_share_one_file_of_bounded_size(
 
 def _use_in_a_forked_child() -> int:
     """In a peer with an event "e" whose first point is complete: a child uses them in every way; its wait status."""
-    event, stream = worker.event("e"), worker.stream()
+    event, stream = remote.event("e"), remote.stream()
     point = event.at(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
@@ -230,9 +224,9 @@ def test_a_forked_child_writes_nothing_to_its_parents_trace(
     coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], tmp_path: Path
 ) -> None:
     parent = new_peer(IPCSYNC_TRACE=str(tmp_path))
-    parent.call(worker.connect, coordinator.endpoint)
-    parent.call(worker.open_event, "e", {"recorder": True})
-    parent.call(worker.record, "e")
+    parent.call(remote.connect, coordinator.endpoint)
+    parent.call(remote.open_event, "e", {"recorder": True})
+    parent.call(remote.record, "e")
     assert parent.call(_use_in_a_forked_child) == 0
     assert _kinds(_read_one(tmp_path)) == [(Kind.RECORD, 1, Outcome.OK)]
 

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 import pytest
 
 import ipcsync
-from tests.peer import Peer
+from tests.kit.peer import Peer
 
 LONG_S = 30.0
 STORM = 1500  # events, of two announcements each

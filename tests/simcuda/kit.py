@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
-import time
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from cuda.bindings import driver as drv
@@ -18,7 +16,6 @@ SIM.simcudaPath.restype = ctypes.c_char_p
 
 NONBLOCK = 1  # CU_STREAM_NON_BLOCKING
 IPC = 6  # CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING
-DEADLINE_S = 30.0
 
 
 def ok(result: tuple[Any, ...]) -> Any:
@@ -67,14 +64,6 @@ class Latch:
         """Open every latch of this process, else a test that failed would hold up the next one."""
         while cls._all:
             cls._all.pop().open()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait until it holds; AssertionError after 30 s."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.002)
 
 
 def raw(handle: Any) -> bytes:

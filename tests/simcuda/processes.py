@@ -17,20 +17,8 @@ from typing import Any
 
 from cuda.bindings import driver as drv
 
-from tests.simcuda.kit import (
-    DEADLINE_S,
-    IPC,
-    NONBLOCK,
-    Latch,
-    code,
-    handle_bytes,
-    ok,
-    open_event,
-    open_memory,
-    raw,
-    start,
-    stat,
-)
+from tests.kit.until import DEADLINE_S
+from tests.simcuda.kit import IPC, NONBLOCK, Latch, code, handle_bytes, ok, open_event, open_memory, raw, start, stat
 
 _ROOT = Path(__file__).parents[2]
 _PRELUDE = "import glob, os, sys, time\nfrom tests.simcuda.kit import *\nfrom tests.simcuda.processes import Server\n"

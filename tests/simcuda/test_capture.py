@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as drv
 
-from tests.simcuda.kit import DEADLINE_S, IPC, NONBLOCK, Latch, code, ok, stat
+from tests.kit.until import DEADLINE_S
+from tests.simcuda.kit import IPC, NONBLOCK, Latch, code, ok, stat
 
 MODES = GLOBAL, THREAD_LOCAL, RELAXED = tuple(drv.CUstreamCaptureMode)
 

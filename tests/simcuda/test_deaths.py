@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as drv
 
-from tests.simcuda.kit import DEADLINE_S, IPC, code, handle_bytes, ok, stat, until
+from tests.kit.until import DEADLINE_S, until
+from tests.simcuda.kit import IPC, code, handle_bytes, ok, stat
 from tests.simcuda.processes import MakeServers, py
 
 
@@ -57,7 +58,7 @@ def test_importer_dies(servers: MakeServers) -> None:
     assert a("query", "e") == 600
     assert c("query", "e") == 600
     b.kill()
-    until(lambda: a("query", "e") == 0)
+    until(lambda: a("query", "e") == 0, "the record is complete")
     assert c("sync", "e") == 0
     a("destroy", "e")
     c("destroy", "e")
@@ -143,7 +144,7 @@ def test_death_pending_passes_on(servers: MakeServers, pending: MakeServers) -> 
     assert b("squery", 0) == c("query", "c") == other("query", "c") == 600  # b still lives: its record may yet come
     b.kill()
     b.p.join()
-    until(lambda: other("query", "c") == 0)
+    until(lambda: other("query", "c") == 0, "the record is complete")
     assert c("query", "c") == 600
 
 
@@ -162,7 +163,7 @@ def test_death_pending_waiter_can_be_killed(servers: MakeServers, pending: MakeS
         b.send(op)
     a.kill()
     a.p.join()
-    until(lambda: stat("reap") or stat("processes") == 5)
+    until(lambda: stat("reap") or stat("processes") == 5, "the dead process is found")
     time.sleep(0.3)
     for b, sig in zip(bs, [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL], strict=False):
         assert not b.conn.poll()

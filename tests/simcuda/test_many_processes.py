@@ -14,19 +14,8 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as drv
 
-from tests.simcuda.kit import (
-    DEADLINE_S,
-    IPC,
-    NONBLOCK,
-    code,
-    handle_bytes,
-    ok,
-    open_event,
-    open_memory,
-    raw,
-    start,
-    stat,
-)
+from tests.kit.until import DEADLINE_S
+from tests.simcuda.kit import IPC, NONBLOCK, code, handle_bytes, ok, open_event, open_memory, raw, start, stat
 from tests.simcuda.processes import Child
 
 

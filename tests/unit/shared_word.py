@@ -5,18 +5,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ipcsync._linux.futex import Futex
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Fails if it does not come true within 20 s."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "not within 20 s"
 
 
 class Word:

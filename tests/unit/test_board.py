@@ -22,7 +22,7 @@ from ipcsync._board import (
 from ipcsync._board.board import is_tmpfs
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
-from tests.peer import Peer as PeerProcess
+from tests.kit.peer import Peer as PeerProcess
 from tests.unit.conftest import EPOCH, SESSIONS, SLOTS
 
 # --- the layout -------------------------------------------------------------------------------------------------------

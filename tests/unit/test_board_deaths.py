@@ -19,7 +19,7 @@ from ipcsync._board import (
     SessionLine,
     SlotLine,
 )
-from tests.peer import Peer as PeerProcess
+from tests.kit.peer import Peer as PeerProcess
 
 
 class DeadlyWords:

@@ -17,7 +17,7 @@ from ipcsync._board.liveness import OwnPeer
 from ipcsync._linux import robust
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
-from tests.peer import Peer as PeerProcess
+from tests.kit.peer import Peer as PeerProcess
 from tests.unit.conftest import EPOCH, SESSIONS, SLOTS
 
 kept: dict[str, Any] = {}

@@ -10,7 +10,8 @@ import pytest
 
 from ipcsync._linux import robust
 from ipcsync._linux.death_mark import Life
-from tests.unit.shared_word import Word, wait_until
+from tests.kit.until import until
+from tests.unit.shared_word import Word
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_what_was_never_shown_ends_too(word: Word, life: Life) -> None:
 def test_given_up_it_is_marked_as_by_a_death_and_stays_so(word: Word, life: Life) -> None:
     life.show()
     life.give_up()
-    wait_until(lambda: word.value.value == robust.OWNER_DIED)
+    until(lambda: word.value.value == robust.OWNER_DIED, "the word is marked")
     life.give_up()
     life.end()
     assert word.value.value == robust.OWNER_DIED
@@ -68,7 +69,7 @@ def test_given_up_when_the_word_is_anothers_already_it_is_left_alone(word: Word,
     life.show()
     word.value.value = 12345
     life.give_up()
-    wait_until(lambda: _is_ended(life))
+    until(lambda: _is_ended(life), "the thread has ended")
     assert word.value.value == 12345
 
 

@@ -20,8 +20,9 @@ from ipcsync._linux import locks
 from ipcsync._linux.fork import ForkMark
 from ipcsync._linux.futex import Futex
 from ipcsync._linux.process import PidFd, Process, is_running, pid_namespace, start_time
-from tests.peer import Peer
-from tests.unit.shared_word import Word, wait_until
+from tests.kit.peer import Peer
+from tests.kit.until import until
+from tests.unit.shared_word import Word
 
 _kept: dict[str, Any] = {}
 
@@ -84,7 +85,7 @@ def test_a_wake_wakes_those_that_sleep(word: Word) -> None:
         word.futex.wake()
         return len(ended) == 4
 
-    wait_until(woken)
+    until(woken, "the waiter was woken")
     assert ended == [True] * 4
 
 
@@ -199,7 +200,7 @@ def test_a_killed_process_is_dead_though_nobody_reaped_it(sleeper: subprocess.Po
     assert process.is_alive()
     assert not pidfd.is_dead
     sleeper.kill()
-    wait_until(lambda: pidfd.is_dead)
+    until(lambda: pidfd.is_dead, "the process is dead")
     assert os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT), "it is a zombie"
     assert not process.is_alive(), "told no later than by the pidfd"
     assert not is_running(sleeper.pid, started)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import ipcsync
 from ipcsync import _logs as logs
 from ipcsync._logs import Json, KeyValue, fields, is_round, quoted
-from tests.browser import eventually
+from tests.kit.browser import eventually
 
 _ROOT = Path(__file__).parents[2]
 _PAIR = re.compile(r'([a-z_]+)=((?:"(?:[^"\\]|\\.)*")|[^\s"=]*)(?: |$)')

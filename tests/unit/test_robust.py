@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from ipcsync._linux import robust
-from tests.peer import Peer
-from tests.unit.shared_word import Word, wait_until
+from tests.kit.peer import Peer
+from tests.kit.until import until
+from tests.unit.shared_word import Word
 
 _kept: dict[str, Any] = {}
 
@@ -126,7 +127,7 @@ def test_the_kernel_marks_what_a_process_held_that_ends_or_is_another_program(
         peer.begin(_execute)
     else:
         peer.begin(os._exit, 0)
-    wait_until(lambda: word.value.value == robust.OWNER_DIED)
+    until(lambda: word.value.value == robust.OWNER_DIED, "the word is marked")
     peer.kill()
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.faults.history import Op, Record, Result
+from tests.soak.history import Op, Record, Result
 
 FOREVER = 1 << 63
 

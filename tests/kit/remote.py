@@ -10,7 +10,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync.testing import StreamGate
-from tests import peer
+from tests.kit.until import DEADLINE_S
 
 _clients: dict[str, ipcsync.Client] = {}
 _events: dict[str, ipcsync.SharedEvent] = {}
@@ -73,7 +73,7 @@ def stream_is_idle(name: str = "main") -> bool:
     return stream(name).query()
 
 
-def synchronize(data: bytes, timeout: float = peer.DEADLINE_S / 2) -> None:
+def synchronize(data: bytes, timeout: float = DEADLINE_S / 2) -> None:
     """Block until a point is complete."""
     client().point(data).synchronize(timeout)
 

@@ -21,19 +21,11 @@ from ipcsync._launch import Coordinator
 from ipcsync._linux.process import start_time
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.peer import Peer
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
 
-DEADLINE_S = 20.0
 ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 _ROOT = Path(__file__).parents[2]
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    """Look until the condition holds; AssertionError if it does not within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.002)
 
 
 class Blocked:

@@ -18,13 +18,13 @@ from typing import Any
 
 import ipcsync
 from ipcsync.typing import EngineName
-from tests.faults.history import NO_NAME, Op, Record, Result, path_of
-from tests.faults.soak_lanes import RecordLane
-from tests.faults.soak_mail import Letter, Mailbox
-from tests.faults.soak_notes import Notes, descriptors
-from tests.faults.soak_session import NOBODY, Channel, Known, Plan, Session, key_of
-from tests.faults.soak_streams import Streams
-from tests.faults.soak_truth import CELLS, Truth, new_tag, stream_of
+from tests.soak.history import NO_NAME, Op, Record, Result, path_of
+from tests.soak.lanes import RecordLane
+from tests.soak.log import Notes, descriptors
+from tests.soak.mailbox import Letter, Mailbox
+from tests.soak.oracle import CELLS, Truth, new_tag, stream_of
+from tests.soak.session import NOBODY, Channel, Known, Plan, Session, key_of
+from tests.soak.streams import Streams
 
 LONG_S = 20.0  # for what must come: nothing may ever need it
 _SHORT_S, _PATIENT_S = 0.2, 6.0  # for what need not come

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
-from tests.faults.soak_truth import CELL_WORDS, combined
+from tests.soak.oracle import CELL_WORDS, combined
 
 if TYPE_CHECKING:
-    from tests.faults.soak_session import Known
+    from tests.soak.session import Known
 
 _GEQ = 0
 LOOK_NS = 1_500_000_000

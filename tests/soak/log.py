@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tests.faults.history import History, Op, Record, Result, path_of, result_of
-from tests.faults.soak_session import NOBODY, Known
-from tests.faults.soak_truth import Truth
+from tests.soak.history import History, Op, Record, Result, path_of, result_of
+from tests.soak.oracle import Truth
+from tests.soak.session import NOBODY, Known
 
 T = TypeVar("T")
 

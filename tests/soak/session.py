@@ -12,7 +12,7 @@ import ipcsync
 from ipcsync.typing import EngineName
 
 if TYPE_CHECKING:
-    from tests.faults.soak_lanes import RecordLane
+    from tests.soak.lanes import RecordLane
 
 NOBODY = -1  # the cell of what no recorder has come for
 

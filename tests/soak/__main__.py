@@ -1,6 +1,6 @@
 """The soak: many processes that do at random what users do, some of them killed; then a look at what they saw.
 
-    python -m tests.faults.soak --minutes 10 --processes 64 --kill-rate 5 --seed 1 --driver host --engine both
+    python -m tests.soak --minutes 10 --processes 64 --kill-rate 5 --seed 1 --driver host --engine both
 
 Ends with a table, and with status 1 if any promise was broken or anything was left behind; the histories are kept then.
 
@@ -26,13 +26,13 @@ if __name__ == "__main__" and not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import ipcsync
-from tests.faults.history import Op, Result
-from tests.faults.history_checker import check
-from tests.faults.history_facts import Report, Violation
-from tests.faults.soak_herd import TICK_S, TTL_S, Herd, Options
-from tests.faults.soak_leaks import ask, board_of, descriptors, private_kib, shared_files, warm_up
-from tests.faults.soak_session import Plan
-from tests.faults.soak_truth import Truth
+from tests.soak.history import Op, Result
+from tests.soak.history_checker import check
+from tests.soak.history_facts import Report, Violation
+from tests.soak.leaks import ask, board_of, descriptors, private_kib, shared_files, warm_up
+from tests.soak.oracle import Truth
+from tests.soak.processes import TICK_S, TTL_S, Herd, Options
+from tests.soak.session import Plan
 
 _FLAT = 1.05
 

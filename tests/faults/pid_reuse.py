@@ -12,8 +12,9 @@ import tempfile
 import ipcsync
 from ipcsync._linux.process import pid_namespace
 from ipcsync.typing import EngineName
-from tests.faults import actions, scenes
-from tests.peer import Peer
+from tests.faults import actions, fixtures
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S
 
 _LAST_PID = "/proc/sys/kernel/ns_last_pid"
 _TRIES = 50
@@ -51,12 +52,12 @@ def scenario(engine: EngineName, outer_namespace: int) -> dict[str, object]:
         recorder.call(actions.hold)
         point = client.point(recorder.call(actions.record, "e"))
         was_complete = point.query()
-        scenes.stop(coordinator.pid)
+        fixtures.stop(coordinator.pid)
         recorder.kill()
         reborn = _peer_with_pid(recorder.pid, outer_namespace)
-        before = actions.error_of(point.synchronize, scenes.DEADLINE_S)
-        scenes.resume(coordinator.pid)
-        scenes.until_lost(client, "pidfd")
+        before = actions.error_of(point.synchronize, DEADLINE_S)
+        fixtures.resume(coordinator.pid)
+        fixtures.until_lost(client, "pidfd")
         reborn.call(actions.open_recorder, coordinator.endpoint, "e", engine)  # the name is free
         sessions = {info.name: info.pid for info in client.list_sessions()}
         found: dict[str, object] = {
@@ -66,7 +67,7 @@ def scenario(engine: EngineName, outer_namespace: int) -> dict[str, object]:
             "the new session has the old pid": sessions["recorder"] == recorder.pid != os.getpid(),
             "deaths": client.stats()["deaths"],
         }
-        scenes.finish(client.point(reborn.call(actions.record_complete, "e")))
+        fixtures.finish(client.point(reborn.call(actions.record_complete, "e")))
         reborn.kill()
         recorder.close()
     return found

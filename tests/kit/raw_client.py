@@ -8,8 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
@@ -19,12 +18,12 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._wire import codec, endpoints, messages
 from ipcsync._wire.messages import VERSION, Message
+from tests.kit.until import DEADLINE_S
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 M = TypeVar("M", bound=Message)
-DEADLINE_S = 20.0
 _context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
 
@@ -121,15 +120,6 @@ def await_end(connection: socket.socket) -> bytes:
         while chunk := connection.recv(4096):
             said += chunk
     return said
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """The condition's first true value; AssertionError after 20 s."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
-        time.sleep(0.002)
-    return value
 
 
 def resident_kib(pid: int) -> int:

@@ -28,7 +28,7 @@ def _seconds(engine: EngineName) -> float:
 @pytest.mark.parametrize("engine", [_ENGINE] if _ENGINE else ["event", "timeline"])
 def test_row_37_a_soak_breaks_no_promise_and_leaves_nothing_behind(engine: EngineName) -> None:
     seconds = _seconds(engine)
-    command = [sys.executable, "-m", "tests.faults.soak", "--minutes", str(seconds / 60), "--engine", engine]
+    command = [sys.executable, "-m", "tests.soak", "--minutes", str(seconds / 60), "--engine", engine]
     # A process of its own: its workers are forks of one that never used ipcsync.
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=seconds + 180, check=False)
     sys.stdout.write(done.stdout)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from tests.faults.history import DEEDS, NO_NAME, Op, Record, Result, generation_of, life_of, read, tag_of
-from tests.faults.history_facts import FOREVER, Life, Place, Report, Use, Violation
+from tests.soak.history import DEEDS, NO_NAME, Op, Record, Result, generation_of, life_of, read, tag_of
+from tests.soak.history_facts import FOREVER, Life, Place, Report, Use, Violation
 
 _POINT_OPS = (Op.SYNCHRONIZE, Op.QUERY, Op.WAIT)
 _ENDS_OF_USE = (Op.CLOSE_RECORDER, Op.CLOSE_WAITER, Op.DISCONNECT)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.faults.history import Op, Result, generation_of, tag_of
-from tests.faults.soak_lanes import LOOK_NS, Gates, Pinned, Queued, RecordLane, WaitLane
-from tests.faults.soak_notes import Notes
-from tests.faults.soak_session import Known
-from tests.faults.soak_truth import STREAMS, Truth
+from tests.soak.history import Op, Result, generation_of, tag_of
+from tests.soak.lanes import LOOK_NS, Gates, Pinned, Queued, RecordLane, WaitLane
+from tests.soak.log import Notes
+from tests.soak.oracle import STREAMS, Truth
+from tests.soak.session import Known
 
 _MUST_COME_NS = 12_000_000_000
 _STRIKES = 4

@@ -14,9 +14,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-_ROOT = Path(__file__).parents[1]
+from tests.kit.until import DEADLINE_S
+
+_ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1
-DEADLINE_S = 30.0
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ class Peer:
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._pipe, theirs = Pipe()
         fd = theirs.fileno()
-        command = [sys.executable, "-c", "from tests.peer import main; main()", str(fd), str(os.getpid())]
+        command = [sys.executable, "-c", "from tests.kit.peer import main; main()", str(fd), str(os.getpid())]
         # Warnings are errors there too, as they are in the tests themselves.
         settings = {**os.environ, "PYTHONWARNINGS": "error", **(env or {})}
         self._process = subprocess.Popen(command, pass_fds=[fd], cwd=_ROOT, env=settings)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
-from tests.faults.history import generation_of, tag_of, truth_word
+from tests.soak.history import generation_of, tag_of, truth_word
 
 _PAGE = 4096
 _PORTABLE_MAPPED = 1 | 2

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.history import DEEDS, SIZE, History, Op, Record, Result, path_of, read, truth_word
-from tests.faults.history_checker import check
-from tests.faults.history_facts import Report
-from tests.faults.soak_truth import combined, new_tag, stream_of
+from tests.soak.history import DEEDS, SIZE, History, Op, Record, Result, path_of, read, truth_word
+from tests.soak.history_checker import check
+from tests.soak.history_facts import Report
+from tests.soak.oracle import combined, new_tag, stream_of
 
 TTL_S = 3.0
 RECORDER, WAITER, OTHER = 0, 1, 2  # lives

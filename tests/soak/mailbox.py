@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.faults.soak_session import Known
+from tests.soak.session import Known
 
 _LETTER = struct.Struct("<48sQIHB")
 

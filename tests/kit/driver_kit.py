@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ipcsync._drivers import load, name, unwrap
-from tests.peer import at_end
-
-DEADLINE_S = 30.0
+from tests.kit.peer import at_end
+from tests.kit.until import DEADLINE_S, until
 
 # Result codes (CUresult), by the names in the driver API reference.
 SUCCESS = 0
@@ -76,14 +75,6 @@ def driver_kind() -> str:
     if name() == "host":
         return "host"
     return "gpu" if device_name().startswith("NVIDIA") else "software"
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Poll `condition` until it holds; AssertionError naming `what` after DEADLINE_S seconds."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {DEADLINE_S:g} s"
-        time.sleep(0.0005)
 
 
 def is_ready(result: tuple[Any, ...]) -> bool:

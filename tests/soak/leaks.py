@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ipcsync
-from tests.faults.soak_herd import fork
+from tests.soak.processes import fork
 
 
 def ask(endpoint: str, seconds: float) -> dict[str, Any]:

@@ -25,10 +25,10 @@ import zmq
 import ipcsync._drivers.cuda
 import ipcsync._drivers.host
 import ipcsync.client.client
-from tests.faults import soak_worker
-from tests.faults.history import DEEDS, History, Op, Record, Result
-from tests.faults.soak_session import Plan
-from tests.faults.soak_truth import Truth
+from tests.soak import worker
+from tests.soak.history import DEEDS, History, Op, Record, Result
+from tests.soak.oracle import Truth
+from tests.soak.session import Plan
 
 assert cuda.bindings.driver
 assert zmq
@@ -36,7 +36,7 @@ assert ipcsync.client.client
 
 TTL_S = 3.0
 TICK_S = 0.02
-_END_S = soak_worker.LONG_S + 15.0  # by then the slowest call of a worker has ended
+_END_S = worker.LONG_S + 15.0  # by then the slowest call of a worker has ended
 _PR_SET_PDEATHSIG = 1
 
 
@@ -101,7 +101,7 @@ class Herd:
     def _spawn(self, index: int) -> None:
         life, self.lives = self.lives, self.lives + 1
         start = time.monotonic_ns()
-        pid = fork(lambda: soak_worker.main(self._plan, self._truth, index, life))
+        pid = fork(lambda: worker.main(self._plan, self._truth, index, life))
         self._deed(Op.SPAWN, life, start, generation=pid)
         self._children[pid] = Child(pid, index, life, time.monotonic())
 
