@@ -35,7 +35,7 @@ _HOME = {
             "current_stream default_stream ExternalStream is_current_stream_capturing set_stream Stream stream"
         ),
         "ipcsync.client": (
-            "aconnect AsyncClient AsyncPoint AsyncSharedEvent AttachmentInfo Client connect EventInfo "
+            "aconnect AsyncClient AsyncPoint AsyncSharedEvent AttachmentInfo Client connect default_client EventInfo "
             "Notice Point SessionInfo SharedEvent"
         ),
     }.items()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipcsync._session.feed import Notice
 from ipcsync.client.client import Client, connect
+from ipcsync.client.default import default_client
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.point import Point
@@ -26,6 +27,7 @@ __all__ = [
     "SharedEvent",
     "aconnect",
     "connect",
+    "default_client",
 ]
 
 _ASYNC = {"AsyncClient", "AsyncPoint", "AsyncSharedEvent", "aconnect"}

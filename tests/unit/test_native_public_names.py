@@ -55,6 +55,7 @@ SERVICE = [
     "SharedEvent",
     "aconnect",
     "connect",
+    "default_client",
     "launch",
 ]
 

@@ -1,0 +1,61 @@
+"""The client that all of a process shares, so that libraries in it need not hand one around."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ipcsync._native import fork
+from ipcsync.client.client import Client, connect
+from ipcsync.errors import ClientClosed, SessionLost
+
+_lock = threading.RLock()  # a finalizer or a signal handler may ask in the middle of a connect
+_client: Client | None = None
+_listeners: list[Callable[[Client], object]] = []
+
+
+def default_client(*, on_connect: Callable[[Client], object] | None = None) -> Client:
+    """This process's own client: connected at first use, and a new one once its session is lost or it was closed.
+
+    It takes the coordinator of $IPCSYNC_ENDPOINT or of the runtime directory, as `connect` does. Events and points of a
+    lost session stay lost: compare `client.session_id` with what you kept, or give `on_connect`, which is called with
+    the present client at once, and with each later one by the call that connects it. What it raises comes out there.
+
+    In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked
+    afterwards, and what `connect` raises.
+    """
+    fork.arm()  # before the lock, which a child may find held for ever
+    with _lock:
+        client = _present() or _connect()
+        if on_connect is not None and on_connect not in _listeners:
+            _listeners.append(on_connect)
+            on_connect(client)
+        return client
+
+
+def _present() -> Client | None:
+    """The client of the last call, if its session lives; else it is closed, since nothing of it works any more."""
+    global _client  # noqa: PLW0603 - one a process
+    client = _client
+    if client is None:
+        return None
+    try:
+        client._session.check_liveness()
+    except ClientClosed:
+        _client = None
+    except SessionLost:
+        client.close()
+        _client = None
+    return _client
+
+
+def _connect() -> Client:
+    global _client  # noqa: PLW0603 - one a process
+    client = connect()
+    if _client is not None:  # a call in the middle of this one, on the same thread, was first
+        client.close()
+        return _client
+    _client = client
+    for listener in _listeners:
+        listener(client)
+    return client

@@ -1,0 +1,132 @@
+"""The client that all of a process shares: when it is connected, and when another one takes its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ipcsync
+from tests.kit.peer import Peer
+from tests.kit.until import until
+
+NewCoordinator = Callable[..., ipcsync.Coordinator]
+_seen: list[str] = []
+
+
+def _note(client: ipcsync.Client) -> None:
+    _seen.append(client.session_id)
+
+
+def _session() -> str:
+    return ipcsync.default_client().session_id
+
+
+def _listen() -> list[str]:
+    ipcsync.default_client(on_connect=_note)
+    ipcsync.default_client(on_connect=_note)  # once
+    return _seen
+
+
+def _sessions_of_threads(count: int) -> list[str]:
+    barrier, found = threading.Barrier(count), []
+
+    def ask() -> None:
+        barrier.wait()
+        found.append(_session())
+
+    threads = [threading.Thread(target=ask) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def _close() -> None:
+    ipcsync.default_client().close()
+
+
+def _in_forked_children(count: int) -> list[str]:
+    """What forked children get, by a pipe: a session's id, or the name of an error."""
+    found = []
+    for _ in range(count):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(write, _session().encode())
+                ipcsync.default_client().close()
+            except BaseException as error:  # noqa: BLE001 - told to the parent
+                os.write(write, type(error).__name__.encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            found.append(pipe.read().decode())
+        os.waitpid(child, 0)
+    return found
+
+
+@pytest.fixture
+def default_peer(coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]) -> Peer:
+    """A process whose default client is of the test's coordinator."""
+    return new_peer(IPCSYNC_ENDPOINT=coordinator.endpoint)
+
+
+def test_there_is_one_for_all_threads_of_a_process(default_peer: Peer) -> None:
+    assert len(set(default_peer.call(_sessions_of_threads, 8))) == 1
+
+
+def test_a_child_forked_before_the_first_use_gets_its_own(default_peer: Peer) -> None:
+    children = default_peer.call(_in_forked_children, 2)
+    own = default_peer.call(_session)
+    assert len({*children, own}) == 3
+    assert "Error" not in "".join(children)
+
+
+def test_a_child_forked_after_the_first_use_is_refused(default_peer: Peer) -> None:
+    default_peer.call(_session)
+    assert default_peer.call(_in_forked_children, 1) == ["ForkedProcessError"]
+
+
+def test_a_closed_one_is_followed_by_a_new_one(default_peer: Peer) -> None:
+    seen = default_peer.call(_listen)
+    assert seen == [default_peer.call(_session)]
+    default_peer.call(_close)
+    second = default_peer.call(_session)
+    assert second not in seen
+    assert default_peer.call(_listen) == [*seen, second]
+
+
+def test_one_that_expired_is_followed_by_a_new_one(
+    new_coordinator: NewCoordinator, new_peer: Callable[..., Peer]
+) -> None:
+    coordinator = new_coordinator(lease_ttl=0.3)
+    peer = new_peer(IPCSYNC_ENDPOINT=coordinator.endpoint)
+    first = peer.call(_session)
+    with ipcsync.connect(coordinator.endpoint) as observer:
+        peer.signal(signal.SIGSTOP)
+        try:
+            until(lambda: all(info.id != first for info in observer.list_sessions()), "the lease expired")
+        finally:
+            peer.signal(signal.SIGCONT)
+    assert peer.call(_session) != first
+
+
+def test_after_its_coordinators_end_the_next_use_connects_to_the_one_in_its_place(
+    new_coordinator: NewCoordinator, new_peer: Callable[..., Peer], tmp_path: Path
+) -> None:
+    first = new_coordinator(runtime_dir=str(tmp_path / "ipcsync"))
+    peer = new_peer(IPCSYNC_ENDPOINT=first.endpoint)
+    before = peer.call(_listen)
+    os.kill(first.pid, signal.SIGKILL)
+    first.stop()
+    second = new_coordinator(runtime_dir=str(tmp_path / "ipcsync"))
+    assert second.endpoint == first.endpoint
+    assert peer.call(_session) not in before
+    assert peer.call(_listen) == [*before, peer.call(_session)]
