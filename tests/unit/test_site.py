@@ -1,0 +1,81 @@
+"""The documentation as a site: it builds, fetches nothing, fits the window, and can be dark."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import browser as browsers
+from tests.browser import Browser
+
+pytest.importorskip("mkdocs", reason="the docs group is not installed (make install installs it)")
+
+_ROOT = Path(__file__).parents[2]
+_DEADLINE_S = 60.0
+_WIDTH = 1400
+# What is wider than its place, as [element, text]; a scroll bar inside of a page counts, since nobody scrolls a table.
+_CUT = """
+    const may_be_cut = "pre code, .md-typeset__scrollwrap, .md-typeset__table, .doc-heading, h1, h2, h3, p, li, .md-nav__link";
+    const cut = [...document.querySelectorAll(may_be_cut)].filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1);
+    const page = document.documentElement;
+    return [...cut, ...page.scrollWidth > innerWidth ? [page] : []].map((e) => [e.tagName, e.textContent.slice(0, 80)]);
+"""  # noqa: E501 - JavaScript
+_COLOUR = "return getComputedStyle(document.querySelector('.md-main')).getPropertyValue('--md-default-bg-color').trim()"
+_SWITCH = "document.querySelector('label.md-header__button:not([hidden])[for^=__palette]').click()"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built without a warning."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=_ROOT, env=env, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """A fresh browser with a window of a laptop's width."""
+    if browsers.why_not():
+        pytest.skip(browsers.why_not())
+    with Browser(tmp_path) as one:
+        one.look(width=_WIDTH, height=1000)
+        yield one
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert pages
+    for page in pages:
+        assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?:", page.read_text()), page
+
+
+def test_nothing_is_cut(site: Path, browser: Browser) -> None:
+    for page in site.rglob("*.html"):
+        browser.open(page.as_uri())
+        assert browser.run(_CUT) == [], page.relative_to(site)
+
+
+def test_something_that_is_cut_is_found(site: Path, browser: Browser) -> None:
+    browser.open((site / "index.html").as_uri())
+    browser.run("document.querySelector('pre code').prepend('x'.repeat(400))")
+    assert [element for element, _ in browser.run(_CUT)] == ["CODE"]
+
+
+def test_a_switch_leads_from_the_systems_colours_to_light_to_dark_and_back(site: Path, browser: Browser) -> None:
+    browser.look(width=_WIDTH, height=1000, dark=True)
+    browser.open((site / "index.html").as_uri())
+    seen = [browser.run(_COLOUR)]
+    for _ in range(3):
+        browser.run(_SWITCH)
+        seen.append(browser.run(_COLOUR))
+    dark, light, dark_again, system = seen
+    assert dark == dark_again == system != light
