@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import browser as browsers
-from tests.browser import Browser
+from tests.kit import browser as browsers
+from tests.kit.browser import Browser
 
 pytest.importorskip("mkdocs", reason="the docs group is not installed (make install installs it)")
 
