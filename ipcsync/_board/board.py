@@ -175,6 +175,15 @@ class Board:
         self.words[layout.H_HEARTBEAT] = now_ns
 
     @property
+    def starts(self) -> int:
+        """How many coordinators have served over this board, one after the other."""
+        return self.words[layout.H_STARTS]
+
+    @starts.setter
+    def starts(self, count: int) -> None:
+        self.words[layout.H_STARTS] = count
+
+    @property
     def probe(self) -> int:
         """A word for trying whether a stream's write arrives (coordinator)."""
         return self.words[layout.H_PROBE]

@@ -27,6 +27,7 @@ INT64_MAX = (1 << 63) - 1  # releases every waiter of a timeline word: CUDA comp
 # Header words.
 H_MAGIC, H_VERSION, H_EPOCH, H_EPOCH_2, H_PID, H_START = range(6)
 H_NAMESPACE, H_OWNER, H_STATE, H_HEARTBEAT, H_SESSIONS, H_SLOTS = range(6, 12)
+H_STARTS = 15  # how many coordinators have served over this board
 H_PROBE = 16  # written by a stream of the coordinator's, to try whether that works
 # Session words: the coordinator's, then the client's.
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import os
+import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from ipcsync._logs import configure, fields
+from ipcsync._wire import endpoints
 from ipcsync_coordinator import config
+
+if TYPE_CHECKING:
+    from ipcsync_coordinator.given import Given
+    from ipcsync_keeper.holdings import Fixed
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -25,7 +33,8 @@ def _options(command: click.Command) -> click.Command:
         text = f"{setting.metadata['help']} [IPCSYNC_{name.upper()}; default {setting.default!r}]"
         flag = f"--{name.replace('_', '-')}"
         if kind is bool:
-            option = click.Option([flag], is_flag=True, default=None, help=text)
+            off = "/--no-keeper" if name == "keeper" else ""
+            option = click.Option([flag + off], is_flag=True, default=None, help=text)
         else:
             option = click.Option([flag], type=kind, default=None, help=text, metavar=_METAVARS[kind])
         command.params.insert(0, option)
@@ -39,7 +48,8 @@ _METAVARS = {str: "TEXT", int: "N", float: "S"}
 @click.option("--config", "config_file", metavar="FILE.toml", help="TOML file with settings, named like the flags.")
 @click.option("--ready-fd", type=int, hidden=True, help="Descriptor that gets the endpoint once it serves.")
 @click.option("--exit-with", metavar="PID:START", hidden=True, help="End with that process.")
-def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, **flags: Any) -> None:
+@click.option("--kept", metavar="PID,FD,…", hidden=True, help="Serve for that keeper, by the descriptors it passes on.")
+def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, kept: str | None, **flags: Any) -> None:
     """Run the coordinator until SIGTERM or Ctrl-C.
 
     It owns every shared CUDA event of one runtime directory, and logs one line when it is ready.
@@ -55,26 +65,110 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, *
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None
     configure(settings.log_level, as_json=settings.log_json)
-    sys.exit(asyncio.run(_serve(settings, ready_fd, exit_with)))
+    if kept is not None:
+        sys.exit(_serve_kept(settings, kept))
+    if settings.keeper:
+        _become_keeper(settings, ready_fd, exit_with)
+    sys.exit(asyncio.run(_serve_alone(settings, ready_fd, exit_with)))
 
 
-async def _serve(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> int:
+def _fixed(settings: config.Settings) -> Fixed:
+    from ipcsync_keeper.holdings import Fixed
+
+    return Fixed(
+        os.path.abspath(settings.runtime_dir),
+        settings.driver,
+        settings.device_list(),
+        settings.pool,
+        settings.max_sessions,
+    )
+
+
+def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> None:
+    """Exec, so that a supervisor's signals reach the keeper; each coordinator gets the same flags."""
+    from ipcsync_keeper.__main__ import Plan
+
+    flags = _without_own(sys.argv[1:])
+    plan = Plan(_fixed(settings), flags, settings.spare, settings.log_level, settings.log_json, ready_fd, exit_with)
+    if ready_fd is not None:
+        os.set_inheritable(ready_fd, True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, "-m", "ipcsync_keeper", msgspec.json.encode(plan).decode()]
+    os.execv(sys.executable, command)  # noqa: S606 - no shell
+
+
+def _without_own(arguments: list[str]) -> list[str]:
+    """The flags that are a coordinator's: without those that the keeper heeds."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in ("--ready-fd", "--exit-with"):
+            next(rest, None)
+        elif not argument.startswith(("--ready-fd=", "--exit-with=")):
+            kept.append(argument)
+    return kept
+
+
+def _serve_kept(settings: config.Settings, kept: str) -> int:
+    # Whatever serving needs is imported before it is this process's turn.
+    from ipcsync_coordinator import given, server  # noqa: F401
+
+    what = given.receive(kept)
+    fixed = what.terms.fixed
+    settings = dataclasses.replace(
+        settings, runtime_dir=fixed.runtime_dir, driver=fixed.driver, pool=fixed.pool, max_sessions=fixed.max_sessions
+    )
+    return asyncio.run(_serve_for_keeper(settings, what))
+
+
+async def _serve_for_keeper(settings: config.Settings, what: Given) -> int:
+    from ipcsync_coordinator.journal import JournalError
+    from ipcsync_coordinator.server import Server
+    from ipcsync_keeper.keeper import UNREADABLE
+
+    began = time.monotonic()
+    try:
+        server = Server(settings, what, asyncio.Event())
+    except JournalError as error:
+        log.critical("the journal cannot be read", extra=fields(why=error))
+        return UNREADABLE
+    _freeze()
+    log.info(
+        "serving",
+        extra=fields(
+            starts=what.terms.starts,
+            sessions=len(server.sessions),
+            slots=server.registry.in_use,
+            start_s=round(time.monotonic() - began, 3),
+        ),
+    )
+    try:
+        await server.run()
+    finally:
+        server.close()
+    return 0
+
+
+async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> int:
     os.environ["IPCSYNC_DRIVER"] = settings.driver
     began = time.monotonic()
-    from ipcsync_coordinator.notify import ServiceManager
-    from ipcsync_coordinator.runtime_dir import RuntimeDir, RuntimeDirError
+    from ipcsync._board.runtime_dir import RuntimeDirError
+    from ipcsync._linux.service_manager import ServiceManager
+    from ipcsync_coordinator import given
     from ipcsync_coordinator.server import Server
 
+    done = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # before there is anything to be cleaned up
+        asyncio.get_running_loop().add_signal_handler(number, done.set)
     manager = ServiceManager()
     try:
-        directory = RuntimeDir(settings.runtime_dir)
+        what = given.make(_fixed(settings))
+        server = Server(settings, what, done, manager.alive)
     except RuntimeDirError as error:
         log.error("cannot start", extra=fields(why=error))
         return 1
-    try:
-        server = Server(settings, directory, manager.alive)
     except Exception as error:
-        directory.close()
         why = f"{type(error).__name__}: {error}"
         log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(error, RuntimeError))
         return 1
@@ -82,31 +176,35 @@ async def _serve(settings: config.Settings, ready_fd: int | None, exit_with: str
         if exit_with is not None:
             pid, _, started = exit_with.partition(":")
             server.end_with(int(pid), int(started))
-        from ipcsync import _drivers
-
-        gc.collect()
-        gc.freeze()  # what is there now stays: a full collection that goes through it holds up every request for 10 ms
+        _freeze()
+        endpoint = endpoints.endpoint_in(settings.runtime_dir)
         log.info(
             "ready",
             extra=fields(
-                endpoint=directory.endpoint,
-                driver=_drivers.name(),
-                devices=len(server.effects.pool.devices),
+                endpoint=endpoint,
+                driver=what.terms.driver,
+                devices=len(what.terms.devices),
                 pool=settings.pool,
-                epoch=server.epoch.hex()[:8],
+                epoch=what.terms.epoch.hex()[:8],
                 start_s=round(time.monotonic() - began, 3),
             ),
         )
         if ready_fd is not None:
-            os.write(ready_fd, f"{directory.endpoint}\n".encode())
+            os.write(ready_fd, f"{endpoint}\n".encode())
             os.close(ready_fd)
-        manager.ready(f"serves {directory.endpoint}")
+        manager.ready(f"serves {endpoint}")
         await server.run()
     finally:
         manager.stopping()
         server.close()
     log.info("stopped")
-    return server.status
+    return 0
+
+
+def _freeze() -> None:
+    """What is there now stays: a full collection that goes through it holds up every request for 10 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 main = _options(main)

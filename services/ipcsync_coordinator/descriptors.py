@@ -17,11 +17,11 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from ipcsync._board.runtime_dir import SHUT
 from ipcsync._logs import fields
 
 log = logging.getLogger("ipcsync.coordinator")
 
-SHUT = ".full"  # behind the name of a socket while nobody may connect to it
 _PER_SESSION = 3  # its connection, its pidfd, its subscription to the feed
 _PER_CONNECTION = 2  # itself, and the pidfd that may follow
 _RECOUNT_MS = 100
@@ -55,11 +55,6 @@ class Descriptors:
         """How many sessions there may be, so that even one that is refused finds a connection to be told on."""
         return max(0, (self.usable() - self._own) // _PER_SESSION - 1)
 
-    def backlog(self) -> int:
-        """How many connections may wait to be accepted: they still are once the gate is shut."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return max(1, min(128, soft // 16)) if soft != resource.RLIM_INFINITY else 128
-
 
 def count() -> int:
     """How many descriptors this process has open; OSError if not even one is left to count with."""
@@ -87,6 +82,8 @@ class Gate:
         self._on_refusal = on_refusal
         self._estimate = count()
         self._is_shut = False
+        for path in paths:
+            _rename(path + SHUT, path)  # that a coordinator before this one shut
         mask = zmq.EVENT_ACCEPTED | _NO_HANDSHAKE | zmq.EVENT_MONITOR_STOPPED
         self._monitors = [socket.get_monitor_socket(mask) for socket in sockets]
         self._thread = threading.Thread(target=self._run, name="ipcsync-gate", daemon=True)

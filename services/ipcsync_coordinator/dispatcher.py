@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
-from ipcsync._wire.messages import Message
 from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
 from ipcsync_coordinator import decode
 from ipcsync_coordinator.abuse import StrikeCounter
@@ -16,18 +15,22 @@ from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.metrics import Metrics
+from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
+from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")
 
 _CHANGING = frozenset(("open", "attach", "close", "stream", "bye"))
+_NEEDS_ROOM = _CHANGING | {"hello", "ready"}  # in the journal
 
 
 class Dispatcher:
     """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC.
 
     `on_confirm` is told of each request of a session whose process no pidfd watches yet. `strikes` learns which
-    connections sent what no client sends.
+    connections sent what no client sends. `transactions` has what follows from a request carried out before its reply
+    goes out.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Dispatcher:
         sessions: SessionTable,
         metrics: Metrics,
         strikes: StrikeCounter,
+        transactions: Transactions,
         on_confirm: Callable[[SessionEntry, Sender], None],
     ) -> None:
         self._max_frame = settings.max_frame
@@ -46,26 +50,35 @@ class Dispatcher:
         self._sessions = sessions
         self._metrics = metrics
         self._strikes = strikes
+        self._transactions = transactions
+        self._journal = transactions.journal
         self._on_confirm = on_confirm
 
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
         """The reply to a frame, None if there is to be none (its client waits no more)."""
+        is_poison = self._journal.take_in_hand(frame)
+        try:
+            return self._refuse_poison(frame) if is_poison else self._handle(frame, sender, now_ns)
+        finally:
+            self._journal.put_down()
+            self._metrics.observe((time.monotonic_ns() - now_ns) / 1e9)
+
+    def _handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
         try:
             request = decode.decode_request(frame, self._max_frame, self._max_nesting)
         except ProtocolError as error:
             self._metrics.count_refusal(error)
             self._strikes.strike(sender.routing)
-            reply: bytes | None = codec.encode_reply(decode.peek_id(frame), codec.failure_of(error))
-        else:
-            reply = self._reply(request, sender, now_ns)
-        self._metrics.observe((time.monotonic_ns() - now_ns) / 1e9)
-        return reply
+            return codec.encode_reply(decode.peek_id(frame), codec.failure_of(error))
+        return self._reply(request, sender, now_ns)
+
+    def _refuse_poison(self, frame: bytes) -> bytes:
+        error = ProtocolError("coordinators died of this very request: it is not tried again", code="poison")
+        self._metrics.count_refusal(error)
+        log.error("refused", extra=fields(reason="poison"))
+        return codec.encode_reply(decode.peek_id(frame), codec.failure_of(error))
 
     def _reply(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
-        if 0 < request.deadline_ns < now_ns:
-            self._metrics.refusals["late"] += 1
-            self._metrics.count_result(request.op, "late")
-            return None
         try:
             return self._answer(request, sender, now_ns)
         except IpcSyncError as error:
@@ -79,25 +92,27 @@ class Dispatcher:
                 request.id, messages.Failure("IpcSyncError", "the coordinator failed inside; its log says how")
             )
         finally:
-            self._handlers.commit()  # also what was begun before it failed
+            self._transactions.commit()  # also what was begun before it failed
 
-    def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes:
+    def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
         op = request.op
         if op == "hello":
-            return self._welcome(request, sender, now_ns)
+            return None if self._is_late(request, now_ns) else self._welcome(request, sender, now_ns)
         entry = self._sessions.find(request.token)
         if entry is None:
-            final_reply = self._sessions.final_reply(request.token, request.id)
-            if final_reply is not None:
-                return final_reply
+            kept = self._sessions.final_reply(request.token, request.id)
+        else:
+            self._strikes.clear(sender.routing)
+            kept = entry.replies.get(request.id)
+        if kept is not None:
+            return kept  # before the deadline: who gave up a request wants to know what became of it
+        if self._is_late(request, now_ns):
+            return None
+        if entry is None:
             self._strikes.strike(sender.routing)
             raise SessionExpired(
                 "no such session here: it expired, was closed, or is of an earlier coordinator; connect anew"
             )
-        self._strikes.clear(sender.routing)
-        kept = entry.replies.get(request.id)
-        if kept is not None:
-            return kept
         if request.id <= entry.forgotten:
             raise ProtocolError(f"request {request.id} was answered long ago", code="forgotten")
         if entry.session.state != "live" and op not in ("close", "bye"):
@@ -109,21 +124,36 @@ class Dispatcher:
         if not entry.watch.is_confirmed:
             self._on_confirm(entry, sender)
         self._metrics.requests[op] += 1
-        body: Message
+        return self._decide(entry, request)
+
+    def _is_late(self, request: Request, now_ns: int) -> bool:
+        if not 0 < request.deadline_ns < now_ns:
+            return False
+        self._metrics.refusals["late"] += 1
+        self._metrics.count_result(request.op, "late")
+        return True
+
+    def _decide(self, entry: SessionEntry, request: Request) -> bytes:
+        op, body = request.op, None
         try:
+            if op in _NEEDS_ROOM:
+                self._journal.make_room()
             body = self._table[op](entry, request.body)
             self._metrics.count_result(op, "ok")
         except IpcSyncError as error:
             self._metrics.count_refusal(error, op)
-            body = codec.failure_of(error)
-        reply = codec.encode_reply(request.id, body)
+            reply = codec.encode_reply(request.id, codec.failure_of(error))
+        else:
+            reply = codec.encode_reply(request.id, body)
         if op in _CHANGING:
-            self._sessions.keep(entry, request.id, reply)
+            # A refusal is kept, but not for good: a reply that its client has not read goes with the connection.
+            self._transactions.commit(Reply(entry.token, request.id, reply), is_refusal=body is None)
         return reply
 
     def _welcome(self, request: Request, sender: Sender, now_ns: int) -> bytes:
         assert isinstance(request.body, messages.Hello)
         self._metrics.requests["hello"] += 1
+        self._journal.make_room()
         reply = codec.encode_reply(request.id, self._handlers.hello(request.body, sender, now_ns))
         self._metrics.count_result("hello", "ok")
         return reply

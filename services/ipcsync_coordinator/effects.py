@@ -1,5 +1,8 @@
 """What follows from a registry's change: on the board, in the pool, on the feed. In this order, everywhere:
 state on the board, then the waiters woken, then the announcement.
+
+What is to be stored is read first (`plan`), since the journal has it before anything is stored (`carry_out`); a later
+coordinator that finds it there, and not that it was done, stores just that (`redo`).
 """
 
 from __future__ import annotations
@@ -7,16 +10,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
-from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
+from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
 from ipcsync._logs import fields
-from ipcsync.errors import IpcSyncError
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool
+from ipcsync_coordinator.records import Effect
 from ipcsync_coordinator.registry import Change, ChangeKind, Session, Slot
 from ipcsync_coordinator.release import Releaser
 
 log = logging.getLogger("ipcsync.coordinator")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A change, what it stores on the board, and the ring that it frees, to be used again or not."""
+
+    change: Change
+    effect: Effect | None
+    ring: Any = None
+    is_reusable: bool = False
 
 
 class Effects:
@@ -25,69 +40,142 @@ class Effects:
     def __init__(self, board: Board, pool: Pool, feed: Feed, on_forget: Callable[[Session], None]) -> None:
         self.pool = pool
         self.feed = feed
-        self.releaser = Releaser(board)
+        self.releaser = Releaser()
         self._board = board
         self._on_forget = on_forget
         self._lines: dict[int, SlotLine] = {}
         self._quarantined_ns: dict[int, int] = {}  # since when, by slot
-        self._of_slot: dict[ChangeKind, Callable[[Slot], None]] = {
+        self._plans: dict[ChangeKind, Callable[[Any], Effect | None]] = {
+            "opened": lambda slot: Effect("open", slot.index, (slot.incarnation,)),
+            "recorder": lambda slot: Effect("recorder", slot.index, (slot.recorder.serial,)),
+            "closed": lambda slot: Effect("close", slot.index),
+            "broken": self._plan_break,
+            "drained": self._plan_drain,
+            "session_opened": self._plan_assign,
+            "session_closed": lambda session: Effect("expire", session.line),
+            "line_freed": lambda session: Effect("forget", session.line),
+        }
+        self._stores: dict[str, Callable[..., None]] = {
+            "open": lambda index, incarnation: self.line(index).open(incarnation),
+            "recorder": lambda index, serial: self.line(index).set_recorder(serial),
+            "close": lambda index: self.line(index).finish(CLOSED),
+            "break": self._store_break,
+            "drain": self._store_drain,
+            "free": self._store_free,
+            "assign": lambda line, *values: board.session(line).assign(*values),
+            "expire": lambda line: board.session(line).set_state(EXPIRED),
+            "forget": lambda line: board.session(line).set_state(FREE),
+        }
+        self._consequences: dict[ChangeKind, Callable[[Any], None]] = {
             "opened": self._opened,
-            "recorder": self._recorder,
             "closed": self._closed,
             "broken": self._broken,
-            "drained": self._drained,
-            "freed": self._freed,
-        }
-        self._of_session: dict[ChangeKind, Callable[[Session], None]] = {
             "session_opened": self._session_opened,
             "session_closed": self._session_closed,
-            "line_freed": self._line_freed,
+            "line_freed": on_forget,
         }
 
-    def line(self, slot: Slot) -> SlotLine:
-        """The slot's line on the board."""
-        found = self._lines.get(slot.index)
+    def line(self, index: int) -> SlotLine:
+        """A slot's line on the board."""
+        found = self._lines.get(index)
         if found is None:
-            found = self._lines[slot.index] = self._board.slot(slot.index)
+            found = self._lines[index] = self._board.slot(index)
         return found
 
-    def carry_out(self, changes: Iterable[Change]) -> None:
-        """Carry out changes in order. One that fails (in the driver) is logged, and keeps none of the others back."""
-        for change in changes:
-            self._carry_out_one(change)
+    # --- what is to be stored, read from the board --------------------------------------------------------------------
 
-    def _carry_out_one(self, change: Change) -> None:
+    def plan(self, changes: Iterable[Change]) -> list[Step]:
+        """What follows from changes, in order; a slot that is freed has no ring any more."""
+        return [
+            self._plan_free(change, change.slot)
+            if change.kind == "freed" and change.slot is not None
+            else Step(change, self._plans[change.kind](change.slot or change.session))
+            for change in changes
+        ]
+
+    def _plan_break(self, slot: Slot) -> Effect:
+        line = self.line(slot.index)
+        completed = line.completed
+        # A released word says nothing; what was complete before it was released stands in the watermark already. And
+        # what was not published was not recorded, though a GPU wrote its word.
+        good = line.watermark if completed == INT64_MAX else min(max(completed, slot.base), line.recorded)
+        has_expired = slot.recorder is not None and slot.recorder.state == "expired"
+        return Effect("break", slot.index, (good, has_expired, slot.engine == "timeline"))
+
+    def _plan_drain(self, slot: Slot) -> Effect | None:
+        # All that was recorded is complete.
+        return Effect("drain", slot.index, (self.line(slot.index).recorded,)) if slot.engine == "timeline" else None
+
+    def _plan_free(self, change: Change, slot: Slot) -> Step:
+        line = self.line(slot.index)
+        # A recorder that died between its driver's call and publishing left a record that the board does not know.
+        recorded = line.recorded
+        is_reusable = line.completed >= recorded and not change.was_broken
+        ring, slot.ring = slot.ring, []
+        # On either engine: the next use begins where `recorded` stands, and has to find all before it complete.
+        return Step(change, Effect("free", slot.index, (recorded,)), ring, is_reusable)
+
+    def _plan_assign(self, session: Session) -> Effect:
+        namespace = self._board.coordinator[2]
+        values = (session.serial, session.pid, session.started, namespace, time.monotonic_ns(), session.label)
+        return Effect("assign", session.line, values)
+
+    # --- the stores ---------------------------------------------------------------------------------------------------
+
+    def carry_out(self, steps: Iterable[Step]) -> None:
+        """Carry out steps in order. One that fails (in the driver) is logged, and keeps none of the others back."""
+        for step in steps:
+            self._carry_out_one(step)
+
+    def _carry_out_one(self, step: Step) -> None:
         try:
-            if change.slot is not None:
-                self._of_slot[change.kind](change.slot)
-            else:
-                assert change.session is not None
-                self._of_session[change.kind](change.session)
+            self._do(step)
         except Exception:
-            log.exception("change not carried out to its end", extra=fields(kind=change.kind))
+            log.exception("change not carried out to its end", extra=fields(kind=step.change.kind))
 
-    def why_not_event(self, device: str) -> str | None:
-        """Why no event handle can be made on `device`, None if one can; tried for real.
+    def _do(self, step: Step) -> None:
+        change = step.change
+        if step.effect is not None:
+            self._store(step.effect)
+        if change.kind == "freed":
+            (self.pool.give_back if step.is_reusable else self.pool.destroy)(step.ring)
+            self._quarantined_ns.pop(change.slot.index if change.slot else -1, None)
+        elif change.kind in self._consequences:
+            self._consequences[change.kind](change.slot or change.session)
 
-        DeviceMismatch for one that is not served here.
-        """
-        self.pool.enter(device)
-        try:
-            self.pool.probe_handle(device)
-        except IpcSyncError as error:
-            return str(error)
-        return None
+    def redo(self, effects: Iterable[Effect]) -> None:
+        """Store what a coordinator before this one was about to, or did; twice is as good as once."""
+        for effect in effects:
+            self._store(effect)
 
-    def why_not_timeline(self, device: str) -> str | None:
-        """Why no timeline word works on `device`, None if one does; tried for real."""
-        return self.releaser.why_not(self.pool.ordinal(device))
+    def _store(self, effect: Effect) -> None:
+        self._stores[effect.kind](effect.index, *effect.values)
 
-    # --- slots --------------------------------------------------------------------------------------------------------
+    def _store_break(self, index: int, watermark: int, has_expired: bool, is_timeline: bool) -> None:
+        line = self.line(index)
+        line.break_at(watermark, has_expired=has_expired)
+        if is_timeline:
+            self.releaser.hold(index, line)
+
+    def _store_drain(self, index: int, watermark: int) -> None:
+        line = self.line(index)
+        line.set_watermark(watermark)
+        self.releaser.hold(index, line)
+
+    def _store_free(self, index: int, recorded: int) -> None:
+        line = self.line(index)
+        self.releaser.let_go(index, line, recorded)
+        line.finish(FREE)
+
+    def resume(self, slot: Slot) -> None:
+        """Go on with what a slot that a coordinator before this one left in quarantine needs."""
+        if slot.engine == "timeline" and (slot.state == "broken" or slot.is_drained):
+            self.releaser.hold(slot.index, self.line(slot.index))
+        self._quarantine(slot)
+
+    # --- what others are told -----------------------------------------------------------------------------------------
 
     def _opened(self, slot: Slot) -> None:
-        line = self.line(slot)
-        slot.base = line.recorded
-        line.open(slot.incarnation)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("event opened", extra=fields(name=slot.name, slot=slot.index, engine=slot.engine))
         self.feed.announce(
@@ -100,29 +188,16 @@ class Effects:
             handles=[shared.handle for shared in slot.ring],
         )
 
-    def _recorder(self, slot: Slot) -> None:
-        assert slot.recorder is not None
-        self.line(slot).set_recorder(slot.recorder.serial)
-
     def _closed(self, slot: Slot) -> None:
-        self.line(slot).finish(CLOSED)
         self._quarantine(slot)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("event closed", extra=fields(name=slot.name, slot=slot.index))
         self._announce("closed", slot)
 
     def _broken(self, slot: Slot) -> None:
-        line = self.line(slot)
-        completed = line.completed
-        # A released word says nothing; what was complete before it was released stands in the watermark already. And
-        # what was not published was not recorded, though a GPU wrote its word.
-        watermark = line.watermark if completed == INT64_MAX else min(max(completed, slot.base), line.recorded)
-        recorder = slot.recorder
-        line.break_at(watermark, has_expired=recorder is not None and recorder.state == "expired")
-        if slot.engine == "timeline":
-            self.releaser.hold(slot.index, line)
         self._announce("broken", slot)
         self._quarantine(slot)
+        recorder, line = slot.recorder, self.line(slot.index)
         log.warning(
             "event broken",
             extra=fields(
@@ -135,26 +210,6 @@ class Effects:
             ),
         )
 
-    def _drained(self, slot: Slot) -> None:
-        if slot.engine == "timeline":
-            line = self.line(slot)
-            line.set_watermark(line.recorded)  # all that was recorded is complete
-            self.releaser.hold(slot.index, line)
-
-    def _freed(self, slot: Slot) -> None:
-        line = self.line(slot)
-        # A recorder that died between its driver's call and publishing left a record that the board does not know.
-        was_drained = line.state != BROKEN and line.completed >= line.recorded
-        # On either engine: the next use begins where `recorded` stands, and has to find all before it complete.
-        self.releaser.let_go(slot.index, line)
-        line.finish(FREE)
-        if was_drained:
-            self.pool.give_back(slot.device, slot.ring)
-        else:
-            self.pool.destroy(slot.device, slot.ring)
-        slot.ring = []
-        self._quarantined_ns.pop(slot.index, None)
-
     def _quarantine(self, slot: Slot) -> None:
         self._quarantined_ns.setdefault(slot.index, time.monotonic_ns())
 
@@ -166,15 +221,8 @@ class Effects:
     def _announce(self, kind: str, slot: Slot) -> None:
         self.feed.announce(kind, name=slot.name, slot=slot.index, incarnation=slot.incarnation)
 
-    # --- sessions -----------------------------------------------------------------------------------------------------
-
     def _session_opened(self, session: Session) -> None:
         self.feed.announce("session_opened", name=session.name, session=session.id)
 
     def _session_closed(self, session: Session) -> None:
-        self._board.session(session.line).set_state(EXPIRED)
         self.feed.announce("session_closed", name=session.name, session=session.id)
-
-    def _line_freed(self, session: Session) -> None:
-        self._board.session(session.line).set_state(FREE)
-        self._on_forget(session)

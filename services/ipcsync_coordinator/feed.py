@@ -16,9 +16,9 @@ _BUDGET = 256
 class Feed:
     """The XPUB socket. A subscriber that stops reading loses announcements, sees the gap, and asks for a snapshot."""
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], number: int = 0) -> None:
         self.socket = socket
-        self.number = 0
+        self.number = number
 
     def announce(self, kind: str, **fields: object) -> None:
         """Send the next change."""

@@ -27,6 +27,8 @@ from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.registry import Registry, Session, Slot
 from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
+from ipcsync_coordinator.transactions import Transactions
+from ipcsync_keeper.holdings import Terms
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -45,7 +47,8 @@ class Handlers:
         effects: Effects,
         sessions: SessionTable,
         metrics: Metrics,
-        driver: str,
+        terms: Terms,
+        transactions: Transactions,
         feed_endpoint: str,
         room: Callable[[], int] = lambda: _UNLIMITED,
     ) -> None:
@@ -57,12 +60,14 @@ class Handlers:
         self._effects = effects
         self._sessions = sessions
         self._metrics = metrics
-        self._driver = driver
+        self._terms = terms
+        self._journal = transactions.journal
+        self._commit = transactions.commit
         self._feed_endpoint = feed_endpoint
         self._room = room  # how many sessions the file descriptors allow
         self._namespace = pid_namespace()
         self._shm = shm_identity()
-        self._started = time.monotonic()
+        self._began_ns = time.monotonic_ns()
         self.table: dict[str, Callable[[SessionEntry, Any], messages.Message]] = {
             "ready": self._ready,
             "open": self._open,
@@ -85,21 +90,18 @@ class Handlers:
         known = self._sessions.of_nonce(hello.nonce)
         if known is not None:
             return self._welcome(known)
-        if hello.driver != self._driver:
-            raise ConnectError(f"this coordinator uses the driver {self._driver!r}, the client {hello.driver!r}")
+        if hello.driver != self._terms.driver:
+            raise ConnectError(f"this coordinator uses the driver {self._terms.driver!r}, the client {hello.driver!r}")
         ttl = self._granted_ttl(hello.lease_ttl)
         room = self._room()
         if len(self._sessions) >= room:
             raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
         session = self._registry.open_session(os.urandom(4).hex(), hello.name)
         watch = ProcessWatch(sender.pid, sender.routing, self._board, session.line)
-        entry = SessionEntry(session, os.urandom(16), hello.nonce, int(ttl * 1e9), now_ns, now_ns, watch, hello)
-        entry.why_not_event = self._why_not_event(hello)
         # Without a start time the pid tells nobody anything: others then ask for the lifeline.
-        pid = watch.pid if watch.started else 0
-        line = self._board.session(session.line)
-        line.assign(session.serial, pid, watch.started, self._namespace, now_ns, session.label)
-        session.pid = pid
+        session.pid, session.started = watch.pid if watch.started else 0, watch.started
+        entry = SessionEntry(session, os.urandom(16), hello.nonce, int(ttl * 1e9), now_ns, now_ns, watch)
+        entry.why_not_event = self._why_not_event(hello)
         self._sessions.add(entry)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
         return self._welcome(entry)
@@ -114,7 +116,7 @@ class Handlers:
     def _why_not_event(self, hello: messages.Hello) -> str | None:
         if hello.shm and self._shm and hello.shm != self._shm:
             return "the process and the coordinator do not share /dev/shm, which CUDA's event handles need"
-        if hello.namespace != self._namespace and hello.pid == os.getpid():
+        if hello.namespace != self._namespace and hello.pid == self._terms.keeper_pid:
             return (
                 f"the process and the coordinator have the same pid value {hello.pid} in two pid namespaces, "
                 "and CUDA takes one's handles for the other's own"
@@ -133,28 +135,28 @@ class Handlers:
             heartbeat=ttl / 3,
             board=self._board.path,
             feed=self._feed_endpoint,
-            driver=self._driver,
-            coordinator_pid=os.getpid(),
+            driver=self._terms.driver,
+            coordinator_pid=self._terms.keeper_pid,
             devices=self._effects.pool.devices,
             window=self._window,
         )
 
     def _ready(self, entry: SessionEntry, _: messages.Ready) -> messages.Message:
         entry.is_ready = True
+        self._registry.touched_sessions.add(entry.session)
         entry.watch.has_lifeline = self._board.has_lifeline(self._board.session(entry.session.line))
         return _DONE
 
     def _bye(self, entry: SessionEntry, body: messages.Bye) -> messages.Message:
+        self._journal.make_room(self._size_of_end(entry.session))
         self._registry.end_session(entry.session, let_go=body.let_go)
-        self.commit()
         log.info("session closed", extra=fields(id=entry.session.id, name=entry.session.name, pid=entry.watch.pid))
         return _DONE
 
-    def commit(self) -> None:
-        """Carry out what followed from the transitions so far. A reply that tells of them is built afterwards."""
-        changes = self._registry.take_changes()
-        if changes:
-            self._effects.carry_out(changes)
+    def _size_of_end(self, session: Session) -> int:
+        """How many bytes the record of a session's end may have, beyond the ordinary."""
+        slots = (self._registry.slots[index] for index in session.attached)
+        return sum(512 + 10 * (len(slot.active) + len(slot.lingering) + len(slot.left) + slot.depth) for slot in slots)
 
     def forget(self, session: Session) -> None:
         """The session's line is free: drop all that is kept of it."""
@@ -169,12 +171,13 @@ class Handlers:
         if session.state == "live":
             self._metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how=how))
+        self._journal.make_room(self._size_of_end(session))
         # Who never was ready, and has no lifeline, does not use the board: its line needs no proof of death.
         if how == "pidfd" or not (entry.is_ready or self._board.has_lifeline(line)):
             self._registry.bury(session)
         else:
             self._registry.expire(session)
-        self.commit()
+        self._commit()
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -199,8 +202,9 @@ class Handlers:
                     ring=ring,
                 )
             except IpcSyncError:
-                self._effects.pool.give_back(device, ring)
+                self._effects.pool.give_back(ring)
                 raise
+            slot.base = self._effects.line(slot.index).recorded
         return self._attachment(entry, slot)
 
     def _choose_engine(self, entry: SessionEntry, wanted: str, device: str) -> str:
@@ -208,8 +212,8 @@ class Handlers:
         if wanted not in ("auto", "event", "timeline"):
             raise ProtocolError(f"an engine is 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
         reasons = {
-            "event": entry.why_not_event or self._effects.why_not_event(device),
-            "timeline": None if wanted == "event" else self._effects.why_not_timeline(device),
+            "event": entry.why_not_event or self._effects.pool.why_not_event(device),
+            "timeline": None if wanted == "event" else self._effects.pool.why_not_timeline(device),
         }
         for engine in ("event", "timeline"):
             if wanted in ("auto", engine) and not reasons[engine]:
@@ -229,7 +233,6 @@ class Handlers:
             raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.why_not_event}")
 
     def _attachment(self, entry: SessionEntry, slot: Slot) -> messages.Attachment:
-        self.commit()  # a new slot's base is known once it was opened on the board
         return messages.Attachment(
             name=slot.name,
             slot=slot.index,
@@ -245,7 +248,6 @@ class Handlers:
 
     def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
         self._registry.close(entry.session, body.slot, body.incarnation, let_go=body.let_go, drained=body.drained)
-        self.commit()
         return _DONE
 
     def _stream(self, entry: SessionEntry, body: messages.OpenStream) -> messages.Message:
@@ -255,9 +257,9 @@ class Handlers:
 
     def _probe(self, entry: SessionEntry, body: messages.Probe) -> messages.Message:
         device = body.device or self._effects.pool.devices[0]
-        reason = entry.why_not_event or self._effects.why_not_event(device)
+        reason = entry.why_not_event or self._effects.pool.why_not_event(device)
         handle = b"" if reason else self._effects.pool.probe_handle(device)
-        return messages.ProbeReply(handle, reason, self._effects.why_not_timeline(device))
+        return messages.ProbeReply(handle, reason, self._effects.pool.why_not_timeline(device))
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
@@ -296,7 +298,11 @@ class Handlers:
             "quarantine_oldest_s": self._effects.quarantine_oldest_s(),
             "feed_number": self._effects.feed.number,
             **self._metrics.stats(),
-            "uptime_s": time.monotonic() - self._started,
+            "uptime_s": (now_ns - self._terms.started_ns) / 1e9,
+            "starts": self._terms.starts,
+            "start_s": (now_ns - self._began_ns) / 1e9,
+            "pid": os.getpid(),
+            "keeper_pid": self._terms.keeper_pid,
         }
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ipcsync._board import Board
 from ipcsync._linux.process import PidFd, start_time
 from ipcsync._linux.robust import OWNER_DIED
+
+if TYPE_CHECKING:
+    from ipcsync_coordinator.sessions import Sender
 
 
 class ProcessWatch:
@@ -22,6 +26,7 @@ class ProcessWatch:
         self.started = 0
         self._routing = routing
         self._board = board
+        self._index = line
         self._line = board.session(line)
         self._pidfd: PidFd | None = None
         self._watched_by: asyncio.AbstractEventLoop | None = None
@@ -34,13 +39,50 @@ class ProcessWatch:
             except OSError:
                 self._pidfd = None  # it is gone, or descriptors are short: the TTL and the lifeline tell
 
-    def confirm(self, routing: bytes, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> None:
-        """The session spoke again: from now on the pidfd tells of its death."""
-        if self._pidfd is None or self._watched_by is not None or routing != self._routing:
-            return
+    @classmethod
+    def resumed(cls, pid: int, started: int, board: Board, line: int, *, is_ready: bool) -> ProcessWatch:
+        """The watch of a session that another coordinator opened.
+
+        Who was ready had a lifeline: that it is gone by now is the proof of a death. Until it is confirmed anew, or by
+        `watch_at_once`, the process on whose connection the session speaks next is taken for its own.
+        """
+        watch = cls(0, b"", board, line)
+        watch.pid, watch.started, watch.has_lifeline = pid, started, is_ready
+        return watch
+
+    def watch_at_once(self, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> bool:
+        """Watch a process that was confirmed before; False if it is proven dead."""
+        try:
+            self._pidfd = PidFd(self.pid)
+            if start_time(self.pid) != self.started:
+                return False
+        except ProcessLookupError:
+            return False
+        except OSError:
+            return True  # descriptors are short, which proves nothing: the TTL and the lifeline tell
+        self._confirm(self._pidfd, loop, on_death)
+        return True
+
+    def confirm(self, sender: Sender, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> bool:
+        """The session spoke again; whether from now on, and not before, the pidfd tells of its death."""
+        if self._watched_by is not None:
+            return False
+        if not self._routing and sender.pid:  # it spoke to another coordinator before
+            self._adopt(sender)
+            return False
+        if self._pidfd is None or sender.routing != self._routing:
+            return False
+        self._confirm(self._pidfd, loop, on_death)
+        return True
+
+    def _confirm(self, pidfd: PidFd, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> None:
         self._watched_by = loop
         self.is_confirmed = True
-        loop.add_reader(self._pidfd, on_death)
+        loop.add_reader(pidfd, on_death)
+
+    def _adopt(self, sender: Sender) -> None:
+        first = ProcessWatch(sender.pid, sender.routing, self._board, self._index)
+        self.pid, self.started, self._pidfd, self._routing = first.pid, first.started, first._pidfd, sender.routing
 
     def lifeline_is_cut(self) -> bool:
         """Whether a lifeline is gone of which no pidfd tells: there is none, or the process has called exec."""

@@ -1,141 +1,141 @@
-"""The CUDA events behind the slots: made ahead, handed out as rings, destroyed only when nobody can touch them.
-
-All device work of the coordinator goes through here.
-"""
+"""The CUDA events behind the slots: made ahead, handed out as rings, destroyed only when nobody can touch them."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from ipcsync import _drivers
-from ipcsync._native import context
-from ipcsync.errors import DeviceMismatch, InvalidDevice, QuotaExceeded
+from ipcsync._logs import fields
+from ipcsync.errors import DeviceMismatch, IpcSyncError, QuotaExceeded
+from ipcsync_coordinator.driver_work import DriverWork, Made
+from ipcsync_keeper.events import SharedCudaEvent
 
-_INTERPROCESS = 4 | 2  # CU_EVENT_INTERPROCESS needs CU_EVENT_DISABLE_TIMING
-
-
-@dataclass(frozen=True, eq=False)
-class SharedCudaEvent:
-    """One interprocess CUDA event. `serial` never comes again, while handle bytes can."""
-
-    serial: int
-    event: Any
-    handle: bytes
+log = logging.getLogger("ipcsync.coordinator")
 
 
 @dataclass(eq=False)
 class _Device:
-    ordinal: int
     is_open: bool = False
+    is_refilling: bool = False
     spare: list[SharedCudaEvent] = field(default_factory=list)
-    probe: SharedCudaEvent | None = None
+    probe: bytes | None = None
 
 
 class Pool:
-    """The interprocess events of all devices.
+    """The interprocess events of all devices, which `work` makes and destroys.
 
-    `limit` bounds how many there are at once, since drivers fail beyond some twenty thousand. A device's context is
-    created with its first event, because an idle one costs hundreds of megabytes on a real GPU.
+    `limit` bounds how many there are at once, since drivers fail beyond some twenty thousand. `held`: those that were
+    there before this process, of which the slots have some and the others are `sweep`ed.
     """
 
-    def __init__(self, devices: dict[str, int], limit: int, step: int = 64) -> None:
-        self._devices = {uuid: _Device(ordinal) for uuid, ordinal in devices.items()}
+    def __init__(
+        self, devices: list[str], work: DriverWork, limit: int, step: int = 64, held: Iterable[SharedCudaEvent] = ()
+    ) -> None:
+        self._devices = {uuid: _Device() for uuid in devices}
+        self._work = work
         self._limit = limit
         self._step = step
-        self._serial = 0
-        self.made = 0
+        self._refills = True
+        self.held = {shared.serial: shared for shared in held}
+        self.made = len(self.held)
+        for shared in self.held.values():
+            self._devices[shared.device].is_open = True
 
     @property
     def devices(self) -> list[str]:
         """The UUIDs of the devices that this coordinator serves."""
         return list(self._devices)
 
-    def enter(self, uuid: str) -> None:
-        """Make a context of a device current on this thread; DeviceMismatch for one that is not served here."""
+    def _device(self, uuid: str) -> _Device:
         device = self._devices.get(uuid)
         if device is None:
             served = ", ".join(self._devices)
             raise DeviceMismatch(f"the coordinator does not serve device {uuid!r:.80}; it serves {served}")
-        context.ensure_context(device.ordinal)
-        device.is_open = True
+        return device
 
     def take(self, uuid: str, depth: int) -> list[SharedCudaEvent]:
         """A ring of `depth` events that nobody uses; QuotaExceeded beyond the limit."""
-        self.enter(uuid)
-        spare = self._devices[uuid].spare
-        if len(spare) < depth:
-            if self.made + depth - len(spare) > self._limit:
+        device = self._device(uuid)
+        missing = depth - len(device.spare)
+        if missing > 0:
+            if self.made + missing > self._limit:
                 raise QuotaExceeded(f"there are {self.made} CUDA events already (--max-cuda-events)", limit=self._limit)
-            self._make(spare, depth - len(spare))
-        ring = spare[-depth:]
-        del spare[-depth:]
+            device.spare += self._work.make(uuid, missing)
+            device.is_open = True
+            self.made += missing
+        ring = device.spare[-depth:]
+        del device.spare[-depth:]
         return ring
 
-    def give_back(self, uuid: str, ring: list[SharedCudaEvent]) -> None:
+    def give_back(self, ring: list[SharedCudaEvent]) -> None:
         """Take back a ring that every session has let go of."""
-        self._devices[uuid].spare.extend(ring)
-
-    def destroy(self, uuid: str, ring: list[SharedCudaEvent]) -> None:
-        """Destroy a ring that a dead recorder left as it was."""
-        if not ring:
-            return
-        self.enter(uuid)
-        driver = _drivers.load()
         for shared in ring:
-            _drivers.unwrap(driver.cuEventDestroy(shared.event), "cuEventDestroy")
-            self.made -= 1
+            self._devices[shared.device].spare.append(shared)
 
-    def refill(self, uuid: str) -> bool:
-        """Make one step of spare events ahead if there are few; whether it did."""
-        device = self._devices[uuid]
-        room = min(self._step, self._limit - self.made)
-        if not device.is_open or len(device.spare) >= self._step or room <= 0:
-            return False
-        self.enter(uuid)
-        self._make(device.spare, room)
-        return True
+    def destroy(self, ring: list[SharedCudaEvent]) -> None:
+        """Destroy a ring that a dead recorder left as it was."""
+        if ring:
+            self.made -= len(ring)
+            self._work.destroy([shared.serial for shared in ring])
 
-    def ordinal(self, uuid: str) -> int:
-        """The ordinal of a device that is served here, whose context is then current on this thread."""
-        self.enter(uuid)
-        return self._devices[uuid].ordinal
+    def sweep(self, used: Iterable[int]) -> None:
+        """Destroy what was there before and is not among the `used`: nobody knows what was last done with it."""
+        for serial in used:
+            self.held.pop(serial, None)
+        self.destroy(list(self.held.values()))
+        self.held.clear()
+
+    def refill(self) -> None:
+        """Make a step of spare events ahead for each device that has few."""
+        for uuid, device in self._devices.items():
+            count = min(self._step, self._limit - self.made)
+            is_due = device.is_open and not device.is_refilling and len(device.spare) < self._step
+            if self._refills and is_due and count > 0:
+                self._refill(uuid, device, count)
+
+    def _refill(self, uuid: str, device: _Device, count: int) -> None:
+        def take_in(made: Made | IpcSyncError) -> None:
+            device.is_refilling = False
+            if isinstance(made, IpcSyncError):
+                self.made -= count
+                self._refills = False  # events are then made when they are asked for, and that says why not
+                log.error("no CUDA events are made ahead any more", extra=fields(why=made))
+            else:
+                device.spare += made
+
+        device.is_refilling = True
+        self.made += count
+        self._work.make_ahead(uuid, count, take_in)
 
     def probe_handle(self, uuid: str) -> bytes:
         """The handle of an event kept for clients that want to try whether handles open."""
-        device = self._devices.get(uuid)
-        if device is None or device.probe is None:
-            (probe,) = self.take(uuid, 1)
-            device = self._devices[uuid]
-            device.probe = probe
-        assert device.probe is not None
-        return device.probe.handle
+        device = self._device(uuid)
+        if device.probe is None:
+            device.probe = self._work.probe(uuid)
+            device.is_open = True
+            self.made += 1
+        return device.probe
+
+    def why_not_event(self, uuid: str) -> str | None:
+        """Why no event handle can be made on a device, None if one can; tried for real.
+
+        DeviceMismatch for one that is not served here.
+        """
+        self._device(uuid)
+        try:
+            self.probe_handle(uuid)
+        except IpcSyncError as error:
+            return str(error)
+        return None
+
+    def why_not_timeline(self, uuid: str) -> str | None:
+        """Why no timeline word works on a device, None if one does; tried for real."""
+        self._device(uuid)
+        return self._work.why_not_timeline(uuid)
 
     def close(self) -> None:
         """Destroy the spare events; those in use end with the process, after their importers were told."""
-        for uuid, device in self._devices.items():
+        for device in self._devices.values():
             ring, device.spare = device.spare, []
-            self.destroy(uuid, ring)
-
-    def _make(self, spare: list[SharedCudaEvent], count: int) -> None:
-        driver = _drivers.load()
-        for _ in range(count):
-            event = _drivers.unwrap(driver.cuEventCreate(_INTERPROCESS), "cuEventCreate")
-            # Exported at once: export wants the context current, and the bytes are the same each time.
-            exported = driver.cuIpcGetEventHandle(event)
-            if exported[0] is not _drivers.SUCCESS:
-                driver.cuEventDestroy(event)
-            handle = _drivers.unwrap(exported, "cuIpcGetEventHandle")
-            self._serial += 1
-            self.made += 1
-            spare.append(SharedCudaEvent(self._serial, event, _drivers.handle_bytes(handle)))
-
-
-def served_devices(wanted: list[int] | None) -> dict[str, int]:
-    """UUID → ordinal of the devices to serve: those in `wanted`, all by default. InvalidDevice for one that is none."""
-    count = context.count()
-    ordinals = list(range(count)) if wanted is None else wanted
-    for ordinal in ordinals:
-        if not 0 <= ordinal < count:
-            raise InvalidDevice(f"there is no device {ordinal}: {count} are visible")
-    return {context.uuid_of(ordinal): ordinal for ordinal in ordinals}
+            self.destroy(ring)

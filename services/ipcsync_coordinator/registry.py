@@ -13,6 +13,7 @@ What it promises, and the tests check against a model:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -55,8 +56,9 @@ class Session:
     name: str
     pid: int = 0  # 0: not known
     state: SessionState = "live"
+    started: int = 0
     attached: set[int] = field(default_factory=set)
-    left: dict[int, int] = field(default_factory=dict)  # slot to the incarnation of it that this session let go of
+    left: set[int] = field(default_factory=set)  # slots of whose `left` it is, or was
     streams: set[str] = field(default_factory=set)
 
     @property
@@ -74,8 +76,9 @@ class Session:
 class Slot:
     """One place for a shared event.
 
-    `active` have it open; `lingering` closed it but may still touch it; `is_drained` once it is closed and all that was
-    recorded is complete: nobody writes its timeline word any more, and who waits ahead for more is released.
+    `active` have it open; `lingering` closed it but may still touch it; `left` have let go of it. `is_drained` once it
+    is closed and all that was recorded is complete: nobody writes its timeline word any more, and who waits ahead for
+    more is released.
     """
 
     index: int
@@ -90,6 +93,7 @@ class Slot:
     recorder: Session | None = None
     active: set[int] = field(default_factory=set)
     lingering: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
     is_drained: bool = False
 
     @property
@@ -103,12 +107,13 @@ class Change:
     """One thing that followed from a transition, to be carried out on the board, the pool and the feed.
 
     kind: opened, recorder, closed, broken, drained (all that a closed one's recorder made is complete), freed (slot);
-    session_opened, session_closed, line_freed (session).
+    session_opened, session_closed, line_freed (session). `was_broken`: of a slot that is freed.
     """
 
     kind: ChangeKind
     slot: Slot | None = None
     session: Session | None = None
+    was_broken: bool = False
 
 
 class Registry:
@@ -121,17 +126,46 @@ class Registry:
         self.slots: dict[int, Slot] = {}
         self.streams: dict[str, tuple[str, int]] = {}
         self.changes: list[Change] = []
+        self.touched_slots: set[Slot] = set()  # what is not as it was when the journal was last appended to
+        self.touched_sessions: set[Session] = set()
         self.high_water = 0
         self.in_use = 0
         self._free: list[int] = []
         # The longest free first: a child that C code forked may still hold the lock of its parent's line.
         self._free_lines = deque(range(limits.sessions))
-        self._count = 0
+        self.count = 0  # of sessions there ever were
 
     def take_changes(self) -> list[Change]:
         """The changes since the last call, in order."""
         changes, self.changes = self.changes, []
         return changes
+
+    def take_touched(self) -> tuple[list[Slot], list[Session]]:
+        """The slots and sessions that are not as they were at the last call."""
+        slots, sessions = list(self.touched_slots), list(self.touched_sessions)
+        self.touched_slots.clear()
+        self.touched_sessions.clear()
+        return slots, sessions
+
+    def restore(self, sessions: list[Session], slots: list[Slot], free_lines: Iterable[int]) -> None:
+        """Go on with what another registry had, in this empty one. The slots are as they were; the rest follows."""
+        self.sessions = {session.serial: session for session in sessions}
+        self.slots = {slot.index: slot for slot in slots}
+        self.names = {slot.name: slot for slot in slots if slot.name and slot.state == "open"}
+        self.in_use = sum(slot.state != "free" for slot in slots)
+        self._free = [slot.index for slot in slots if slot.state == "free"]
+        self._free_lines = deque(free_lines)
+        for slot in slots:
+            slot.left &= self.sessions.keys()  # of a session that is gone, nobody asks any more
+            for serial in slot.active | slot.lingering:
+                self.sessions[serial].attached.add(slot.index)
+            for serial in slot.left:
+                self.sessions[serial].left.add(slot.index)
+
+    def break_slot(self, slot: Slot) -> None:
+        """End a use of which nothing can be said any more, as its recorder's death would."""
+        self.touched_slots.add(slot)
+        self._finish(slot, "broken")
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -143,10 +177,11 @@ class Registry:
             raise QuotaExceeded(
                 f"there are {self.limits.sessions} sessions already (--max-sessions)", limit=self.limits.sessions
             )
-        self._count += 1
+        self.count += 1
         line = self._free_lines.popleft()
-        session = Session(session_id, (self._count << 16) | line, line, name)
+        session = Session(session_id, (self.count << 16) | line, line, name)
         self.sessions[session.serial] = session
+        self.touched_sessions.add(session)
         self.changes.append(Change("session_opened", session=session))
         return session
 
@@ -168,6 +203,7 @@ class Registry:
         was_live = session.state == "live"
         if was_live:
             session.state = state
+            self.touched_sessions.add(session)
             self.changes.append(Change("session_closed", session=session))
         for index in sorted(session.attached):
             self._leave(self.slots[index], session, breaks=breaks, let_go=let_go)
@@ -176,6 +212,9 @@ class Registry:
                 self.streams.pop(name, None)
         session.streams.clear()
         if not session.attached and (let_go or session.state != "expired"):
+            self.touched_sessions.add(session)
+            for index in session.left:
+                self.slots[index].left.discard(session.serial)
             del self.sessions[session.serial]
             self._free_lines.append(session.line)
             self.changes.append(Change("line_freed", session=session))
@@ -208,6 +247,7 @@ class Registry:
         self._attach(session, slot)
         if recorder and slot.recorder is None:
             slot.recorder = session
+            self.touched_slots.add(slot)
             self.changes.append(Change("recorder", slot=slot))
 
     def create(
@@ -224,7 +264,7 @@ class Registry:
         slot.incarnation += 1
         slot.state, slot.name, slot.device, slot.engine = "open", name, device, engine
         slot.depth, slot.ring = depth, ring
-        slot.recorder, slot.is_drained = None, False
+        slot.recorder, slot.is_drained, slot.left = None, False, set()
         self.in_use += 1
         self.high_water = max(self.high_water, self.in_use)
         if name:
@@ -257,7 +297,7 @@ class Registry:
         slot = self.slots.get(index)
         if slot is None or incarnation > slot.incarnation:
             raise EventClosed(f"no slot {index} with incarnation {incarnation}")
-        if incarnation < slot.incarnation or session.left.get(index) == incarnation:
+        if incarnation < slot.incarnation or session.serial in slot.left:
             return
         if index not in session.attached:
             raise EventClosed(f"this session is not attached to slot {index}: it cannot close it for others")
@@ -276,6 +316,7 @@ class Registry:
         elif device and device != known[0]:
             raise DeviceMismatch(f"the stream {name!r} is on device {known[0]}, not {device}")
         session.streams.add(name)
+        self.touched_sessions.add(session)
         return known
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -295,16 +336,19 @@ class Registry:
         if slot.index not in session.attached:
             self._check_attachments(session)
         session.attached.add(slot.index)
-        session.left.pop(slot.index, None)
+        slot.left.discard(session.serial)
+        self.touched_slots.add(slot)
         slot.lingering.discard(session.serial)
         slot.active.add(session.serial)
 
     def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool, drained: bool = False) -> None:
         """`breaks`: whether a recorder that leaves breaks the event, or merely finishes it."""
+        self.touched_slots.add(slot)
         slot.active.discard(session.serial)
         if let_go:
             slot.lingering.discard(session.serial)
-            session.left[slot.index] = slot.incarnation
+            slot.left.add(session.serial)
+            session.left.add(slot.index)
             session.attached.discard(slot.index)
         else:
             slot.lingering.add(session.serial)
@@ -337,8 +381,8 @@ class Registry:
             self.changes.append(Change(state, slot=slot))
 
     def _release(self, slot: Slot) -> None:
-        slot.state = "free"
+        was_broken, slot.state = slot.state == "broken", "free"
         slot.active, slot.lingering = set(), set()  # an empty set keeps the memory of its largest day
         self.in_use -= 1
         self._free.append(slot.index)
-        self.changes.append(Change("freed", slot=slot))
+        self.changes.append(Change("freed", slot=slot, was_broken=was_broken))

@@ -4,76 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 import zmq
 
-from ipcsync import _drivers
-from ipcsync._board import Board
+from ipcsync._board import FREE
 from ipcsync._linux.process import PidFd
 from ipcsync._logs import fields, is_round
-from ipcsync._wire import codec
-from ipcsync.errors import IpcSyncError
-from ipcsync_coordinator import auth
+from ipcsync._wire import codec, endpoints
+from ipcsync_coordinator import auth, records
 from ipcsync_coordinator.abuse import StrikeCounter
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.descriptors import Descriptors, Gate
 from ipcsync_coordinator.dispatcher import Dispatcher
+from ipcsync_coordinator.driver_work import KeepersDriver
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, Feed
+from ipcsync_coordinator.given import Given
 from ipcsync_coordinator.handlers import Handlers
+from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.liveness import PauseCredit
 from ipcsync_coordinator.metrics import Metrics
-from ipcsync_coordinator.pool import Pool, served_devices
+from ipcsync_coordinator.pool import Pool
+from ipcsync_coordinator.recovery import recover
 from ipcsync_coordinator.registry import Limits, Registry, Session
 from ipcsync_coordinator.requests import Requests
-from ipcsync_coordinator.runtime_dir import RuntimeDir
 from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
+from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")
 
 _RELEASE_S = 0.05
+_NUMBERS_OF_A_START = 40  # bits: what one start announces, the next one's numbers are above
 
 
 class Server:
-    """One coordinator, from bound sockets to their removal."""
+    """One coordinator, from what it was given to its end. JournalError if it cannot go on from the journal."""
 
     def __init__(
-        self, settings: Settings, directory: RuntimeDir, tell_alive: Callable[[], None] = lambda: None
+        self, settings: Settings, given: Given, done: asyncio.Event, tell_alive: Callable[[], None] = lambda: None
     ) -> None:
         self._settings = settings
+        self._given = given
         self._tell_alive = tell_alive  # called with each tick that did all it has to
-        self.directory = directory
         self._loop = asyncio.get_running_loop()
-        self._done = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self.stop)  # before there is anything to be cleaned up
-        self.status = 0
-        self.epoch = os.urandom(16)
-        devices = served_devices(settings.device_list())
-        if not devices:
-            raise RuntimeError("the driver shows no device")
-        self.board = Board.create(directory.board_path(self.epoch), self.epoch, settings.max_sessions, settings.pool)
-        if not self.board.show_life():
-            log.warning("no robust futex: clients ask /proc or a file lock whether this process lives")
+        self._done = done  # set: the end begins
+        terms = given.terms
+        self.board = given.board
+        self._endpoint = endpoints.endpoint_in(terms.fixed.runtime_dir)
+        self._feed_endpoint = endpoints.endpoint_in(terms.fixed.runtime_dir, endpoints.FEED)
         self._descriptors = Descriptors(settings.max_sessions)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_535)
         self._zap = auth.ZapHandler(self._context, self._refuse)
-        try:
-            router = self._bind_router()
-            self.feed = Feed(self._bind_feed())
-        except BaseException:
-            self.board.unlink()
-            raise
-        self.registry = Registry(_limits(settings))
-        pool = Pool(devices, settings.max_cuda_events)
-        self.effects = Effects(self.board, pool, self.feed, self._forget)
         self.metrics = Metrics()
+        self.feed = Feed(self._take_feed(), (terms.starts - 1) << _NUMBERS_OF_A_START)
+        self.registry = Registry(_limits(settings))
         self.sessions = SessionTable(settings.remembered_requests, settings.max_sessions)
+        pool = Pool(terms.devices, given.work, settings.max_cuda_events, held=terms.events)
+        self.effects = Effects(self.board, pool, self.feed, self._forget)
+        journal = Journal(given.journal, lambda: records.whole(self.registry, self.sessions))
+        self._transactions = Transactions(self.registry, self.sessions, self.effects, journal)
+        self._differing = recover(journal, self.registry, self.sessions, self.effects, self.board, time.monotonic_ns())
         self.handlers = Handlers(
             settings,
             self.registry,
@@ -81,25 +75,27 @@ class Server:
             self.effects,
             self.sessions,
             self.metrics,
-            _drivers.name(),
-            directory.feed,
+            terms,
+            self._transactions,
+            self._feed_endpoint,
             self._descriptors.sessions,
         )
         strikes = StrikeCounter(settings.max_strange, settings.max_sessions)
-        dispatcher = Dispatcher(settings, self.handlers, self.sessions, self.metrics, strikes, self._confirm)
-        self._requests = Requests(router, settings, dispatcher, strikes, self._refuse)
+        dispatcher = Dispatcher(
+            settings, self.handlers, self.sessions, self.metrics, strikes, self._transactions, self._confirm
+        )
+        self._requests = Requests(self._take_router(), settings, dispatcher, strikes, self._refuse)
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
         self._idle_since = time.monotonic()
         self._next_feed_tick = 0.0
         self._gate = Gate(
             [self._requests.socket, self.feed.socket],
-            directory.sockets,
+            [endpoints.socket_path(self._endpoint), endpoints.socket_path(self._feed_endpoint)],
             self._descriptors.usable,
             self._refuse_from_gate,
         )
         self._parent: PidFd | None = None
-        self._refills = True
 
     # --- sockets ------------------------------------------------------------------------------------------------------
 
@@ -107,25 +103,28 @@ class Server:
         socket.linger = 0
         socket.setsockopt(zmq.ZAP_DOMAIN, auth.DOMAIN)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._settings.handshake_s * 1000))
-        socket.setsockopt(zmq.BACKLOG, self._descriptors.backlog())
 
-    def _bind_router(self) -> zmq.Socket[bytes]:
+    def _take(self, socket: zmq.Socket[bytes], listening: int, endpoint: str) -> None:
+        socket.setsockopt(zmq.USE_FD, listening)
+        socket.bind(endpoint)
+
+    def _take_router(self) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
         self._guard(router)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # ZeroMQ ends the connection of a larger frame without a word: with room above the limit we refuse and count.
         router.setsockopt(zmq.MAXMSGSIZE, 4 * self._settings.max_frame)
         router.sndhwm = self._settings.reply_queue
-        router.bind(self.directory.endpoint)
+        self._take(router, self._given.sockets[0], self._endpoint)
         return router
 
-    def _bind_feed(self) -> zmq.Socket[bytes]:
+    def _take_feed(self) -> zmq.Socket[bytes]:
         feed = self._context.socket(zmq.XPUB)
         self._guard(feed)
         feed.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION)
         feed.setsockopt(zmq.XPUB_WELCOME_MSG, codec.FEED_WELCOME)
         feed.sndhwm = self._settings.feed_queue
-        feed.bind(self.directory.feed)
+        self._take(feed, self._given.sockets[1], self._feed_endpoint)
         return feed
 
     def _refuse_from_gate(self, reason: str) -> None:
@@ -140,7 +139,10 @@ class Server:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or the end of the process that this one ends with."""
+        """Serve until `stop`, or until the keeper is gone."""
+        if self._given.link is not None:
+            self._loop.add_reader(self._given.link.socket, self._drain_link)
+        self._resume()
         readers: list[tuple[zmq.Socket[bytes], Callable[[], None]]] = [
             (self._zap.socket, self._drain_zap),
             (self._requests.socket, self._drain_requests),
@@ -150,6 +152,7 @@ class Server:
             self._loop.add_reader(_fd(socket), drain)
             self._loop.call_soon(drain)  # what came before the reader was there gives no edge any more
         self._loop.call_soon(self._tick)
+        self._given.tell_serving()
         await self._done.wait()
         for socket, _ in readers:
             self._loop.remove_reader(_fd(socket))
@@ -172,6 +175,13 @@ class Server:
         if not is_running(pid, started):
             self.stop()
 
+    def _drain_link(self) -> None:
+        if isinstance(self._given.work, KeepersDriver):
+            try:
+                self._given.work.drain()
+            except EOFError:
+                self.stop()
+
     # What the loop still has to call when the end begins is called after `close`, when there are no sockets any more.
 
     def _drain_feed(self) -> None:
@@ -188,8 +198,24 @@ class Server:
 
     # --- life and death -----------------------------------------------------------------------------------------------
 
+    def _resume(self) -> None:
+        """Go on with the sessions of the coordinator before this one: those that died meanwhile are lost."""
+        for slot in self._differing:
+            log.error("journal and board differ", extra=fields(slot=slot.index, name=slot.name, state=slot.state))
+            if slot.state == "free":
+                self.board.slot(slot.index).finish(FREE)
+            else:
+                self.registry.break_slot(slot)
+        self._transactions.commit()
+        for entry in self.sessions:
+            on_death = partial(self.handlers.lose, entry, "pidfd")
+            if entry.was_confirmed and not entry.watch.watch_at_once(self._loop, on_death):
+                on_death()
+
     def _confirm(self, entry: SessionEntry, sender: Sender) -> None:
-        entry.watch.confirm(sender.routing, self._loop, lambda: self.handlers.lose(entry, "pidfd"))
+        if entry.watch.confirm(sender, self._loop, partial(self.handlers.lose, entry, "pidfd")):
+            entry.session.pid, entry.session.started = entry.watch.pid, entry.watch.started
+            self.registry.touched_sessions.add(entry.session)
 
     def _forget(self, session: Session) -> None:
         self.handlers.forget(session)
@@ -215,26 +241,19 @@ class Server:
             self._next_feed_tick = now + 1.0
             self.feed.tick()
         self.effects.releaser.reassert()
-        self._refill()
+        self.effects.pool.refill()
+        self._drain_link()
+        self._transactions.commit()  # what could not be appended before
         limit = self._settings.exit_when_idle
         if limit and not self.sessions and now - self._idle_since > limit:
             log.info("stopping", extra=fields(reason="idle", idle_s=limit))
+            self._given.tell_ending()
             self.stop()
         # A drain by hand each tick: an edge that was missed then costs a tick, never a client.
         self._drain_zap()
         self._drain_requests()
         self._drain_feed()
         self._tell_alive()
-
-    def _refill(self) -> None:
-        if not self._refills:
-            return
-        try:
-            for device in self.effects.pool.devices:
-                self.effects.pool.refill(device)
-        except IpcSyncError as error:
-            self._refills = False  # events are then made when they are asked for, and that says why not
-            log.error("no CUDA events are made ahead any more", extra=fields(why=error))
 
     def _check(self, entry: SessionEntry, now_ns: int) -> None:
         if entry.watch.lifeline_is_cut():
@@ -248,11 +267,15 @@ class Server:
             self.handlers.lose(entry, "pidfd")  # its goodbye was lost, or it called exec
 
     def close(self) -> None:
-        """Tell everyone, then remove board and sockets."""
-        self.board.stop()
+        """End. In one process: tell everyone before, and remove what has a name afterwards."""
+        holdings = self._given.holdings
+        if holdings is not None:
+            self.board.stop()
         if self._parent is not None:
             self._loop.remove_reader(self._parent)
             self._parent.close()
+        if self._given.link is not None:
+            self._loop.remove_reader(self._given.link.socket)
         self._gate.stop()
         for socket in (self._requests.socket, self.feed.socket):
             socket.close()
@@ -260,9 +283,9 @@ class Server:
         self._context.term()
         for entry in self.sessions:
             entry.watch.close()
-        self.effects.pool.close()
-        self.board.unlink()
-        self.directory.close()
+        if holdings is not None:
+            self.effects.pool.close()
+            holdings.close()
 
 
 def _limits(settings: Settings) -> Limits:

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from ipcsync._wire import messages
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.registry import Session
 
@@ -25,9 +24,9 @@ class SessionEntry:
     opened_ns: int
     beat_ns: int  # the latest heartbeat seen
     watch: ProcessWatch
-    hello: messages.Hello
     why_not_event: str | None = None
     is_ready: bool = False
+    was_confirmed: bool = False  # by a coordinator before this one
     replies: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     forgotten: int = 0  # the highest request id whose reply is no longer kept
 
@@ -47,6 +46,7 @@ class SessionTable:
         self._final_replies: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()  # of sessions gone, for their retry
         self.find = self._by_token.get
         self.of_nonce = self._by_nonce.get
+        self.of_serial = self._by_serial.get
 
     def __len__(self) -> int:
         return len(self._by_token)
@@ -67,10 +67,11 @@ class SessionTable:
             del self._by_token[entry.token], self._by_nonce[entry.nonce]
         return entry
 
-    def keep(self, entry: SessionEntry, request_id: int, reply: bytes) -> None:
+    def keep(self, token: bytes, request_id: int, reply: bytes) -> None:
         """Keep a reply for the case that its request comes again."""
-        if entry.token not in self._by_token:  # its own last request ended it
-            self._final_replies[entry.token] = (request_id, reply)
+        entry = self._by_token.get(token)
+        if entry is None:  # its own last request ended it
+            self._final_replies[token] = (request_id, reply)
             if len(self._final_replies) > self._most_final_replies:
                 self._final_replies.popitem(last=False)
             return
@@ -78,6 +79,14 @@ class SessionTable:
         if len(entry.replies) > self._most_replies:
             oldest, _ = entry.replies.popitem(last=False)
             entry.forgotten = max(entry.forgotten, oldest)
+
+    def replies(self) -> Iterator[tuple[bytes, int, bytes]]:
+        """All replies that are kept: token, request id, frame; each session's in the order in which they were kept."""
+        for entry in self._by_token.values():
+            for request_id, reply in entry.replies.items():
+                yield entry.token, request_id, reply
+        for token, (request_id, reply) in self._final_replies.items():
+            yield token, request_id, reply
 
     def final_reply(self, token: bytes, request_id: int) -> bytes | None:
         """The reply to the last request of a session that is gone."""

@@ -248,14 +248,10 @@ class Model(Records):
         return ""
 
     def freed(self) -> Program:
-        state = yield self.load("state")
-        if state != BROKEN:
-            yield self.note("load completed")
-            yield self.note("load recorded")
-        completed = yield self.load("completed")
         recorded = yield self.load("recorded")
+        yield self.note("load completed")  # whether the ring may be used again
+        completed = yield self.load("completed")
         if completed != recorded:
-            yield self.note("load recorded")
             yield self.store("completed", recorded)
         yield from self.finish(FREE)
         return ""

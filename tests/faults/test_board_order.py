@@ -22,7 +22,7 @@ from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, EventClosed, RecorderLost
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.registry import Session, Slot
+from ipcsync_coordinator.registry import Change, ChangeKind, Session, Slot
 from tests.faults import board_world
 from tests.faults.board_recorder import Model
 from tests.faults.board_world import MAX, RECORDER, Process, Scenario, World
@@ -420,18 +420,20 @@ class _Pool:
     destroy = give_back
 
 
-def _run_effect(rig: Rig, kind: str) -> list[str]:
+def _run_effect(rig: Rig, kind: ChangeKind) -> list[str]:
     effects = Effects(rig.board, _Pool(), _Feed(), lambda _: None)  # type: ignore[arg-type] # as much of them as is used
     slot = Slot(0, incarnation=1, ring=[], engine=rig.case.engine, recorder=Session("s", 1, 0, "recorder"))
     effects._lines[0] = rig.line
     rig.log.clear()
-    getattr(effects, f"_{kind}")(slot)
+    if kind == "opened":
+        slot.base = effects.line(0).recorded
+    effects.carry_out(effects.plan([Change(kind, slot, was_broken=rig.case.state == board_world.BROKEN)]))
     return rig.log
 
 
 @pytest.mark.parametrize(("kind", "engine", "state", "completed"), _EFFECTS)
 def test_the_coordinator_takes_the_steps_of_the_model_in_its_order(
-    kind: str, engine: EngineName, state: int, completed: int, new_rig: Callable[[Case], Rig]
+    kind: ChangeKind, engine: EngineName, state: int, completed: int, new_rig: Callable[[Case], Rig]
 ) -> None:
     case = Case(kind, engine=engine, state=state, recorded=2, completed=completed)
     model = Model(Scenario(engine=engine, dies=True, closes=True, reuse=True))
@@ -446,7 +448,11 @@ def test_the_coordinator_takes_the_steps_of_the_model_in_its_order(
 def test_a_slot_is_opened_and_finished_in_the_models_order(new_rig: Callable[[Case], Rig]) -> None:
     model = Model(Scenario(dies=True, reuse=True))
     world = World(state=board_world.FREE, recorded=2, completed=2, processes=(Process(),))
-    for kind, program in (("opened", model.opened()), ("closed", model.finish(board_world.CLOSED))):
+    programs: list[tuple[ChangeKind, Any]] = [
+        ("opened", model.opened()),
+        ("closed", model.finish(board_world.CLOSED)),
+    ]
+    for kind, program in programs:
         labels, _ = run_alone(world, program, lambda _, world: world)
         steps = [label for label in labels if label not in _WITHIN and label != "a new recorder's work"]
         assert _run_effect(new_rig(Case(kind, recorded=2, completed=2)), kind) == steps

@@ -14,6 +14,7 @@ from ipcsync._linux.process import Process, is_running, pid_namespace, start_tim
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.liveness import ProcessWatch
+from ipcsync_coordinator.sessions import Sender
 from tests.faults import actions, fixtures, pid_reuse
 from tests.faults.fixtures import Blocked, ForeignPeer, until_lost
 from tests.kit.peer import Peer
@@ -273,10 +274,11 @@ def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_con
 ) -> None:
     loop = _Loop()
     watch = ProcessWatch(os.getpid(), b"first", client._session.lease.board, 0)
-    watch.confirm(b"another connection", loop, lambda: None)  # type: ignore[arg-type] # as much of a loop as it needs
-    assert not loop.readers
-    watch.confirm(b"first", loop, lambda: None)  # type: ignore[arg-type]
-    watch.confirm(b"first", loop, lambda: None)  # type: ignore[arg-type]
+    found = [
+        watch.confirm(Sender(routing, None), loop, lambda: None)  # type: ignore[arg-type] # as much of a loop as it needs
+        for routing in (b"another connection", b"first", b"first")
+    ]
+    assert found == [False, True, False]
     assert len(loop.readers) == 1
     watch.close()
     assert not loop.readers

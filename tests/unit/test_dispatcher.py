@@ -14,16 +14,24 @@ from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
+from ipcsync_coordinator import records
 from ipcsync_coordinator.abuse import StrikeCounter
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
+from ipcsync_coordinator.driver_work import OwnDriver
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.handlers import Handlers
+from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.metrics import Metrics
-from ipcsync_coordinator.pool import Pool, served_devices
+from ipcsync_coordinator.pool import Pool
+from ipcsync_coordinator.recovery import recover
 from ipcsync_coordinator.registry import Limits, Registry
 from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
+from ipcsync_coordinator.transactions import Transactions
+from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
+from ipcsync_keeper.holdings import Fixed, Terms
+from ipcsync_keeper.journal_files import JournalFiles
 from tests.unit import frames
 
 _SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
@@ -59,15 +67,36 @@ class World:
     def __init__(self) -> None:
         path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
         self.board = Board.create(path, os.urandom(16), _SETTINGS.max_sessions, _SETTINGS.pool)
+        self.work = OwnDriver(EventStore(served_devices(None), self.board))
+        self.files = JournalFiles.create()
+        self.begin(held=[])
+
+    def begin(self, held: list[SharedCudaEvent]) -> None:
+        """Begin, or go on with what another one left: board, journal and CUDA events."""
         self.registry = Registry(
             Limits(_SETTINGS.pool, _SETTINGS.max_sessions, _SETTINGS.max_attachments, _SETTINGS.max_streams)
         )
-        self.pool = Pool(served_devices(None), limit=200, step=8)
+        devices = list(served_devices(None))
+        self.pool = Pool(devices, self.work, limit=200, step=8, held=held)
         effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget)  # type: ignore[arg-type] # see there
         self.sessions = SessionTable(_SETTINGS.remembered_requests, _SETTINGS.max_sessions)
         self.metrics = Metrics()
+        journal = Journal(self.files, lambda: records.whole(self.registry, self.sessions))
+        self.transactions = Transactions(self.registry, self.sessions, effects, journal)
+        self.differing = recover(journal, self.registry, self.sessions, effects, self.board, time.monotonic_ns())
+        fixed = Fixed("/", "host", None, _SETTINGS.pool, _SETTINGS.max_sessions)
+        name = _drivers.name()
+        terms = Terms(fixed, self.board.epoch, self.board.path, name, devices, os.getpid(), time.monotonic_ns(), 1, [])
         self.handlers = Handlers(
-            _SETTINGS, self.registry, self.board, effects, self.sessions, self.metrics, _drivers.name(), "ipc://feed"
+            _SETTINGS,
+            self.registry,
+            self.board,
+            effects,
+            self.sessions,
+            self.metrics,
+            terms,
+            self.transactions,
+            "ipc://feed",
         )
         self.dispatcher = Dispatcher(
             _SETTINGS,
@@ -75,6 +104,7 @@ class World:
             self.sessions,
             self.metrics,
             StrikeCounter(_SETTINGS.max_strange, _SETTINGS.max_sessions),
+            self.transactions,
             self._confirm,
         )
         self.ids = iter(range(1 << 40, 1 << 41))

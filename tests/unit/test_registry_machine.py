@@ -60,9 +60,8 @@ class Machine(RuleBasedStateMachine):
         self.wire = _Wire()
         self.forgotten: set[int] = set()
         feed: Any = Feed(self.wire)  # type: ignore[arg-type] # all that it does is send
-        self.effects = Effects(
-            self.board, Pool({"gpu": 0}, 10), feed, lambda session: self.forgotten.add(session.serial)
-        )
+        pool = Pool(["gpu"], None, 10)  # type: ignore[arg-type] # a timeline needs no events
+        self.effects = Effects(self.board, pool, feed, lambda session: self.forgotten.add(session.serial))
         self.feed = feed
         self.model = Model()
         self.sessions: dict[int, Session] = {}
@@ -82,12 +81,13 @@ class Machine(RuleBasedStateMachine):
 
     def _settle(self) -> None:
         """Carry out what followed, and check it where it happens: nothing is freed that somebody may touch."""
-        for change in self.registry.take_changes():
+        changes = self.registry.take_changes()
+        for change in changes:
             if change.kind == "freed":
                 assert change.slot is not None
                 key = (change.slot.index, change.slot.incarnation)
                 assert key not in self.model.uses, f"{key} was freed while {self.model.uses[key].holders} may touch it"
-            self.effects.carry_out([change])
+        self.effects.carry_out(self.effects.plan(changes))
 
     # --- rules --------------------------------------------------------------------------------------------------------
 

@@ -13,9 +13,9 @@ import pytest
 
 from ipcsync._board import Board
 from ipcsync._board.board import is_abandoned
+from ipcsync._board.runtime_dir import RuntimeDir, RuntimeDirError
 from ipcsync._wire import endpoints
 from ipcsync.errors import ConnectError
-from ipcsync_coordinator.runtime_dir import RuntimeDir, RuntimeDirError
 
 
 @pytest.fixture

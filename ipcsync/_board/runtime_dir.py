@@ -10,8 +10,8 @@ import stat
 
 from ipcsync._board.board import is_abandoned, is_tmpfs
 from ipcsync._wire import endpoints
-from ipcsync_coordinator.descriptors import SHUT
 
+SHUT = ".full"  # behind the name of a socket while nobody may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 
 
@@ -34,7 +34,7 @@ class RuntimeDir:
         except ValueError as error:
             raise RuntimeDirError(str(error)) from None
         self.made = self._prepare()
-        self._fd = self._lock()
+        self.lock = self._take_lock()
         self.sockets = [endpoints.socket_path(self.endpoint), endpoints.socket_path(self.feed)]
         try:
             for socket in self.sockets:
@@ -80,7 +80,7 @@ class RuntimeDir:
         os.chmod(self.path, 0o700)  # whatever the umask took away
         return True
 
-    def _lock(self) -> int:
+    def _take_lock(self) -> int:
         self._lock_path = os.path.join(self.path, "lock")
         while True:
             fd = self._try_lock()
@@ -126,7 +126,7 @@ class RuntimeDir:
     def _unlock(self) -> None:
         with _gone_is_fine():
             os.unlink(self._lock_path)
-        os.close(self._fd)
+        os.close(self.lock)
 
     def _remove_if_made(self) -> None:
         if self.made:

@@ -31,6 +31,10 @@ class ServiceManager:
         """The daemon serves."""
         self._send(f"READY=1\nSTATUS={status}")
 
+    def reloading(self) -> None:
+        """The daemon is about to change its code or settings; `ready` follows in any case."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
     def alive(self) -> None:
         """Called with each tick; tells the watchdog twice a period."""
         now = time.monotonic()

@@ -1,0 +1,139 @@
+"""How the coordinator has its work with the driver done: in this process, or by the keeper."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from ipcsync._logs import fields
+from ipcsync._wire import codec
+from ipcsync._wire.messages import Failure
+from ipcsync.errors import IpcSyncError, WaitTimeout
+from ipcsync_keeper.events import EventStore, SharedCudaEvent
+from ipcsync_keeper.link import Link
+
+log = logging.getLogger("ipcsync.coordinator")
+
+_PATIENCE_S = 10.0
+
+Made = list[SharedCudaEvent]
+
+
+class DriverWork(Protocol):
+    """What is asked of the driver. The errors are the driver's; WaitTimeout if a keeper does not answer in 10 s."""
+
+    def make(self, device: str, count: int) -> Made:
+        """New interprocess events, numbered and exported."""
+
+    def make_ahead(self, device: str, count: int, then: Callable[[Made | IpcSyncError], None]) -> None:
+        """The same, which nobody waits for: `then` is called with what came of it, at once or from the loop."""
+
+    def destroy(self, serials: list[int]) -> None:
+        """Destroy these events, at once or soon."""
+
+    def probe(self, device: str) -> bytes:
+        """The handle of an event that is kept for trying whether handles open."""
+
+    def why_not_timeline(self, device: str) -> str | None:
+        """Why no timeline word works on the device, None if one does; tried for real."""
+
+
+class OwnDriver:
+    """The driver of this very process."""
+
+    def __init__(self, events: EventStore) -> None:
+        self.make = events.make
+        self.probe = events.probe
+        self.why_not_timeline = events.why_not_timeline
+        self.destroy = events.destroy
+
+    def make_ahead(self, device: str, count: int, then: Callable[[Made | IpcSyncError], None]) -> None:
+        """Make them at once."""
+        try:
+            made: Made | IpcSyncError = self.make(device, count)
+        except IpcSyncError as error:
+            made = error
+        then(made)
+
+
+class KeepersDriver:
+    """The keeper's driver, asked over the link: numbered questions, whose answers come in their order."""
+
+    def __init__(self, link: Link, numbers: itertools.count[int]) -> None:
+        self._link = link
+        self._numbers = numbers
+        self._then: dict[int, Callable[[Any], None]] = {}
+
+    def make(self, device: str, count: int) -> Made:
+        """New events; waits for them. Those that come too late are destroyed."""
+        return msgspec.convert(self._ask("make", device, count, if_late=self._destroy_late), Made)
+
+    def _destroy_late(self, answer: Any) -> None:
+        if not isinstance(answer, IpcSyncError):
+            self.destroy([made.serial for made in msgspec.convert(answer, Made)])
+
+    def make_ahead(self, device: str, count: int, then: Callable[[Made | IpcSyncError], None]) -> None:
+        """New events, which `then` gets from a later `drain`."""
+
+        def convert(answer: Any) -> None:
+            then(answer if isinstance(answer, IpcSyncError) else msgspec.convert(answer, Made))
+
+        self._post("make", [device, count], convert)
+
+    def destroy(self, serials: list[int]) -> None:
+        """Ask for their end, and go on."""
+        self._post("destroy", [serials], _log_failure)
+
+    def probe(self, device: str) -> bytes:
+        """The handle, made at the first call."""
+        return bytes(self._ask("probe", device))
+
+    def why_not_timeline(self, device: str) -> str | None:
+        """What the keeper found, trying."""
+        return msgspec.convert(self._ask("why_not_timeline", device), str | None)
+
+    def tell_serving(self) -> None:
+        """Say that requests are served."""
+        self._post("serving", [], _log_failure)
+
+    def drain(self) -> None:
+        """From the loop: take in what was answered, and send what had no room. EOFError if the keeper is gone."""
+        while self._take_one(0.0):
+            continue
+
+    def _post(self, op: str, arguments: list[Any], then: Callable[[Any], None]) -> int:
+        number = next(self._numbers)
+        self._then[number] = then
+        self._link.send(number, op, arguments)
+        return number
+
+    def _ask(self, op: str, *arguments: Any, if_late: Callable[[Any], None] = lambda _: None) -> Any:
+        answers: list[Any] = []
+        number = self._post(op, list(arguments), answers.append)
+        deadline = time.monotonic() + _PATIENCE_S
+        while not answers:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._take_one(left):
+                self._then[number] = if_late
+                raise WaitTimeout(f"the keeper did not answer within {_PATIENCE_S:g} s", timeout=_PATIENCE_S)
+        if isinstance(answers[0], IpcSyncError):
+            raise answers[0]
+        return answers[0]
+
+    def _take_one(self, timeout: float) -> bool:
+        message = self._link.receive(timeout)
+        if message is None:
+            return False
+        number, is_error, value = message
+        self._then.pop(number)(codec.error_of(msgspec.convert(value, Failure)) if is_error else value)
+        return True
+
+
+def _log_failure(answer: Any) -> None:
+    if isinstance(answer, IpcSyncError):
+        log.error("the keeper could not do it", extra=fields(why=answer))

@@ -1,0 +1,125 @@
+"""What a coordinator is given to work with: by its keeper over a socketpair, or made by itself in one process."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import itertools
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+import msgspec
+
+from ipcsync._board import Board
+from ipcsync._linux import locks
+from ipcsync._wire import messages
+from ipcsync_coordinator.driver_work import DriverWork, KeepersDriver, OwnDriver
+from ipcsync_keeper import journal_files, link
+from ipcsync_keeper.holdings import Fixed, Holdings, Terms
+from ipcsync_keeper.journal_files import JournalFiles
+from ipcsync_keeper.link import Link
+
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = 200  # above the keeper's: of the two, this one can be had again
+
+
+@dataclass
+class Given:
+    """Terms, board, listening sockets (of requests, of the feed), journal, and who works with the driver.
+
+    `link` leads to the keeper; None in one process, where `holdings` are this process's own.
+    """
+
+    terms: Terms
+    board: Board
+    sockets: tuple[int, int]
+    journal: JournalFiles
+    work: DriverWork
+    link: Link | None = None
+    holdings: Holdings | None = None
+
+    def tell_serving(self) -> None:
+        """Say to a keeper that requests are served."""
+        if isinstance(self.work, KeepersDriver):
+            self.work.tell_serving()
+
+    def tell_ending(self) -> None:
+        """Say to a keeper that the end that follows is meant."""
+        self.journal.words[journal_files.IS_ENDING] = 1
+
+
+def make(fixed: Fixed) -> Given:
+    """Everything in this process."""
+    holdings = Holdings(fixed)
+    requests, feed = (listening.detach() for listening in holdings.sockets)
+    work = OwnDriver(holdings.events)
+    return Given(holdings.next_terms(), holdings.board, (requests, feed), holdings.journal, work, holdings=holdings)
+
+
+def receive(kept: str) -> Given:
+    """What a keeper holds, once it says that it is this process's turn; until then nothing is touched.
+
+    `kept` are the keeper's pid and the descriptors that it passed on. SystemExit if the keeper is gone by then.
+    """
+    keeper, pair, words, first, second, requests, feed, _lock = map(int, kept.split(","))
+    _end_with_keeper(keeper)
+    end = Link(socket.socket(fileno=pair))
+    numbers = itertools.count(1)
+    end.send(next(numbers), "serve", [versions()])
+    try:
+        answer = end.receive(None)
+        assert answer is not None
+    except EOFError:
+        sys.exit(0)  # not needed
+    terms = msgspec.convert(answer[2], Terms)
+    for descriptor in (words, first, second, requests, feed, _lock):
+        fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    _be_the_only_one(words)
+    journal = JournalFiles(words, (first, second))
+    board = Board.open(terms.board)
+    board.starts = terms.starts
+    return Given(terms, board, (requests, feed), journal, KeepersDriver(end, numbers), end)
+
+
+def _end_with_keeper(keeper: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are the keeper's business
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() != keeper:
+        sys.exit(0)
+    try:
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            score = int(file.read())
+            file.seek(0)
+            file.write(str(min(score + _OOM_SCORE, 1000)))
+    except OSError:
+        return  # a sandbox forbids it
+
+
+def _be_the_only_one(words: int) -> None:
+    """Hold the journal's lock: that of an open file of this process's own, which goes with it and with nothing else."""
+    own = os.open(f"/proc/self/fd/{words}", os.O_RDWR | os.O_CLOEXEC)
+    if not locks.try_lock(own, 0):
+        raise RuntimeError("another coordinator still has the journal")
+
+
+def versions() -> dict[str, str]:
+    """What two coordinators must have in common so that one can go on where the other ended.
+
+    Of the messages every field counts: those who live speak the old ones.
+    """
+    from ipcsync._board import layout
+
+    kinds = [*messages.REQUESTS.values(), *messages.REPLIES.values(), messages.Announcement]
+    wire = {str(kind): {name: str(hint) for name, hint in kind.__annotations__.items()} for kind in kinds}
+    digest = hashlib.sha256(msgspec.json.encode(wire, order="sorted")).hexdigest()[:16]
+    return {
+        "journal": str(journal_files.VERSION),
+        "board": str(layout.VERSION),
+        "wire": f"{messages.VERSION}-{digest}",
+        "keeper": str(link.VERSION),
+    }

@@ -1,0 +1,143 @@
+"""The journal: each transition stands in it before anything of it is seen outside (the order is in docs/design.md).
+
+A killed coordinator loses nothing that it stored, so a record counts from the one store that makes it valid, and what a
+transition entails is redone by the next coordinator unless one store says that it was carried out.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+
+import msgspec
+
+from ipcsync.errors import QuotaExceeded
+from ipcsync_coordinator.records import Record
+from ipcsync_keeper.journal_files import (
+    CARRIED_OUT,
+    CURRENT,
+    IN_HAND,
+    REPLIES,
+    SUSPECT_COUNT,
+    SUSPECTS,
+    VALID,
+    JournalFiles,
+)
+
+_HEAD = 8  # of a record: its length and its checksum, 4 bytes each
+_LEAST_ROOM = 256 * 1024
+_LEAST_LIMIT = 4 * 1024 * 1024
+_POISON = 2  # so many coordinators died with it in hand
+
+
+class JournalError(Exception):
+    """The journal cannot be read; the message says where it ends to make sense."""
+
+
+class Journal:
+    """Appends to the log that counts, and begins the other one when it has grown too long. `whole` records all."""
+
+    def __init__(self, files: JournalFiles, whole: Callable[[], Record]) -> None:
+        self._words = files.words
+        self._logs = files.logs
+        self._whole = whole
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._which = self._words[CURRENT] & 1
+        self._end = self._words[VALID + self._which]
+        self._room = os.fstat(self._log).st_size
+        self._limit = max(_LEAST_LIMIT, 2 * self._end)
+        self._poison = self._convict()
+        self._words[REPLIES] = 0
+
+    @property
+    def _log(self) -> int:
+        return self._logs[self._which]
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def read(self) -> tuple[list[Record], bool]:
+        """All records, and whether what follows from the last one was carried out. JournalError."""
+        data = memoryview(os.pread(self._log, self._end, 0))
+        if len(data) != self._end:
+            raise JournalError(f"the log has {len(data)} bytes, and {self._end} are said to be valid")
+        records, at = [], 0
+        decode = msgspec.msgpack.Decoder(Record).decode
+        while at < self._end:
+            length = int.from_bytes(data[at : at + 4], "little")
+            body = data[at + _HEAD : at + _HEAD + length]
+            if len(body) != length or zlib.crc32(body) != int.from_bytes(data[at + 4 : at + _HEAD], "little"):
+                raise JournalError(f"the record at byte {at} is damaged")
+            try:
+                records.append(decode(body))
+            except msgspec.MsgspecError as error:
+                raise JournalError(f"the record at byte {at} is no record: {error}") from None
+            at += _HEAD + length
+        return records, self._words[CARRIED_OUT + self._which] == self._end
+
+    def make_room(self, size: int = 0) -> None:
+        """Have memory for a record of `size` bytes beyond the ordinary; QuotaExceeded if there is none."""
+        wanted = self._end + _LEAST_ROOM + size
+        if wanted > self._room:
+            try:
+                os.posix_fallocate(self._log, 0, wanted + _LEAST_ROOM)
+            except OSError as error:
+                raise QuotaExceeded(f"no memory for the journal: {error.strerror}", limit=self._room) from None
+            self._room = wanted + _LEAST_ROOM
+
+    def append(self, record: Record) -> None:
+        """Have the record count, whatever happens to this process."""
+        self._end = self._write(self._log, record, self._end)
+        self._words[VALID + self._which] = self._end
+
+    def _write(self, log: int, record: Record, at: int) -> int:
+        body = self._encode(record)
+        frame = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
+        done = os.pwrite(log, frame, at)
+        if done != len(frame):
+            raise OSError(f"only {done} of a record's {len(frame)} bytes were written")
+        return at + done
+
+    def carried_out(self) -> None:
+        """What follows from the last record has been done: no start redoes it."""
+        self._words[CARRIED_OUT + self._which] = self._end
+        if self._end > self._limit:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Write everything into the other log, and have that one count by one store."""
+        other = 1 - self._which
+        record = self._whole()
+        os.ftruncate(self._logs[other], 0)
+        end = self._write(self._logs[other], record, 0)
+        self._words[VALID + other] = end
+        self._words[CARRIED_OUT + other] = end
+        self._words[CURRENT] = other
+        os.ftruncate(self._log, 0)
+        self._which, self._end, self._room = other, end, end
+        self._limit = max(_LEAST_LIMIT, 2 * end)
+
+    # --- the request in hand ------------------------------------------------------------------------------------------
+
+    def take_in_hand(self, frame: bytes) -> bool:
+        """Note the request that is worked on from now; whether coordinators died of it, so that it is to be refused."""
+        looks = zlib.crc32(frame) << 31 | len(frame)
+        self._words[IN_HAND] = looks
+        return bool(self._poison) and looks in self._poison
+
+    def put_down(self) -> None:
+        """The request was done, and its reply is about to go out."""
+        self._words[IN_HAND] = 0
+        self._words[REPLIES] += 1
+
+    def _convict(self) -> frozenset[int]:
+        """Note in whose hands the last coordinator died, and say which requests have cost too many."""
+        words, looks = self._words, self._words[IN_HAND]
+        places = [SUSPECTS + 2 * place for place in range(SUSPECT_COUNT)]
+        if looks:
+            known = [place for place in places if words[place] == looks]
+            (place,) = known or [min(places, key=lambda place: words[place + 1])]
+            words[place + 1] = words[place + 1] + 1 if known else 1
+            words[place] = looks
+            words[IN_HAND] = 0
+        return frozenset(words[place] for place in places if words[place + 1] >= _POISON)

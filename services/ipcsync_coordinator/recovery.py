@@ -1,0 +1,109 @@
+"""How a coordinator goes on from the journal of the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ipcsync._board import BROKEN, CLOSED, FREE, OPEN, Board
+from ipcsync_coordinator.effects import Effects
+from ipcsync_coordinator.journal import Journal, JournalError
+from ipcsync_coordinator.liveness import ProcessWatch
+from ipcsync_coordinator.pool import Pool
+from ipcsync_coordinator.records import Record, SessionRecord, SlotRecord
+from ipcsync_coordinator.registry import Registry, Session, Slot
+from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+
+_STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}
+
+
+def recover(
+    journal: Journal, registry: Registry, table: SessionTable, effects: Effects, board: Board, now_ns: int
+) -> list[Slot]:
+    """Fill an empty registry and session table, and finish what was begun. Gives the slots that the board belies.
+
+    JournalError if the journal cannot be read, or makes no sense.
+    """
+    records, is_carried_out = journal.read()
+    if not records:
+        return []
+    slots: dict[int, SlotRecord] = {}
+    sessions: dict[int, SessionRecord] = {}
+    streams: dict[str, tuple[str, int]] = {}
+    for record in records:
+        slots.update((slot.index, slot) for slot in record.slots)
+        sessions.update((session.serial, session) for session in record.sessions)
+        for serial in record.gone:
+            sessions.pop(serial, None)
+        streams.update(record.streams)
+    try:
+        _restore(registry, effects.pool, board, slots.values(), sessions.values())
+    except KeyError as error:
+        raise JournalError(f"it names {error}, which does not exist") from None
+    registry.count, registry.high_water = records[-1].count, records[-1].high_water
+    registry.streams = {name: streams[name] for each in sessions.values() for name in each.streams}
+    for each in sessions.values():
+        table.add(_entry(registry.sessions[each.serial], each, board, now_ns))
+    _keep_replies(table, records)
+    if not is_carried_out:
+        effects.redo(records[-1].effects)
+        journal.carried_out()
+    for slot in registry.slots.values():
+        if slot.is_quarantined:
+            effects.resume(slot)
+    effects.pool.sweep(shared.serial for slot in registry.slots.values() for shared in slot.ring or ())
+    return [slot for slot in registry.slots.values() if board.slot(slot.index).state != _STATES[slot.state]]
+
+
+def _restore(
+    registry: Registry, pool: Pool, board: Board, slots: Iterable[SlotRecord], sessions: Iterable[SessionRecord]
+) -> None:
+    known = {each.serial: _session(each) for each in sessions}
+    lines = {session.line for session in known.values()}
+    # By who had the line last: nobody knows any more which has been free for longest.
+    free = sorted(set(range(board.sessions)) - lines, key=lambda line: board.session(line).serial)
+    registry.restore(list(known.values()), [_slot(each, known, pool) for each in slots], free)
+
+
+def _session(record: SessionRecord) -> Session:
+    session = Session(record.id, record.serial, record.serial & 0xFFFF, record.name)
+    session.state = record.state  # type: ignore[assignment] # one of its values
+    session.pid = record.pid if record.started else 0
+    session.started, session.streams = record.started, set(record.streams)
+    return session
+
+
+def _slot(record: SlotRecord, sessions: dict[int, Session], pool: Pool) -> Slot:
+    recorder = None
+    if record.recorder is not None:
+        serial, session_id, name = record.recorder
+        recorder = sessions.get(serial) or Session(session_id, serial, serial & 0xFFFF, name, state="closed")
+    return Slot(
+        record.index,
+        record.state,  # type: ignore[arg-type] # one of its values
+        record.incarnation,
+        record.name,
+        record.device,
+        record.engine,
+        record.depth,
+        record.base,
+        [pool.held[serial] for serial in record.ring],
+        recorder,
+        set(record.active),
+        set(record.lingering),
+        set(record.left),
+        record.is_drained,
+    )
+
+
+def _entry(session: Session, record: SessionRecord, board: Board, now_ns: int) -> SessionEntry:
+    watch = ProcessWatch.resumed(record.pid, record.started, board, session.line, is_ready=record.is_ready)
+    entry = SessionEntry(session, record.token, record.nonce, record.ttl_ns, record.opened_ns, now_ns, watch)
+    entry.why_not_event, entry.is_ready, entry.forgotten = record.why_not_event, record.is_ready, record.forgotten
+    entry.was_confirmed = record.is_confirmed
+    return entry
+
+
+def _keep_replies(table: SessionTable, records: Iterable[Record]) -> None:
+    for record in records:
+        for reply in record.replies:
+            table.keep(reply.token, reply.id, reply.frame)

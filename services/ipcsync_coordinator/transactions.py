@@ -1,0 +1,52 @@
+"""How a transition takes effect: appended to the journal, then carried out, then marked as that; replies come after.
+
+The order is what makes a coordinator's death at any step harmless. `tests/faults` has its model.
+"""
+
+from __future__ import annotations
+
+from ipcsync_coordinator.effects import Effects, Step
+from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.records import Record, Reply, record_of
+from ipcsync_coordinator.registry import Registry, Session, Slot
+from ipcsync_coordinator.sessions import SessionTable
+
+
+class Transactions:
+    """Has transitions of the registry take effect."""
+
+    def __init__(self, registry: Registry, sessions: SessionTable, effects: Effects, journal: Journal) -> None:
+        self._registry = registry
+        self._sessions = sessions
+        self._effects = effects
+        self.journal = journal
+        self._steps: list[Step] = []
+        self._slots: set[Slot] = set()
+        self._touched: set[Session] = set()
+
+    def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> None:
+        """Have everything since the last call take effect, and keep the reply, which may go out afterwards.
+
+        What could not be appended is, with what follows, at the next call.
+        """
+        registry = self._registry
+        if registry.changes:
+            self._steps += self._effects.plan(registry.take_changes())
+        if registry.touched_slots or registry.touched_sessions or self._steps or (reply and not is_refusal):
+            self._slots |= registry.touched_slots
+            self._touched |= registry.touched_sessions
+            registry.touched_slots.clear()
+            registry.touched_sessions.clear()
+            self.journal.append(self._record(None if is_refusal else reply))
+            steps, self._steps = self._steps, []
+            self._slots.clear()
+            self._touched.clear()
+            self._effects.carry_out(steps)
+            self.journal.carried_out()
+        if reply is not None:
+            self._sessions.keep(reply.token, reply.id, reply.frame)
+
+    def _record(self, reply: Reply | None) -> Record:
+        effects = [step.effect for step in self._steps if step.effect is not None]
+        replies = [] if reply is None else [reply]
+        return record_of(self._registry, self._sessions, self._slots, self._touched, effects, replies)

@@ -1,0 +1,131 @@
+"""The CUDA events behind the slots, and whether the engines work: all that is ever asked of the driver."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from ipcsync import _drivers
+from ipcsync._board import Board
+from ipcsync._native import context, pinned
+from ipcsync.errors import DeviceMismatch, DriverError, InvalidDevice
+
+_INTERPROCESS = 4 | 2  # CU_EVENT_INTERPROCESS needs CU_EVENT_DISABLE_TIMING
+_PROBE_S = 1.0
+
+
+class SharedCudaEvent(msgspec.Struct, frozen=True, array_like=True):
+    """One interprocess CUDA event on a device (UUID). `serial` never comes again, while handle bytes can."""
+
+    serial: int
+    device: str
+    handle: bytes
+
+
+class EventStore:
+    """Makes, numbers, exports and destroys the interprocess events of all devices, given as UUID → ordinal.
+
+    A device's context is created with its first event: an idle one costs hundreds of megabytes on a real GPU.
+    """
+
+    def __init__(self, devices: dict[str, int], board: Board) -> None:
+        self._devices = devices
+        self._board = board
+        self._serial = 0
+        self._made: dict[int, tuple[SharedCudaEvent, Any]] = {}
+        self._probes: dict[str, SharedCudaEvent] = {}
+        self._why_not_timeline: dict[str, str | None] = {}
+
+    def make(self, device: str, count: int) -> list[SharedCudaEvent]:
+        """`count` new events; DriverError, and none, if one cannot be made. DeviceMismatch if it is not served here."""
+        self._enter(device)
+        made: list[SharedCudaEvent] = []
+        try:
+            for _ in range(count):
+                made.append(self._make_one(device))  # noqa: PERF401 - those made before an error are destroyed
+        except DriverError:
+            self.destroy([shared.serial for shared in made])
+            raise
+        return made
+
+    def _make_one(self, device: str) -> SharedCudaEvent:
+        driver = _drivers.load()
+        event = _drivers.unwrap(driver.cuEventCreate(_INTERPROCESS), "cuEventCreate")
+        # Exported at once: export wants the context current, and the bytes are the same each time.
+        exported = driver.cuIpcGetEventHandle(event)
+        if exported[0] is not _drivers.SUCCESS:
+            driver.cuEventDestroy(event)
+        handle = _drivers.unwrap(exported, "cuIpcGetEventHandle")
+        self._serial += 1
+        shared = SharedCudaEvent(self._serial, device, _drivers.handle_bytes(handle))
+        self._made[shared.serial] = shared, event
+        return shared
+
+    def destroy(self, serials: list[int]) -> None:
+        """Destroy these events; one that is unknown is gone already."""
+        driver = _drivers.load()
+        for serial in serials:
+            shared, event = self._made.pop(serial, (None, None))
+            if shared is not None:
+                self._enter(shared.device)
+                _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+
+    def probe(self, device: str) -> bytes:
+        """The handle of an event that is kept for clients that try whether handles open."""
+        if device not in self._probes:
+            (self._probes[device],) = self.make(device, 1)
+        return self._probes[device].handle
+
+    def held(self) -> list[SharedCudaEvent]:
+        """All events but those of `probe`."""
+        probes = {shared.serial for shared in self._probes.values()}
+        return [shared for shared, _ in self._made.values() if shared.serial not in probes]
+
+    def why_not_timeline(self, device: str) -> str | None:
+        """Why a timeline word on the board does not work on this device, None if it does; tried once, for real."""
+        if device not in self._why_not_timeline:
+            self._enter(device)
+            try:
+                self._why_not_timeline[device] = self._try_timeline()
+            except DriverError as error:
+                self._why_not_timeline[device] = str(error)
+        return self._why_not_timeline[device]
+
+    def _try_timeline(self) -> str | None:
+        driver, board = _drivers.load(), self._board
+        pointer = pinned.page(board.address) + board.probe_offset
+        stream: Any = _drivers.unwrap(driver.cuStreamCreate(1), "cuStreamCreate")
+        try:
+            value = (board.probe + 1) & 0xFFFFFFFF
+            _drivers.unwrap(driver.cuStreamWriteValue64(stream, pointer, value, 0), "cuStreamWriteValue64")
+            _drivers.unwrap(driver.cuStreamWaitValue64(stream, pointer, value, 0), "cuStreamWaitValue64")
+            deadline = time.monotonic() + _PROBE_S
+            while board.probe != value:
+                if time.monotonic() > deadline:
+                    return f"a stream's write to the board was not seen within {_PROBE_S} s"
+        finally:
+            _drivers.unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")
+        return None
+
+    def _enter(self, device: str) -> None:
+        ordinal = self._devices.get(device)
+        if ordinal is None:
+            served = ", ".join(self._devices)
+            raise DeviceMismatch(f"the coordinator does not serve device {device!r:.80}; it serves {served}")
+        context.ensure_context(ordinal)
+
+
+def served_devices(wanted: list[int] | None) -> dict[str, int]:
+    """UUID → ordinal of the devices to serve: `wanted`, by default all. InvalidDevice for an ordinal that is not there.
+
+    RuntimeError if the driver shows no device.
+    """
+    count = context.count()
+    for ordinal in wanted or ():
+        if not 0 <= ordinal < count:
+            raise InvalidDevice(f"there is no device {ordinal}: {count} are visible")
+    if not count:
+        raise RuntimeError("the driver shows no device")
+    return {context.uuid_of(ordinal): ordinal for ordinal in (range(count) if wanted is None else wanted)}

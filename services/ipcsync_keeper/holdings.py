@@ -1,0 +1,104 @@
+"""What outlives a coordinator: runtime directory, listening sockets, board, CUDA events, journal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import time
+
+import msgspec
+
+from ipcsync import _drivers
+from ipcsync._board import Board
+from ipcsync._board.runtime_dir import RuntimeDir
+from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
+from ipcsync_keeper.journal_files import JournalFiles
+
+log = logging.getLogger("ipcsync.coordinator")
+
+
+class Fixed(msgspec.Struct, frozen=True):
+    """The settings that what is held was made by: no later coordinator can change them."""
+
+    runtime_dir: str
+    driver: str
+    devices: list[int] | None
+    pool: int
+    max_sessions: int
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What a coordinator is told when it begins. `started_ns` is when the keeper did, on CLOCK_MONOTONIC."""
+
+    fixed: Fixed
+    epoch: bytes
+    board: str
+    driver: str
+    devices: list[str]
+    keeper_pid: int
+    started_ns: int
+    starts: int
+    events: list[SharedCudaEvent]
+
+
+class Holdings:
+    """All of it, made in an order in which a failure leaves nothing behind."""
+
+    def __init__(self, fixed: Fixed) -> None:
+        self.fixed = fixed
+        self.started_ns = time.monotonic_ns()
+        self.starts = 0
+        self.directory = RuntimeDir(fixed.runtime_dir)
+        try:
+            devices = served_devices(fixed.devices)
+            self.epoch = os.urandom(16)
+            path = self.directory.board_path(self.epoch)
+            self.board = Board.create(path, self.epoch, fixed.max_sessions, fixed.pool)
+            try:
+                if not self.board.show_life():
+                    log.warning("no robust futex: clients ask /proc or a file lock whether this process lives")
+                self.events = EventStore(devices, self.board)
+                self.journal = JournalFiles.create()
+                self.sockets = [_listen(path) for path in self.directory.sockets]
+            except BaseException:
+                self.board.unlink()
+                raise
+        except BaseException:
+            self.directory.close()
+            raise
+        self._devices = list(devices)
+
+    def next_terms(self) -> Terms:
+        """The terms of the next start."""
+        self.starts += 1
+        return Terms(
+            self.fixed,
+            self.epoch,
+            self.board.path,
+            _drivers.name(),
+            self._devices,
+            os.getpid(),
+            self.started_ns,
+            self.starts,
+            self.events.held(),
+        )
+
+    def close(self) -> None:
+        """Remove what has a name: the board and the sockets. Everyone was told before (`Board.stop`)."""
+        self.board.unlink()
+        self.directory.close()
+
+
+def _listen(path: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    listening.bind(path)
+    listening.listen(_backlog())
+    return listening
+
+
+def _backlog() -> int:
+    """How many connections may wait to be accepted: they still are once descriptors are short (`descriptors.Gate`)."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(128, soft // 16)) if soft != resource.RLIM_INFINITY else 128
