@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ipcsync._linux.child import environment, read_line
 from ipcsync._linux.process import is_running, pid_namespace, start_time
 from ipcsync.errors import ConnectError
 
@@ -34,14 +33,14 @@ class Coordinator:
     A context manager that stops it. It ends by itself when this process does, however that ends.
     """
 
-    def __init__(self, command: list[str], environment: dict[str, str], runtime_dir: str, temporary: bool) -> None:
+    def __init__(self, command: list[str], env: dict[str, str], runtime_dir: str, temporary: bool) -> None:
         self.runtime_dir = runtime_dir
         self._temporary = temporary
         read, write = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = subprocess.Popen(
                 [*command, "--ready-fd", str(write)],
-                env=environment,
+                env=env,
                 pass_fds=(write,),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is its parent's business, which then stops it in order
@@ -59,21 +58,16 @@ class Coordinator:
             os.close(read)
 
     def _await_ready(self, fd: int) -> str:
-        deadline = time.monotonic() + _START_S
-        data = b""
-        while not data.endswith(b"\n"):
-            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-            chunk = os.read(fd, 4096) if ready else b""
-            if not chunk:
-                status = self._process.poll() if not ready else self._process.wait(_STOP_S)
-                raise ConnectError(
-                    f"the coordinator did not start in {_START_S:g} s"
-                    if status is None
-                    else f"the coordinator ended at its start with status {status}; its log says why",
-                    endpoint=self.runtime_dir,
-                )
-            data += chunk
-        return data.decode().strip()
+        endpoint = read_line(fd, _START_S)
+        if endpoint:
+            return endpoint
+        status = self._process.poll() if endpoint is None else self._process.wait(_STOP_S)
+        raise ConnectError(
+            f"the coordinator did not start in {_START_S:g} s"
+            if status is None
+            else f"the coordinator ended at its start with status {status}; its log says why",
+            endpoint=self.runtime_dir,
+        )
 
     @property
     def is_running(self) -> bool:
@@ -136,9 +130,7 @@ def launch(*, driver: str | None = None, runtime_dir: str | None = None, **setti
         _remove_abandoned()
         runtime_dir = tempfile.mkdtemp(prefix=f"{directory_prefix()}{os.getpid()}-{start_time(os.getpid())}-")
     command += ["--runtime-dir", runtime_dir, "--exit-with", f"{os.getpid()}:{start_time(os.getpid())}"]
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-    return Coordinator(command, environment, runtime_dir, temporary)
+    return Coordinator(command, environment(), runtime_dir, temporary)
 
 
 def directory_prefix() -> str:

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+from ipcsync._linux.child import environment
+
 # NVIDIA's kernel driver: on a PC or server, under WSL, on a Tegra. A software libcuda has none of them.
 KERNEL_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu")
 _COUNT = "import ipcsync; print(ipcsync.device_count())"
@@ -18,10 +20,14 @@ def why_not() -> str:
     """Why no test that needs a GPU can run here; empty if it can. The first call may start a process for a second."""
     if not any(os.path.exists(path) for path in KERNEL_DRIVERS):
         return "no real GPU here: NVIDIA's kernel driver is not loaded"
-    environment = {**os.environ, "IPCSYNC_DRIVER": "cuda", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _COUNT], env=environment, capture_output=True, text=True, timeout=_ASK_S, check=False
+            [sys.executable, "-c", _COUNT],
+            env=environment({"IPCSYNC_DRIVER": "cuda"}),
+            capture_output=True,
+            text=True,
+            timeout=_ASK_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"no usable GPU here: the CUDA driver did not answer within {_ASK_S:g} s"

@@ -21,13 +21,13 @@ import signal
 import stat
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ipcsync._launch import directory_prefix
+from ipcsync._linux.child import environment, read_line
 from ipcsync._linux.process import PidFd, is_running, start_time
 from ipcsync.errors import ConnectError
 
@@ -165,13 +165,12 @@ def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
     # its own until the run ends.
     command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", str(run.directory / str(os.getpid()))]
     command += ["--driver", driver, "--exit-with", f"{run.pid}:{run.started}", "--ready-fd", str(_READY_FD)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.posix_spawn(
             sys.executable,
             command,
-            environment,
+            environment(),
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
@@ -184,7 +183,7 @@ def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
     finally:
         os.close(write)
     try:
-        endpoint = _await_ready(read)
+        endpoint = read_line(read, _START_S) or ""  # none if it ends, or takes too long
     finally:
         os.close(read)
     coordinator = RunCoordinator(endpoint, pid, start_time(pid) or 0, str(log))
@@ -192,19 +191,6 @@ def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
         _end(coordinator)
         raise ConnectError(f"the run's coordinator did not start; its log {log} ends with:\n{tail(log)}")
     return coordinator
-
-
-def _await_ready(fd: int) -> str:
-    """The endpoint that the daemon tells once it serves; empty if it ends or takes too long."""
-    deadline = time.monotonic() + _START_S
-    data = b""
-    while not data.endswith(b"\n"):
-        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-        chunk = os.read(fd, 4096) if ready else b""
-        if not chunk:
-            return ""
-        data += chunk
-    return data.decode().strip()
 
 
 def _end(coordinator: RunCoordinator) -> None:

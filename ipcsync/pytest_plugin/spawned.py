@@ -9,19 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
-import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from multiprocessing import Pipe
-from multiprocessing.connection import wait
 from typing import Any
 
 import pytest
 
-from ipcsync._linux.process import PidFd
+from ipcsync._linux import child
+from ipcsync.pytest_plugin import spawned_main
 from ipcsync.pytest_plugin.spawned_main import Task
 
 _END_S = 10.0
@@ -50,25 +47,15 @@ class Child:
         self._answer: tuple[str, Any, str] | None = None
         self._failure: ChildError | None = None
         self._was_asked = False
-        self._trace = os.memfd_create("ipcsync-child")
-        self._pipe, theirs = Pipe()
-        fds = (theirs.fileno(), self._trace)
-        command = [sys.executable, "-m", "ipcsync.pytest_plugin.spawned_main", *map(str, fds), str(os.getpid())]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._began = time.monotonic()
-        # A session of its own: a Ctrl-C is pytest's, and whatever the child starts can be ended with it.
-        self._process = subprocess.Popen(
-            command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        theirs.close()
-        self.pid = self._process.pid
-        self._pidfd = PidFd(self.pid)
+        pickled = pickle.dumps(args)  # apart from the task: the child needs its module before it can build them
+        self._trace = os.memfd_create("ipcsync-child")
         try:
-            self._pipe.send(tuple(task))
-            self._pipe.send_bytes(pickle.dumps(args))
+            self._child = child.Child(spawned_main.run, task, pickled, self._trace, fds=[self._trace])
         except BaseException:
-            self.close()
+            os.close(self._trace)
             raise
+        self.pid = self._child.pid
 
     def result(self, timeout: float | None = None) -> Any:
         """What the function returned, waited for at most `timeout` seconds (None: until the child's own time is over).
@@ -93,23 +80,23 @@ class Child:
         """Take in the answer, or why there is none."""
         over = self._began + self._limit + _GRACE_S
         until = over if timeout is None else min(over, time.monotonic() + timeout)
-        wait([self._pipe, self._pidfd.fileno()], max(0.0, until - time.monotonic()))
-        if self._pipe.poll(0):
+        self._child.has_spoken(until - time.monotonic())
+        if self._child.connection.poll(0):
             try:
-                self._answer = self._pipe.recv()
+                self._answer = self._child.connection.recv()
             except (EOFError, ConnectionResetError):
-                wait([self._pidfd.fileno()], _END_S)  # the pipe's end came first
+                self._child.wait(_END_S)  # the pipe's end came first
         if self._answer is not None:
             return
-        if not self._pidfd.is_dead and time.monotonic() < over:
+        if self._child.status is None and time.monotonic() < over:
             raise ChildError(f"{self._label} (pid {self.pid}) did not end within {timeout} s; it runs on")
-        late = not self._pidfd.is_dead
+        late = self._child.status is None
         self.kill()
         trace = self._read_trace()
         late = late or trace.startswith("Timeout (")  # faulthandler's words
-        why = f"ran past its {self._limit:g} s" if late else f"ended without a result{self._how()}"
+        why = f"ran past its {self._limit:g} s" if late else f"ended without a result: {self._how()}"
         self._failure = ChildError(
-            f"{self._label} (pid {self.pid}) {why}{_block(trace)}", traceback=trace, status=self._process.returncode
+            f"{self._label} (pid {self.pid}) {why}{_block(trace)}", traceback=trace, status=self._child.status
         )
 
     def _error(self, pickled: bytes | None, trace: str) -> Exception:
@@ -129,28 +116,19 @@ class Child:
         return os.pread(self._trace, 1 << 20, 0).decode(errors="replace").strip()
 
     def _how(self) -> str:
-        status = self._process.returncode
-        if status is None or status >= 0:
-            return f", status {status}"
-        return f": killed by {signal.Signals(-status).name}"
+        return child.in_words(self._child.status)
 
     def kill(self) -> None:
         """End it and whatever it started by SIGKILL, and reap it; nothing if it ended already."""
-        if self._process.returncode is None:
-            # Before it is reaped its group cannot belong to anybody else.
-            with contextlib.suppress(ProcessLookupError):  # it has not made its own group yet, or left nobody in it
-                os.killpg(self.pid, signal.SIGKILL)
-            self._process.kill()
-            self._process.wait(_END_S)
+        self._child.kill(with_group=True)
 
     def close(self) -> None:
         """Kill it if it runs, and give back what it holds; warns of an error that nobody asked for."""
-        if not self._was_asked and self._answer is None and self._failure is None and self._pipe.poll(0):
+        if not self._was_asked and self._answer is None and self._failure is None and self._child.connection.poll(0):
             with contextlib.suppress(EOFError, ConnectionResetError):  # it ended in the middle of its answer
-                self._answer = self._pipe.recv()
+                self._answer = self._child.connection.recv()
         self.kill()
-        self._pipe.close()
-        self._pidfd.close()
+        self._child.close()
         os.close(self._trace)
         if not self._was_asked and self._answer is not None and self._answer[0] == "raised":
             text = f"{self._label} (pid {self.pid}) raised, and nobody asked for its result{_block(self._answer[2])}"

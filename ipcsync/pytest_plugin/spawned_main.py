@@ -1,24 +1,19 @@
-"""A spawned process's own side: `python -m ipcsync.pytest_plugin.spawned_main PIPE TRACE PARENT`.
+"""A spawned process's own side: it runs one function with a client, answers over the pipe, and ends.
 
-It runs one function with a client, answers over the pipe, and ends: by itself, when its time is over, or with its
-parent.
+It ends by itself, when its time is over, or with its parent.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib.util
 import os
 import pickle
-import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, NamedTuple
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Task(NamedTuple):
@@ -33,21 +28,9 @@ class Task(NamedTuple):
     limit: float
 
 
-def main() -> None:
-    """Take one task from the pipe, and answer it."""
-    pipe_fd, trace_fd, parent = map(int, sys.argv[1:4])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no orphan, not even inside a driver's call
-    if os.getppid() != parent:
-        return
-    for fd in (pipe_fd, trace_fd):
-        os.set_inheritable(fd, False)
+def run(pipe: Connection, task: Task, args: bytes, trace_fd: int) -> None:
+    """Do one task, and answer over the pipe; the tracebacks of what ends the process go to `trace_fd`."""
     faulthandler.enable(trace_fd)
-    pipe = Connection(pipe_fd)
-    try:
-        task = Task(*pipe.recv())
-        args = pipe.recv_bytes()
-    except EOFError:
-        return  # the parent gave up
     # A watchdog in C, which needs no GIL: it writes every thread's traceback and ends the process.
     faulthandler.dump_traceback_later(task.limit, exit=True, file=trace_fd)
     answer = _run(task, args)
@@ -97,7 +80,3 @@ def _told(error: BaseException) -> tuple[bytes | None, str]:
     except Exception:  # noqa: BLE001 - whatever its own methods raise
         return None, trace
     return pickled, trace
-
-
-if __name__ == "__main__":
-    main()

@@ -1,83 +1,64 @@
-"""The processes of a benchmark: spawned, told what to run over a pipe, and ended with it."""
+"""The processes of a benchmark: each runs what it is told, and keeps what it needs between calls."""
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+from ipcsync._linux import child
+
 _ANSWER_S = 120.0
+_state: dict[str, Any] = {}
 
 
-def _serve(pipe: Connection) -> None:
-    state: dict[str, Any] = {}
-    while True:
-        try:
-            fn, args = pipe.recv()
-        except EOFError:
-            break
-        pipe.send(fn(state, *args))
-    for value in state.values():
+def _run(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    return function(_state, *arguments, **keywords)
+
+
+def _close_all() -> None:
+    for value in _state.values():
         close = getattr(value, "close", None)
         if close is not None:
             close()
 
 
-class Worker:
+child.at_end.append(_close_all)
+
+
+class Worker(child.Worker):
     """One process. A function that it runs gets a dict of the worker's own first, for what it keeps between calls."""
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def begin(self, fn: Callable[..., Any], *args: Any) -> None:
+    def begin(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         """Have it run a module-level function."""
-        self._pipe.send((fn, args))
+        super().begin(_run, function, *arguments, **keywords)
 
-    def result(self) -> Any:
-        """What the function returned. RuntimeError if the process ended or took two minutes."""
+    def result(self, seconds: float = _ANSWER_S) -> Any:
+        """What the function returned. RuntimeError, with its traceback if there is one, if there is no result."""
         try:
-            if not self._pipe.poll(_ANSWER_S):
-                raise RuntimeError(f"a benchmark's process did not answer within {_ANSWER_S:g} s")
-            return self._pipe.recv()
-        except EOFError:
-            raise RuntimeError("a benchmark's process ended; its traceback is above") from None
+            return super().result(seconds)
+        except child.WorkerError as error:
+            raise RuntimeError(error.trace or str(error)) from None
 
-    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float = _ANSWER_S, **keywords: Any) -> Any:
         """`begin` and `result`."""
-        self.begin(fn, *args)
-        return self.result()
-
-    def close(self) -> None:
-        """End it."""
-        self._pipe.close()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        return super().call(function, *arguments, timeout=timeout, **keywords)
 
 
 class Workers:
     """Several processes that run the same at once."""
 
     def __init__(self, count: int) -> None:
-        self.all = [Worker() for _ in range(count)]
+        self._stack = ExitStack()
+        with ExitStack() as started:
+            self.all = [started.enter_context(Worker()) for _ in range(count)]
+            self._stack = started.pop_all()
 
-    def together(self, count: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `fn` returned in each of the first `count`."""
+    def together(self, count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What the function returned in each of the first `count`."""
         for worker in self.all[:count]:
-            worker.begin(fn, *args)
+            worker.begin(function, *arguments)
         return [worker.result() for worker in self.all[:count]]
 
     def __enter__(self) -> Workers:
@@ -86,5 +67,6 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for worker in self.all:
-            worker.close()
+        for worker in self.all:  # all are told before the first is waited for
+            worker.connection.close()
+        self._stack.close()

@@ -1,18 +1,17 @@
-"""What two neighbours of the pipeline tell each other, and what a stage and the process that started it do.
+"""What two neighbours of the pipeline tell each other, over a socket pair that keeps messages whole.
 
-Both go over a socket pair that keeps messages whole, and whose end is seen when the other side dies.
+Its end is seen when the other side dies.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 from enum import IntEnum
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 _FRAME = struct.Struct("<BxHIQQ48s")
-_CONTROL_BYTES = 16 * 1024
 NO_POINT = bytes(48)
 
 
@@ -73,34 +72,12 @@ class Link:
         self._socket.close()
 
 
-class Control:
-    """One end of what connects a stage with the process that started it: small JSON objects."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-
-    def fileno(self) -> int:
-        """The descriptor, for poll."""
-        return self._socket.fileno()
-
-    def send(self, value: dict[str, Any]) -> None:
-        """Send an object; NeighbourGoneError if nobody is there."""
-        try:
-            self._socket.send(json.dumps(value).encode())
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise NeighbourGoneError from error
-
-    def receive(self) -> dict[str, Any] | None:
-        """The next object, waited for; None at the end."""
-        try:
-            data = self._socket.recv(_CONTROL_BYTES)
-        except ConnectionResetError:
-            return None
-        return dict(json.loads(data)) if data else None
-
-    def close(self) -> None:
-        """Close this end, which tells the other."""
-        self._socket.close()
+def hear(control: Connection) -> dict[str, Any] | None:
+    """What a stage, or the process that started it, says next over their pipe, waited for; None at the end."""
+    try:
+        return dict(control.recv())
+    except (EOFError, ConnectionResetError):
+        return None
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

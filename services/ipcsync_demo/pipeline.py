@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import ipcsync
 from ipcsync.cli.output import Failed, WrongCall
 from ipcsync.typing import EngineChoice
-from ipcsync_demo.crew import Crew
 from ipcsync_demo.link import NO_POINT, Kind, Link, Message, NeighbourGoneError
 from ipcsync_demo.memory import SharedMemory
 from ipcsync_demo.plan import STAMP, Plan, chunk_size, work
 from ipcsync_demo.report import Result, StageRow
+from ipcsync_demo.stages import Stages
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,17 +85,17 @@ def run(
         coordinator = stack.enter_context(ipcsync.launch(driver=driver, log_level="error"))
         interrupt.check()
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint, name="demo"))
-        crew = Crew(plan)
-        stack.callback(crew.close)
+        stages = Stages(plan)
+        stack.callback(stages.close)
         stack.callback(memory.open_all_gates)  # first of all: a process with work held back may not end
-        crew.start(coordinator.endpoint, driver, memory.fd)
-        pipeline = Pipeline(plan, crew, memory, client, source, interrupt)
+        stages.start(coordinator.endpoint, driver, memory.fd)
+        pipeline = Pipeline(plan, stages, memory, client, source, interrupt)
         try:
             return pipeline.run(driver, progress)
         except ipcsync.RecorderLost as error:
-            raise crew.blame(str(error)) from error
+            raise stages.blame(str(error)) from error
         except NeighbourGoneError as error:
-            raise crew.blame("a stage has closed its link") from error
+            raise stages.blame("a stage has closed its link") from error
 
 
 class Pipeline:
@@ -104,22 +104,22 @@ class Pipeline:
     def __init__(
         self,
         plan: Plan,
-        crew: Crew,
+        stages: Stages,
         memory: SharedMemory,
         client: ipcsync.Client,
         source: BinaryIO,
         interrupt: Interrupt,
     ) -> None:
-        assert crew.first is not None
-        assert crew.last is not None
+        assert stages.first is not None
+        assert stages.last is not None
         self._plan = plan
-        self._crew = crew
+        self._stages = stages
         self._memory = memory
         self._client = client
         self._source = source
         self._interrupt = interrupt
-        self._first: Link = crew.first
-        self._last: Link = crew.last
+        self._first: Link = stages.first
+        self._last: Link = stages.last
         # So that no point that comes from either end costs a message.
         self._events = [
             client.event(plan.event_of(stage), engine=plan.engine, depth=plan.depth)
@@ -134,16 +134,16 @@ class Pipeline:
         self._result_hash = hashlib.sha256()
         self._expected_hash = hashlib.sha256()
         self._poll = select.poll()
-        for fd in (self._first.fileno(), self._last.fileno(), *(control.fileno() for control in crew.controls)):
+        for fd in (self._first.fileno(), self._last.fileno(), *(control.fileno() for control in stages.controls)):
             self._poll.register(fd, select.POLLIN)
-        self._stages = {control.fileno(): number for number, control in enumerate(crew.controls, 1)}
+        self._numbers = {control.fileno(): number for number, control in enumerate(stages.controls, 1)}
         self._listens_to_source = False
         self._answers: dict[int, dict[str, Any]] = {}
 
     def run(self, driver: str, progress: Show) -> Result:
         """From the first word of the stages to the last."""
         self._await("ready")
-        self._crew.go()
+        self._stages.go()
         began = time.monotonic()
         while not (self._is_fed and self._is_ended and not self._outputs):
             self._feed()
@@ -152,23 +152,23 @@ class Pipeline:
             progress("through the pipeline", self._through)
         self._await("done")
         seconds = time.monotonic() - began
-        self._crew.dismiss()
+        self._stages.dismiss()
         return self._result(driver, seconds)
 
     # --- what the stages say ------------------------------------------------------------------------------------------
 
     def _await(self, word: str) -> None:
         """Wait until every stage has said `word`."""
-        while not all(word in self._answers.get(number, {}) for number in self._stages.values()):
+        while not all(word in self._answers.get(number, {}) for number in self._numbers.values()):
             self._listen(_IDLE_MS)
 
     def _listen(self, timeout_ms: int) -> None:
         """Take in what has come, waiting for it up to `timeout_ms`."""
         self._interrupt.check()
         for fd, _ in self._poll.poll(timeout_ms):
-            if fd in self._stages:
-                number = self._stages[fd]
-                self._answers.setdefault(number, {}).update(self._crew.hear(number))
+            if fd in self._numbers:
+                number = self._numbers[fd]
+                self._answers.setdefault(number, {}).update(self._stages.hear(number))
             elif fd == self._first.fileno():
                 self._take_back(self._first.receive())
             elif fd == self._last.fileno():
@@ -276,7 +276,7 @@ class Pipeline:
             stages=[
                 StageRow(
                     stage=number,
-                    pid=self._crew.pid(number),
+                    pid=self._stages.pid(number),
                     chunks=report["chunks"],
                     mb_per_s=round(report["bytes"] / report["seconds"] / 1e6, 2) if report["chunks"] else 0.0,
                     hand_over_p50_us=report["hand_over_p50_us"],

@@ -6,7 +6,6 @@ link 0 and reads the last.
 
 from __future__ import annotations
 
-import dataclasses
 import mmap
 from dataclasses import dataclass
 
@@ -62,10 +61,6 @@ class Plan:
     def event_of(self, stage: int) -> str:
         """The name of the shared event on which a stage records."""
         return f"demo/stage-{stage}"
-
-    def as_dict(self) -> dict[str, object]:
-        """What `Plan(**…)` makes it from again."""
-        return dataclasses.asdict(self)
 
 
 def chunk_size(file_size: int | None) -> int:

@@ -1,34 +1,29 @@
-"""One worker of the pipeline: `python -m ipcsync_demo.stage SETUP`, started by `pipeline.py`.
+"""One worker of the pipeline, a process that `stages.py` starts.
 
 Its host only queues work and passes messages on. It never waits for a chunk to be finished.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import math
-import os
 import select
-import signal
 import socket
-import sys
 import time
 from collections import deque
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync._native.context import ensure_context
-from ipcsync_demo.link import NO_POINT, Control, Kind, Link, Message, NeighbourGoneError
+from ipcsync_demo.link import NO_POINT, Kind, Link, Message, NeighbourGoneError, hear
 from ipcsync_demo.memory import SharedMemory
 from ipcsync_demo.plan import STAMP, Plan, stamp, turn
 
 _PORTABLE_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _TIMEOUT_S = 30.0
-_PR_SET_PDEATHSIG = 1
 
 
 class ParentGoneError(Exception):
@@ -92,7 +87,7 @@ class Work:
 class Stage:
     """A stage: its neighbours' messages come in, work is queued, messages go out."""
 
-    def __init__(self, plan: Plan, number: int, endpoint: str, fds: dict[str, int], control: Control) -> None:
+    def __init__(self, plan: Plan, number: int, endpoint: str, fds: dict[str, int], control: Connection) -> None:
         self._plan = plan
         self._number = number
         self._control = control
@@ -124,7 +119,7 @@ class Stage:
     def run(self) -> None:
         """From set-up to the report; raises NeighbourGoneError and ParentGoneError, and what ipcsync raises."""
         self._control.send({"ready": self._events[self._number].engine})
-        if self._control.receive() is None:
+        if hear(self._control) is None:
             raise ParentGoneError
         before = self._client.messages_sent
         began = time.monotonic()
@@ -221,37 +216,28 @@ def _percentile_us(values: list[int], share: float) -> float | None:
     return round(sorted(values)[math.ceil(share * len(values)) - 1] / 1000, 1)
 
 
-def main() -> int:
-    """Do what the one argument says, a JSON object; the exit status."""
-    setup = json.loads(sys.argv[1])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != setup["parent"]:
-        return 1
-    control = Control(socket.socket(fileno=setup["fds"]["control"]))
+def main(control: Connection, plan: Plan, number: int, endpoint: str, fds: dict[str, int]) -> int:
+    """Be a stage, over a pipe to the process that started it; the exit status."""
     try:
-        return _serve(setup, control)
-    except ParentGoneError:
+        return _serve(control, plan, number, endpoint, fds)
+    except (ParentGoneError, BrokenPipeError):
         return 1
     except NeighbourGoneError:
-        control.receive()  # the end: the parent sees who died, and ends the others
+        hear(control)  # the end: the parent sees who died, and ends the others
         return 1
 
 
-def _serve(setup: dict[str, Any], control: Control) -> int:
+def _serve(control: Connection, plan: Plan, number: int, endpoint: str, fds: dict[str, int]) -> int:
     try:
-        stage = Stage(Plan(**setup["plan"]), setup["number"], setup["endpoint"], setup["fds"], control)
+        stage = Stage(plan, number, endpoint, fds, control)
         stage.run()
-        control.receive()  # the end: all are done, and nobody needs this stage's points any more
+        hear(control)  # the end: all are done, and nobody needs this stage's points any more
         stage.close()
     except (ParentGoneError, NeighbourGoneError):
         raise
     except Exception as error:  # noqa: BLE001 - told to the parent, who tells the user
         lost = isinstance(error, ipcsync.RecorderLost | ipcsync.CoordinatorLost)
         control.send({"failed": f"{type(error).__name__}: {error}"[:2000], "lost": lost})
-        control.receive()
+        hear(control)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -248,7 +248,7 @@ def test_a_killed_coordinator_is_an_error_and_no_hang(
     os.kill(pid, signal.SIGKILL)
     status, out, err = finish(process)
     assert (status, out) == (1, "")
-    assert "coordinator died" in err
+    assert "has died" in err
     assert len(err.splitlines()) == 1
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync.cli.doctor.crew import Crew, Member, TrialError
+from ipcsync.cli.doctor import actions
+from ipcsync.cli.doctor.workers import TrialError, Worker, Workers
 
 NAMES = [
     "driver",
@@ -184,30 +185,30 @@ def test_a_wrong_call_is_no_success(options: list[str]) -> None:
 
 
 def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Crew() as crew:
-        first = crew["one"]
-        place = first.call("place")
+    with Workers() as workers:
+        first = workers["one"]
+        place = first.call(actions.place)
         assert place["pid"] == first.pid
-        monkeypatch.setattr(first, "_deadline", 0.2)
+        monkeypatch.setattr(first, "_seconds", 0.2)
         os.kill(first.pid, 19)  # SIGSTOP: as stuck as in a driver that hangs
         began = time.monotonic()
         with pytest.raises(TrialError, match="did not answer"):
-            first.call("place")
+            first.call(actions.place)
         assert time.monotonic() - began < 10
-        assert not first.is_running
-        second = crew["one"]
-        assert second.call("place")["pid"] == second.pid != first.pid
-    assert not second.is_running
+        assert first.status is not None
+        second = workers["one"]
+        assert second.call(actions.place)["pid"] == second.pid != first.pid
+    assert second.status is not None
 
 
 def test_a_process_that_dies_or_fails_is_told_as_what_it_is() -> None:
-    with Crew() as crew:
+    with Workers() as workers:
         with pytest.raises(TrialError, match="KeyError"):
-            crew["one"].call("record", name="never opened")
+            workers["one"].call(actions.record, name="never opened")
         with pytest.raises(TrialError, match="ConnectError"):
-            crew["one"].call("connect", endpoint="tcp://nowhere")
-        crew["one"].begin("place")
-        member: Member = crew["one"]
-        member.kill()
-        with pytest.raises(TrialError, match="ended with status -9"):
-            member.call("place")
+            workers["one"].call(actions.connect, endpoint="tcp://nowhere")
+        workers["one"].begin(actions.place)
+        worker: Worker = workers["one"]
+        worker.kill()
+        with pytest.raises(TrialError, match="ended: killed by SIGKILL"):
+            worker.call(actions.place)

@@ -327,7 +327,7 @@ def test_an_error_that_nobody_asked_for_is_a_warning(pytester: pytest.Pytester, 
         """
 def test_careless(ipcsync_client, ipcsync_spawn):
     child = ipcsync_spawn(fail, "unseen")
-    assert child._pipe.poll(30)
+    assert child._child.has_spoken(30)
 """
     )
     result = pytester.runpytest_subprocess(timeout=LONG_S)
@@ -410,7 +410,7 @@ def test_a_child_raises_here_what_it_raised_there(ipcsync_spawn: Callable[..., C
 @pytest.mark.parametrize(
     ("fn", "args", "message", "status"),
     [
-        (_exit, (5,), "ended without a result, status 5", 5),
+        (_exit, (5,), "ended without a result: exit status 5", 5),
         (_segfault, (), r"killed by SIGSEGV; its traceback:\n(.|\n)*_segfault", -signal.SIGSEGV),
         (_give_a_lambda, (), r"_give_a_lambda-1 \(pid \d+\) raised|[Cc]an't (pickle|get)", None),
     ],

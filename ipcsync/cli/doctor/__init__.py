@@ -2,9 +2,9 @@
 
 - `command`: the command itself
 - `checks`: what is tried, in order, and what follows for the user
-- `trials`: the parts of it that two processes do together
-- `crew`: the processes, none of which is waited for without a deadline
-- `actions`: what each process does, told by name
+- `two_process_checks`: the parts of it that two processes do together
+- `workers`: the processes, none of which is waited for without a deadline
+- `actions`: what each process does
 - `report`: for people and for programs
 """
 

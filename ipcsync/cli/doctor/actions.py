@@ -1,27 +1,20 @@
-"""What a process of the doctor does: told by name over stdin, answered on stdout, one line of JSON each.
-
-`python -m ipcsync.cli.doctor.actions PARENT`. It ends with its stdin, and is killed with its parent.
-"""
+"""What a process of the doctor does, and what it keeps between two calls."""
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
-import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ipcsync
+from ipcsync._linux import child
 from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineChecks, EngineName
 
 if TYPE_CHECKING:
     from ipcsync.testing import StreamGate
 
-_PR_SET_PDEATHSIG = 1
 _SOON_S = 5.0
 _clients: dict[str, ipcsync.Client] = {}
 _kept: dict[str, ipcsync.SharedEvent] = {}
@@ -227,33 +220,9 @@ def _soon(condition: Callable[[], bool], seconds: float = _SOON_S) -> bool:
     return True
 
 
-ACTIONS: dict[str, Callable[..., Any]] = {
-    action.__name__: action
-    for action in (
-        describe, place, connect, check, open_recorder, record, let_go, completed_here, close_recorder, join, is_held,
-        goes_on, outcome, leave, try_gate, export, open_twice, export_imported,
-    )
-}  # fmt: skip
-
-
-def main() -> None:
-    """Do what is told until stdin ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not orphaned, even inside a driver call
-    if os.getppid() != int(sys.argv[1]):
-        return
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        try:
-            answer = {"value": ACTIONS[request["action"]](**request["arguments"])}
-        except Exception as error:  # noqa: BLE001 - the doctor reports it, whatever it is
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
+def _close_clients() -> None:
     for client in _clients.values():
         client.close()
 
 
-if __name__ == "__main__":
-    main()
+child.at_end.append(_close_clients)

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipcsync.cli.doctor import trials
-from ipcsync.cli.doctor.crew import Crew, TrialError
+from ipcsync.cli.doctor import actions, two_process_checks
 from ipcsync.cli.doctor.report import Finding, Result
+from ipcsync.cli.doctor.workers import TrialError, Workers
 from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineName
 
@@ -19,10 +19,10 @@ _ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 
 
 @dataclass
-class Patient:
+class Context:
     """What is known so far of the machine."""
 
-    crew: Crew
+    workers: Workers
     wanted: str  # the endpoint asked for
     rest: ExitStack
     endpoint: str = ""
@@ -44,18 +44,18 @@ class Patient:
 
 def run(endpoint: str) -> list[Finding]:
     """All checks. None hangs, and nothing of them is left behind."""
-    with ExitStack() as rest, Crew() as crew:
-        return list(_run(Patient(crew, endpoint, rest)))
+    with ExitStack() as rest, Workers() as workers:
+        return list(_run(Context(workers, endpoint, rest)))
 
 
-def _run(patient: Patient) -> Iterator[Finding]:
+def _run(context: Context) -> Iterator[Finding]:
     stopped = ""
     for name, check, is_vital in CHECKS:
         if stopped:
             yield Finding(name, "skipped", f"not tried: {stopped}")
             continue
         try:
-            result, detail, advice = check(patient)
+            result, detail, advice = check(context)
         except (TrialError, IpcSyncError) as error:
             result, detail, advice = "fail", str(error), _ON_FAILURE.get(name, "")
         yield Finding(name, result, detail, advice)
@@ -69,19 +69,19 @@ Outcome = tuple[Result, str, str]
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
-def _driver(patient: Patient) -> Outcome:
-    patient.found = patient.crew["recorder"].call("describe")
-    version = patient.found["version"]
+def _driver(context: Context) -> Outcome:
+    context.found = context.workers["recorder"].call(actions.describe)
+    version = context.found["version"]
     number = f"{version // 1000}.{version % 1000 // 10}"
-    if patient.is_host:
+    if context.is_host:
         return (
             "warn",
             f"the host driver, CUDA {number}: software, no GPU",
             "Everything works as on a GPU, between processes too, but no GPU's work is ordered. With a GPU here, "
             "IPCSYNC_DRIVER=cuda says why its driver is not used.",
         )
-    if patient.is_software:
-        name = patient.found["devices"][0]["name"]
+    if context.is_software:
+        name = context.found["devices"][0]["name"]
         return (
             "warn",
             f"the cuda driver, CUDA {number}, from a software libcuda (its device is called {name!r})",
@@ -90,21 +90,21 @@ def _driver(patient: Patient) -> Outcome:
     return "ok", f"the cuda driver, CUDA {number}", ""
 
 
-def _devices(patient: Patient) -> Outcome:
-    mine = patient.found["devices"]
+def _devices(context: Context) -> Outcome:
+    mine = context.found["devices"]
     if not mine:
         return "fail", "the driver shows no device", "Look at CUDA_VISIBLE_DEVICES, and at nvidia-smi."
-    theirs = patient.crew["waiter"].call("describe")["devices"]
+    theirs = context.workers["waiter"].call(actions.describe)["devices"]
     names = "; ".join(f"{i}: {device['name']} GPU-{device['uuid']}" for i, device in enumerate(mine))
     if [device["uuid"] for device in theirs] != [device["uuid"] for device in mine]:
         return "fail", f"a second process sees other devices than the first: {names}", "Is the machine being changed?"
     return "ok", names, ""
 
 
-def _mig(patient: Patient) -> Outcome:
-    if patient.is_host or patient.is_software:
+def _mig(context: Context) -> Outcome:
+    if context.is_host or context.is_software:
         return "skipped", "no GPU here", ""
-    devices = patient.found["devices"]
+    devices = context.found["devices"]
     split = [i for i, device in enumerate(devices) if " MIG " in device["name"] or not device["ipc_events"]]
     if split:
         return (
@@ -115,10 +115,10 @@ def _mig(patient: Patient) -> Outcome:
     return "ok", "no device is a MIG instance; all have interprocess events", ""
 
 
-def _compute_mode(patient: Patient) -> Outcome:
-    if patient.is_host or patient.is_software:
+def _compute_mode(context: Context) -> Outcome:
+    if context.is_host or context.is_software:
         return "skipped", "no GPU here", ""
-    modes = {i: device["compute_mode"] for i, device in enumerate(patient.found["devices"])}
+    modes = {i: device["compute_mode"] for i, device in enumerate(context.found["devices"])}
     odd = {i: mode for i, mode in modes.items() if mode != 0}
     if odd:
         text = ", ".join(f"device {i}: {_COMPUTE_MODES.get(mode, mode)}" for i, mode in odd.items())
@@ -133,47 +133,47 @@ def _compute_mode(patient: Patient) -> Outcome:
 # --- where the processes stand ----------------------------------------------------------------------------------------
 
 
-def _coordinator(patient: Patient) -> Outcome:
+def _coordinator(context: Context) -> Outcome:
     from ipcsync._wire import endpoints
 
-    if os.path.exists(endpoints.socket_path(patient.wanted)):
+    if os.path.exists(endpoints.socket_path(context.wanted)):
         try:
-            patient.theirs = patient.crew["recorder"].call("connect", endpoint=patient.wanted)
+            context.theirs = context.workers["recorder"].call(actions.connect, endpoint=context.wanted)
         except TrialError as error:
-            _own_coordinator(patient)
+            _own_coordinator(context)
             return (
                 "warn",
-                f"none serves {patient.wanted} ({error}); the rest is tried with one of the doctor's own",
+                f"none serves {context.wanted} ({error}); the rest is tried with one of the doctor's own",
                 "A coordinator serves its own uid and driver only. Is it running? Start one with: ipcsync coordinator",
             )
-        patient.endpoint = patient.wanted
-        return "ok", f"pid {patient.theirs['pid']} serves {patient.wanted}", ""
-    _own_coordinator(patient)
+        context.endpoint = context.wanted
+        return "ok", f"pid {context.theirs['pid']} serves {context.wanted}", ""
+    _own_coordinator(context)
     return (
         "ok",
-        f"none at {patient.wanted}; the rest is tried with one of the doctor's own",
+        f"none at {context.wanted}; the rest is tried with one of the doctor's own",
         "Workers need one: ipcsync coordinator",
     )
 
 
-def _own_coordinator(patient: Patient) -> None:
+def _own_coordinator(context: Context) -> None:
     import ipcsync
 
-    own = patient.rest.enter_context(ipcsync.launch(driver=patient.found["driver"], log_level="error"))
-    patient.endpoint = own.endpoint
-    patient.theirs = patient.crew["recorder"].call("connect", endpoint=own.endpoint)
+    own = context.rest.enter_context(ipcsync.launch(driver=context.found["driver"], log_level="error"))
+    context.endpoint = own.endpoint
+    context.theirs = context.workers["recorder"].call(actions.connect, endpoint=own.endpoint)
 
 
-def _dev_shm(patient: Patient) -> Outcome:
-    patient.place = patient.crew["recorder"].call("place")
-    theirs = patient.theirs["shm"]
+def _dev_shm(context: Context) -> Outcome:
+    context.place = context.workers["recorder"].call(actions.place)
+    theirs = context.theirs["shm"]
     if theirs is None:
         return (
             "skipped",
             "the coordinator's /dev/shm cannot be looked at from here",
             "The next checks try what needs it.",
         )
-    if theirs != patient.place["shm"]:
+    if theirs != context.place["shm"]:
         return (
             "warn",
             "this process and the coordinator do not share /dev/shm",
@@ -183,8 +183,8 @@ def _dev_shm(patient: Patient) -> Outcome:
     return "ok", "this process and the coordinator share /dev/shm", ""
 
 
-def _pid_namespace(patient: Patient) -> Outcome:
-    if patient.theirs["namespace"] != patient.place["namespace"]:
+def _pid_namespace(context: Context) -> Outcome:
+    if context.theirs["namespace"] != context.place["namespace"]:
         return (
             "warn",
             "this process and the coordinator are in two pid namespaces",
@@ -193,12 +193,12 @@ def _pid_namespace(patient: Patient) -> Outcome:
     return "ok", "this process and the coordinator share a pid namespace", ""
 
 
-def _pid_values(patient: Patient) -> Outcome:
-    same = patient.theirs["namespace"] == patient.place["namespace"]
-    if not same and patient.theirs["pid"] == patient.place["pid"]:
+def _pid_values(context: Context) -> Outcome:
+    same = context.theirs["namespace"] == context.place["namespace"]
+    if not same and context.theirs["pid"] == context.place["pid"]:
         return (
             "warn",
-            f"this process and the coordinator have the same pid value, {patient.place['pid']}",
+            f"this process and the coordinator have the same pid value, {context.place['pid']}",
             "CUDA takes one's event handles for the other's own, so events use the engine 'timeline'. Start the "
             "processes of a container in another order, or share a pid namespace.",
         )
@@ -208,66 +208,66 @@ def _pid_values(patient: Patient) -> Outcome:
 # --- the engines ------------------------------------------------------------------------------------------------------
 
 
-def _event_handles(patient: Patient) -> Outcome:
-    return _engine(patient, "event", "recorded in one process, waited for by a stream of another")
+def _event_handles(context: Context) -> Outcome:
+    return _engine(context, "event", "recorded in one process, waited for by a stream of another")
 
 
-def _timeline(patient: Patient) -> Outcome:
+def _timeline(context: Context) -> Outcome:
     return _engine(
-        patient, "timeline", "the board's page registered, written by a stream, read by the CPU and by another's wait"
+        context, "timeline", "the board's page registered, written by a stream, read by the CPU and by another's wait"
     )
 
 
-def _engine(patient: Patient, engine: EngineName, what: str) -> Outcome:
-    count = len(patient.found["devices"])
-    reasons = {device: _why_not(patient, engine, device) for device in range(count)}
+def _engine(context: Context, engine: EngineName, what: str) -> Outcome:
+    count = len(context.found["devices"])
+    reasons = {device: _why_not(context, engine, device) for device in range(count)}
     problems = [f"device {device}: {reason}" for device, reason in reasons.items() if reason]
-    patient.works[engine] = not problems
+    context.works[engine] = not problems
     if not problems:
         return "ok", f"{what}, on {count} device{'s' if count > 1 else ''}", ""
     text = "; ".join(problems)
     if engine == "event":
         return "warn", text, "Events use the engine 'timeline' where that works: see the next check."
-    if patient.works["event"]:
+    if context.works["event"]:
         return "warn", text, "Events use the engine 'event', which works. Waiting ahead of a record does not."
     return "fail", text, "Neither engine works between two processes here, so nothing can be shared."
 
 
-def _why_not(patient: Patient, engine: EngineName, device: int) -> str:
+def _why_not(context: Context, engine: EngineName, device: int) -> str:
     """Why an engine does not work on a device, empty if it does."""
     try:
-        report = patient.crew["recorder"].call("check", endpoint=patient.endpoint, device=device)[engine]
+        report = context.workers["recorder"].call(actions.check, endpoint=context.endpoint, device=device)[engine]
         if report["ok"]:
-            trials.hand_over(patient.crew, patient.endpoint, engine, device)
+            two_process_checks.hand_over(context.workers, context.endpoint, engine, device)
     except TrialError as error:
         return str(error)
     return str(report["why"])
 
 
-def _cpu_writes(patient: Patient) -> Outcome:
+def _cpu_writes(context: Context) -> Outcome:
     advice = (
         "The coordinator cannot release a stream that waits for a record which never comes: do not wait with "
         "ahead=True, and use the engine 'event'."
     )
-    if not patient.crew["waiter"].call("try_gate"):
-        patient.crew["waiter"].kill()  # its stream can never go on
+    if not context.workers["waiter"].call(actions.try_gate):
+        context.workers["waiter"].kill()  # its stream can never go on
         return "warn", "a plain store did not wake a stream that waits for pinned memory", advice
-    if not patient.works["timeline"]:
+    if not context.works["timeline"]:
         return "ok", "a plain store wakes a stream that waits for pinned memory", ""
-    if not trials.release(patient.crew, patient.endpoint):
+    if not two_process_checks.release(context.workers, context.endpoint):
         return "warn", "the coordinator's store to the board did not wake a stream that waits for it", advice
     return "ok", "a plain store wakes a waiting stream, in pinned memory and, by the coordinator, on the board", ""
 
 
-def _recorder_death(patient: Patient) -> Outcome:
+def _recorder_death(context: Context) -> Outcome:
     texts, advice = [], []
     for engine in _ENGINES:
-        if not patient.works[engine]:
+        if not context.works[engine]:
             continue
-        found = trials.death(patient.crew, patient.endpoint, engine)
+        found = two_process_checks.death(context.workers, context.endpoint, engine)
         stream = "its stream went on" if found.stream_goes_on else "its stream stays blocked"
-        texts.append(f"{engine}: the waiter was told {found.told}, {stream}")
-        if found.told != "RecorderLost":
+        texts.append(f"{engine}: the waiter was told {found.outcome}, {stream}")
+        if found.outcome != "RecorderLost":
             return "fail", "; ".join(texts), _NOT_LOST
         if not found.stream_goes_on:
             advice.append(_BLOCKED[engine])
@@ -285,21 +285,21 @@ _BLOCKED = {
 # --- what CUDA leaves open --------------------------------------------------------------------------------------------
 
 
-def _double_open(patient: Patient) -> Outcome:
-    if not patient.works["event"]:
+def _double_open(context: Context) -> Outcome:
+    if not context.works["event"]:
         return "skipped", "event handles do not work here", ""
-    handle = patient.crew["recorder"].call("export")
-    said = patient.crew["waiter"].call("open_twice", handle=handle)
+    handle = context.workers["recorder"].call(actions.export)
+    said = context.workers["waiter"].call(actions.open_twice, handle=handle)
     if said in {"the same", "another"}:
         return "ok", f"a handle opens a second time in one process, and gives {said} CUevent", ""
     return "ok", f"a handle does not open a second time in one process: {said}", "ipcsync opens each one once."
 
 
-def _re_export(patient: Patient) -> Outcome:
-    if not patient.works["event"]:
+def _re_export(context: Context) -> Outcome:
+    if not context.works["event"]:
         return "skipped", "event handles do not work here", ""
-    handle = patient.crew["recorder"].call("export")
-    said = patient.crew["waiter"].call("export_imported", handle=handle)
+    handle = context.workers["recorder"].call(actions.export)
+    said = context.workers["waiter"].call(actions.export_imported, handle=handle)
     if said in {"the same", "another"}:
         return "ok", f"an imported event gives {said} handle", ""
     return "ok", f"an imported event gives no handle: {said}", "ipcsync hands on the coordinator's own."
@@ -309,7 +309,7 @@ _ON_FAILURE = {
     "driver": "Is a driver installed? IPCSYNC_DRIVER=host works without one.",
     "coordinator": "Start one by hand to see what it says: ipcsync coordinator",
 }
-CHECKS: tuple[tuple[str, Callable[[Patient], Outcome], bool], ...] = (
+CHECKS: tuple[tuple[str, Callable[[Context], Outcome], bool], ...] = (
     ("driver", _driver, True),
     ("devices", _devices, True),
     ("mig", _mig, False),

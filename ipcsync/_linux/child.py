@@ -1,0 +1,289 @@
+"""A Python child: started, spoken to over a pipe, ended and reaped, gone when its parent is. The one place for it.
+
+A child first waits for its work. So a start that is broken off in the middle, by whatever exception, leaves nothing
+behind: this process's end of the pipe goes with what was begun, and the child ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ipcsync._linux.process import PidFd
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from typing_extensions import Self
+
+_PR_SET_PDEATHSIG = 1
+_CHILDS_SIDE = "from ipcsync._linux.child import main; main()"
+_REAP_S = 5.0
+
+at_end: list[Callable[[], object]] = []
+"""What a worker calls before it ends by itself."""
+
+
+# --- the child's side -------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Be a child: take one program from the pipe, and run it."""
+    from multiprocessing.connection import Connection
+
+    fd, parent = map(int, sys.argv[1:3])
+    die_with(parent)
+    os.set_inheritable(fd, False)
+    connection = Connection(fd)
+    try:
+        fds, program, arguments = connection.recv()
+    except EOFError:
+        return  # the start was broken off
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    sys.exit(program(connection, *arguments))
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process as soon as its parent is gone, even inside a driver's call; now if it is.
+
+    The kernel's parent is a thread (prctl(2), PR_SET_PDEATHSIG): a child goes with the thread that started it.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before we asked
+        os._exit(1)
+
+
+def serve(connection: Connection) -> None:
+    """Run the functions that a `Worker` asks for, until its end of the pipe is closed."""
+    while True:
+        try:
+            function, arguments, keywords = connection.recv()
+        except (EOFError, ConnectionResetError):
+            break
+        try:
+            answer = (True, function(*arguments, **keywords), "")
+        except BaseException as error:  # noqa: BLE001 - the other side raises it
+            answer = (False, f"{type(error).__name__}: {error}", traceback.format_exc())
+        connection.send(answer)
+    for function in at_end:
+        function()
+
+
+# --- the parent's side ------------------------------------------------------------------------------------------------
+
+
+def environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's variables with `settings` over them, and its import path: a child imports what this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(settings or {})}
+
+
+def read_line(fd: int, seconds: float) -> str | None:
+    """The line that comes on a pipe within so many seconds; "" if the pipe ends before, None if the time does."""
+    deadline = time.monotonic() + seconds
+    data = b""
+    while not data.endswith(b"\n"):
+        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None
+        chunk = os.read(fd, 4096)
+        if not chunk:
+            return ""
+        data += chunk
+    return data.decode().strip()
+
+
+def in_words(status: int | None) -> str:
+    """How a process ended, by its exit status."""
+    if status is None:
+        return "still running"
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+class Child:
+    """A fresh Python process that runs `program(connection, *arguments)`, a function of a module, and ends.
+
+    What the program returns is the exit status, None for 0. `connection` is this process's end of the pipe between the
+    two. The child has a session of its own (a Ctrl-C is its parent's, who then ends it in order), no stdin, and the
+    descriptors `fds` under the same numbers. Program and arguments are pickled.
+    """
+
+    def __init__(
+        self,
+        program: Callable[..., object],
+        *arguments: Any,
+        env: Mapping[str, str] | None = None,
+        fds: Sequence[int] = (),
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
+        from multiprocessing import Pipe  # not before a child is started: it takes milliseconds to import
+
+        self._owner = os.getpid()
+        self.connection, theirs = Pipe()
+        process = pidfd = None
+        name = f"{program.__module__}.{program.__qualname__}"  # for those who look at ps(1)
+        try:
+            process = subprocess.Popen(
+                [*self._command(theirs.fileno()), name],
+                env=environment(env),
+                pass_fds=(theirs.fileno(), *fds),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            theirs.close()
+            self._process = process
+            self.pid = process.pid
+            self._pidfd = pidfd = PidFd(process.pid)
+            with contextlib.suppress(BrokenPipeError):  # it is gone already: its status says how
+                self.connection.send((tuple(fds), program, arguments))
+        except BaseException:
+            self.connection.close()
+            theirs.close()
+            if process is not None:
+                process.kill()
+                process.wait()
+            if pidfd is not None:
+                pidfd.close()
+            raise
+
+    def _command(self, fd: int) -> list[str]:
+        return [sys.executable, "-c", _CHILDS_SIDE, str(fd), str(os.getpid())]
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status (negative: the signal that killed it), None while it runs."""
+        return self._process.poll() if os.getpid() == self._owner else None
+
+    def has_spoken(self, seconds: float = 0.0) -> bool:
+        """Whether something can be received, or it is over, within so many seconds."""
+        from multiprocessing.connection import wait
+
+        return bool(wait([self.connection, self._pidfd.fileno()], max(0.0, seconds)))
+
+    def signal(self, number: int) -> None:
+        """Send it a signal; nothing once it has ended."""
+        if os.getpid() == self._owner:
+            self._process.send_signal(number)
+
+    def wait(self, seconds: float = _REAP_S) -> bool:
+        """Whether it ends, and is reaped, within so many seconds."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self, *, with_group: bool = False) -> bool:
+        """End it by SIGKILL and reap it, `with_group` with whatever it started; whether that worked.
+
+        A process that is stuck in the kernel cannot be ended, and is left to its fate after five seconds. In a forked
+        child nothing happens.
+        """
+        if os.getpid() != self._owner:
+            return False
+        if self._process.returncode is None:
+            if with_group:  # before it is reaped its group cannot be anybody else's
+                with contextlib.suppress(ProcessLookupError):  # it has not made its group yet, or left nobody in it
+                    os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill()
+        return self.wait()
+
+    def close(self, seconds: float = _REAP_S) -> int | None:
+        """Close the pipe, which tells it to end, and kill it if it does not within so many seconds; its exit status.
+
+        Twice does nothing more. In a forked child only the descriptors are closed.
+        """
+        self.connection.close()
+        if os.getpid() == self._owner and not self.wait(seconds):
+            self.kill()
+        self._pidfd.close()
+        return self.status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class WorkerError(Exception):
+    """A worker did not do what it was asked: it raised (`trace` is its traceback), ended, or took too long."""
+
+    trace = ""
+
+
+class Worker(Child):
+    """A child that runs functions, one after another: `call`, or `begin` and later `result`.
+
+    What a function is given and returns is pickled. `error` is raised if there is no result; `name` is what it calls
+    the worker.
+    """
+
+    error: type[WorkerError] = WorkerError
+
+    def __init__(
+        self,
+        name: str = "worker",
+        *,
+        env: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
+        self.name = name
+        self._owed = 0
+        super().__init__(serve, env=env, stdout=stdout, stderr=stderr)
+
+    def begin(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+        """Have it run a function of a module."""
+        try:
+            self.connection.send((function, arguments, keywords))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._ended() from None
+        self._owed += 1
+
+    def result(self, seconds: float) -> Any:
+        """What the function begun first returned, waited for at most so many seconds."""
+        if not self.has_spoken(seconds):
+            raise self.error(f"the {self.name} process (pid {self.pid}) did not answer within {seconds:g} s")
+        try:
+            if not self.connection.poll(0):
+                raise self._ended()
+            succeeded, value, trace = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._ended() from None
+        self._owed -= 1
+        if succeeded:
+            return value
+        error = self.error(value)
+        error.trace = trace
+        raise error
+
+    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float = 60.0, **keywords: Any) -> Any:
+        """`begin` and `result`."""
+        self.begin(function, *arguments, **keywords)
+        return self.result(timeout)
+
+    def close(self, seconds: float = _REAP_S) -> int | None:
+        """The same; one that is inside a function is killed at once."""
+        if self._owed:
+            self.kill()
+        return super().close(seconds)
+
+    def _ended(self) -> WorkerError:
+        self.kill()
+        return self.error(f"the {self.name} process (pid {self.pid}) ended: {in_words(self.status)}")

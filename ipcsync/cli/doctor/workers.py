@@ -1,0 +1,64 @@
+"""The doctor's processes. Each answers in time or is killed: a driver that hangs must not hang the doctor."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ipcsync._linux import child
+from ipcsync.errors import IpcSyncError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+START_S = 60.0
+"""For the first answer of a process: it imports, and a GPU's context is made."""
+ANSWER_S = 20.0
+
+
+class TrialError(child.WorkerError, IpcSyncError):
+    """A process of the doctor failed, ended, or did not answer in time; the message says which."""
+
+
+class Worker(child.Worker):
+    """One process, which runs functions of `actions`. TrialError says why it did not."""
+
+    error = TrialError
+
+    def __init__(self, name: str) -> None:
+        self._seconds = START_S
+        super().__init__(name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # what a library prints
+
+    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float | None = None, **keywords: Any) -> Any:
+        """What the function returns there. A process that does not answer in time is killed."""
+        self.begin(function, *arguments, **keywords)
+        if not self.has_spoken(self._seconds if timeout is None else timeout):
+            self.kill()
+            raise TrialError(f"the {self.name} process did not answer to {function.__name__!r} in time, and was killed")
+        self._seconds = ANSWER_S
+        return self.result(0.0)
+
+
+class Workers:
+    """The processes by name, started when first asked for, and again after one was killed. None outlives the block."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Worker] = {}
+        self._stack = ExitStack()
+
+    def __getitem__(self, name: str) -> Worker:
+        worker = self._by_name.get(name)
+        if worker is None or worker.status is not None:
+            worker = self._by_name[name] = self._stack.enter_context(Worker(name))
+        return worker
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
