@@ -8,6 +8,7 @@ from typing import Any
 from cuda.bindings import driver as _bindings
 from cuda.bindings.driver import *  # noqa: F403 - this module is that one, plus the bounded wait
 
+from ipcsync._drivers.results import unwrap
 from ipcsync.errors import ForkedProcessError
 
 _SPIN_NS = 20_000
@@ -38,8 +39,6 @@ def wait_event(event: Any, deadline_ns: int) -> bool:
     while True:
         result = query(event)
         if result[0] is not _NOT_READY and result[0] != _NOT_READY:
-            from ipcsync._drivers import unwrap
-
             unwrap(result, "cuEventQuery")
             return True
         now = time.monotonic_ns()

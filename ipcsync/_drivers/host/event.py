@@ -31,6 +31,7 @@ from ipcsync._drivers.host.results import (
     number,
 )
 from ipcsync._drivers.host.stream import Stream, find_stream
+from ipcsync._drivers.results import unwrap
 from ipcsync._linux.robust import OWNER_DIED
 
 BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS = 1, 2, 4
@@ -214,8 +215,6 @@ def wait_event(event: Any, deadline_ns: int) -> bool:
 
     Raises DriverError for what cuEventSynchronize would refuse.
     """
-    from ipcsync._drivers import unwrap
-
     done: list[bool] = []
     unwrap(_wait_event(event, deadline_ns, done), "cuEventQuery")
     return done[0]
