@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import zmq
 
 DOMAIN = b"ipcsync"
@@ -48,3 +50,19 @@ def uid_of(address: str) -> str:
     """The uid in an ipc peer's address, empty if there is none."""
     parts = address.split(":")
     return parts[1] if len(parts) == 4 else ""
+
+
+class Sender(msgspec.Struct, frozen=True, gc=False):
+    """Who sent a frame, by the kernel's word.
+
+    `routing` names one connection, and is no identity; `frame` is the zmq.Frame, asked only where that word counts.
+    """
+
+    routing: bytes
+    frame: Any
+
+    @property
+    def pid(self) -> int:
+        """Its process id, 0 if there is none (a process of a pid namespace we cannot see)."""
+        parts = self.frame.get("Peer-Address").split(":")  # localhost:uid:gid:pid
+        return int(parts[3]) if len(parts) == 4 and parts[3].isdigit() else 0

@@ -11,12 +11,13 @@ from ipcsync._wire import codec, messages
 from ipcsync.errors import IpcSyncError, ProtocolError, SessionExpired
 from ipcsync_coordinator import decode
 from ipcsync_coordinator.abuse import StrikeCounter
+from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.records import Reply
-from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")

@@ -20,13 +20,14 @@ from ipcsync.errors import (
     ProtocolError,
     QuotaExceeded,
 )
+from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.listing import attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.registry import Registry, Session, Slot
-from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.holdings import Terms
 

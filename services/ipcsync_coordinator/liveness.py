@@ -11,7 +11,7 @@ from ipcsync._linux.process import PidFd, start_time
 from ipcsync._linux.robust import OWNER_DIED
 
 if TYPE_CHECKING:
-    from ipcsync_coordinator.sessions import Sender
+    from ipcsync_coordinator.auth import Sender
 
 
 class ProcessWatch:

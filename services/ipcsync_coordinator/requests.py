@@ -16,9 +16,9 @@ from collections.abc import Callable
 import zmq
 
 from ipcsync_coordinator.abuse import StrikeCounter, disconnect
+from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
-from ipcsync_coordinator.sessions import Sender
 
 _BUDGET = 512
 _HOLD_NS = 2_000_000

@@ -16,6 +16,7 @@ from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
 from ipcsync_coordinator import auth, records
 from ipcsync_coordinator.abuse import StrikeCounter
+from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.descriptors import Descriptors, Gate
 from ipcsync_coordinator.dispatcher import Dispatcher
@@ -31,7 +32,7 @@ from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover
 from ipcsync_coordinator.registry import Limits, Registry, Session
 from ipcsync_coordinator.requests import Requests
-from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")

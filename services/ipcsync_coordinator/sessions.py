@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
 
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.registry import Session
@@ -92,19 +89,3 @@ class SessionTable:
         """The reply to the last request of a session that is gone."""
         last_id, reply = self._final_replies.get(token, (0, b""))
         return reply if last_id == request_id else None
-
-
-class Sender(msgspec.Struct, frozen=True, gc=False):
-    """Who sent a frame, by the kernel's word.
-
-    `routing` names one connection, and is no identity; `frame` is the zmq.Frame, asked only where that word counts.
-    """
-
-    routing: bytes
-    frame: Any
-
-    @property
-    def pid(self) -> int:
-        """Its process id, 0 if there is none (a process of a pid namespace we cannot see)."""
-        parts = self.frame.get("Peer-Address").split(":")  # localhost:uid:gid:pid
-        return int(parts[3]) if len(parts) == 4 and parts[3].isdigit() else 0

@@ -13,8 +13,8 @@ import ipcsync
 from ipcsync._linux.process import Process, is_running, pid_namespace, start_time
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.liveness import ProcessWatch
-from ipcsync_coordinator.sessions import Sender
 from tests.faults import actions, fixtures, pid_reuse
 from tests.faults.fixtures import Blocked, ForeignPeer, until_lost
 from tests.kit.peer import Peer

@@ -16,6 +16,7 @@ from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator import records
 from ipcsync_coordinator.abuse import StrikeCounter
+from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.driver_work import OwnDriver
@@ -27,7 +28,7 @@ from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover
 from ipcsync_coordinator.registry import Limits, Registry
-from ipcsync_coordinator.sessions import Sender, SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
 from ipcsync_keeper.holdings import Fixed, Terms

@@ -11,9 +11,9 @@ import pytest
 import zmq
 
 from ipcsync_coordinator.abuse import StrikeCounter
+from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.requests import Requests
-from ipcsync_coordinator.sessions import Sender
 
 _WAIT_MS = 20_000
 _AT_ONCE = "inproc://requests"  # no thread between: what was sent is there
