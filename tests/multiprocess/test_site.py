@@ -16,8 +16,10 @@ from tests.kit.browser import Browser
 
 pytest.importorskip("mkdocs", reason="the docs group is not installed (make install installs it)")
 
+pytestmark = pytest.mark.timeout(300)  # a browser on a busy machine
+
 _ROOT = Path(__file__).parents[2]
-_DEADLINE_S = 60.0
+_DEADLINE_S = 120.0
 _WIDTH = 1400
 # What is wider than its place, as [element, text]; a scroll bar inside of a page counts, since nobody scrolls a table.
 _CUT = """
