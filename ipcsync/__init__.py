@@ -36,7 +36,7 @@ _HOME = {
         ),
         "ipcsync.client": (
             "aconnect AsyncClient AsyncPoint AsyncSharedEvent AttachmentInfo Client connect default_client EventInfo "
-            "Notice Point SessionInfo SharedEvent"
+            "Notice Point SessionInfo SharedEvent synchronize_all wait_all"
         ),
     }.items()
     for name in names.split()

@@ -8,6 +8,7 @@ from ipcsync._session.feed import Notice
 from ipcsync.client.client import Client, connect
 from ipcsync.client.default import default_client
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.fan_in import synchronize_all, wait_all
 from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.point import Point
 
@@ -28,6 +29,8 @@ __all__ = [
     "aconnect",
     "connect",
     "default_client",
+    "synchronize_all",
+    "wait_all",
 ]
 
 _ASYNC = {"AsyncClient", "AsyncPoint", "AsyncSharedEvent", "aconnect"}

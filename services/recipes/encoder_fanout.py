@@ -34,16 +34,14 @@ def encoder(endpoint: str, consumers: list[Connection]) -> None:
         readers: dict[int, list[ipcsync.Point]] = {slot: [] for slot in range(SLOTS)}
         for image in range(1, IMAGES + 1):
             slot = image % SLOTS
-            for done in readers[slot]:
-                done.wait(stream, timeout=30)
+            ipcsync.wait_all(readers[slot], stream, timeout=30)
             with StreamGate(stream):  # stands for an encoder that computes until both have queued their work
                 slots[slot].fill(image, stream)
                 encoded = bytes(client.record(stream))
                 for consumer in consumers:
                     consumer.send((image, encoded))
                 readers[slot] = [client.point(consumer.recv()) for consumer in consumers]
-        for done in [done for points in readers.values() for done in points]:
-            done.synchronize(30)
+        ipcsync.synchronize_all([done for points in readers.values() for done in points], timeout=30)
 
 
 def consumer(endpoint: str, name: str, encoder: Connection) -> None:

@@ -56,6 +56,8 @@ SERVICE = [
     "aconnect",
     "connect",
     "default_client",
+    "synchronize_all",
+    "wait_all",
     "launch",
 ]
 

@@ -1,0 +1,99 @@
+"""One wait for many points: for all readers of a buffer, say, where those that died count as done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Literal
+
+from ipcsync._engines import deadline_of
+from ipcsync.client.point import Point
+from ipcsync.errors import RecorderLost, WaitTimeout
+from ipcsync.typing import StreamLike
+
+_SLICE_S = 0.05
+
+
+def synchronize_all(
+    points: Iterable[Point], *, timeout: float | None = None, lost: Literal["raise", "skip"] = "raise"
+) -> list[Point]:
+    """Block until every point is complete, at most `timeout` seconds in all (None: as long as that can be).
+
+    `lost="raise"` raises RecorderLost as soon as one of them can never be complete, whichever it is; `lost="skip"`
+    leaves such points out. Returns those that were left out, in their order; of them nothing is known but that their
+    recorder will not say more: see `RecorderLost.over` before its memory is used again.
+
+    Raises what `Point.synchronize` does, WaitTimeout for the first that is not complete, ValueError for another `lost`
+    or a timeout that is negative or NaN.
+    """
+    return _each(points, lambda point, seconds: point.synchronize(seconds), timeout, lost)
+
+
+def wait_all(
+    points: Iterable[Point],
+    stream: StreamLike | None = None,
+    *,
+    timeout: float | None = None,
+    lost: Literal["raise", "skip"] = "raise",
+) -> list[Point]:
+    """Have all work submitted to `stream` from now on wait for every point.
+
+    The host blocks only until each record is made, at most `timeout` seconds in all. `lost` and the result are as in
+    `synchronize_all`. Where an error is raised, the stream may wait for some of the points already.
+
+    Raises what `Point.wait` does, WaitTimeout for the first that is not recorded, ValueError for another `lost` or a
+    timeout that is negative or NaN.
+    """
+    return _each(points, lambda point, seconds: point.wait(stream, timeout=seconds), timeout, lost)
+
+
+def _each(
+    points: Iterable[Point], wait: Callable[[Point, float], object], timeout: float | None, lost: str
+) -> list[Point]:
+    if lost not in ("raise", "skip"):
+        raise ValueError(f"lost is 'raise' or 'skip', but got {lost!r}")
+    deadline = deadline_of(timeout)
+    waiting = list(points)
+    order = {id(point): index for index, point in enumerate(waiting)}
+    skipped: list[Point] = []
+
+    def is_over(point: Point, look: Callable[[], bool]) -> bool:
+        try:
+            return look()
+        except RecorderLost:
+            if lost == "raise":
+                raise
+            skipped.append(point)
+            return True
+
+    while waiting:
+        first = waiting[0]
+        left_s = max(0.0, (deadline - time.monotonic_ns()) / 1e9)
+        if is_over(first, partial(_within, wait, first, min(_SLICE_S, left_s), timeout, is_last=left_s <= _SLICE_S)):
+            del waiting[0]
+        else:  # another may be lost while the first is still to come
+            waiting[1:] = [point for point in waiting[1:] if not is_over(point, partial(_raise_if_lost, point))]
+    return sorted(skipped, key=lambda point: order[id(point)])
+
+
+def _within(
+    wait: Callable[[Point, float], object], point: Point, seconds: float, timeout: float | None, *, is_last: bool
+) -> bool:
+    """Whether the wait ended within `seconds`; if it is the last there is time for, its WaitTimeout is raised."""
+    try:
+        wait(point, seconds)
+    except WaitTimeout as error:
+        if not is_last:
+            return False
+        text = str(error).replace(f"within {seconds} s", f"within {timeout} s")
+        raise WaitTimeout(text, event=error.event, generation=error.generation, timeout=timeout) from None
+    return True
+
+
+def _raise_if_lost(point: Point) -> bool:
+    """Raise if the point can never be complete. That another one may still come is no end of its wait."""
+    error = point.exception()
+    if error is not None:
+        raise error
+    return False
