@@ -4,6 +4,7 @@
 # make test-oldest   the suite with the oldest version of each library that pyproject.toml allows
 # make lint   ruff and mypy --strict
 # make docs   the API reference and the pages, in site/
+# make wheels   the wheels of a release in dist/wheels: with the compiled core and without, each tried
 # make dist   sdist and wheel in dist/, checked, installed outside of the checkout, tried (DIST_TESTS="tests" for all)
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +16,8 @@ SOAK_MINUTES ?= 10
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+# The compiled core is built with it, where a C compiler is.
+$(VENV)/.installed: pyproject.toml hatch_build.py ipcsync/_engines/core.pyx
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[observer]' --group dev
@@ -95,7 +97,13 @@ dist: install
 	$(BIN)/check-wheel-contents dist/*.whl
 	$(BIN)/python -m tests.packaging.installed dist -- $(DIST_TESTS)
 
+# One with the compiled core for each kind of Python and machine that can be built for here, and one without it.
+wheels: install
+	$(BIN)/python -m pip install --quiet --group dist
+	rm -rf dist/wheels
+	$(BIN)/python -m tests.packaging.wheels dist/wheels
+
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: install demo test test-host test-host-async test-cuda test-simcuda test-gpu test-oldest soak lint docs dist clean
+.PHONY: install demo test test-host test-host-async test-cuda test-simcuda test-gpu test-oldest soak lint docs dist wheels clean

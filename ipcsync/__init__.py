@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ipcsync.client import *
     from ipcsync.client.aio.client import *
 
+    __compiled__: bool
     __version__: str
 
 _HOME = {
@@ -55,6 +56,10 @@ if not TYPE_CHECKING:  # a type checker reads the star imports above
             from importlib.metadata import version
 
             return version(__name__)
+        if name == "__compiled__":
+            from ipcsync._engines.compiled import COMPILED
+
+            return COMPILED
         home = _HOME.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -55,6 +55,11 @@ class SessionLine:
         return self._words[self._first + S_STATE : self._first + S_SERIAL + 1]
 
     @property
+    def standing_address(self) -> int:
+        """Address of those words in this process."""
+        return self._address + S_STATE * 8
+
+    @property
     def serial(self) -> int:
         """Which session has the line; written by the coordinator."""
         return self._words[self._first + S_SERIAL]

@@ -44,11 +44,11 @@ def arm() -> None:
         raise ForkedProcessError
 
 
-def mark() -> memoryview:
+def mark() -> ForkMark:
     """The mark itself, armed: its one byte is 0 in a child forked after this. For hot paths that look themselves."""
     arm()
     assert _mark is not None
-    return _mark.byte
+    return _mark
 
 
 def is_in_bad_fork() -> bool:

