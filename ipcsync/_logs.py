@@ -38,9 +38,20 @@ def quoted(value: object) -> str:
 def _escaped(char: str) -> str:
     if char.isprintable():
         return _ESCAPES.get(char, char)
-    # Line separators, and what turns the direction of the rest of a line, are among the characters not printable.
+    return _ESCAPES.get(char) or _code(char)
+
+
+def _code(char: str) -> str:
     code = ord(char)
-    return _ESCAPES.get(char) or (f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}")
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def printable(text: str) -> str:
+    """A text that a terminal shows as it is, on one line: what names may hold and does not print is escaped.
+
+    Line separators, and what turns the direction of the rest of a line, are among the characters not printable.
+    """
+    return text if text.isprintable() else "".join(char if char.isprintable() else _code(char) for char in text)
 
 
 def _parts(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str, object]:

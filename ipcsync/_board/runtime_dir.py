@@ -11,6 +11,7 @@ import stat
 from ipcsync._board.board import is_abandoned, is_tmpfs
 from ipcsync._wire import endpoints
 
+LOCK = "lock"
 SHUT = ".full"  # behind the name of a socket while nobody may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 
@@ -24,6 +25,9 @@ class RuntimeDir:
 
     Raises RuntimeDirError if it belongs to somebody else, has another mode, holds something that is no socket where a
     socket must be, gives too long a path, or is served by another coordinator. Nothing is touched then.
+
+    A user, or a cleaner of /tmp, may remove all of it, and another coordinator start at the same path: then it is no
+    longer this process's, and nothing in it is renamed or removed any more.
     """
 
     def __init__(self, path: str) -> None:
@@ -35,14 +39,14 @@ class RuntimeDir:
             raise RuntimeDirError(str(error)) from None
         self.made = self._prepare()
         self.lock = self._take_lock()
-        self.sockets = [endpoints.socket_path(self.endpoint), endpoints.socket_path(self.feed)]
+        self.place = Place(self.path, self.lock)
+        self.sockets = self.place.sockets
         try:
             for socket in self.sockets:
                 self._check_socket(socket)
                 self._check_socket(socket + SHUT)
         except RuntimeDirError:
-            self._unlock()
-            self._remove_if_made()
+            self._leave()
             raise
         for socket in self.sockets:
             for leftover in (socket, socket + SHUT):  # a dead coordinator's: we hold the lock
@@ -81,7 +85,7 @@ class RuntimeDir:
         return True
 
     def _take_lock(self) -> int:
-        self._lock_path = os.path.join(self.path, "lock")
+        self._lock_path = os.path.join(self.path, LOCK)
         while True:
             fd = self._try_lock()
             # One that ends removes its lock file: a lock of a file that is no longer there excludes nobody.
@@ -123,23 +127,54 @@ class RuntimeDir:
                     with _gone_is_fine():
                         os.unlink(board)
 
-    def _unlock(self) -> None:
-        with _gone_is_fine():
-            os.unlink(self._lock_path)
-        os.close(self.lock)
+    def close(self) -> None:
+        """Remove the sockets and the lock file, and the directory itself if it was made here and is empty."""
+        if self.place.is_own:
+            for path in self.sockets:
+                with _gone_is_fine():
+                    os.unlink(path)
+        self._leave()
 
-    def _remove_if_made(self) -> None:
-        if self.made:
+    def _leave(self) -> None:
+        is_own = self.place.is_own
+        if is_own:
+            with _gone_is_fine():
+                os.unlink(os.path.join(self.path, LOCK))
+        os.close(self.lock)
+        if is_own and self.made:
             with contextlib.suppress(OSError):  # not empty: others put something in it, or serve it by now
                 os.rmdir(self.path)
 
-    def close(self) -> None:
-        """Remove the sockets and the lock file, and the directory itself if it was made here and is empty."""
-        for path in self.sockets:
-            with _gone_is_fine():
-                os.unlink(path)
-        self._unlock()
-        self._remove_if_made()
+
+class Place:
+    """Where a coordinator is found: the runtime directory `path`, while its lock file is the open file `lock`."""
+
+    def __init__(self, path: str, lock: int) -> None:
+        self.path = path
+        self.sockets = [
+            endpoints.socket_path(endpoints.endpoint_in(path, name)) for name in (endpoints.SOCKET, endpoints.FEED)
+        ]
+        self._lock = lock
+        self._lock_path = os.path.join(path, LOCK)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the path still leads here. If not, nobody finds this coordinator any more, but perhaps another."""
+        return _is_still_at(self._lock, self._lock_path)
+
+    def shut(self) -> None:
+        """Keep new connections out: the sockets get other names."""
+        self._rename([(path, path + SHUT) for path in self.sockets])
+
+    def reopen(self) -> None:
+        """Let new connections in again."""
+        self._rename([(path + SHUT, path) for path in self.sockets])
+
+    def _rename(self, names: list[tuple[str, str]]) -> None:
+        if self.is_own:
+            for old, new in names:
+                with _gone_is_fine():
+                    os.rename(old, new)
 
 
 def _gone_is_fine() -> contextlib.suppress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,9 +70,7 @@ def files_in(directory: str | os.PathLike[str]) -> list[Path]:
 
 def read(path: Path) -> ProcessTrace:
     """What a file holds. TraceError if it is no trace, OSError if it cannot be read."""
-    data = path.read_bytes()
-    if len(data) != FILE_BYTES:
-        raise TraceError(f"{path} is no trace: it has {len(data)} bytes, and not {FILE_BYTES}")
+    data = _bytes_of(path)
     magic, version, size, pid, monotonic, realtime, count, boot, command = HEADER.unpack_from(data)
     if (magic, version, size, count) != (MAGIC, VERSION, ENTRY.size, ENTRIES):
         raise TraceError(f"{path} is no trace of version {VERSION}")
@@ -88,6 +87,18 @@ def read(path: Path) -> ProcessTrace:
         entries=entries,
         lost=written - len(entries),
     )
+
+
+def _bytes_of(path: Path) -> bytes:
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block the open
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise TraceError(f"{path} is no trace: not a regular file")
+        if status.st_size == 0:
+            raise TraceError(f"{path} is no trace: it is empty, since its process ended before it wrote anything")
+        if status.st_size != FILE_BYTES:
+            raise TraceError(f"{path} is no trace: it has {status.st_size} bytes, and not {FILE_BYTES}")
+        return file.read(FILE_BYTES).ljust(FILE_BYTES, b"\0")
 
 
 def _text(data: bytes) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, TextIO
 
 import click
 
+from ipcsync._logs import printable
 from ipcsync.errors import IpcSyncError
 
 _GAP = "  "
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Failed(click.ClickException):
@@ -23,7 +26,8 @@ class Failed(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Write the line."""
-        click.echo(f"ipcsync: {self.message}", file=file, err=file is None)
+        lines = f"ipcsync: {self.message}".split("\n")
+        click.echo("\n".join(map(printable, lines)), file=file, err=file is None)
 
 
 class WrongCall(Failed):
@@ -34,11 +38,35 @@ class WrongCall(Failed):
 
 @contextmanager
 def one_line_for_errors() -> Iterator[None]:
-    """Make what ipcsync raises on its own account one line on stderr, and exit status 1."""
+    """Make what ipcsync raises on its own account, and a stdout that is full, one line on stderr and exit status 1."""
     try:
         yield
+        sys.stdout.flush()
     except IpcSyncError as error:
         raise Failed(str(error)) from error
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _forget_output()
+        raise Failed(f"cannot write the output: {error.strerror}") from None
+
+
+def _forget_output() -> None:
+    """The interpreter writes at its exit what could not be written, and would fail again."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print one line, on stdout or stderr; what does not print is escaped, since it may come from others' names."""
+    click.echo(printable(text), err=err)
+
+
+def label_of(event: Mapping[str, Any]) -> str:
+    """What to call an event of a list: its name, or whose unnamed one it is."""
+    if event["name"]:
+        return str(event["name"])
+    return f"(unnamed, of {event['recorder']})" if event["recorder"] else f"(unnamed, slot {event['slot']})"
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -56,7 +84,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
     What is a number stands to the right; None is shown as a dash.
     """
-    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     is_right = [
         all(cell is None or isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)
     ]

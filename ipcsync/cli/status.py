@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ipcsync.cli.output import Failed, print_json, print_table
+from ipcsync.cli.output import Failed, echo, label_of, print_json, print_table
 
 if TYPE_CHECKING:
     from ipcsync.client import Client
@@ -82,7 +82,7 @@ def _show(found: dict[str, Any]) -> None:
     }
     width = max(map(len, facts))
     for name, text in facts.items():
-        click.echo(f"{name:<{width}}  {text}")
+        echo(f"{name:<{width}}  {text}")
     click.echo()
     if sessions:
         print_table(
@@ -92,7 +92,8 @@ def _show(found: dict[str, Any]) -> None:
         click.echo("no sessions")
     click.echo()
     if events:
-        columns = ("event", "engine", "state", "generation", "completed", "attached", "recorder", "device")
+        # Complete by the recorder's last word; more may be by now.
+        columns = ("event", "engine", "state", "recorded", "known complete", "attached", "recorder", "device")
         print_table(columns, [_event(row) for row in events])
     else:
         click.echo("no events")
@@ -105,4 +106,4 @@ def _session(row: dict[str, Any]) -> tuple[object, ...]:
 
 def _event(row: dict[str, Any]) -> tuple[object, ...]:
     counts = (row["generation"], row["completed"], row["attached"])
-    return row["name"] or "(unnamed)", row["engine"], row["state"], *counts, row["recorder"] or "-", row["device"]
+    return label_of(row), row["engine"], row["state"], *counts, row["recorder"] or "-", row["device"]

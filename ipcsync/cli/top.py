@@ -9,23 +9,30 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ipcsync.cli.output import Failed, is_terminal, print_table
+from ipcsync._logs import printable
+from ipcsync.cli.output import Failed, echo, is_terminal, label_of, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
     from ipcsync.client import Client
 
 _TIMEOUT_S = 2.0
-_COLUMNS = ("event", "state", "engine", "generation", "complete", "/s", "pending", "recorder", "attached")
+# "Known complete" is the recorder's last word; what it recorded beyond that is unconfirmed, and may be complete by now.
+_EVENTS = ("event", "state", "engine", "recorded", "known complete", "/s", "unconfirmed", "recorder", "attached")
+_SESSIONS = ("session", "pid", "events", "connected", "seen", "id")
+_TEXTS = ("event", "state", "engine", "recorder", "session", "id")
 _LOOKS = 16
+_LINES_AROUND = 11  # of the terminal's: heads, blank lines, the summary, and the last line
 
 
 @click.command("top")
@@ -123,10 +130,14 @@ def _print(watcher: _Watcher, period: float, *, as_json: bool, once: bool) -> No
         if as_json:
             click.echo(json.dumps(found))
         else:
-            click.echo(_summary(found))
+            echo(_summary(found))
+            if found["sessions"]:
+                echo()
+                print_table(_SESSIONS, [_session(session) for session in found["sessions"]])
             if found["events"]:
-                print_table(_COLUMNS, [_cells(event) for event in found["events"]])
-            click.echo()
+                echo()
+                print_table(_EVENTS, [_event(event) for event in found["events"]])
+            echo()
         sys.stdout.flush()
         if once:
             return
@@ -143,10 +154,21 @@ def _summary(found: dict[str, Any]) -> str:
     )
 
 
-def _cells(event: dict[str, Any]) -> list[object]:
+def _session(session: dict[str, Any]) -> list[object]:
+    return [
+        session["name"] or "(no name)",
+        session["pid"],
+        session["events"],
+        f"{session['connected_s']:.0f} s",
+        f"{session['last_seen_s']:.1f} s ago",
+        session["id"],
+    ]
+
+
+def _event(event: dict[str, Any]) -> list[object]:
     rate = event["rate"]
     return [
-        event["name"] or "(unnamed)",
+        label_of(event),
         event["state"],
         event["engine"],
         event["generation"],
@@ -181,39 +203,59 @@ def _screen(watcher: _Watcher, console: Console) -> RenderableType:
     try:
         return _picture(watcher.look(), console.height)
     except IpcSyncError as error:
-        return Text(f"{error}\n\nwaiting for it; q ends", style="bold red")
+        return Text(f"{printable(str(error))}\n\nwaiting for it; q ends", style="bold red")
 
 
 def _picture(found: dict[str, Any], height: int) -> RenderableType:
-    from rich import box
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     styles = {"open": "green", "broken": "bold red", "closed": "dim"}
-    table = Table(box=box.SIMPLE, pad_edge=False, expand=True)
-    for name in _COLUMNS:
-        is_text = name in ("event", "state", "engine", "recorder")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
     # What is broken or stuck first, then what is busiest: the rest may not fit.
     events = sorted(
         found["events"], key=lambda row: (row["state"] != "broken", -row["pending_s"], -(row["rate"] or 0), row["name"])
     )
-    room = max(height - 8, 1)
-    for event in events[:room]:
-        cells = [
-            Text("-" if cell is None else str(cell)) for cell in _cells(event)
-        ]  # as text: names may look like markup
+    # The longest silent first: whoever is stuck.
+    sessions = sorted(found["sessions"], key=lambda row: (-round(row["last_seen_s"]), row["name"], row["id"]))
+    room = max(height - _LINES_AROUND, 2)
+    for_sessions = min(len(sessions), max(room // 3, room - len(events), 1))
+    for_events = max(room - for_sessions, 1)
+    session_table, event_table = _table(_SESSIONS), _table(_EVENTS)
+    for session in sessions[:for_sessions]:
+        session_table.add_row(*map(_text, _session(session)))
+    for event in events[:for_events]:
+        cells = [_text(cell) for cell in _event(event)]
         cells[1].stylize(styles.get(event["state"], ""))
-        table.add_row(*cells)
-    left_out = len(events) - room
-    end = f"{left_out} more events; " if left_out > 0 else ""
+        event_table.add_row(*cells)
+    left_out = [
+        f"{count} more {what}"
+        for count, what in ((len(sessions) - for_sessions, "sessions"), (len(events) - for_events, "events"))
+        if count > 0
+    ]
     return Group(
-        Text(found["endpoint"], style="bold", no_wrap=True, overflow="ellipsis"),
+        Text(printable(found["endpoint"]), style="bold", no_wrap=True, overflow="ellipsis"),
         Text(_summary(found), no_wrap=True, overflow="ellipsis"),
-        table,
-        Text(f"{end}q ends", style="dim"),
+        session_table,
+        event_table,
+        Text("; ".join([*left_out, "q ends"]), style="dim"),
     )
+
+
+def _table(columns: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, pad_edge=False, expand=True)
+    for name in columns:
+        is_text = name in _TEXTS
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _text(cell: object) -> Text:
+    from rich.text import Text
+
+    return Text("-" if cell is None else printable(str(cell)))  # as text: names may look like markup
 
 
 @contextmanager

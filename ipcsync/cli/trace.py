@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ipcsync.cli.output import Failed, WrongCall
+from ipcsync.cli.output import Failed, WrongCall, echo
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ipcsync._trace.merge import Summary
     from ipcsync._trace.reader import ProcessTrace
 
@@ -39,7 +41,9 @@ def merge(directory: str, output: str) -> None:
     A process is a track group, with a track for each stream, and an arrow from each record to the waits that it
     released. Processes that were killed, or still run, are there up to their last entry.
 
-    Exit status: 1 if there is no trace there, or one that cannot be read; 2 if the output cannot be written.
+    A file that is empty, damaged or no trace is named on stderr, and left out.
+
+    Exit status: 1 if there is no trace there that can be read; 2 if the output cannot be written.
     """
     from ipcsync._trace.merge import Merge
     from ipcsync._trace.reader import TraceError
@@ -55,7 +59,7 @@ def merge(directory: str, output: str) -> None:
         raise Failed(str(error)) from None
     except OSError as error:
         raise WrongCall(f"cannot write {output}: {error.strerror}") from None
-    click.echo(_told(summary, output), err=True)
+    echo(_told(summary, output), err=True)
 
 
 def _read(directory: str) -> list[ProcessTrace]:
@@ -64,10 +68,23 @@ def _read(directory: str) -> list[ProcessTrace]:
     paths = reader.files_in(directory)
     if not paths:
         raise Failed(f"there is no trace in {directory}; processes write one while IPCSYNC_TRACE names the directory")
+    found = [trace for path in paths if (trace := _read_one(path)) is not None]
+    if not found:
+        raise Failed(f"none of the {len(paths)} files in {directory} is a trace that can be read")
+    return found
+
+
+def _read_one(path: Path) -> ProcessTrace | None:
+    """What a file holds; None, and a line on stderr, if it cannot be read: the other files still can."""
+    from ipcsync._trace import reader
+
     try:
-        return [reader.read(path) for path in paths]
+        return reader.read(path)
+    except reader.TraceError as error:
+        echo(f"ipcsync: left out: {error}", err=True)
     except OSError as error:
-        raise Failed(f"cannot read {error.filename}: {error.strerror}") from None
+        echo(f"ipcsync: left out: cannot read {path}: {error.strerror}", err=True)
+    return None
 
 
 def _told(summary: Summary, output: str) -> str:

@@ -17,7 +17,8 @@ class Track:
 
     info: EventInfo
     points: deque[tuple[float, int, int]]
-    rate: float | None = None  # records a second over the last few seconds, None after one look
+    # Records a second over the last few seconds; None after one look, and of an event that nobody records on any more.
+    rate: float | None = None
     _pending_since: float | None = field(default=None, repr=False)
 
     def see(self, info: EventInfo, now: float) -> None:
@@ -29,7 +30,7 @@ class Track:
             self._pending_since = now
         self.info = info
         self.points.append((now, info.generation, info.completed))
-        self.rate = self._rate(now)
+        self.rate = self._rate(now) if info.state == "open" else None
 
     def _rate(self, now: float) -> float | None:
         if len(self.points) < 2:
@@ -40,7 +41,11 @@ class Track:
 
     @property
     def pending_s(self) -> float:
-        """For how long nothing was completed while something was pending, in seconds, as far as looks can tell."""
+        """For how long, in seconds, nothing more was known complete although more was recorded; as far as looks tell.
+
+        The recorder tells what is complete when it records, synchronizes or closes, and else every third of its TTL: so
+        it may long be complete.
+        """
         return self.points[-1][0] - self._pending_since if self._pending_since is not None else 0.0
 
 

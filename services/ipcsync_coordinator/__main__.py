@@ -198,7 +198,7 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
         manager.stopping()
         server.close()
     log.info("stopped")
-    return 0
+    return server.status
 
 
 def _freeze() -> None:

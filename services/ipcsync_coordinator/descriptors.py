@@ -17,7 +17,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ipcsync._board.runtime_dir import SHUT
+from ipcsync._board.runtime_dir import Place
 from ipcsync._logs import fields
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -64,7 +64,7 @@ def count() -> int:
 class Gate:
     """Watches connections come in, on a thread of its own: the loop may be busy while hundreds arrive.
 
-    `paths` are the files of the bound `sockets`. `on_refusal` is called on that thread with "descriptors" each time the
+    `place` is where the `sockets` are bound. `on_refusal` is called on that thread with "descriptors" each time the
     gate shuts, and with "handshake" for each connection that did not say what it had to in time. (libzmq tells of no
     others: a peer that speaks no ZeroMQ, and one that sends a frame far over the limit, it drops without a word.)
     """
@@ -72,18 +72,17 @@ class Gate:
     def __init__(
         self,
         sockets: list[zmq.Socket[bytes]],
-        paths: list[str],
+        place: Place,
         usable: Callable[[], int],
         on_refusal: Callable[[str], None],
     ) -> None:
         self._sockets = sockets
-        self._paths = paths
+        self._place = place
         self._usable = usable
         self._on_refusal = on_refusal
         self._estimate = count()
         self._is_shut = False
-        for path in paths:
-            _rename(path + SHUT, path)  # that a coordinator before this one shut
+        place.reopen()  # what a coordinator before this one shut
         mask = zmq.EVENT_ACCEPTED | _NO_HANDSHAKE | zmq.EVENT_MONITOR_STOPPED
         self._monitors = [socket.get_monitor_socket(mask) for socket in sockets]
         self._thread = threading.Thread(target=self._run, name="ipcsync-gate", daemon=True)
@@ -117,14 +116,12 @@ class Gate:
             self._estimate = usable  # not one is left
         if self._estimate >= usable and not self._is_shut:
             self._is_shut = True
-            for path in self._paths:
-                _rename(path, path + SHUT)
+            self._place.shut()
             log.error("no new connections", extra=fields(descriptors=self._estimate, usable=usable))
             self._on_refusal("descriptors")
         elif self._estimate < usable and self._is_shut:
             self._is_shut = False
-            for path in self._paths:
-                _rename(path + SHUT, path)
+            self._place.reopen()
             log.info("new connections again", extra=fields(descriptors=self._estimate, usable=usable))
 
     def stop(self) -> None:
@@ -133,10 +130,4 @@ class Gate:
             socket.disable_monitor()
         self._thread.join()
         if self._is_shut:
-            for path in self._paths:
-                _rename(path + SHUT, path)
-
-
-def _rename(old: str, new: str) -> None:
-    with contextlib.suppress(FileNotFoundError):  # its owner removed it: there is nothing to keep anybody from
-        os.rename(old, new)
+            self._place.reopen()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ipcsync._board import Board
+from ipcsync._board.runtime_dir import Place
 from ipcsync._linux import locks
 from ipcsync._wire import messages
 from ipcsync_coordinator.driver_work import DriverWork, KeepersDriver, OwnDriver
@@ -29,13 +30,14 @@ _OOM_SCORE = 200  # above the keeper's: of the two, this one can be had again
 
 @dataclass
 class Given:
-    """Terms, board, listening sockets (of requests, of the feed), journal, and who works with the driver.
+    """Terms, board, place, listening sockets (of requests, of the feed), journal, and who works with the driver.
 
     `link` leads to the keeper; None in one process, where `holdings` are this process's own.
     """
 
     terms: Terms
     board: Board
+    place: Place
     sockets: tuple[int, int]
     journal: JournalFiles
     work: DriverWork
@@ -57,7 +59,9 @@ def make(fixed: Fixed) -> Given:
     holdings = Holdings(fixed)
     requests, feed = (listening.detach() for listening in holdings.sockets)
     work = OwnDriver(holdings.events)
-    return Given(holdings.next_terms(), holdings.board, (requests, feed), holdings.journal, work, holdings=holdings)
+    place = holdings.directory.place
+    terms = holdings.next_terms()
+    return Given(terms, holdings.board, place, (requests, feed), holdings.journal, work, holdings=holdings)
 
 
 def receive(kept: str) -> Given:
@@ -65,7 +69,7 @@ def receive(kept: str) -> Given:
 
     `kept` are the keeper's pid and the descriptors that it passed on. SystemExit if the keeper is gone by then.
     """
-    keeper, pair, words, first, second, requests, feed, _lock = map(int, kept.split(","))
+    keeper, pair, words, first, second, requests, feed, lock = map(int, kept.split(","))
     _end_with_keeper(keeper)
     end = Link(socket.socket(fileno=pair))
     numbers = itertools.count(1)
@@ -76,13 +80,14 @@ def receive(kept: str) -> Given:
     except EOFError:
         sys.exit(0)  # not needed
     terms = msgspec.convert(answer[2], Terms)
-    for descriptor in (words, first, second, requests, feed, _lock):
+    for descriptor in (words, first, second, requests, feed, lock):
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     _be_the_only_one(words)
     journal = JournalFiles(words, (first, second))
     board = Board.open(terms.board)
     board.starts = terms.starts
-    return Given(terms, board, (requests, feed), journal, KeepersDriver(end, numbers), end)
+    place = Place(terms.fixed.runtime_dir, lock)
+    return Given(terms, board, place, (requests, feed), journal, KeepersDriver(end, numbers), end)
 
 
 def _end_with_keeper(keeper: int) -> None:

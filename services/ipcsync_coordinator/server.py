@@ -90,9 +90,11 @@ class Server:
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
         self._idle_since = time.monotonic()
         self._next_feed_tick = 0.0
+        self._is_lost = False  # nobody finds it any more at its path
+        self.status = 0
         self._gate = Gate(
             [self._requests.socket, self.feed.socket],
-            [endpoints.socket_path(self._endpoint), endpoints.socket_path(self._feed_endpoint)],
+            given.place,
             self._descriptors.usable,
             self._refuse_from_gate,
         )
@@ -241,6 +243,7 @@ class Server:
         if now >= self._next_feed_tick:
             self._next_feed_tick = now + 1.0
             self.feed.tick()
+            self._look_at_place()
         self.effects.releaser.reassert()
         self.effects.pool.refill()
         self._drain_link()
@@ -255,6 +258,20 @@ class Server:
         self._drain_requests()
         self._drain_feed()
         self._tell_alive()
+
+    def _look_at_place(self) -> None:
+        """Say so once the runtime directory was removed, and end when nobody who found it before is left."""
+        if not self._is_lost and not self._given.place.is_own:
+            self._is_lost = True
+            log.error(
+                "the runtime directory was removed or belongs to another coordinator now: nobody can connect here any "
+                "more; this coordinator ends when its last session does",
+                extra=fields(path=self._given.place.path, sessions=len(self.sessions)),
+            )
+        if self._is_lost and not self.sessions:
+            self.status = 1
+            self._given.tell_ending()
+            self.stop()
 
     def _check(self, entry: SessionEntry, now_ns: int) -> None:
         if entry.watch.lifeline_is_cut():

@@ -1,9 +1,10 @@
-"""What lies in the runtime directory, and what is written over: rows 12, 13, 14 and 38."""
+"""What lies in the runtime directory, and what is written over: rows 12, 13, 14, 38 and 48."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -15,8 +16,10 @@ import pytest
 
 import ipcsync
 from ipcsync._board import layout
+from ipcsync._board.runtime_dir import RuntimeDir
 from tests.kit.peer import Peer
 from tests.kit.raw_client import run_coordinator
+from tests.kit.until import until
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 
@@ -269,3 +272,81 @@ def test_row_38_an_overwritten_header_is_a_typed_error_at_the_next_use_in_every_
     ):
         late.list_events()
     assert coordinator.is_running
+
+
+# --- row 48 -----------------------------------------------------------------------------------------------------------
+
+
+def _take_over(new_coordinator: NewCoordinator, directory: Path) -> ipcsync.Coordinator:
+    """A cleaner removes the directory under its coordinator, and another one starts there."""
+    shutil.rmtree(directory)
+    return new_coordinator(runtime_dir=str(directory))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_row_48_the_end_of_the_first_coordinator_leaves_the_seconds_files_alone(
+    new_coordinator: NewCoordinator, directory: Path, number: signal.Signals
+) -> None:
+    first = new_coordinator(runtime_dir=str(directory))
+    with ipcsync.connect(first.endpoint) as old:  # so that it does not end by itself
+        old.event("e", recorder=True)
+        second = _take_over(new_coordinator, directory)
+        files = {path.name: path.stat().st_ino for path in directory.iterdir()}
+        assert set(files) == {"coordinator.sock", "feed.sock", "lock"}
+        with ipcsync.connect(second.endpoint) as client:
+            os.kill(first.pid, number)
+            until(lambda: not first.is_running, "the first one's end")
+            assert {path.name: path.stat().st_ino for path in directory.iterdir()} == files
+            assert client.is_connected
+            assert {notice.kind for notice in client.watch(timeout=0.1)} == {"session_opened"}
+        with ipcsync.connect(second.endpoint) as late:
+            late.event("e", recorder=True).record(ipcsync.Stream()).synchronize(10)
+    assert second.stop() == 0
+    assert not directory.exists()
+
+
+def test_row_48_the_first_one_says_so_serves_whom_it_has_and_ends_with_the_last(
+    new_coordinator: NewCoordinator, directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = new_coordinator(runtime_dir=str(directory))
+    said = ""
+
+    def has_said() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return "level=error" in said
+
+    with ipcsync.connect(first.endpoint, name="old") as client:
+        second = _take_over(new_coordinator, directory)
+        until(has_said, "an error in the log")
+        assert "the runtime directory was removed or belongs to another coordinator now" in said
+        assert f"path={directory}" in said
+        client.event("e", recorder=True).record(ipcsync.Stream()).synchronize(10)
+        assert [row.name for row in client.list_sessions()] == ["old"]
+    until(lambda: not first.is_running, "its end")
+    assert first.stop() == 1
+    with ipcsync.connect(second.endpoint) as client:
+        assert client.list_sessions() != []
+
+
+def test_row_48_descriptors_that_run_short_shut_nobody_elses_sockets(
+    new_coordinator: NewCoordinator, directory: Path
+) -> None:
+    """The gate renames the sockets that it bound; those of the second one keep their names."""
+    owned = RuntimeDir(str(directory))
+    bound = [socket.socket(socket.AF_UNIX) for _ in owned.sockets]
+    for each, path in zip(bound, owned.sockets, strict=True):
+        each.bind(path)
+    owned.place.shut()
+    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock.full", "feed.sock.full", "lock"]
+    owned.place.reopen()
+    assert sorted(path.name for path in directory.iterdir()) == ["coordinator.sock", "feed.sock", "lock"]
+    second = _take_over(new_coordinator, directory)
+    owned.place.shut()
+    owned.place.reopen()
+    assert not owned.place.is_own
+    ipcsync.connect(second.endpoint).close()
+    for each in bound:
+        each.close()
+    owned.close()
+    ipcsync.connect(second.endpoint).close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -307,3 +308,36 @@ def test_a_folder_without_traces_is_told_so(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["trace", "merge", str(tmp_path)])
     assert done.exit_code == 1
     assert "there is no trace in" in done.output
+
+
+def test_files_that_are_no_traces_are_left_out_and_named(tmp_path: Path, coordinator: ipcsync.Coordinator) -> None:
+    """A process that was killed as it made its file, a copy that broke off, and a FIFO, which would block a reader."""
+    with ipcsync.connect(coordinator.endpoint, trace=tmp_path) as client:
+        client.record(ipcsync.Stream()).synchronize(10)
+    (whole,) = tmp_path.glob("*.ipctrace")
+    (tmp_path / "a-empty.ipctrace").touch()
+    (tmp_path / "b-cut.ipctrace").write_bytes(whole.read_bytes()[:5000])
+    damaged = bytearray(whole.read_bytes())
+    damaged[:8] = b"\xff" * 8
+    (tmp_path / "c-damaged.ipctrace").write_bytes(damaged)
+    os.mkfifo(tmp_path / "d-fifo.ipctrace")
+    (tmp_path / "e-folder.ipctrace").mkdir()
+    (tmp_path / "f-gone.ipctrace").symlink_to(tmp_path / "nothing")
+    out = tmp_path / "trace.json"
+    done = CliRunner().invoke(main, ["trace", "merge", str(tmp_path), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    left_out = [line for line in done.stderr.splitlines() if line.startswith("ipcsync: left out: ")]
+    said = ["it is empty", "is no trace: it has 5000", "no trace of version", "not a regular file", "Is a directory"]
+    assert len(left_out) == 6
+    for line, letter, words in zip(left_out, "abcdef", [*said, "No such file"], strict=True):
+        assert f"{tmp_path}/{letter}-" in line
+        assert words in line
+    assert "1 processes, 1 records" in done.stderr
+    assert json.loads(out.read_text())["traceEvents"]
+
+
+def test_a_folder_with_nothing_but_broken_files_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "x.ipctrace").touch()
+    done = CliRunner().invoke(main, ["trace", "merge", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "none of the 1 files in" in done.output

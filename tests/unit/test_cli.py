@@ -223,6 +223,52 @@ def test_status_of_an_idle_coordinator_says_that_there_is_nothing(coordinator: i
     assert "no events" in done.stdout
 
 
+# --- where it is written ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("status", "--json"), ("top", "--once"), ("doctor",)])
+def test_an_output_that_is_full_is_one_line_and_status_1(
+    coordinator: ipcsync.Coordinator, arguments: tuple[str, ...]
+) -> None:
+    environment = {**os.environ, "IPCSYNC_ENDPOINT": coordinator.endpoint}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", _RUN, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ipcsync: cannot write the output: No space left on device"
+    assert "Traceback" not in done.stderr
+
+
+def test_what_turns_a_line_round_or_moves_the_cursor_does_not_reach_the_terminal(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client]
+) -> None:
+    name = "kv/\u202egnp.exe\u2066\u200b\u2028"
+    new_client("evil\u202e").event(name, recorder=True)
+    shown = r"kv/\u202egnp.exe\u2066\u200b\u2028"
+    for arguments in (("status",), ("top", "--once")):
+        told = run(*arguments, "--endpoint", coordinator.endpoint)
+        for text in (told.stdout, run_on_terminal(*arguments, "--endpoint", coordinator.endpoint, COLUMNS="200")):
+            assert shown in text
+            assert r"evil\u202e" in text
+            assert not set(text) & set("\u202e\u2066\u200b\u2028")
+    failed = run("status", "--endpoint", "ipc:///tmp/\u202etxt.exe")
+    assert r"ipc:///tmp/\u202etxt.exe" in failed.stderr
+
+
+def test_an_unnamed_event_is_called_by_its_recorder(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client]
+) -> None:
+    new_client("decoder").record(ipcsync.Stream()).synchronize(10)
+    for command in (("status",), ("top", "--once")):
+        assert "(unnamed, of decoder)" in run(*command, "--endpoint", coordinator.endpoint).stdout
+
+
 # --- colours ----------------------------------------------------------------------------------------------------------
 
 

@@ -143,6 +143,14 @@ def test_a_rate_needs_two_looks_and_is_of_the_last_seconds(see: Seen) -> None:
     assert see(_info(generation=112, completed=112), 30.0)[0] == 0.2  # looks further apart than that: the last two
 
 
+def test_an_event_that_nobody_records_on_any_more_has_no_rate(see: Seen) -> None:
+    for now in (10.0, 11.0):
+        see(_info(generation=int(now), completed=1), now)
+    assert see(_info(generation=12, completed=1), 12.0)[0] == 1.0
+    assert see(_info(generation=12, completed=1, state="broken"), 12.5)[0] is None
+    assert see(_info(generation=12, completed=1, state="closed"), 13.0)[0] is None
+
+
 def test_work_is_pending_since_something_last_completed(see: Seen) -> None:
     assert see(_info(generation=1, completed=0), 10.0)[1] == 0.0
     assert see(_info(generation=2, completed=0), 13.0)[1] == 3.0
