@@ -48,9 +48,9 @@ class Coordinator:
         finally:
             os.close(write)
         self._owner = os.getpid()
-        self.pid = self._process.pid
+        self.pid: int = self._process.pid
         try:
-            self.endpoint = self._await_ready(read)
+            self.endpoint: str = self._await_ready(read)
         except BaseException:
             self.stop()
             raise

@@ -33,8 +33,13 @@ class Board:
     has it mapped die of SIGBUS, and that is outside of what is promised.
     """
 
+    epoch: bytes
+    sessions: int
+    slots: int
+    has_mark: bool
+
     def __init__(self, fd: int, path: str) -> None:
-        self.path = path
+        self.path: str = path
         self._fd = fd
         length = os.fstat(fd).st_size
         if length < layout.HEADER:
@@ -52,18 +57,18 @@ class Board:
             self._map = mmap.mmap(mapped, length)
         finally:
             os.close(mapped)
-        self.words = memoryview(self._map).cast("Q")
+        self.words: memoryview[int] = memoryview(self._map).cast("Q")
         self._anchor = ctypes.c_char.from_buffer(self._map)
-        self.address = ctypes.addressof(self._anchor)
-        self.length = length
-        self.coordinator = (pid, started, namespace)
-        self.header = self.words[: layout.H_STATE + 1]
-        self.running_header = memoryview(bytearray(header)).cast("Q")[: layout.H_STATE + 1]
+        self.address: int = ctypes.addressof(self._anchor)
+        self.length: int = length
+        self.coordinator: tuple[int, int, int] = (pid, started, namespace)
+        self.header: memoryview[int] = self.words[: layout.H_STATE + 1]
+        self.running_header: memoryview[int] = memoryview(bytearray(header)).cast("Q")[: layout.H_STATE + 1]
         self.running_header[layout.H_OWNER] = owner if owner < OWNER_DIED else 0  # of a dead one, so that they differ
         self.running_header[layout.H_STATE] = layout.RUNNING
         self.has_mark = 0 < owner < OWNER_DIED
         self._life: Life | None = None
-        self.page_of_slots = self.address + layout.slots_offset(self.sessions)
+        self.page_of_slots: int = self.address + layout.slots_offset(self.sessions)
 
     @classmethod
     def create(cls, path: str, epoch: bytes, sessions: int, slots: int) -> Board:

@@ -39,7 +39,7 @@ class SessionLine:
 
     def __init__(self, words: memoryview, address: int, offset: int, label: int) -> None:
         self._label = label // 8
-        self.offset = offset
+        self.offset: int = offset
         self._first = offset // 8
         self._words = words
         self._address = address + offset
@@ -130,8 +130,8 @@ class SlotLine:
     def __init__(self, words: memoryview, address: int, offset: int) -> None:
         self._first = offset // 8
         self._words = words
-        self.address = address + offset
-        self.futex = Futex(self.address + L_RECORDED * 8)
+        self.address: int = address + offset
+        self.futex: Futex = Futex(self.address + L_RECORDED * 8)
 
     @property
     def completed_address(self) -> int:

@@ -130,7 +130,8 @@ class Child:
         from multiprocessing import Pipe  # not before a child is started: it takes milliseconds to import
 
         self._owner = os.getpid()
-        self.connection, theirs = Pipe()
+        ours, theirs = Pipe()
+        self.connection: Connection = ours
         process = pidfd = None
         name = f"{program.__module__}.{program.__qualname__}"  # for those who look at ps(1)
         try:
@@ -145,7 +146,7 @@ class Child:
             )
             theirs.close()
             self._process = process
-            self.pid = process.pid
+            self.pid: int = process.pid
             self._pidfd = pidfd = PidFd(process.pid)
             with contextlib.suppress(BrokenPipeError):  # it is gone already: its status says how
                 self.connection.send((tuple(fds), program, arguments))

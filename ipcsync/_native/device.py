@@ -236,7 +236,7 @@ class device:  # noqa: N801 - torch.cuda's name for it
     """
 
     def __init__(self, device: DeviceLike | None = None) -> None:
-        self.idx = -1 if _is_negative(device) else parse(device)
+        self.idx: int = -1 if _is_negative(device) else parse(device)
         self._blocks: dict[int, list[Any]] = {}  # by thread: the contexts to come back to
 
     def __enter__(self) -> Self:

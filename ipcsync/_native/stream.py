@@ -312,7 +312,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
 
     def __init__(self, stream: StreamLike | None) -> None:
         fork.arm()
-        self.stream = None if stream is None else resolve(stream)
+        self.stream: Stream | None = None if stream is None else resolve(stream)
         self._blocks: dict[int, list[tuple[device_block, Stream | None]]] = {}  # by thread: what to come back to
 
     def __enter__(self) -> Stream | None:

@@ -86,7 +86,7 @@ class Writer:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / f"{os.getpid()}-{os.urandom(4).hex()}{SUFFIX}"
+        self.path: Path = directory / f"{os.getpid()}-{os.urandom(4).hex()}{SUFFIX}"
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(fd, 0, FILE_BYTES)
@@ -97,7 +97,7 @@ class Writer:
         finally:
             os.close(fd)
         self._fork_mark = ForkMark()
-        self.put = _putter(self._map, self._fork_mark.byte)
+        self.put: Put = _putter(self._map, self._fork_mark.byte)
         """Writes an entry, over the oldest if there is no room."""
         self._uses = itertools.count(1)
         self._pid = os.getpid()

@@ -33,7 +33,7 @@ def _program(name: str, summary: str) -> click.Command:
     return command
 
 
-bench = _program("bench", "Measure ipcsync beside its peers and beside the limit.")
-coordinator = _program("coordinator", "Run the coordinator until SIGTERM or Ctrl-C.")
-demo = _program("demo", "Send a file through a pipeline of processes, and check what comes out.")
-observer = _program("observer", "Serve a page and metrics of a coordinator.")
+bench: click.Command = _program("bench", "Measure ipcsync beside its peers and beside the limit.")
+coordinator: click.Command = _program("coordinator", "Run the coordinator until SIGTERM or Ctrl-C.")
+demo: click.Command = _program("demo", "Send a file through a pipeline of processes, and check what comes out.")
+observer: click.Command = _program("observer", "Serve a page and metrics of a coordinator.")

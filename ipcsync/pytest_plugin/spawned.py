@@ -55,7 +55,7 @@ class Child:
         except BaseException:
             os.close(self._trace)
             raise
-        self.pid = self._child.pid
+        self.pid: int = self._child.pid
 
     def result(self, timeout: float | None = None) -> Any:
         """What the function returned, waited for at most `timeout` seconds (None: until the child's own time is over).
