@@ -1,7 +1,11 @@
 # make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
-# make test   the whole suite, on every driver that is here
+# make check  lint, types, and the tests that start no process: in a minute, while one writes
+# make test   everything that a change can break, once, and what depends on the driver on each driver that is here
+# make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks
+# make test-flakes   make test FLAKES=20 times beside a busy core
 # make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10)
-# make test-oldest   the suite with the oldest version of each library that pyproject.toml allows
+# make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
+# make coverage   which lines of the product the tests run, in their processes too
 # make lint   ruff and mypy --strict
 # make docs   the API reference and the pages, in site/
 # make wheels   the wheels of a release in dist/wheels: with the compiled core and without, each tried
@@ -9,9 +13,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One for each core, and four where there are fewer: the tests mostly wait for other processes.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 4 : n)))
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+# Two more than cores: a test that waits for another process leaves its core to the next.
+WORKERS ?= $(shell echo $$(($$(nproc) + 2)))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOAK_MINUTES ?= 10
 
 install: $(VENV)/.installed
@@ -26,29 +30,32 @@ $(VENV)/.installed: pyproject.toml hatch_build.py ipcsync/_engines/core.pyx
 demo: install
 	$(BIN)/ipcsync demo $(ARGS)
 
-test: test-host test-host-async test-cuda
+check: lint
+	IPCSYNC_DRIVER=host $(PYTEST) -m "not process and not thorough" $(ARGS)
+
+# The pass of a driver: PASS chooses its tests, all of them or those that depend on it (which carry the marker `driver`).
+EVERYTHING := tests -m "not benchmark"
+ONCE := tests -m "not benchmark and not thorough"
+DRIVER_TESTS := $(shell grep -rl --include='test_*.py' 'mark\.driver' tests) -m "driver and not thorough"
+
+test: test-host test-host-async test-gpu test-simcuda
 
 test-host: install
-	IPCSYNC_DRIVER=host $(PYTEST) $(ARGS)
-
-# What depends on the driver; what does not ran in the first pass.
-INDEPENDENT := tests/multiprocess/test_pytest_plugin_runs.py tests/multiprocess/test_observer.py \
-  tests/multiprocess/test_observer_page.py tests/multiprocess/test_top.py tests/multiprocess/test_notify.py \
-  tests/multiprocess/test_watch.py tests/multiprocess/test_doctor.py tests/faults/test_hostile_input.py \
-  tests/faults/test_files.py tests/faults/test_feed.py tests/faults/test_limits.py tests/faults/test_board_model.py \
-  tests/faults/test_board_order.py tests/soak/test_history_checker.py
-# The soak runs once on each driver: on cuda in the asynchronous pass, the nearer one to a GPU.
-SOAK_TEST := tests/soak/test_soak.py
-DRIVER_TESTS := tests/contract tests/multiprocess tests/faults tests/soak tests/unit/test_native_*.py \
-  $(addprefix --ignore=,$(INDEPENDENT))
+	IPCSYNC_DRIVER=host $(PYTEST) $(or $(PASS),$(ONCE)) $(ARGS)
 
 # With every operation sent through the stream's thread.
 test-host-async: install
-	IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 $(PYTEST) $(DRIVER_TESTS) --ignore=$(SOAK_TEST) $(ARGS)
+	IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 $(PYTEST) $(or $(PASS),$(DRIVER_TESTS)) $(ARGS)
 
-# On the GPU if there is one, and on the software libcuda of tests/simcuda.
-test-cuda: test-gpu test-simcuda
+test-gpu: install
+	@if IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \
+	  echo "cuda half: on the GPU of this machine" && IPCSYNC_DRIVER=cuda $(PYTEST) $(or $(PASS),$(DRIVER_TESTS) tests/gpu) $(ARGS); \
+	else \
+	  echo "cuda half: not run on a GPU: there is none here"; \
+	fi
 
+# On the software libcuda of tests/simcuda: its own tests, then ours, with work done within the call, and with all of it
+# sent through the stream's thread and a dead process's work pending for ever.
 SIMCUDA := build/simcuda
 ON_SIMCUDA := LD_LIBRARY_PATH="$(CURDIR)/$(SIMCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" IPCSYNC_DRIVER=cuda
 test-simcuda: install
@@ -58,16 +65,24 @@ test-simcuda: install
 	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); \
 	  SIMCUDA_SELFTEST=1 $(PYTEST) tests/simcuda $(ARGS); \
 	  SIMCUDA_SELFTEST=1 SIMCUDA_ASYNC=1 $(PYTEST) tests/simcuda $(ARGS); \
-	  $(PYTEST) $(DRIVER_TESTS) --ignore=$(SOAK_TEST) $(ARGS); \
-	  SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending $(PYTEST) $(DRIVER_TESTS) $(ARGS); \
+	  $(PYTEST) $(or $(PASS),$(DRIVER_TESTS)) $(ARGS); \
+	  SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending $(PYTEST) $(or $(PASS),$(DRIVER_TESTS)) $(ARGS); \
 	fi
 
-test-gpu: install
-	@if IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \
-	  echo "cuda half: on the GPU of this machine" && IPCSYNC_DRIVER=cuda $(PYTEST) $(DRIVER_TESTS) tests/gpu $(ARGS); \
-	else \
-	  echo "cuda half: not run on a GPU: there is none here"; \
-	fi
+test-all: lint benchmarks test-oldest test-newest soak
+	$(MAKE) test PASS='$(EVERYTHING)' IPCSYNC_SOAK_SECONDS=60
+	$(MAKE) test-host IPCSYNC_TEST_ZYGOTE=0
+
+# What of `test-all` is neither a driver's nor another library's.
+test-thorough: install
+	IPCSYNC_DRIVER=host IPCSYNC_SOAK_SECONDS=60 $(PYTEST) tests -m thorough $(ARGS)
+
+benchmarks: install
+	IPCSYNC_DRIVER=host $(BIN)/python -m pytest tests/benchmarks $(ARGS)
+
+FLAKES ?= 20
+test-flakes: install
+	$(BIN)/python -m tests.kit.repeat $(FLAKES) $(MAKE) test
 
 soak: install
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
@@ -78,7 +93,23 @@ test-oldest:
 	sed -n '/^dependencies/,/^]/s/^ *"\([a-z-]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
 	$(OLDEST)/bin/python -m pip install --quiet --editable '.[observer]' --group test --constraint $(OLDEST)/constraints.txt
-	IPCSYNC_DRIVER=host $(OLDEST)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+	IPCSYNC_DRIVER=host $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ONCE) $(ARGS)
+
+NEWEST := .venv-newest
+test-newest:
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --pre --editable '.[observer]' --group test
+	IPCSYNC_DRIVER=host $(NEWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ONCE) $(ARGS)
+
+# A process that is killed by SIGKILL takes with it what it ran.
+coverage: install
+	$(BIN)/python -m pip install --quiet --group coverage
+	rm -rf build/coverage && mkdir -p build/coverage
+	-IPCSYNC_DRIVER=host $(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal $(ONCE) $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet -o build/coverage/lines.json
+	$(BIN)/python -m tests.kit.covered build/coverage/lines.json
 
 lint: install
 	$(BIN)/ruff check .
@@ -104,6 +135,7 @@ wheels: install
 	$(BIN)/python -m tests.packaging.wheels dist/wheels
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: install demo test test-host test-host-async test-cuda test-simcuda test-gpu test-oldest soak lint docs dist wheels clean
+.PHONY: install demo check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
+  test-oldest test-newest coverage soak lint docs dist wheels clean

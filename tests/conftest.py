@@ -30,9 +30,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import ipcsync
 from ipcsync._board.board import is_abandoned
 from ipcsync.typing import EngineName
+from tests.kit import zygote
 from tests.kit.peer import Peer
 
 pytest_plugins = ("pytester",)
+
+zygote.install()
 
 _BEFORE = pytest.StashKey[set[str]]()
 
@@ -106,6 +109,24 @@ def new_peer() -> Iterator[Callable[..., Peer]]:
 def peer(new_peer: Callable[..., Peer]) -> Peer:
     """One process beside this one."""
     return new_peer()
+
+
+_STARTS_PROCESSES = {"new_coordinator", "new_peer", "pytester"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts processes by a fixture; what starts them by itself says so."""
+    for item in items:
+        if _STARTS_PROCESSES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.process)
+
+
+@pytest.fixture(autouse=True)
+def _starts_no_process_unless_it_says_so(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = len(zygote.started)
+    yield
+    if request.node.get_closest_marker("process") is None:
+        assert zygote.started[before:] == [], "a test that starts a process has the marker `process`"
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -84,7 +84,7 @@ class Engine(SlotView, ABC):
                 return
             self.check_liveness(generation)
             if time.monotonic_ns() >= deadline:  # only now: with a timeout of 0 too the driver was asked once
-                self.raise_timeout(generation, timeout, "complete")
+                self._raise_timeout(generation, timeout, "complete")
 
     await_complete = synchronize  # for the client's own threads, which a trace does not show
 
@@ -195,7 +195,7 @@ class Engine(SlotView, ABC):
 
     def _await_turn(self, timeout: float | None) -> None:
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
+            self._raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
 
     def _record(self, handle: Any, timeout: float | None) -> int:
         code, status = self._driver.cuStreamIsCapturing(handle)

@@ -16,6 +16,8 @@ import pytest
 
 from ipcsync_bench.__main__ import BENCHMARKS
 
+pytestmark = [pytest.mark.benchmark, pytest.mark.process]
+
 _FACTOR = 20.0
 _TRIES = 3
 _TIMEOUT_S = 110

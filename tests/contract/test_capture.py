@@ -11,6 +11,8 @@ import pytest
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, complete, finish, in_thread, ok
 
+pytestmark = [pytest.mark.driver, pytest.mark.process]
+
 New = Callable[..., Any]
 MODES = [kit.GLOBAL, kit.THREAD_LOCAL, kit.RELAXED]
 

@@ -16,6 +16,8 @@ from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import DISABLE_TIMING, SHAREABLE, Latch, code, complete, finish, in_thread, in_threads, ok
 from tests.kit.until import DEADLINE_S
 
+pytestmark = [pytest.mark.driver, pytest.mark.process]
+
 New = Callable[..., Any]
 FLAG_COMBINATIONS = [
     0,

@@ -15,6 +15,8 @@ from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, complete, in_thread, ok
 from tests.kit.peer import Peer
 
+pytestmark = [pytest.mark.driver, pytest.mark.process]
+
 New = Callable[..., Any]
 
 

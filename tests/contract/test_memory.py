@@ -7,11 +7,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from ipcsync._drivers import handle_bytes, handle_from_bytes
 from tests.contract import actions
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, finish, ok
 from tests.kit.peer import Peer
+
+pytestmark = [pytest.mark.driver, pytest.mark.process]
 
 New = Callable[..., Any]
 SIZE = 10_000

@@ -11,12 +11,16 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from ipcsync._drivers import handle_bytes, handle_from_bytes
 from tests.contract import actions
 from tests.contract.probes import say, write_down
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, complete, ok
 from tests.kit.peer import Peer
+
+pytestmark = [pytest.mark.driver, pytest.mark.process]
 
 New = Callable[..., Any]
 SETTLE_S = 10.0  # a driver that completes the work of the dead does so well within this

@@ -14,6 +14,8 @@ from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, complete, finish, ok
 from tests.kit.peer import Peer
 
+pytestmark = [pytest.mark.driver, pytest.mark.process]
+
 New = Callable[..., Any]
 INT64_MAX, UINT64_MAX = 2**63 - 1, 2**64 - 1
 

@@ -14,6 +14,8 @@ from tests.contract import actions
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, complete, finish, in_thread, ok
 
+pytestmark = [pytest.mark.driver, pytest.mark.process]
+
 New = Callable[..., Any]
 Launch = Callable[[Any, Callable[[], None]], None]
 

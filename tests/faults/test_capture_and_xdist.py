@@ -21,6 +21,8 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
 

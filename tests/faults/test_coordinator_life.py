@@ -27,6 +27,8 @@ from tests.faults.fixtures import Blocked, ForeignPeer, Held
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
+pytestmark = pytest.mark.driver
+
 
 @pytest.fixture
 def runtime_dir() -> Iterator[str]:

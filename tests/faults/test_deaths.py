@@ -20,6 +20,8 @@ from tests.faults.fixtures import Blocked, ForeignPeer, until_lost
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
+pytestmark = pytest.mark.driver
+
 
 def _assert_a_name_can_be_opened_anew(
     client: ipcsync.Client, name: str, engine: EngineName, old: ipcsync.SharedEvent
@@ -284,6 +286,7 @@ def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_con
     assert not loop.readers
 
 
+@pytest.mark.process
 def test_row_07_a_new_process_with_the_pid_of_a_dead_recorder_is_not_taken_for_it(engine: EngineName) -> None:
     """All of it, the coordinator too, in a pid namespace of its own: see `reborn`."""
     why_not = ForeignPeer.why_not()

@@ -21,6 +21,8 @@ from tests.kit.peer import Peer
 from tests.kit.raw_client import run_coordinator
 from tests.kit.until import until
 
+pytestmark = pytest.mark.process
+
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 
 

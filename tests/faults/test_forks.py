@@ -23,7 +23,9 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
 from tests.kit.peer import Peer
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
+
+pytestmark = pytest.mark.driver
 
 FORKS = ("os.fork", "PyDLL", "CDLL")
 ENGINES: tuple[EngineName, ...] = ("event", "timeline")
@@ -214,11 +216,15 @@ def test_row_31_finalizers_do_nothing_in_a_child(endpoint: str, peer: Peer, kind
     peer.call(_parent_goes_on)
 
 
-@pytest.mark.parametrize("fork", ["os.fork()", "ctypes.PyDLL(None).fork()"])
+# A child that C forks inherits the GIL as it is, without a word to CPython, and waits for ever if another thread
+# was just about to take it over. That is no doing of ours, so such a child is repeated.
+@pytest.mark.process
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("fork", "tries"), [("os.fork()", 1), ("ctypes.PyDLL(None).fork()", 3)])
 @pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "del client, events, points, gate; sys.exit(0)"])
-def test_row_31_a_child_ends_like_any_process(endpoint: str, fork: str, end: str) -> None:
+def test_row_31_a_child_ends_like_any_process(endpoint: str, fork: str, tries: int, end: str) -> None:
     script = f"""
-        import ctypes, os, signal, sys
+        import ctypes, os, select, signal, sys
         import ipcsync
         from ipcsync.testing import StreamGate
         client = ipcsync.connect({endpoint!r})
@@ -228,12 +234,17 @@ def test_row_31_a_child_ends_like_any_process(endpoint: str, fork: str, end: str
         points = [event.record() for event in events]
         gate = StreamGate(held)
         points.append(events[0].record(held))
-        pid = {fork}
-        if pid == 0:
-            signal.alarm(20)  # rather than hang
-            {end}
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert status == 0, status
+        statuses = []
+        while len(statuses) < {tries} and 0 not in statuses:
+            pid = {fork}
+            if pid == 0:
+                {end}
+            pidfd = os.pidfd_open(pid)
+            if not select.select([pidfd], [], [], {DEADLINE_S / 2})[0]:
+                os.kill(pid, signal.SIGKILL)
+            os.close(pidfd)
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        assert statuses[-1] == 0 and set(statuses[:-1]) <= {{-signal.SIGKILL}}, statuses
         gate.open()
         points[-1].synchronize(10)
         client.event("after").close()
@@ -244,7 +255,7 @@ def test_row_31_a_child_ends_like_any_process(endpoint: str, fork: str, end: str
         [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=4 * DEADLINE_S,
         check=False,
         env=os.environ,
     )
@@ -417,6 +428,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.environ["IPCSYNC_DRIVER"] == "host", reason="the host driver begins anew in each process")
 def test_row_31_a_child_forked_after_another_librarys_use_is_refused_and_not_given_the_host_driver() -> None:
     env = {name: value for name, value in os.environ.items() if name != "IPCSYNC_DRIVER"}

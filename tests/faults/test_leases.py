@@ -19,6 +19,8 @@ from tests.faults.fixtures import Blocked, until_lost
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
+pytestmark = [pytest.mark.driver, pytest.mark.process]
+
 TTL_S = 0.5
 
 

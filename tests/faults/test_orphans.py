@@ -14,6 +14,8 @@ from ipcsync._engines.base import Engine
 from ipcsync.testing import StreamGate
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 _Dying = Callable[[ipcsync.Point, str], Engine]
 
 

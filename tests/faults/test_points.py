@@ -16,6 +16,8 @@ from ipcsync.typing import EngineName
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 
 # --- row 36 -----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from tests.kit.peer import Peer
 from tests.kit.raw_client import Raw
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 NewClient = Callable[..., ipcsync.Client]
 
 # --- row 15 -----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from ipcsync.typing import EngineName
 from tests.kit.peer import Peer
 from tests.multiprocess.loops import LONG_S, cancel, threads_named, turns, two_clients
 
+pytestmark = pytest.mark.driver
+
 # --- what it does -----------------------------------------------------------------------------------------------------
 
 

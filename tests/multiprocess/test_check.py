@@ -12,6 +12,8 @@ from ipcsync.typing import EngineChecks
 from tests.kit import remote
 from tests.kit.peer import Peer
 
+pytestmark = pytest.mark.driver
+
 WORKS = {"ok": True, "why": ""}
 
 

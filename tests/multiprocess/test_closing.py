@@ -19,6 +19,8 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 NewClient = Callable[..., ipcsync.Client]
 
 

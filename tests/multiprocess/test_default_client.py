@@ -14,6 +14,8 @@ import ipcsync
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 _seen: list[str] = []
 

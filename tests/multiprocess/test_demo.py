@@ -21,6 +21,8 @@ import pytest
 from ipcsync.typing import EngineName
 from ipcsync_demo.plan import Plan, chunk_size, stamp, work
 
+pytestmark = pytest.mark.process
+
 _RUN = "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()"
 _DEADLINE_S = 60.0
 _SHARED = Path("/dev/shm")

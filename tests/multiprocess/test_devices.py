@@ -14,6 +14,8 @@ from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 DEVICES = 4
 Start = Callable[..., Peer]
 

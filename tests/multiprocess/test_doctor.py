@@ -18,6 +18,8 @@ import ipcsync
 from ipcsync.cli.doctor import actions
 from ipcsync.cli.doctor.workers import TrialError, Worker, Workers
 
+pytestmark = pytest.mark.process
+
 NAMES = [
     "driver",
     "compiled",

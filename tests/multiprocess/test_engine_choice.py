@@ -20,6 +20,8 @@ from ipcsync.typing import EngineChecks, EngineName
 from tests.kit import remote
 from tests.kit.peer import Peer
 
+pytestmark = pytest.mark.driver
+
 ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 
 

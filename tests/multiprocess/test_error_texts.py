@@ -17,6 +17,8 @@ from tests.faults.fixtures import until_lost
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 TTL_S = 0.5
 
 

@@ -14,6 +14,8 @@ from ipcsync.typing import EngineName
 if TYPE_CHECKING:
     from ipcsync.pytest_plugin.spawned import Child
 
+pytestmark = pytest.mark.driver
+
 
 def _record_gated(client: ipcsync.Client, engine: EngineName) -> bytes:
     """In the child: record on "e" behind a gate, which opens once "open" was recorded; the point."""
@@ -32,6 +34,7 @@ def _let(client: ipcsync.Client, name: str) -> None:
     client.event(name, recorder=True).record(ipcsync.Stream())
 
 
+@pytest.mark.process
 def test_a_point_is_complete_only_once_the_recorders_work_is(
     ipcsync_client: ipcsync.Client, ipcsync_spawn: Callable[..., Child], engine: EngineName
 ) -> None:

@@ -20,6 +20,8 @@ from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 _GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 _kept: dict[str, Any] = {}
 

@@ -14,6 +14,8 @@ import pytest
 import ipcsync
 from ipcsync._launch import directory_prefix
 
+pytestmark = pytest.mark.process
+
 _LAUNCH = "import ipcsync\nwith ipcsync.launch(log_level='error'):\n    pass\n"
 
 

@@ -14,6 +14,8 @@ from ipcsync._native import pinned
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 
+pytestmark = pytest.mark.driver
+
 
 @pytest.fixture
 def kill(

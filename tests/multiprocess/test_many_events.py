@@ -14,6 +14,8 @@ import pytest
 import ipcsync
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 NAMES = [f"cache/{number}" for number in range(150)]
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 

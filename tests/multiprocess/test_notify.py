@@ -15,6 +15,8 @@ import pytest
 
 import ipcsync
 
+pytestmark = pytest.mark.process
+
 _DEADLINE_S = 30.0
 
 

@@ -22,6 +22,8 @@ from ipcsync.testing import StreamGate
 from tests.kit.peer import Peer
 from tests.multiprocess.observing import DIRECT, PERIOD_S, Observer, running
 
+pytestmark = pytest.mark.process
+
 _kept: list[object] = []
 
 

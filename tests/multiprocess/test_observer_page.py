@@ -13,7 +13,10 @@ from tests.kit import browser as browsers
 from tests.kit.browser import Browser
 from tests.multiprocess.observing import Observer, running
 
-pytestmark = pytest.mark.skipif(bool(browsers.why_not()), reason=browsers.why_not() or "there is a browser")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(bool(browsers.why_not()), reason=browsers.why_not() or "there is a browser"),
+]
 
 _EVIL = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
 _TAB, _ENTER = "\ue004", "\ue007"

@@ -19,6 +19,8 @@ import ipcsync
 from ipcsync._linux.process import PidFd, is_running
 from ipcsync.pytest_plugin.spawned import Child, ChildError
 
+pytestmark = pytest.mark.process
+
 LONG_S = 100.0
 
 # Each test tells, in a file of its own, of the coordinator and of the namespace that it got.
@@ -114,10 +116,10 @@ def test_hand_over(ipcsync_coordinator, ipcsync_client, ipcsync_namespace, ipcsy
     [
         pytest.param([], "pytest", 4, id="plain"),
         pytest.param(["-n", "4"], "xdist", 4, id="xdist"),
-        pytest.param(["-n", "4", "--maxschedchunk", "1"], "xdist", 4, id="maxschedchunk"),
-        pytest.param(["-n", "2", "--dist", "loadgroup"], "xdist", 4, id="loadgroup"),
+        pytest.param(["-n", "4", "--maxschedchunk", "1"], "xdist", 4, id="maxschedchunk", marks=pytest.mark.thorough),
+        pytest.param(["-n", "2", "--dist", "loadgroup"], "xdist", 4, id="loadgroup", marks=pytest.mark.thorough),
         pytest.param(["-n", "2", "-p", "randomly", "-p", "xdist"], "pytest_randomly", 4, id="randomly"),
-        pytest.param(["-n", "2", "--count", "2"], "pytest_repeat", 8, id="repeat"),
+        pytest.param(["-n", "2", "--count", "2"], "pytest_repeat", 8, id="repeat", marks=pytest.mark.thorough),
     ],
 )
 def test_a_run_has_one_coordinator_and_each_test_its_own_names(

@@ -14,6 +14,8 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 
+pytestmark = pytest.mark.process
+
 _RECIPES = Path(__file__).parents[2] / "services" / "recipes"
 _PARTS = {"device_memory", "processes"}
 _NAMES = sorted(path.stem for path in _RECIPES.glob("*.py") if path.stem not in _PARTS)

@@ -14,6 +14,8 @@ from ipcsync.typing import EngineName
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 _kept: list[object] = []
 
 

@@ -16,6 +16,8 @@ from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 NewClient = Callable[..., ipcsync.Client]
 
 

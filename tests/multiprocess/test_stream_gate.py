@@ -17,6 +17,8 @@ from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 
 def _mark(stream: ipcsync.Stream) -> ipcsync.Event:
     event = ipcsync.Event()

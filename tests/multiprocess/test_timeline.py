@@ -20,6 +20,8 @@ from tests.kit.driver_kit import code
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
+pytestmark = pytest.mark.driver
+
 RECORDER = {"engine": "timeline", "recorder": True}
 
 

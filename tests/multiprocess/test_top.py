@@ -21,6 +21,8 @@ import pytest
 import ipcsync
 from tests.kit.browser import DEADLINE_S
 
+pytestmark = pytest.mark.process
+
 _RUN = [sys.executable, "-c", "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()", "top"]
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

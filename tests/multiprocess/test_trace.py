@@ -27,6 +27,8 @@ from tests import trace_rules
 from tests.kit import remote
 from tests.kit.peer import Peer
 
+pytestmark = pytest.mark.process
+
 
 def _read_one(directory: Path) -> ProcessTrace:
     (path,) = files_in(directory)

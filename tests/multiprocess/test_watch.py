@@ -13,6 +13,8 @@ import pytest
 import ipcsync
 from tests.kit.peer import Peer
 
+pytestmark = pytest.mark.process
+
 LONG_S = 30.0
 STORM = 1500  # events, of two announcements each
 

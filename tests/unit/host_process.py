@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from ipcsync._drivers.host.layout import LAYOUT
+from tests.kit import zygote
 
 ROOT = Path(__file__).parents[2]
 PREFIX = f"ipcsync-host-{LAYOUT}-{os.getuid()}-"
@@ -62,6 +63,7 @@ def execute(source, names):
 for _line in sys.stdin:
     print(execute(json.loads(_line), globals()), flush=True)
 """
+zygote.PROGRAMS.append(["-c", _PROGRAM])
 
 
 class HostProcess:

@@ -181,6 +181,7 @@ def test_this_processs_own_session_lives_as_long_as_it_has_its_line(board: Board
     assert not mine.is_alive()
 
 
+@pytest.mark.process
 def test_a_peer_is_dead_once_it_was_killed_reaped_or_not(board: Board) -> None:
     with subprocess.Popen(["sleep", "100"]) as process:
         peer = peer_of(board, _assign(board, 2, process.pid))
@@ -192,6 +193,7 @@ def test_a_peer_is_dead_once_it_was_killed_reaped_or_not(board: Board) -> None:
     assert not peer.is_alive()
 
 
+@pytest.mark.process
 def test_a_peer_is_dead_once_another_session_has_its_line(board: Board) -> None:
     with subprocess.Popen(["sleep", "100"]) as process:
         serial = _assign(board, 2, process.pid)

@@ -65,6 +65,7 @@ def _command(name: str) -> click.Command:
 # --- help -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_help_names_every_command_and_shows_examples() -> None:
     done = run("--help")
     assert done.returncode == 0
@@ -74,12 +75,14 @@ def test_help_names_every_command_and_shows_examples() -> None:
     assert "Examples:" in done.stdout
 
 
+@pytest.mark.process
 def test_without_a_command_it_shows_the_help_and_calls_that_wrong() -> None:
     done = run()
     assert done.returncode == 2
     assert "Examples:" in done.stdout + done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "coordinator"])
 def test_each_commands_help_shows_examples(name: str) -> None:
     done = run(name, "--help")
@@ -87,6 +90,7 @@ def test_each_commands_help_shows_examples(name: str) -> None:
     assert f"  ipcsync {name}" in done.stdout
 
 
+@pytest.mark.process
 def test_coordinator_help_is_the_daemons_own() -> None:
     done = run("coordinator", "--help")
     assert done.returncode == 0
@@ -94,6 +98,7 @@ def test_coordinator_help_is_the_daemons_own() -> None:
     assert "--lease-ttl" in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_every_example_in_the_help_parses(name: str) -> None:
     text = run(*name.split(), "--help").stdout
@@ -109,6 +114,7 @@ def test_every_example_in_the_help_parses(name: str) -> None:
             command.make_context(called, arguments)  # raises what a user would see
 
 
+@pytest.mark.process
 def test_help_loads_neither_zmq_nor_cuda_nor_rich() -> None:
     code = (
         "import sys\nfrom ipcsync.cli import main\n"
@@ -121,6 +127,7 @@ def test_help_loads_neither_zmq_nor_cuda_nor_rich() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.process
 def test_importing_the_command_line_loads_no_command() -> None:
     code = "import sys, ipcsync.cli; print(sorted(name for name in sys.modules if name.startswith('ipcsync.cli')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -132,6 +139,7 @@ def test_every_command_of_the_table_is_there(name: str) -> None:
     assert isinstance(_command(name), click.Command)
 
 
+@pytest.mark.process
 def test_version_is_the_packages() -> None:
     done = run("--version")
     assert done.returncode == 0
@@ -141,6 +149,7 @@ def test_version_is_the_packages() -> None:
 # --- exit statuses ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -163,6 +172,7 @@ def test_a_wrong_call_exits_2_and_says_so_on_stderr(arguments: tuple[str, ...]) 
     assert "Error" in done.stderr
 
 
+@pytest.mark.process
 def test_a_driver_that_does_not_exist_is_a_wrong_call() -> None:
     done = run("status", IPCSYNC_DRIVER="vulkan")
     assert done.returncode == 2
@@ -172,6 +182,7 @@ def test_a_driver_that_does_not_exist_is_a_wrong_call() -> None:
 # --- status -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
 def test_status_without_a_coordinator_exits_1_with_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = run("status", *arguments, IPCSYNC_RUNTIME_DIR=str(tmp_path))
@@ -182,6 +193,7 @@ def test_status_without_a_coordinator_exits_1_with_one_line(arguments: tuple[str
     )
 
 
+@pytest.mark.process
 def test_status_of_something_that_is_no_endpoint_exits_1_with_one_line() -> None:
     done = run("status", "--endpoint", "tcp://localhost:1")
     assert done.returncode == 1

@@ -77,6 +77,7 @@ def unit(request: pytest.FixtureRequest) -> Path:
     return _DEPLOY / "systemd" / str(request.param)
 
 
+@pytest.mark.process
 def test_a_unit_is_what_systemd_takes(unit: Path, tmp_path: Path) -> None:
     analyze = _tool("systemd-analyze")
     command = tmp_path / "bin" / "ipcsync"  # the one that it names is not installed here
@@ -90,6 +91,7 @@ def test_a_unit_is_what_systemd_takes(unit: Path, tmp_path: Path) -> None:
     assert copy.name.partition(".")[0] not in said, said
 
 
+@pytest.mark.process
 def test_the_machines_unit_is_hardened() -> None:
     analyze = _tool("systemd-analyze")
     _run(analyze, "security", "--offline=yes", f"--threshold={_EXPOSURE}", _DEPLOY / "systemd" / "ipcsync@.service")
@@ -169,6 +171,7 @@ def test_the_containerfile_copies_what_there_is_and_calls_what_there_is() -> Non
             _parse(_documents(value)[0])
 
 
+@pytest.mark.process
 def test_the_compose_files_meet_the_specification() -> None:
     _module("check_jsonschema")
     files = sorted((_DEPLOY / "container").glob("compose*.yaml"))
@@ -226,6 +229,7 @@ def _objects() -> dict[str, Any]:
     return {document["kind"]: document for document in _documents(text)}
 
 
+@pytest.mark.process
 def test_kustomize_builds_objects_that_meet_the_apis_schema() -> None:
     objects = _objects()
     assert objects.keys() == {"Namespace", "DaemonSet", "Deployment"}
@@ -234,6 +238,7 @@ def test_kustomize_builds_objects_that_meet_the_apis_schema() -> None:
         kubernetes.validate(document, kubernetes.latest_version(), strict=True)
 
 
+@pytest.mark.process
 def test_pods_have_what_each_engine_needs_and_no_privilege() -> None:
     objects = _objects()
     for kind in ("DaemonSet", "Deployment"):
@@ -254,6 +259,7 @@ def test_pods_have_what_each_engine_needs_and_no_privilege() -> None:
                 _parse(container["args"])
 
 
+@pytest.mark.process
 def test_probes_and_annotations_name_what_is_served() -> None:
     observer_app = pytest.importorskip("ipcsync_observer.app", reason="the extra `observer` is not installed")
     routes = set(re.findall(r'Route\("([^"]+)"', Path(observer_app.__file__).read_text()))
@@ -277,10 +283,12 @@ def test_probes_and_annotations_name_what_is_served() -> None:
 # --- Prometheus -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_promtool_takes_the_rules() -> None:
     assert "SUCCESS" in _run(_tool("promtool"), "check", "rules", _ALERTS)
 
 
+@pytest.mark.process
 def test_each_alert_fires_as_it_should() -> None:
     said = _run(_tool("promtool"), "test", "rules", _DEPLOY / "prometheus" / "alerts.test.yaml")
     assert "SUCCESS" in said

@@ -204,6 +204,7 @@ def test_the_programs_of_a_page_run(start: Callable[[str], subprocess.Popen[str]
     assert printed == _PROGRAMS[page]  # beside what their coordinators log
 
 
+@pytest.mark.process
 def test_the_plugins_examples_pass(tmp_path: Path) -> None:
     blocks = _blocks(_ROOT / "docs" / "pytest.md", "python")
     for number, block in enumerate(blocks):

@@ -13,6 +13,8 @@ import pytest
 from ipcsync._linux.robust import OWNER_DIED
 from tests.unit.host_process import HostProcess, own_segment
 
+pytestmark = pytest.mark.process
+
 INVALID_HANDLE = 400
 _MARK = "int(this.words[at.process(this.segment.line) + at.P_MARK])"
 _NO_ROBUST_FUTEXES = "from ipcsync._linux import robust; robust._SYS_SET = -1"

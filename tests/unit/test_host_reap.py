@@ -12,6 +12,8 @@ import pytest
 
 from tests.unit.host_process import PREFIX, HostProcess, own_segment, segment_files
 
+pytestmark = pytest.mark.process
+
 NOT_READY = 600
 INVALID_HANDLE = 400
 INVALID_VALUE = 1

@@ -11,6 +11,8 @@ from cuda.bindings import driver as binding
 from ipcsync._drivers import host
 from tests.unit.host_process import HostProcess, own_segment
 
+pytestmark = pytest.mark.process
+
 FUNCTIONS = sorted(name for name in host.__all__ if name.startswith("cu") and name[2].isupper())
 BEFORE_INIT = {"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.unit.host_process import HostProcess, own_segment
 
+pytestmark = pytest.mark.process
+
 WAIT = "d.wait_event(event, time.monotonic_ns() + 10_000_000_000)"
 
 

@@ -15,6 +15,8 @@ from ipcsync._drivers.host.memops import AND, EQ, GEQ, NOR, _fits
 from ipcsync._drivers.host.memory import HOST, REGISTERED, Range, Ranges, _is_mapped
 from ipcsync._drivers.host.segment import open_segment
 
+pytestmark = pytest.mark.process
+
 UUID1 = f"GPU-{device_uuid(1)}"
 
 

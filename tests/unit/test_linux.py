@@ -181,6 +181,7 @@ def test_this_process_lives() -> None:
     assert not is_running(os.getpid(), started - 1)
 
 
+@pytest.mark.process
 def test_a_pid_that_nobody_has_is_no_process(sleeper: subprocess.Popen[bytes]) -> None:
     started = start_time(sleeper.pid)
     assert started is not None
@@ -193,6 +194,7 @@ def test_a_pid_that_nobody_has_is_no_process(sleeper: subprocess.Popen[bytes]) -
         PidFd(sleeper.pid)
 
 
+@pytest.mark.process
 def test_a_killed_process_is_dead_though_nobody_reaped_it(sleeper: subprocess.Popen[bytes]) -> None:
     started = start_time(sleeper.pid)
     assert started is not None
@@ -211,6 +213,7 @@ def test_a_killed_process_is_dead_though_nobody_reaped_it(sleeper: subprocess.Po
     pidfd.close()
 
 
+@pytest.mark.process
 def test_a_stopped_process_lives(sleeper: subprocess.Popen[bytes]) -> None:
     started = start_time(sleeper.pid)
     assert started is not None
@@ -222,6 +225,7 @@ def test_a_stopped_process_lives(sleeper: subprocess.Popen[bytes]) -> None:
     pidfd.close()
 
 
+@pytest.mark.process
 def test_another_process_of_the_same_pid_is_not_it(sleeper: subprocess.Popen[bytes]) -> None:
     started = start_time(sleeper.pid)
     assert started is not None
@@ -236,6 +240,7 @@ def test_a_closed_process_counts_as_dead() -> None:
     assert not process.is_alive()
 
 
+@pytest.mark.process
 def test_a_closed_pidfd_may_be_closed_again(sleeper: subprocess.Popen[bytes]) -> None:
     pidfd = PidFd(sleeper.pid)
     assert os.fstat(pidfd.fileno())
@@ -251,6 +256,7 @@ signal.pause()
 """
 
 
+@pytest.mark.process
 def test_a_process_may_be_called_what_it_likes() -> None:
     with subprocess.Popen([sys.executable, "-c", _ODDLY_NAMED], stdout=subprocess.PIPE) as odd:
         assert odd.stdout is not None

@@ -112,6 +112,7 @@ def test_messages_are_fixed_texts_with_what_they_tell_of_beside_them() -> None:
                 assert isinstance(message, ast.Constant), f"{path.name}:{node.lineno}"
 
 
+@pytest.mark.process
 def test_warnings_and_asyncios_words_are_lines_of_the_same_kind() -> None:
     code = (
         "import asyncio, logging, warnings\n"

@@ -109,6 +109,7 @@ def test_every_metric_is_told_of_in_the_documentation(sampler: Sampler) -> None:
     assert set(re.findall(r"^\| `(ipcsync_\w+)`", text, re.MULTILINE)) == names
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool not found (Debian: apt-get install prometheus)")
 def test_promtool_finds_nothing_to_say(sampler: Sampler) -> None:
     text = metrics.render(metrics.registry(sampler))

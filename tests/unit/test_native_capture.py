@@ -13,6 +13,8 @@ import ipcsync
 from ipcsync._drivers import load, unwrap
 from ipcsync._native.capture import Relaxed, refuse_capturing, relaxed_call
 
+pytestmark = pytest.mark.driver
+
 GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 

@@ -19,6 +19,8 @@ from ipcsync._native import context
 from ipcsync._native.context import ordinal_of, uuid_of
 from ipcsync._native.device import collectors, parse
 
+pytestmark = pytest.mark.driver
+
 
 def run(script: str, **env: str) -> None:
     """Run `script` in a fresh interpreter; it must end well. Exit status 77 skips: this machine lacks what it needs."""
@@ -237,6 +239,7 @@ def test_ipc_collect_counts_what_the_collectors_closed() -> None:
         collectors.remove(three)
 
 
+@pytest.mark.process
 def test_asking_makes_no_context() -> None:
     run(
         """
@@ -272,6 +275,7 @@ def test_a_device_block_on_a_thread_without_a_context_leaves_it_without_one() ->
     assert seen == [True, False]
 
 
+@pytest.mark.process
 def test_two_devices_are_current_one_at_a_time_and_per_thread() -> None:
     run_on_two(
         """
@@ -299,6 +303,7 @@ def test_two_devices_are_current_one_at_a_time_and_per_thread() -> None:
     )
 
 
+@pytest.mark.process
 def test_maybe_exchange_leaves_a_device_without_a_context_alone() -> None:
     run_on_two(
         """
@@ -311,6 +316,7 @@ def test_maybe_exchange_leaves_a_device_without_a_context_alone() -> None:
     )
 
 
+@pytest.mark.process
 def test_a_context_that_somebody_else_made_current_is_the_current_device() -> None:
     run_on_two(
         """
@@ -328,6 +334,7 @@ def test_a_context_that_somebody_else_made_current_is_the_current_device() -> No
     )
 
 
+@pytest.mark.process
 def test_visible_devices_renumber_the_ordinals_and_keep_the_uuids() -> None:
     run_on_two(
         """
@@ -343,6 +350,7 @@ def test_visible_devices_renumber_the_ordinals_and_keep_the_uuids() -> None:
     )
 
 
+@pytest.mark.process
 def test_without_any_device_there_is_nothing_and_asking_says_so() -> None:
     run(
         """

@@ -23,6 +23,8 @@ import ipcsync
 from ipcsync._drivers import load, unwrap
 from ipcsync._native import release
 
+pytestmark = pytest.mark.driver
+
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -388,6 +390,7 @@ def other() -> Iterator[Peer]:
     made.close()
 
 
+@pytest.mark.process
 def test_another_process_sees_the_records_and_makes_its_own(other: Peer, held: tuple[ipcsync.Stream, Gate]) -> None:
     stream, gate = held
     event = ipcsync.Event(interprocess=True)
@@ -409,6 +412,7 @@ def test_another_process_sees_the_records_and_makes_its_own(other: Peer, held: t
     assert event.query()
 
 
+@pytest.mark.process
 def test_an_event_pickles_as_its_device_and_handle(other: Peer, held: tuple[ipcsync.Stream, Gate]) -> None:
     stream, gate = held
     event = ipcsync.Event(interprocess=True)
@@ -425,6 +429,7 @@ def start_with(event: ipcsync.Event, pipe: Connection) -> None:
     pipe.send((event.is_imported, event.query()))
 
 
+@pytest.mark.process
 def test_an_event_can_be_an_argument_of_a_spawned_process() -> None:
     event = ipcsync.Event(interprocess=True)
     event.record()
@@ -443,6 +448,7 @@ def test_an_unpickled_event_of_this_very_process_is_a_handle_error() -> None:
         pickle.loads(data)
 
 
+@pytest.mark.process
 def test_a_handle_whose_exporter_dropped_the_event_is_a_handle_error(other: Peer) -> None:
     handle = other.ask("export", "e")
     opened = ipcsync.Event.from_ipc_handle(0, handle)
@@ -453,6 +459,7 @@ def test_a_handle_whose_exporter_dropped_the_event_is_a_handle_error(other: Peer
         ipcsync.Event.from_ipc_handle(0, handle)
 
 
+@pytest.mark.process
 def test_a_handle_whose_exporter_is_dead_is_a_handle_error() -> None:
     doomed = Peer()
     handle = doomed.ask("export", "e")
@@ -462,6 +469,7 @@ def test_a_handle_whose_exporter_is_dead_is_a_handle_error() -> None:
         ipcsync.Event.from_ipc_handle(0, handle)
 
 
+@pytest.mark.process
 def test_an_imported_event_is_recorded_on_its_own_device_and_has_no_timing(other: Peer) -> None:
     event = ipcsync.Event.from_ipc_handle(0, other.ask("export", "e"))
     event.record(ipcsync.Stream())
@@ -486,6 +494,7 @@ def run(script: str, **env: str) -> None:
     assert "Exception ignored" not in done.stderr, done.stderr
 
 
+@pytest.mark.process
 def test_events_and_streams_know_two_devices_apart() -> None:
     segment = f"two-devices-{os.getpid()}"
     run(
@@ -540,6 +549,7 @@ def test_events_and_streams_know_two_devices_apart() -> None:
     )
 
 
+@pytest.mark.process
 def test_objects_in_cycles_may_be_collected_in_the_middle_of_any_call() -> None:
     run(
         """
@@ -578,6 +588,7 @@ def test_what_the_collector_finalizes_is_given_back_at_the_next_use() -> None:
         gc.enable()
 
 
+@pytest.mark.process
 def test_objects_alive_at_exit_do_not_disturb_it() -> None:
     run(
         """

@@ -12,6 +12,8 @@ import ipcsync
 from ipcsync._drivers import load, unwrap
 from ipcsync._native.stream import resolve, stream_handle
 
+pytestmark = pytest.mark.driver
+
 
 class WithProtocol:
     """cuda.core, numba: a method."""

@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+pytestmark = [pytest.mark.driver, pytest.mark.process]
+
 PRELUDE = """
 import ctypes, os, sys
 import ipcsync

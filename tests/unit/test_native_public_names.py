@@ -99,6 +99,7 @@ def test_what_is_not_there_is_an_attribute_error() -> None:
         ipcsync.nonsense  # type: ignore[attr-defined] # noqa: B018 - looking is the test
 
 
+@pytest.mark.process
 def test_importing_the_package_loads_nothing_heavy() -> None:
     run(
         """
@@ -114,6 +115,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     )
 
 
+@pytest.mark.process
 def test_native_objects_load_no_message_layer() -> None:
     run(
         """
@@ -131,6 +133,7 @@ def test_each_public_name_is_in_the_list_of_its_module() -> None:
         assert names == set(importlib.import_module(home).__all__), home
 
 
+@pytest.mark.process
 def test_a_star_import_brings_every_name() -> None:
     run(
         """

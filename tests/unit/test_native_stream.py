@@ -15,6 +15,8 @@ import ipcsync
 from ipcsync._drivers import load
 from ipcsync._native import stream as streams
 
+pytestmark = pytest.mark.driver
+
 
 def in_thread(body: Any) -> Any:
     """What `body()` returned in a thread of its own."""

@@ -31,6 +31,7 @@ def fresh_gpu() -> Iterator[None]:
     gpu.why_not.cache_clear()
 
 
+@pytest.mark.process
 def test_loading_the_plugin_loads_nothing_heavy() -> None:
     script = """
         import pytest
@@ -141,6 +142,7 @@ def test_without_nvidias_kernel_driver_there_is_no_gpu(monkeypatch: pytest.Monke
     assert "kernel driver is not loaded" in gpu.why_not()
 
 
+@pytest.mark.process
 def test_what_the_cuda_driver_says_is_the_reason(
     monkeypatch: pytest.MonkeyPatch, fresh_gpu: None, tmp_path: Path
 ) -> None:
@@ -199,6 +201,7 @@ def test_a_run_with_a_dead_coordinator_says_so_and_starts_no_other(
     assert not mine.directory.exists()
 
 
+@pytest.mark.process
 def test_a_coordinator_that_does_not_start_is_told_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +236,7 @@ def test_stopping_a_run_without_a_coordinator_is_nothing() -> None:
 def test_a_name_goes_into_the_namespace_once(given: object, full: object) -> None:
     client = NamespacedClient.__new__(NamespacedClient)
     client._session_prefix = "ns/"
-    assert client._full(given) == full  # type: ignore[arg-type]
+    assert client._full(given) == full
 
 
 def test_what_is_no_function_of_a_module_is_refused() -> None:

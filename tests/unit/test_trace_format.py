@@ -95,6 +95,7 @@ def test_a_damaged_entry_is_refused(tmp_path: Path) -> None:
         read(writer.path)
 
 
+@pytest.mark.process
 def test_a_forked_child_writes_nothing_to_its_parents_file(tmp_path: Path) -> None:
     writer = writer_in(tmp_path)
     use = writer.name(_USE)

@@ -64,11 +64,11 @@ class Connecting(Coroutine[Any, Any, "AsyncClient"]):
     def __await__(self) -> Generator[Any, None, AsyncClient]:
         return self._opening.__await__()
 
-    def send(self, value: Any) -> Any:  # noqa: ANN401 - the base class's signature
+    def send(self, value: Any) -> Any:
         """As of any coroutine."""
         return self._opening.send(value)
 
-    def throw(self, *error: Any) -> Any:  # noqa: ANN401 - the base class's signature
+    def throw(self, *error: Any) -> Any:
         """As of any coroutine."""
         return self._opening.throw(*error)
 
@@ -297,5 +297,5 @@ def _close_all(events: list[SharedEvent]) -> None:
         event.close()
 
 
-def _close(notices: Any) -> None:  # noqa: ANN401 - a generator, said to be an iterator
+def _close(notices: Any) -> None:
     notices.close()
