@@ -11,6 +11,7 @@ import time
 from typing import Literal
 
 from ipcsync._board import layout
+from ipcsync._board.fence import fence
 from ipcsync._board.lines import SessionLine, SlotLine
 from ipcsync._linux import locks
 from ipcsync._linux.death_mark import Life
@@ -168,12 +169,26 @@ class Board:
         """The slot line number `index`."""
         if not 0 <= index < self.slots:
             raise ProtocolError(f"no slot {index} on a board of {self.slots}", code="board")
-        return SlotLine(self.words, self.address, layout.slot_offset(self.sessions, index))
+        length = layout.bits_length(self.sessions) // 8
+        first = layout.bits_offset(self.sessions, self.slots) // 8 + index * length
+        offset = layout.slot_offset(self.sessions, index)
+        return SlotLine(self.words, self.address, offset, range(first, first + -(-self.sessions // 64)))
 
     @property
     def heartbeat(self) -> int:
         """CLOCK_MONOTONIC in ns at the coordinator's last beat."""
         return self.words[layout.H_HEARTBEAT]
+
+    @property
+    def newest(self) -> int:
+        """The count of the newest session."""
+        return self.words[layout.H_NEWEST]
+
+    def set_newest(self, count: int) -> None:
+        """Tell that there is a session `count`, before it is given a line (coordinator)."""
+        self.words[layout.H_NEWEST] = count
+        if fence:
+            fence()
 
     def beat(self, now_ns: int) -> None:
         """Store the coordinator's heartbeat (coordinator)."""

@@ -1,8 +1,8 @@
 """Where each word of the board lies, and who writes it.
 
-The file is a header page, the session lines, and (from the next page on) the slot lines, then (from the next page on)
-what each session is called. A line is 128 bytes: what the coordinator writes in its first half, what a client or the
-GPU writes in its second, so that the two never share a cache line. All words are 8 bytes, aligned, native-endian.
+The file is a header page and four tables, each from a new page on: session lines, slot lines, the slots' bits, and what
+each session is called. A line is 128 bytes: what the coordinator writes in its first half, what a client or the GPU
+writes in its second, so that the two never share a cache line. All words are 8 bytes, aligned, native-endian.
 
 Counts never go back: a generation g of a slot's present use stands in `recorded` and `completed` as base + g, where
 base is what `recorded` held when that use began. So no word is ever reset, and a timeline word may only grow.
@@ -27,21 +27,22 @@ INT64_MAX = (1 << 63) - 1  # releases every waiter of a timeline word: CUDA comp
 # Header words.
 H_MAGIC, H_VERSION, H_EPOCH, H_EPOCH_2, H_PID, H_START = range(6)
 H_NAMESPACE, H_OWNER, H_STATE, H_HEARTBEAT, H_SESSIONS, H_SLOTS = range(6, 12)
+H_NEWEST = 12  # the count of the newest session, stored before its line is given to it
 H_STARTS = 15  # how many coordinators have served over this board
 H_PROBE = 16  # written by a stream of the coordinator's, to try whether that works
 # Session words: the coordinator's, then the client's.
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
-S_HEARTBEAT, S_OWNER = 8, 9
+S_HEARTBEAT, S_OWNER, S_NUDGE = 8, 9, 10  # nobody stores `nudge`: a futex to wake the client's thread by
 # Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
 L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED = range(5)
-L_RECORDED, L_COMPLETED = 8, 9
+L_RECORDED, L_COMPLETED, L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT = range(8, 14)
 
 WORDS = LINE // 8
 
 
 def slots_offset(sessions: int) -> int:
     """Byte offset of the first slot line, on a page of its own."""
-    return HEADER + -(-sessions * LINE // PAGE) * PAGE
+    return HEADER + _pages(sessions * LINE)
 
 
 def session_offset(index: int) -> int:
@@ -54,9 +55,19 @@ def slot_offset(sessions: int, index: int) -> int:
     return slots_offset(sessions) + index * LINE
 
 
+def bits_offset(sessions: int, slots: int) -> int:
+    """Byte offset of the first slot's bits, on a page of its own: no GPU writes it."""
+    return slots_offset(sessions) + _pages(slots * LINE)
+
+
+def bits_length(sessions: int) -> int:
+    """Bytes of one slot's bits: one bit a session line, in whole cache lines."""
+    return -(-sessions // 512) * 64
+
+
 def labels_offset(sessions: int, slots: int) -> int:
     """Byte offset of the first session's name, on a page of its own."""
-    return slots_offset(sessions) + -(-slots * LINE // PAGE) * PAGE
+    return bits_offset(sessions, slots) + _pages(slots * bits_length(sessions))
 
 
 def label_offset(sessions: int, slots: int, index: int) -> int:
@@ -66,4 +77,8 @@ def label_offset(sessions: int, slots: int, index: int) -> int:
 
 def size(sessions: int, slots: int) -> int:
     """Bytes of a whole board file."""
-    return labels_offset(sessions, slots) + -(-sessions * LABEL // PAGE) * PAGE
+    return labels_offset(sessions, slots) + _pages(sessions * LABEL)
+
+
+def _pages(length: int) -> int:
+    return -(-length // PAGE) * PAGE

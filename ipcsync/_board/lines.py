@@ -8,9 +8,13 @@ import struct
 from ipcsync._board.fence import fence
 from ipcsync._board.layout import (
     BROKEN,
+    L_AS_OF,
+    L_BEHIND,
     L_COMPLETED,
+    L_CULPRIT,
     L_EXPIRED,
     L_INCARNATION,
+    L_LOST,
     L_RECORDED,
     L_RECORDER,
     L_STATE,
@@ -20,6 +24,7 @@ from ipcsync._board.layout import (
     OPEN,
     S_HEARTBEAT,
     S_NAMESPACE,
+    S_NUDGE,
     S_OWNER,
     S_PID,
     S_SERIAL,
@@ -32,14 +37,15 @@ from ipcsync._linux.futex import Futex
 class SessionLine:
     """One session's words, `offset` bytes into a board whose `words` lie at `address`; its name is `label` bytes in.
 
-    `serial` is (count << 16) | line number, and never comes again.
+    `serial` is (count << 16) | line number, and never comes again. `nudge` is a futex that wakes the session's client.
     """
 
-    __slots__ = ("_address", "_first", "_label", "_words", "offset")
+    __slots__ = ("_address", "_first", "_label", "_words", "nudge", "offset")
 
     def __init__(self, words: memoryview, address: int, offset: int, label: int) -> None:
         self._label = label // 8
         self.offset: int = offset
+        self.nudge: Futex = Futex(address + offset + S_NUDGE * 8)
         self._first = offset // 8
         self._words = words
         self._address = address + offset
@@ -123,13 +129,17 @@ class SessionLine:
 
 
 class SlotLine:
-    """One slot's words, `offset` bytes into a board whose `words` lie at `address`. `futex`: `recorded`'s low half."""
+    """One slot's words, `offset` bytes into a board whose `words` lie at `address`.
 
-    __slots__ = ("_first", "_words", "address", "futex")
+    `futex` is on the low half of `recorded`; `bits` are the places of the slot's bits in those words.
+    """
 
-    def __init__(self, words: memoryview, address: int, offset: int) -> None:
+    __slots__ = ("_bits", "_first", "_words", "address", "futex")
+
+    def __init__(self, words: memoryview, address: int, offset: int, bits: range) -> None:
         self._first = offset // 8
         self._words = words
+        self._bits = bits
         self.address: int = address + offset
         self.futex: Futex = Futex(self.address + L_RECORDED * 8)
 
@@ -147,6 +157,11 @@ class SlotLine:
     def recorders_indices(self) -> tuple[int, int]:
         """The same of recorded and completed."""
         return self._first + L_RECORDED, self._first + L_COMPLETED
+
+    @property
+    def chain_indices(self) -> tuple[int, int, int]:
+        """The same of behind, as_of and lost."""
+        return self._first + L_BEHIND, self._first + L_AS_OF, self._first + L_LOST
 
     @property
     def incarnation(self) -> int:
@@ -177,6 +192,67 @@ class SlotLine:
     def completed(self) -> int:
         """Everything up to here is complete; written by the recorder (event) or the GPU (timeline)."""
         return self._words[self._first + L_COMPLETED]
+
+    @property
+    def behind(self) -> int:
+        """Base + first generation that stands behind a wait and is not settled; up to base: none (recorder)."""
+        return self._words[self._first + L_BEHIND]
+
+    @property
+    def as_of(self) -> int:
+        """Count of sessions when the bits were last found good; written by the recorder."""
+        return self._words[self._first + L_AS_OF]
+
+    @property
+    def lost(self) -> int:
+        """Base + first lost generation; up to base: none. Never taken back; written by the recorder."""
+        return self._words[self._first + L_LOST]
+
+    @property
+    def culprit(self) -> int:
+        """Serial of the session whose end lost it, 0 if it cannot be named; written by the recorder."""
+        return self._words[self._first + L_CULPRIT]
+
+    @property
+    def bits(self) -> int:
+        """The session lines that the recorder stands behind, at any remove; its own: only it can tell."""
+        words, bits = self._words, 0
+        for place in reversed(self._bits):
+            bits = bits << 64 | words[place]
+        return bits
+
+    def store_bits(self, bits: int) -> None:
+        """Tell whom the slot stands behind (recorder)."""
+        words = self._words
+        for place in self._bits:
+            word = bits & 0xFFFFFFFFFFFFFFFF
+            bits >>= 64
+            if words[place] != word:
+                words[place] = word
+
+    def store_as_of(self, count: int) -> None:
+        """Tell up to which session the bits were found good (recorder, after the bits)."""
+        if fence:
+            fence()
+        self._words[self._first + L_AS_OF] = count
+
+    def store_behind(self, count: int) -> None:
+        """Tell the first generation that stands behind something (recorder, after the bits, before its record)."""
+        if fence:
+            fence()
+        self._words[self._first + L_BEHIND] = count
+        if fence:
+            fence()
+
+    def lose(self, count: int, culprit: int) -> None:
+        """Tell that everything from `count` on is lost, and by whose end; then wake who waits (recorder)."""
+        self._words[self._first + L_CULPRIT] = culprit
+        if fence:
+            fence()
+        self._words[self._first + L_LOST] = count
+        if fence:
+            fence()
+        self.futex.wake()
 
     def publish(self, count: int) -> None:
         """Tell that everything up to `count` is recorded (recorder, after the driver's call)."""

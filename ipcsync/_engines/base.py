@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -12,17 +14,32 @@ from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureS
 
 from ipcsync._board import BROKEN, CLOSED, OPEN, Board
 from ipcsync._drivers import SUCCESS, unwrap
-from ipcsync._engines.slot_view import FOREVER, SLICE_NS, Guard, SlotView, deadline_of
+from ipcsync._engines import queued
+from ipcsync._engines.chains import Chain
+from ipcsync._engines.loss import Loss
+from ipcsync._engines.queued import Wait
+from ipcsync._engines.slot_view import FOREVER, Guard, SlotView, deadline_of
 from ipcsync._locks import CallLock, holding, trying
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import CoordinatorLost, DeviceMismatch, DriverError, EventClosed, NotRecorder, Reentered
+from ipcsync.errors import (
+    CoordinatorLost,
+    DeviceMismatch,
+    DriverError,
+    EventClosed,
+    IpcSyncError,
+    NotRecorder,
+    Reentered,
+)
 from ipcsync.typing import EngineName
+
+log = logging.getLogger("ipcsync")
 
 _DISABLE_TIMING = 2
 _MANY_MARKERS = 16
+_MANY_ENTRIES = 16
 _CLOSE_S = 1.0
 _NOT_READY = CUresult.CUDA_ERROR_NOT_READY
 _NOT_CAPTURING = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
@@ -59,6 +76,9 @@ class Engine(SlotView, ABC):
         self._last_plain: Any = None  # of a wait
         self._last_waiter: tuple[Any, int] = (None, 0)  # of one that was queued, and its stream's id
         self._markers: dict[int, Any] = {}  # by stream id: an event behind the last wait queued there
+        self.chain = Chain(self)
+        self._waits: list[Wait] = []  # those on this slot that streams of this process stand behind
+        self._last_key = (0, 0)  # a stream's id, and which list of waits it has
         # Streams, by id, where a call that an exception ended may have queued work with no marker behind it.
         self._doubtful: dict[int, tuple[Any, int]] = {}
 
@@ -77,11 +97,12 @@ class Engine(SlotView, ABC):
         if self.is_complete(generation):
             return
         self.await_recorded(generation, deadline, timeout)
-        while not self.is_complete(generation):
+        while not self._is_complete_and_judged(generation):
             self._raise_if_finished(generation)
-            if self._wait_in_driver(generation, min(deadline, time.monotonic_ns() + SLICE_NS)):
-                self._confirm(generation)
-                return
+            if self._wait_in_driver(generation, min(deadline, time.monotonic_ns() + self.behind.slice_ns)):
+                if self._confirm(generation):
+                    return
+                self.behind.await_answer(deadline)
             self.check_liveness(generation)
             if time.monotonic_ns() >= deadline:  # only now: with a timeout of 0 too the driver was asked once
                 self._raise_timeout(generation, timeout, "complete")
@@ -91,8 +112,22 @@ class Engine(SlotView, ABC):
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
         """A task of an asynchronous client has waited for `generation` since `began`; told for a trace."""
 
-    def _confirm(self, generation: int) -> None:
-        """The driver said complete: that counts only if recorder and coordinator live now, after it said so."""
+    def _is_complete_and_judged(self, generation: int) -> bool:
+        """`is_complete`; the recorder itself first judges what its records stand behind."""
+        if self.chain.entries:
+            self.publish_completed()
+        return self.is_complete(generation)
+
+    def _confirm(self, generation: int) -> bool:
+        """The driver said complete: that counts only if recorder and coordinator live now, after it said so.
+
+        And if all is well with what it stands behind: False while nobody can tell.
+        """
+        if self.behind.stands(generation):
+            if self.is_recorder:
+                return self._is_judged(generation)
+            if not self._is_clear(generation):
+                return False
         is_alive = self.recorder_is_alive() and self.line.state != BROKEN
         self._raise_if_closed()
         self._raise_if_orphaned()
@@ -102,11 +137,19 @@ class Engine(SlotView, ABC):
                 self._publish_known(generation)
         else:
             self._raise_unless_good(generation)
+        return True
+
+    def _is_judged(self, generation: int) -> bool:
+        """Whether this recorder finds that `generation`, which stands behind something, counts."""
+        if self._is_complete_and_judged(generation):
+            return True
+        self.behind.nudge(self.recorder)  # its other events may have to be judged first
+        return False
 
     def query(self, generation: int) -> bool:
         """Whether `generation` is complete."""
         self.check()
-        if self.is_complete(generation):
+        if self._is_complete_and_judged(generation):
             return True
         if self.generation < generation:
             self._raise_if_finished(generation)
@@ -121,8 +164,7 @@ class Engine(SlotView, ABC):
             if not within:
                 lock.unwind()
             raise
-        if done:
-            self._confirm(generation)
+        if done and self._confirm(generation):
             return True
         self._raise_if_finished(generation)
         return False
@@ -151,8 +193,11 @@ class Engine(SlotView, ABC):
 
     # --- stream work --------------------------------------------------------------------------------------------------
 
-    def record(self, handle: Any, ordinal: int, timeout: float | None) -> int:
-        """Record the next generation on the CUstream `handle` of device `ordinal`; its number."""
+    def record(self, handle: Any, ordinal: int, timeout: float | None, after: Sequence[tuple[Engine, int]] = ()) -> int:
+        """Record the next generation on the CUstream `handle` of device `ordinal`; its number.
+
+        It stands behind all waits queued on that stream before, and behind the generations `after`.
+        """
         if timeout is not None:
             deadline_of(timeout)  # a wrong one is refused whether or not there is room
         self._guard_check()  # `check`, before the lock, which a forked child may find held for ever
@@ -173,9 +218,9 @@ class Engine(SlotView, ABC):
                 raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
             if handle is not self._last_handle and int(handle) in LEGACY:
                 with OnDevice(ordinal):
-                    generation = self._record(handle, timeout)
+                    generation = self._record(handle, timeout, after)
             else:
-                generation = self._record(handle, timeout)
+                generation = self._record(handle, timeout, after)
                 self._last_handle = handle
             lock.release()
         except BaseException:
@@ -197,12 +242,12 @@ class Engine(SlotView, ABC):
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             self._raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
 
-    def _record(self, handle: Any, timeout: float | None) -> int:
+    def _record(self, handle: Any, timeout: float | None, after: Sequence[tuple[Engine, int]]) -> int:
         code, status = self._driver.cuStreamIsCapturing(handle)
         if status is not _NOT_CAPTURING or code is not SUCCESS:
             capture.refuse_capturing(handle, "record")
         if self._begun != self._recorded:
-            self._make_record(handle, _id_of(self._driver, handle), self._begun)
+            self._make_record(handle, _id_of(self._driver, handle), self._begun, ())
         generation = self._begun + 1
         if generation > self._room:
             self._make_room(generation, timeout)
@@ -211,13 +256,13 @@ class Engine(SlotView, ABC):
         else:
             self._last_handle = None  # this record may be a default stream's, or be interrupted: then the next one asks
             stream_id = _id_of(self._driver, handle)
-        self._make_record(handle, stream_id, generation)
+        self._make_record(handle, stream_id, generation, after)
         self.line.futex.wake()
         if self._words[self._state_index] != OPEN:
             self._raise_no_record()
         return generation
 
-    def _make_record(self, handle: Any, stream_id: int, generation: int) -> None:
+    def _make_record(self, handle: Any, stream_id: int, generation: int, after: Sequence[tuple[Engine, int]]) -> None:
         """Record and publish the next generation, or the one that an exception kept from being so.
 
         A number is never given to two records. If an exception comes behind the driver's call, that record may have
@@ -230,6 +275,8 @@ class Engine(SlotView, ABC):
             with lock:
                 if self.is_closed or self._words[self._state_index] != OPEN:
                     self._raise_no_record()
+                if queued.lists or self.chain.entries or after:
+                    self._stand_behind(handle, stream_id, generation, after)
                 if generation == self._begun:
                     self._follow_begun(handle, stream_id)
                 elif stream_id != self._last_stream and generation > 1:
@@ -266,8 +313,33 @@ class Engine(SlotView, ABC):
             del self._doubtful[stream_id]
         return True
 
+    def _stand_behind(self, handle: Any, stream_id: int, generation: int, after: Sequence[tuple[Engine, int]]) -> None:
+        """Before the driver's record: tell the board what it will stand behind. Raises RecorderLost if that is lost."""
+        key = self._key_of(handle, stream_id, self.ordinal)
+        for view, point in after:
+            fate = view.fate(point)
+            if isinstance(fate, Loss):
+                raise self._error_of(Wait(view, point, key, 0).behind(fate), generation)
+            if fate is None:
+                queued.add(key, view, point, 0)
+        if len(self.chain.entries) >= _MANY_ENTRIES:
+            self._publish_completed()
+        waits = queued.everything() if self.guard.stands_behind_all else queued.of(key)
+        self.chain.extend(generation, stream_id, waits)
+        if stream_id != self._last_stream and self.chain.entries and generation > 1:
+            queued.add(key, self, generation - 1, stream_id)  # the stream is about to wait for that
+
+    def _key_of(self, handle: Any, stream_id: int, ordinal: int) -> int:
+        last_id, key = self._last_key
+        if stream_id != last_id:
+            key = queued.key_of(self._driver, handle, stream_id, ordinal)
+            self._last_key = (stream_id, key)
+        return key
+
     def _raise_no_record(self) -> None:
         self.check()  # an expired session says so rather than that its event is closed
+        if self.chain.loss is not None:
+            raise self._error_of(self.chain.loss, self._recorded + 1)
         raise EventClosed(f"the event {self.label} is {self.state}", event=self.name)
 
     def wait(self, generation: int, stream: Any, timeout: float | None, ahead: bool) -> None:
@@ -320,6 +392,7 @@ class Engine(SlotView, ABC):
         try:
             with lock:
                 self._raise_if_closed()  # until it is, the import stays
+                queued.add(self._key_of(handle, stream_id, ordinal), self, generation, stream_id)
                 may_be_queued = True
                 self._driver_stream_wait(handle, generation)
                 self._add_marker(handle, stream_id, ordinal)
@@ -329,12 +402,20 @@ class Engine(SlotView, ABC):
             if may_be_queued:
                 self._doubt(handle, stream_id, ordinal)
             raise
-        if self._words[self._state_index] != OPEN:
+        if self._words[self._state_index] != OPEN or self.behind.stands(generation):
             self._raise_if_finished(generation)
         # The driver may let the stream pass what a dead process never did, or never exported so that it holds.
         self._raise_if_dead(generation)
         self._raise_if_orphaned()
         return stream_id
+
+    def new_wait(self, generation: int, key: int, stream: int) -> Wait:
+        """A wait for `generation`, on which there is to be a verdict before this use is released."""
+        if len(self._waits) >= _MANY_ENTRIES:
+            self._waits = [wait for wait in self._waits if wait.known() is None]
+        wait = Wait(self, generation, key, stream)
+        self._waits.append(wait)
+        return wait
 
     def _add_marker(self, handle: Any, stream_id: int, ordinal: int) -> None:
         """Remember behind which place of the stream the work just queued is over."""
@@ -414,10 +495,14 @@ class Engine(SlotView, ABC):
                 self._settle() and self._is_drained() and self._is_begun_drained() and self._drop_markers()
             ):
                 return False
+            if self.guard.coordinator_is_alive() and not self._decide_waits():
+                return False
         except (DriverError, CoordinatorLost):
             if self.guard.coordinator_is_alive():
                 raise
         # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
+        for wait in self._waits:
+            wait.verdict = wait.verdict or self._loss(wait.generation)
         self._destroy_markers()
         return self._destroy_imports()
 
@@ -453,7 +538,42 @@ class Engine(SlotView, ABC):
         if not self.is_recorder or self.line.state not in (OPEN, CLOSED):
             return self._is_idle()
         self._publish_completed()
-        return self.line.completed >= self.base + self._recorded
+        return not self.chain.entries and self.line.completed >= self.base + self._recorded
+
+    # --- what others stand behind -------------------------------------------------------------------------------------
+
+    def accepts(self, generation: int) -> bool:
+        """Whether a waiter would accept `generation` now, with a look at the driver; nothing is raised.
+
+        False too while another thread is at work here, and of an event of this process's: its own judgement tells.
+        """
+        return not self.is_recorder and bool(self._try_accept(generation))
+
+    @trying("_lock")
+    def _try_accept(self, generation: int) -> bool:
+        return not self._is_released and self._accepts(generation)
+
+    def _accepts(self, generation: int) -> bool:
+        try:
+            if self.generation < generation or not self._driver_query(generation) or not self._is_clear(generation):
+                return False
+            if not self.recorder_is_alive() or self.line.state == BROKEN or self._is_orphaned:
+                return False
+        except IpcSyncError as error:  # which this event's own calls raise
+            log.debug("whether generation %d of %s is complete cannot be asked: %s", generation, self.label, error)
+            return False
+        self._note_complete(generation)
+        return True
+
+    def _decide_waits(self) -> bool:
+        """Whether there is a verdict on each wait that was queued for this slot; all of them are over."""
+        for wait in self._waits:
+            if wait.known() is None:
+                if self.is_recorder or not self._accepts(wait.generation):
+                    self.behind.nudge(self.recorder)
+                    return False
+                wait.verdict = True
+        return True
 
     def _is_done(self, event: Any) -> bool:
         """Ask the driver of an event, in relaxed capture mode: some other thread may be capturing."""

@@ -67,9 +67,12 @@ class EventEngine(Engine):
             now = time.monotonic_ns()
             if now >= deadline:
                 self._raise_full(oldest, timeout)
-            self._wait_in_driver(oldest, min(deadline, now + SLICE_NS))
+            is_done = self._wait_in_driver(oldest, min(deadline, now + SLICE_NS))
             self.guard.check_liveness()
             self._look_for_room(is_first=False)
+            if is_done and oldest > self._completed:  # it stands behind something, and nobody can tell
+                self.behind.nudge(self.recorder)
+                self.behind.await_answer(deadline)
 
     @holding("_lock")
     def _look_for_room(self, *, is_first: bool) -> None:
@@ -80,6 +83,8 @@ class EventEngine(Engine):
             if self.line.state != OPEN:
                 self._raise_no_record()
         self._publish_completed()
+        if self.chain.loss is not None:
+            self._raise_no_record()
 
     def _driver_record(self, handle: Any, generation: int) -> None:
         event = self._ring[(generation - 1) % self.depth]
@@ -117,14 +122,17 @@ class EventEngine(Engine):
 
     def _publish_completed(self) -> None:
         done = self._completed
-        if done == self._recorded:
-            return
-        if self._driver_query(self._recorded):
-            done = self._recorded  # the newest: each generation is complete only after all before it
-        else:
-            while done + 1 < self._recorded and self._driver_query(done + 1):
-                done += 1
-        self._store(done)
+        if done < self._recorded:
+            if self._driver_query(self._recorded):
+                done = self._recorded  # the newest: each generation is complete only after all before it
+            else:
+                while done + 1 < self._recorded and self._driver_query(done + 1):
+                    done += 1
+        if not self.chain.entries:
+            self._store(done)
+        elif not self._is_orphaned:
+            self._store(self.chain.judge(done) if self.line.state != BROKEN else done)
+            self.chain.tell()
 
     def _store(self, done: int) -> None:
         if done <= self._completed or self._is_orphaned:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import time
 from heapq import heappushpop
-from typing import Literal, NoReturn, Protocol, TypeAlias
+from typing import NoReturn, Protocol
 
-from ipcsync._board import BROKEN, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
+from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
+from ipcsync._engines.behind import Behind
+from ipcsync._engines.loss import Cause, Loss
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
 from ipcsync.typing import EventState
-
-Cause: TypeAlias = Literal["died", "expired", "closed"]
 
 SLICE_NS = 50_000_000
 FOREVER = 1 << 62
@@ -38,6 +38,9 @@ class Guard(Protocol):
 
     def count_full_ring(self) -> None:
         """A record had to wait for its ring."""
+
+    stands_behind_all: bool
+    """Whether each record of the session stands behind every wait of the process, whatever its stream."""
 
 
 class SlotView:
@@ -65,6 +68,7 @@ class SlotView:
         self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices
         self._recorded_index, self._completed_index = self.line.recorders_indices
         self._peer: Peer | None = None
+        self.behind = Behind(board, self.line, self.base)
         self._header = board.header
         self._living_header = board.running_header if board.has_mark else memoryview(b"")  # equal to none: always ask
 
@@ -124,8 +128,11 @@ class SlotView:
             self._raise_lost(generation)
         done = self._board_completed()
         if done < generation:
+            is_lost = self.behind.is_lost(generation)
             if self.is_closed:
                 self._raise_closed()
+            if is_lost:
+                self._raise_lost(generation)
             return False
         # A recorder that died between its driver's call and the store has published nothing, complete or not.
         done = min(done, self.generation, self._lost_from - 1)
@@ -161,12 +168,44 @@ class SlotView:
             return True
         return self._known(serial).is_alive()
 
+    @property
+    def recorder(self) -> int:
+        """The serial of the session that records, 0 while none has come."""
+        return int(self._words[self._recorder_index])
+
+    def fate(self, generation: int) -> Loss | bool | None:
+        """What the board and this process's memory say of `generation`: True for good, a Loss, None while it is open.
+
+        Nothing is raised, and this use may be closed already: whoever stands behind it asks.
+        """
+        if generation <= self.known_complete or self._is_on_board(generation):
+            return True
+        state = self._words[self._state_index]
+        is_over = state == BROKEN or (state == CLOSED and generation > self.generation) or self._lost_from <= generation
+        if not is_over and self.recorder_is_alive() and not self.behind.is_lost(generation):
+            return None
+        return self._is_on_board(generation) or self._loss(generation)
+
+    def _is_on_board(self, generation: int) -> bool:
+        return generation <= min(self._board_completed(), self.generation, self._lost_from - 1)
+
+    def _is_clear(self, generation: int) -> bool:
+        """Whether all is well with what `generation` stands behind; else its recorder is asked to judge."""
+        if not self.behind.stands(generation):
+            return True
+        serial = self.recorder
+        if self.behind.is_clear(serial):
+            return True
+        self.behind.nudge(serial)
+        return False
+
     def _raise_if_finished(self, generation: int) -> None:
         """Raise RecorderLost if `generation`, not complete so far, never will count: broken, or closed before it."""
         state = self._words[self._state_index]
         if self.is_closed:
             self._raise_closed()
         if state == OPEN:
+            self._is_clear(generation)  # a stuck stream must hide no loss
             return
         if self.is_complete(generation):
             return
@@ -176,28 +215,20 @@ class SlotView:
     def _raise_lost(self, generation: int) -> NoReturn:
         # A dying process's work may still complete before the coordinator sees the death: that counts no more here.
         self._lost_from = min(self._lost_from, generation)
-        raise self._loss_of(generation)
-
-    def _loss_of(self, generation: int) -> RecorderLost:
-        """The error that says who was lost, and how."""
-        session, pid = self._recorder()
-        cause = self._cause(generation)
+        loss = self._loss(generation)
         self._raise_if_closed()  # now that the words were read
-        who = f"its recorder {session!r} (pid {pid or 'not known'})" if session else "its recorder"
-        how = {
-            "died": "died",
-            "expired": "was silent for longer than its lease's TTL, and its session expired",
-            "closed": "closed the event before it recorded that",
-        }[cause]
-        return RecorderLost(
-            f"generation {generation} of {self.label} will never be complete: {who} {how}; its data counts as never "
-            "written: have the work done again, on a new event",
-            event=self.name,
-            generation=generation,
-            session=session,
-            pid=pid,
-            cause=cause,
-        )
+        raise self._error_of(loss, generation)
+
+    def _loss(self, generation: int) -> Loss:
+        """Why `generation` is lost."""
+        if self.behind.is_lost(generation):
+            culprit = self.line.culprit
+            return Loss("behind", culprit, *self.board.who(culprit))
+        return Loss(self._cause(generation), self.recorder, *self._recorder())
+
+    def _error_of(self, loss: Loss, generation: int) -> RecorderLost:
+        """The error that says who was lost, and how."""
+        return loss.error(self.name, self.label, generation)
 
     def _recorder(self) -> tuple[str, int]:
         """(name or id, pid) of the session that records or recorded; ("", 0) if there is none or it is not known."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ipcsync._board import Board
+from ipcsync._board import BROKEN, INT64_MAX, Board
 from ipcsync._drivers import SUCCESS, unwrap
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import Guard
@@ -74,8 +74,27 @@ class TimelineEngine(Engine):
         if self._begun > 1:
             self._driver_stream_wait(handle, self._begun - 1)
 
+    def _board_completed(self) -> int:
+        """The GPU writes the word whatever came before: what stands behind something counts if all is well there."""
+        done = super()._board_completed()
+        first = self.behind.first
+        if not first or done < first or self._words[self._state_index] == BROKEN:
+            return done
+        if not self._is_clear(done):
+            return first - 1
+        # The word of a broken event was released: its watermark says what counts.
+        return super()._board_completed() if self._words[self._state_index] == BROKEN else done
+
+    def _publish_completed(self) -> None:
+        if not self.chain.entries:
+            return
+        count = self.line.completed
+        if self.line.state != BROKEN and count != INT64_MAX and not self._is_orphaned:
+            self.chain.judge(min(count - self.base, self._recorded))
+            self.chain.tell()
+
     def _driver_query(self, generation: int) -> bool:
-        return self.is_complete(generation)
+        return self._is_on_board(generation)
 
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
         """Look for about 20 µs, then with sleeps that grow to 1 ms; the host driver's writes wake the sleeper."""
@@ -88,7 +107,8 @@ class TimelineEngine(Engine):
             if now - start > _SPIN_NS:
                 seen = self.line.completed
                 if seen - self.base >= generation:
-                    return False  # released or broken: the caller looks at the state
+                    # Released or broken, which the caller finds; else it stands behind something.
+                    return seen != INT64_MAX and self.line.state != BROKEN
                 self._word_futex.wait(seen & 0xFFFFFFFF, min(pause, deadline_ns - now))
                 pause = min(pause * 2, 1_000_000)
         return True

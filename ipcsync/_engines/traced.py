@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic_ns
@@ -108,10 +108,10 @@ class Traced(Engine):
 
     # --- what is written ----------------------------------------------------------------------------------------------
 
-    def _record(self, handle: Any, timeout: float | None) -> int:
+    def _record(self, handle: Any, timeout: float | None, after: Sequence[tuple[Engine, int]]) -> int:
         began = monotonic_ns()
         with self._range(Kind.RECORD):
-            generation = super()._record(handle, timeout)
+            generation = super()._record(handle, timeout, after)
         self._put(_RECORD, self._use, generation, self._last_stream, began, monotonic_ns())
         return generation
 

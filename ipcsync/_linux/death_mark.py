@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from ipcsync._linux import robust
+from ipcsync._linux.futex import Futex
+
+_LONGEST_SLEEP_NS = 10**9
+_GIVE_UP_S = 0.1
 
 
 class Life:
     """A word at `address` that is not 0 from `show` on, and OWNER_DIED from this process's death or exec on.
 
-    The thread calls nothing, least of all a library that may have robust mutexes of its own. Where no thread can be
-    had, or the kernel refuses, the word stays 0, and others have to ask the kernel.
+    The thread calls `on_nudge` when another process wakes `nudge`, a word that stays 0, and nothing else, least of all
+    a library that may have robust mutexes of its own. A nudge that comes while it is awake is missed: who needs an
+    answer nudges again. Where no thread can be had, or the kernel refuses, the word at `address` stays 0, and others
+    have to ask the kernel.
     """
 
-    def __init__(self, address: int) -> None:
+    def __init__(self, address: int, nudge: Futex | None = None, on_nudge: Callable[[], None] = lambda: None) -> None:
         self._address = address
+        self._nudge = nudge
+        self._on_nudge = on_nudge
         self._is_settled = threading.Event()
         self._end = threading.Event()
         self._is_given_up = False
@@ -34,21 +44,37 @@ class Life:
         try:
             with suppress(OSError), robust.held(self._address) as is_held:
                 self._is_settled.set()
-                if is_held:
-                    self._end.wait()
-                    if self._is_given_up:
-                        raise robust.Abandon
+                self._sleep()
+                if is_held and self._is_given_up:
+                    raise robust.Abandon
         finally:
             self._is_settled.set()
+
+    def _sleep(self) -> None:
+        if self._nudge is None:
+            self._end.wait()
+            return
+        while not self._end.is_set():
+            if self._nudge.wait(0, _LONGEST_SLEEP_NS) and not self._end.is_set():
+                self._on_nudge()
 
     def end(self) -> None:
         """Have the word let go of before another process may get it: it is 0 when this returns."""
         self._end.set()
-        if self._thread is not None and self._thread.ident is not None:
-            self._thread.join()
+        self._await_end(threading.TIMEOUT_MAX)
+
+    def _await_end(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        if self._thread is None or self._thread.ident is None:
+            return
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if self._nudge is not None:
+                self._nudge.wake()  # again and again: it may have been about to fall asleep
+            self._thread.join(0.001)
 
     def give_up(self) -> None:
         """Have the kernel mark the word as it does at this process's death, which is about to come."""
         if not self._end.is_set():
             self._is_given_up = True
             self._end.set()
+            self._await_end(_GIVE_UP_S)

@@ -22,7 +22,7 @@ from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine, deadlin
 from ipcsync._native import context
 from ipcsync._native.device import Device
 from ipcsync._session.waits import Pending, WaitEntry, Waits
-from ipcsync._wire.messages import Attachment, Close
+from ipcsync._wire.messages import Attachment, Break, Close
 from ipcsync.errors import (
     ClientClosed,
     ConnectError,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipcsync")
 
 _TELL_S = 0.5
+_BREAK_S = 0.05
 _ENGINES: dict[str, type[EventEngine | TimelineEngine]] = {"event": EventEngine, "timeline": TimelineEngine}
 
 
@@ -75,7 +76,7 @@ class AttachmentTable:
         self,
         board: Board,
         guard: Guard,
-        send: Callable[[Close, float], object],
+        send: Callable[[Close | Break, float], object],
         waits: Waits,
         tracing: Tracing | None = None,
     ) -> None:
@@ -139,6 +140,9 @@ class AttachmentTable:
                 except Exception:
                     self._tell_close(Close(reply.slot, reply.incarnation), is_recorder=reply.recorder)
                     raise
+                for old in self._draining:
+                    if (old.slot, old.incarnation) == key:
+                        engine.chain = old.chain  # its own event, seen anew: one judgement for both
                 self._engines[key] = engine
             engine.is_recorder = engine.is_recorder or reply.recorder
             if opened:
@@ -289,6 +293,22 @@ class AttachmentTable:
             if key not in self._opened and engine.state != "open":
                 self._drop_if_unused(key)
         self.release_drained()
+        with self._lock:
+            losing = [engine for engine in [*self._engines.values(), *self._draining] if engine.chain.wants_break]
+        for lost in losing:
+            self._ask_for_break(lost)
+
+    def _ask_for_break(self, engine: Engine) -> None:
+        """Have the coordinator break an event of which part is lost: once, and all before that is settled."""
+        if engine.chain.has_asked:
+            return
+        try:
+            self._send(Break(engine.slot, engine.incarnation), _BREAK_S)
+        except (WaitTimeout, ConnectError):
+            return  # a later beat asks again: twice is nothing
+        except IpcSyncError as error:
+            log.debug("breaking slot %d: %s", engine.slot, error)  # its session or use is over already
+        engine.chain.has_asked = True
 
     def _drop_if_unused(self, key: tuple[int, int]) -> None:
         with self._lock:

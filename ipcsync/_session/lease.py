@@ -37,6 +37,7 @@ class SessionLease:
         self.welcome = welcome
         self.endpoint = endpoint
         self.full_rings = 0
+        self.stands_behind_all = False
         self._line = board.session(welcome.line)
         self._at_beat = at_beat
         self._ttl_ns = int(welcome.lease_ttl * 1e9)
@@ -53,7 +54,9 @@ class SessionLease:
         self.look.good_until = self._last_ns + self._ttl_ns
         self.check = self.look.check
         self._line.heartbeat = self._last_ns
-        self._life = Life(self._line.owner_address)  # peers see on the board when this process dies
+        self._life = Life(
+            self._line.owner_address, self._line.nudge, self.wake
+        )  # peers see on the board when this process dies
         self._thread = threading.Thread(target=self._run, name="ipcsync-heartbeat", daemon=True)
 
     def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:

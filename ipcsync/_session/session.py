@@ -131,7 +131,7 @@ class Session:
         seconds = self.timeout if timeout is None else timeout
         return expect(self.connection.request(body, self.token, seconds, self.lease.check_liveness, **options), kind)
 
-    def _send_close(self, body: messages.Close, timeout: float) -> None:
+    def _send_close(self, body: messages.Close | messages.Break, timeout: float) -> None:
         self.connection.request(body, self.token, timeout, self.lease.check_coordinator)
 
     def open(self, bodies: Sequence[messages.Open], timeout: float | None = None) -> list[AttachmentRef]:

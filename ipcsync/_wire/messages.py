@@ -70,6 +70,13 @@ class Close(Message, frozen=True):
     drained: bool = False
 
 
+class Break(Message, frozen=True):
+    """End an event on which this session records: part of what it recorded stood behind work that is lost."""
+
+    slot: Count
+    incarnation: Count
+
+
 class OpenStream(Message, frozen=True):
     """Open a named stream: the first to name it decides device and priority."""
 
@@ -276,6 +283,7 @@ REQUESTS: dict[str, type[Message]] = {
     "open": Open,
     "attach": Attach,
     "close": Close,
+    "break": Break,
     "stream": OpenStream,
     "events": ListEvents,
     "sessions": ListSessions,

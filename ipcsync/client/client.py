@@ -9,6 +9,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from ipcsync._engines import deadline_of, queued
 from ipcsync._native import device as devices
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
@@ -19,8 +20,8 @@ from ipcsync._wire import endpoints, messages, names
 from ipcsync._wire import point as wire
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
-from ipcsync.client.point import Point
-from ipcsync.errors import DeviceMismatch, InvalidDevice, ProtocolError
+from ipcsync.client.point import Point, bound
+from ipcsync.errors import DeviceMismatch, InvalidDevice, ProtocolError, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def connect(
     timeout: float = 5.0,
     lease_ttl: float | None = None,
     trace: str | os.PathLike[str] | None = None,
+    chains: str = "stream",
 ) -> Client:
     """Open a session with a coordinator.
 
@@ -51,7 +53,7 @@ def connect(
     a timeout that is negative or NaN; OSError if nothing can be written to the trace's directory.
     """
     fork.arm()
-    return Client(endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace)
+    return Client(endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace, chains=chains)
 
 
 class Client:
@@ -70,10 +72,14 @@ class Client:
         timeout: float = 5.0,
         lease_ttl: float | None = None,
         trace: str | os.PathLike[str] | None = None,
+        chains: str = "stream",
     ) -> None:
+        if chains not in ("stream", "session"):
+            raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
         endpoint = endpoint if endpoint is not None else endpoints.default_endpoint()
         self._session = Session(endpoint, name or "", timeout=timeout, lease_ttl=lease_ttl, tracing=tracing)
+        self._session.lease.stands_behind_all = chains == "session"
         self._unnamed: dict[_StreamKey, SharedEvent] = {}
         self._unnamed_lock = threading.Lock()
 
@@ -188,10 +194,13 @@ class Client:
         bodies = [messages.Open(name, bool(recorder), wanted, default, engine, depth) for name in names]
         return [SharedEvent(ref, is_recorder=bool(recorder)) for ref in self._session.open(bodies, timeout)]
 
-    def record(self, stream: StreamLike | None = None, *, engine: EngineChoice = "auto") -> Point:
+    def record(
+        self, stream: StreamLike | None = None, *, engine: EngineChoice = "auto", after: Iterable[Point] = ()
+    ) -> Point:
         """Record on this client's unnamed event for `stream`, leased once: the everyday way to hand work on.
 
-        Raises what `SharedEvent.record` does; the first record on a stream asks the coordinator, later ones do not.
+        It stands behind what `SharedEvent.record` says. Raises what that does; the first record on a stream asks the
+        coordinator, later ones do not. Once part of what was recorded there is lost, a new event takes its place.
         """
         self._session.check()
         handle, ordinal = stream_handle(stream)
@@ -199,13 +208,35 @@ class Client:
         # handles may mean another stream in each thread.
         address = int(handle)
         key: _StreamKey = (address, get_ident() if address in LEGACY else 0, ordinal, engine)
-        event = self._unnamed.get(key) or self._unnamed_event(key)
-        return event.record_on(handle, ordinal)
+        event = self._unnamed.get(key)
+        if event is None or event.is_lost:
+            event = self._unnamed_event(key)
+        return event.record_on(handle, ordinal, bound(after) if after else ())
+
+    def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
+        """Block until `stream` is past the waits that were lost, at most `timeout` seconds, and forget them.
+
+        Records on it raise RecorderLost until then. What ran behind the lost waits is the caller's to repeat.
+        WaitTimeout if the stream does not get past them, which a driver may never let it: take a new one then.
+        """
+        self._session.check()
+        deadline = deadline_of(timeout)
+        handle, ordinal = stream_handle(stream)
+        lost = queued.lost_on(handle, ordinal)
+        if not lost:
+            return
+        if not queued.await_passed(handle, ordinal, deadline, self._session.check_liveness):
+            raise WaitTimeout(f"the stream was not past its lost waits within {timeout} s", timeout=timeout)
+        queued.drop(lost)
 
     def _unnamed_event(self, key: _StreamKey) -> SharedEvent:
         """The unnamed event of a stream, opened if there is none yet."""
         with self._unnamed_lock:
             event = self._unnamed.get(key)
+            if event is not None and event.is_lost:
+                del self._unnamed[key]
+                event.close()
+                event = None
             if event is None:
                 (event,) = self._open([""], True, key[2], key[3], _UNNAMED_DEPTH)
                 self._unnamed[key] = event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,14 @@ from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
-from ipcsync.client.point import Point
+from ipcsync.client.point import Point, bound
 from ipcsync.errors import EventClosed
 from ipcsync.typing import EngineName, EventState, StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from ipcsync._engines import Engine
 
 
 class SharedEvent:
@@ -83,12 +86,18 @@ class SharedEvent:
         fork.check()
         return self._engine.state if self._is_open else "closed"
 
-    def record(self, stream: StreamLike | None = None, *, timeout: float | None = None) -> Point:
+    def record(
+        self, stream: StreamLike | None = None, *, timeout: float | None = None, after: Iterable[Point] = ()
+    ) -> Point:
         """Record the next generation after all work submitted to `stream` so far; the point that stands for it.
 
         If `depth` records are in flight, it first blocks until the oldest is complete, at most `timeout` seconds
         (WaitTimeout names the oldest). Raises NotRecorder if it was not opened with `recorder=True`, DeviceMismatch for
         a stream of another device, StreamCapturing, EventClosed, and what every use may raise.
+
+        The record stands behind every wait that this library queued on `stream` before, and behind the points `after`:
+        those that the stream waits for by other means (torch, CUDA's own events, a graph), which nobody can see. If any
+        of them is lost, nothing is recorded, and RecorderLost of cause "behind" says whose end that was.
         """
         if not (self._is_open and self._is_recorder):
             self._refuse_record()
@@ -97,11 +106,18 @@ class SharedEvent:
             handle, ordinal = stream._handle, stream._index
         else:
             handle, ordinal = stream_handle(stream, engine.ordinal if stream is None else None)
+        if after:
+            return Point(self._attached, engine.record(handle, ordinal, timeout, bound(after)))
         return Point(self._attached, engine.record(handle, ordinal, timeout))
 
-    def record_on(self, handle: DriverObject, ordinal: int) -> Point:
+    def record_on(self, handle: DriverObject, ordinal: int, after: Sequence[tuple[Engine, int]] = ()) -> Point:
         """Record on the CUstream `handle` of device `ordinal`, without asking whose it is; for `Client.record`."""
-        return Point(self._attached, self._engine.record(handle, ordinal, None))
+        return Point(self._attached, self._engine.record(handle, ordinal, None, after))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether part of what this process recorded stood behind a wait that was lost: no record is possible here."""
+        return self._engine.chain.loss is not None
 
     def at(self, generation: int) -> Point:
         """The point of a generation, recorded already or not; ValueError below 1."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ipcsync._native import fork
@@ -14,6 +14,7 @@ from ipcsync.errors import IpcSyncError
 from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
+    from ipcsync._engines import Engine
     from ipcsync._native.device import Device
     from ipcsync._session.attachments import AttachmentRef
 
@@ -154,3 +155,15 @@ def _unpickle(data: bytes) -> Point:
     point._unbound = wire.unpack(data)
     point._generation = point._unbound.generation
     return point
+
+
+def bound(points: Iterable[Point]) -> list[tuple[Engine, int]]:
+    """What each point is to an engine. Raises what its use would; TypeError for what is no point."""
+    found: list[tuple[Engine, int]] = []
+    for point in points:
+        if not isinstance(point, Point):
+            raise TypeError(f"after takes points, but got {type(point).__name__}")
+        engine = point._bound().engine
+        engine.check()
+        found.append((engine, point.generation))
+    return found

@@ -22,7 +22,7 @@ from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_CHANGING = frozenset(("open", "attach", "close", "stream", "bye"))
+_CHANGING = frozenset(("open", "attach", "close", "break", "stream", "bye"))
 _NEEDS_ROOM = _CHANGING | {"hello", "ready"}  # in the journal
 
 
@@ -116,7 +116,7 @@ class Dispatcher:
             )
         if request.id <= entry.forgotten:
             raise ProtocolError(f"request {request.id} was answered long ago", code="forgotten")
-        if entry.session.state != "live" and op not in ("close", "bye"):
+        if entry.session.state != "live" and op not in ("close", "break", "bye"):
             raise SessionExpired(
                 f"the session {entry.session.who} expired: it was silent for longer than its lease's "
                 f"{entry.ttl_ns / 1e9:g} s; connect anew",

@@ -62,7 +62,7 @@ class Effects:
             "break": self._store_break,
             "drain": self._store_drain,
             "free": self._store_free,
-            "assign": lambda line, *values: board.session(line).assign(*values),
+            "assign": self._store_assign,
             "expire": lambda line: board.session(line).set_state(EXPIRED),
             "forget": lambda line: board.session(line).set_state(FREE),
         }
@@ -94,11 +94,7 @@ class Effects:
         ]
 
     def _plan_break(self, slot: Slot) -> Effect:
-        line = self.line(slot.index)
-        completed = line.completed
-        # A released word says nothing; what was complete before it was released stands in the watermark already. And
-        # what was not published was not recorded, though a GPU wrote its word.
-        good = line.watermark if completed == INT64_MAX else min(max(completed, slot.base), line.recorded)
+        good = _watermark(slot, self.line(slot.index))
         has_expired = slot.recorder is not None and slot.recorder.state == "expired"
         return Effect("break", slot.index, (good, has_expired, slot.engine == "timeline"))
 
@@ -156,6 +152,10 @@ class Effects:
         line.break_at(watermark, has_expired=has_expired)
         if is_timeline:
             self.releaser.hold(index, line)
+
+    def _store_assign(self, index: int, serial: int, *values: Any) -> None:
+        self._board.set_newest(max(serial >> 16, self._board.newest))
+        self._board.session(index).assign(serial, *values)
 
     def _store_drain(self, index: int, watermark: int) -> None:
         line = self.line(index)
@@ -226,3 +226,18 @@ class Effects:
 
     def _session_closed(self, session: Session) -> None:
         self.feed.announce("session_closed", name=session.name, session=session.id)
+
+
+def _watermark(slot: Slot, line: SlotLine) -> int:
+    """What stays good at a break."""
+    completed = line.completed
+    if completed == INT64_MAX:
+        return line.watermark  # a released word says nothing: what was complete before stands here already
+    # What was not published was not recorded, though a GPU wrote its word.
+    count = min(max(completed, slot.base), line.recorded)
+    if slot.engine == "timeline":
+        # The GPU writes the word whatever came before; what its recorder did not settle may have run over garbage.
+        for first in (line.behind, line.lost):
+            if first > slot.base:
+                count = min(count, first - 1)
+    return count

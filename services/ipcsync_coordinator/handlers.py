@@ -74,6 +74,7 @@ class Handlers:
             "open": self._open,
             "attach": self._attach,
             "close": self._close,
+            "break": self._break,
             "stream": self._stream,
             "events": self._list_events,
             "sessions": self._list_sessions,
@@ -249,6 +250,10 @@ class Handlers:
 
     def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
         self._registry.close(entry.session, body.slot, body.incarnation, let_go=body.let_go, drained=body.drained)
+        return _DONE
+
+    def _break(self, entry: SessionEntry, body: messages.Break) -> messages.Message:
+        self._registry.break_event(entry.session, body.slot, body.incarnation)
         return _DONE
 
     def _stream(self, entry: SessionEntry, body: messages.OpenStream) -> messages.Message:

@@ -23,6 +23,8 @@ def _event(slot: Slot, board: Board) -> messages.EventRow:
     line = board.slot(slot.index)
     generation = max(line.recorded - slot.base, 0)
     completed = line.completed if slot.state == "open" else min(line.completed, line.watermark or line.completed)
+    if line.lost > slot.base:
+        completed = min(completed, line.lost - 1)
     return messages.EventRow(
         name=slot.name,
         device=slot.device,

@@ -305,6 +305,20 @@ class Registry:
         if session.state != "live" and not session.attached:
             self._end(session, session.state, breaks=False, let_go=True)
 
+    def break_event(self, session: Session, index: int, incarnation: int) -> None:
+        """The recorder says that part of what it recorded is lost. Twice is nothing, and so is a use that is over.
+
+        EventClosed for a session that does not record there.
+        """
+        slot = self.slots.get(index)
+        if slot is None or incarnation > slot.incarnation:
+            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        if incarnation < slot.incarnation or slot.state in ("broken", "free") or slot.is_drained:
+            return
+        if slot.recorder is not session:
+            raise EventClosed(f"this session does not record on slot {index}: it cannot break it")
+        self._finish(slot, "broken")
+
     def stream(self, session: Session, name: str, device: str, default_device: str, priority: int) -> tuple[str, int]:
         """The (device, priority) of a named stream; the first to name it decides. DeviceMismatch for another device."""
         self._check_name(name, "a stream's name")

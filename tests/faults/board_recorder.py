@@ -218,6 +218,9 @@ class Model(Records):
     def broken(self) -> Program:
         completed = yield Op("load completed", do.begin_break)
         recorded = yield Op("load recorded", do.see_what_is_kept)
+        if self.is_timeline:  # what chains change here, `chain_model` has
+            yield self.note("load behind")
+            yield self.note("load lost")
         watermark = min(completed, recorded)
         if self.is_timeline and self.has("release before state"):
             yield self.store("completed", MAX)

@@ -117,7 +117,14 @@ class SlotView:
         state = yield self.load("state")
         if (state == BROKEN and not self.has("completed whatever the state")) or count == MAX:
             count = yield self.load("watermark")
+        if self.is_timeline:
+            yield self.note("load behind")
         return count
+
+    def is_on_board(self, generation: int) -> Program:
+        done = yield from self.board_completed()
+        recorded = yield self.load("recorded")
+        return generation <= min(done, recorded)
 
     def is_complete(self, me: int, generation: int) -> Program:
         seen = yield self.own(me, "seen")
@@ -125,6 +132,7 @@ class SlotView:
             return True
         done = yield from self.board_completed()
         if done < generation:
+            yield self.note("load lost")
             yield from self.last_look(me)
             return False
         recorded = yield self.load("recorded")
@@ -157,6 +165,7 @@ class SlotView:
         state = yield self.load("state")
         yield from self.last_look(me)
         if state == OPEN:
+            yield self.note("load behind")
             return ""
         if (yield from self.is_complete(me, generation)):
             return ""
@@ -206,6 +215,7 @@ class Waits(SlotView):
                 yield from self.check_liveness(me, generation)
 
     def confirm(self, me: int, generation: int) -> Program:
+        yield self.note("load behind")
         if self.has("alive before query"):
             alive = True
         else:
@@ -228,7 +238,7 @@ class Waits(SlotView):
 
     def driver_query(self, me: int, generation: int) -> Program:
         if self.is_timeline:
-            done = yield from self.is_complete(me, generation)
+            done = yield from self.is_on_board(generation)
         else:
             done = yield Op("cuEventQuery", do.event_query, (me, generation))
         return done
@@ -318,21 +328,24 @@ class Waits(SlotView):
         yield from (self.raise_if_finished if ahead else self.raise_if_not_open)(me, generation)
         yield self.note("cuStreamGetId")
         yield from self.under_lock(me, thread, self.queue_wait, me, generation)
-        yield from self.raise_if_not_open(me, generation)
+        yield from self.raise_if_not_open(me, generation, "load behind")
         if not self.has("no look at the recorder"):
             yield from self.raise_if_dead(me, generation)
         yield from self.raise_if_orphaned(me)
         return "ok"
 
-    def raise_if_not_open(self, me: int, generation: int) -> Program:
+    def raise_if_not_open(self, me: int, generation: int, then: str = "") -> Program:
         state = yield self.load("state")
         if state != OPEN:
             del state
             yield from self.raise_if_finished(me, generation)
+        elif then:
+            yield self.note(then)
         return ""
 
     def queue_wait(self, me: int, generation: int) -> Program:
         yield from self.raise_if_closed(me)
+        yield self.note("cuStreamGetFlags")
         if self.is_timeline:
             yield Op("cuStreamWaitValue64", do.queue_wait_value, (me, generation))
         else:

@@ -10,13 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
 from ipcsync._drivers import SUCCESS
-from ipcsync._engines import EventEngine, TimelineEngine, base, imports, slot_view
+from ipcsync._engines import EventEngine, TimelineEngine, base, imports, queued, slot_view
 from ipcsync._native import capture, pinned
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, EventClosed, RecorderLost
@@ -117,9 +117,10 @@ class Words:
     def __init__(self, words: Any, first: int, log: list[str]) -> None:
         self._words = words
         self._log = log
-        names = ((0, "incarnation"), (1, "state"), (2, "recorder"), (3, "watermark"), (8, "recorded"), (9, "completed"))
-        self._names = {first + offset: name for offset, name in names}
-        self.places = {name: first + offset for offset, name in names}
+        names = {0: "incarnation", 1: "state", 2: "recorder", 3: "watermark", 8: "recorded", 9: "completed"}
+        names |= {10: "behind", 11: "as_of", 12: "lost", 13: "culprit"}
+        self._names = {first + offset: name for offset, name in names.items()}
+        self.places = {name: first + offset for offset, name in names.items()}
 
     def __getitem__(self, index: int) -> Any:
         if index in self._names:
@@ -223,6 +224,10 @@ class Rig:
         self.log.append("cuStreamIsCapturing")
         return SUCCESS, base._NOT_CAPTURING
 
+    def cuStreamGetFlags(self, _stream: int) -> Any:  # noqa: N802 - the driver's name
+        self.log.append("cuStreamGetFlags")
+        return SUCCESS, 1
+
     def cuStreamGetId(self, _stream: int) -> Any:  # noqa: N802 - the driver's name
         self.log.append("cuStreamGetId")
         return SUCCESS, self.case.stream
@@ -274,8 +279,8 @@ def _engine(rig: Rig) -> Any:
         def is_closed(self, value: bool) -> None:
             self._is_closed = value
 
-        def _loss_of(self, generation: int) -> RecorderLost:
-            return RecorderLost(generation=generation)  # which says who it was, and takes no step of the protocol
+        def _raise_lost(self, generation: int) -> NoReturn:
+            raise RecorderLost("whose loads are for the text alone", generation=generation)
 
         @property
         def _is_orphaned(self) -> bool:
@@ -316,6 +321,7 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setattr(base, "stream_handle", lambda *_: (_STREAM, 0))
         monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext())
         monkeypatch.setattr(slot_view, "peer_of", lambda *_: rig)
+        monkeypatch.setattr(queued, "lists", {})
         monkeypatch.setattr(imports, "acquire", lambda *_: "ring")
         monkeypatch.setattr(imports, "release", lambda *_: True)
         monkeypatch.setattr(pinned, "word", lambda address: address)

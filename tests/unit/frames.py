@@ -45,6 +45,7 @@ bodies_of: dict[type[messages.Message], st.SearchStrategy[messages.Message]] = {
     messages.Close: st.builds(
         messages.Close, slot=counts, incarnation=counts, let_go=st.booleans(), drained=st.booleans()
     ),
+    messages.Break: st.builds(messages.Break, slot=counts, incarnation=counts),
     messages.OpenStream: st.builds(messages.OpenStream, name=names, device=_texts, priority=st.integers(-1024, 1024)),
     messages.ListEvents: st.builds(messages.ListEvents, prefix=names),
     messages.ListSessions: st.builds(messages.ListSessions),

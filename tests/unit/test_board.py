@@ -34,11 +34,15 @@ def test_the_layout_is_the_one_that_other_versions_read() -> None:
     assert (layout.LINE, layout.HEADER, layout.LABEL) == (128, 4096, 64)
     assert layout.MAGIC.to_bytes(8, "little") == b"PIBOARD1"
     assert (layout.slots_offset(1), layout.slots_offset(32), layout.slots_offset(33)) == (8192, 8192, 12288)
-    assert (layout.labels_offset(32, 32), layout.labels_offset(33, 1)) == (12288, 16384)
-    assert (layout.size(32, 32), layout.size(65, 1)) == (16384, 28672)
+    assert (layout.bits_offset(32, 32), layout.bits_length(512), layout.bits_length(513)) == (12288, 64, 128)
+    assert (layout.labels_offset(32, 32), layout.labels_offset(33, 1)) == (16384, 20480)
+    assert (layout.size(32, 32), layout.size(65, 1)) == (20480, 32768)
 
 
-_OTHERS_WORDS = (layout.S_HEARTBEAT, layout.S_OWNER, layout.L_RECORDED, layout.L_COMPLETED)
+_OTHERS_WORDS = (
+    *(layout.S_HEARTBEAT, layout.S_OWNER, layout.S_NUDGE),
+    *(layout.L_RECORDED, layout.L_COMPLETED, layout.L_BEHIND, layout.L_AS_OF, layout.L_LOST, layout.L_CULPRIT),
+)
 
 
 def test_no_two_lines_overlap_and_none_crosses_a_page(board: Board) -> None:
@@ -52,6 +56,29 @@ def test_no_two_lines_overlap_and_none_crosses_a_page(board: Board) -> None:
     # The pages of the slots are registered with CUDA; whoever registers one registers no session's line.
     assert board.page_of_slots % layout.PAGE == 0
     assert starts[SESSIONS - 1] + layout.LINE <= board.page_of_slots - board.address == starts[SESSIONS]
+
+
+def test_the_bits_of_no_two_slots_and_no_slots_words_share_a_cache_line(board: Board) -> None:
+    everybody = (1 << SESSIONS) - 1
+    for index in range(SLOTS):
+        board.slot(index).store_bits(everybody)
+        assert [board.slot(each).bits for each in range(SLOTS)] == [
+            everybody * (each <= index) for each in range(SLOTS)
+        ]
+    assert layout.bits_length(SESSIONS) % 64 == 0
+    assert layout.bits_offset(SESSIONS, SLOTS) % layout.PAGE == 0
+    assert not any(board.words[: layout.bits_offset(SESSIONS, SLOTS) // 8][layout.HEADER // 8 :])
+
+
+def test_a_loss_is_told_with_its_culprit(board: Board) -> None:
+    line = board.slot(1)
+    line.lose(7, 5 << 16)
+    assert (line.lost, line.culprit) == (7, 5 << 16)
+    line.store_as_of(3)
+    line.store_behind(6)
+    assert (line.behind, line.as_of) == (6, 3)
+    board.set_newest(9)
+    assert board.newest == 9
 
 
 def test_what_the_coordinator_and_the_others_write_share_no_cache_line() -> None:

@@ -206,3 +206,35 @@ def test_an_event_without_a_recorder_ends_with_the_last_who_has_it_open(scene: S
     assert scene.registry.in_use == 1
     scene.registry.bury(first)
     assert scene.registry.in_use == 0
+
+
+def test_a_recorder_has_its_event_broken_once_and_its_name_is_free(scene: Scene) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, "e", recorder=True)
+    scene.open(waiter, "e")
+    scene.happened()
+    for session, incarnation in ((waiter, 1), (recorder, 2)):
+        with pytest.raises(EventClosed):
+            scene.registry.break_event(session, slot.index, incarnation)
+    scene.registry.break_event(recorder, slot.index, 1)
+    scene.registry.break_event(recorder, slot.index, 1)
+    assert scene.happened() == ["broken"]
+    assert scene.registry.find("e") is None
+    assert slot.index in recorder.attached  # which goes on, and may still touch it
+    anew = scene.open(recorder, "e", recorder=True)
+    assert anew is not slot
+    scene.close(recorder, slot)
+    scene.close(waiter, slot)
+    assert scene.happened()[-1] == "freed"
+    scene.registry.break_event(recorder, slot.index, 1)  # late: the slot is free
+    assert scene.happened() == []
+
+
+def test_what_a_recorder_closed_may_still_be_broken_unless_all_of_it_is_complete(scene: Scene) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    for drained, kind in ((False, "broken"), (True, "drained")):
+        slot = scene.open(recorder, f"e{drained}", recorder=True)
+        scene.open(waiter, f"e{drained}")
+        scene.registry.close(recorder, slot.index, slot.incarnation, let_go=False, drained=drained)
+        scene.registry.break_event(recorder, slot.index, slot.incarnation)
+        assert scene.happened()[-1] == kind

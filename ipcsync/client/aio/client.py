@@ -42,13 +42,15 @@ def aconnect(
     timeout: float = 5.0,
     lease_ttl: float | None = None,
     trace: str | os.PathLike[str] | None = None,
+    chains: str = "stream",
 ) -> Connecting:
     """Open a session with a coordinator; as `connect`, and with its errors.
 
     `client = await aconnect()`, or `async with aconnect() as client:`, which closes it.
     """
     fork.arm()
-    return Connecting(_open(partial(connect, endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace)))
+    options: dict[str, Any] = {"name": name, "timeout": timeout, "lease_ttl": lease_ttl, "trace": trace}
+    return Connecting(_open(partial(connect, endpoint, **options, chains=chains)))
 
 
 class Connecting(Coroutine[Any, Any, "AsyncClient"]):
@@ -186,16 +188,24 @@ class AsyncClient:
         )
         return [AsyncSharedEvent(event, self._runner) for event in opened]
 
-    async def record(self, stream: StreamLike | None = None, *, engine: EngineChoice = "auto") -> AsyncPoint:
+    async def record(
+        self, stream: StreamLike | None = None, *, engine: EngineChoice = "auto", after: Iterable[AsyncPoint] = ()
+    ) -> AsyncPoint:
         """Record on this client's unnamed event for `stream`; as `Client.record`."""
         self._client._session.check()
         chosen = resolve(stream)
         address = chosen.stream_id
         key = (address, get_ident() if address in LEGACY else 0, chosen.device_index, engine)
         event = self._client._unnamed.get(key)
-        if event is None:
+        if event is None or event.is_lost:
             event = await self._runner.request(partial(self._client._unnamed_event, key))
-        return AsyncPoint(await self._runner.record(event, chosen, stream, None), self._runner)
+        points = [point._point for point in after]
+        return AsyncPoint(await self._runner.record(event, chosen, stream, None, points), self._runner)
+
+    async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
+        """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""
+        chosen = resolve(stream)
+        await run_alone(partial(self._client.resume, chosen, timeout))
 
     async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic_ns
 from types import TracebackType
@@ -75,7 +75,9 @@ class AsyncSharedEvent:
         """One of "open", "broken" (the recorder died) and "closed"."""
         return self._event.state
 
-    async def record(self, stream: StreamLike | None = None, *, timeout: float | None = None) -> AsyncPoint:
+    async def record(
+        self, stream: StreamLike | None = None, *, timeout: float | None = None, after: Iterable[AsyncPoint] = ()
+    ) -> AsyncPoint:
         """Record the next generation; as `SharedEvent.record`.
 
         If the ring is full, the task waits for the oldest. Cancelled then, nothing is recorded; cancelled while the
@@ -83,7 +85,8 @@ class AsyncSharedEvent:
         """
         self._event._check()
         ordinal = self._event.device.index
-        point = await self._runner.record(self._event, resolve(stream, ordinal), stream, timeout)
+        chosen = resolve(stream, ordinal)
+        point = await self._runner.record(self._event, chosen, stream, timeout, [each._point for each in after])
         return AsyncPoint(point, self._runner)
 
     def at(self, generation: int) -> AsyncPoint:

@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -81,12 +81,14 @@ class Runner:
         finally:
             attached.forget(entry)
 
-    async def record(self, event: SharedEvent, stream: Stream, owner: object, timeout: float | None) -> Point:
+    async def record(
+        self, event: SharedEvent, stream: Stream, owner: object, timeout: float | None, after: Sequence[Point] = ()
+    ) -> Point:
         """Record as soon as there is room in the ring. `owner` is what the stream was taken from."""
         deadline = deadline_of(timeout)
         while True:
             try:
-                return await self.drive(partial(event.record, stream, timeout=0), stream, owner)
+                return await self.drive(partial(event.record, stream, timeout=0, after=after), stream, owner)
             except WaitTimeout as full:
                 oldest = full.generation
             left = None if timeout is None else max(0.0, (deadline - time.monotonic_ns()) / 1e9)

@@ -1,0 +1,117 @@
+"""What a slot's generations stand behind, as the board tells it to whoever waits for them.
+
+B's stream waited for A's point, and B recorded n behind it: n counts only if what it stands behind counts. The recorder
+alone knows what it queued, so it alone judges its event; others read here whether all is well. If they cannot see that,
+they decide nothing, and wake the recorder to judge.
+
+The slot's bits name the session lines that it stands behind, at any remove; its recorder's own: "only I can tell". A
+session is marked by the kernel, or not LIVE any more, before a driver says anything wrong of its work and before its
+words are released. So bits that are found good *after* n was found complete prove that no wait before n was torn.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ipcsync._board import LIVE, Board, SlotLine, layout
+from ipcsync._board.fence import fence
+from ipcsync._linux.robust import OWNER_DIED
+
+_FIRST_PAUSE_NS, _LONGEST_PAUSE_NS = 50_000, 50_000_000
+_SHORTEST_SLICE_NS = 1_000_000
+
+
+class Behind:
+    """One attachment's view of the words that say so. Thread-safe; `base` is what generations are counted from."""
+
+    __slots__ = (
+        "_as_of_index",
+        "_base",
+        "_behind_index",
+        "_board",
+        "_line",
+        "_lost_index",
+        "_next_ns",
+        "_pause_ns",
+        "_words",
+        "slice_ns",
+    )
+
+    def __init__(self, board: Board, line: SlotLine, base: int) -> None:
+        self._board = board
+        self._line = line
+        self._words = board.words
+        self._base = base
+        self._behind_index, self._as_of_index, self._lost_index = line.chain_indices
+        self._next_ns = 0
+        self.slice_ns = (
+            _LONGEST_PAUSE_NS  # how long a wait may go on without a look: shorter while an answer is awaited
+        )
+        self._pause_ns = _FIRST_PAUSE_NS
+
+    def stands(self, generation: int) -> bool:
+        """Whether `generation` stands behind something that its recorder has not settled."""
+        return 0 < self._words[self._behind_index] - self._base <= generation
+
+    @property
+    def first(self) -> int:
+        """The first such generation, 0 for none."""
+        return max(int(self._words[self._behind_index]) - self._base, 0)
+
+    def is_lost(self, generation: int) -> bool:
+        """Whether the recorder has said that `generation` is lost."""
+        return 0 < self._words[self._lost_index] - self._base <= generation
+
+    @property
+    def lost_from(self) -> int:
+        """The first lost generation, 0 for none."""
+        return max(int(self._words[self._lost_index]) - self._base, 0)
+
+    def good_bits(self, own: int) -> int | None:
+        """The slot's bits if each session that they name lives; else None, as with the bit of its own line `own`."""
+        as_of = self._words[self._as_of_index]
+        if fence:
+            fence()
+        bits = rest = self._line.bits
+        if fence:
+            fence()
+        while rest:
+            low = rest & -rest
+            index = low.bit_length() - 1
+            if index == own or not session_is_good(self._words, index, as_of):
+                return None
+            rest ^= low
+        return bits
+
+    def is_clear(self, recorder: int) -> bool:
+        """Whether all is well with what the slot stands behind; `recorder` is the serial of who records."""
+        if self.good_bits(recorder & 0xFFFF) is None:
+            return False
+        self._pause_ns = _FIRST_PAUSE_NS
+        self.slice_ns = _LONGEST_PAUSE_NS
+        return True
+
+    def nudge(self, recorder: int) -> None:
+        """Wake the recorder to judge: at once, then ever more seldom while the answer is awaited."""
+        now = time.monotonic_ns()
+        if now < self._next_ns:
+            return
+        self._next_ns = now + self._pause_ns
+        self.slice_ns = max(self._pause_ns, _SHORTEST_SLICE_NS)
+        self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
+        self._board.session(recorder & 0xFFFF).nudge.wake()
+
+    def await_answer(self, deadline_ns: int) -> None:
+        """Sleep until it is time to look again; a loss wakes at once."""
+        pause = min(self._next_ns, deadline_ns) - time.monotonic_ns()
+        if pause > 0:
+            self._line.wait_recorded(self._line.recorded, pause)
+
+
+def session_is_good(words: memoryview, index: int, as_of: int) -> bool:
+    """Whether the session of line `index` lives, and had it when `as_of` sessions were counted."""
+    first = layout.session_offset(index) // 8
+    owner = words[first + layout.S_OWNER]  # in this order: a line given anew has a larger count
+    if not owner or owner & OWNER_DIED or words[first + layout.S_STATE] != LIVE:
+        return False
+    return int(words[first + layout.S_SERIAL]) >> 16 <= as_of

@@ -1,0 +1,168 @@
+"""What a recorder does about what its records stand behind: it tells the board before each, and judges its event.
+
+The words have one writer, the recorder, and are read as `behind` says. All that is called here holds the engine's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ipcsync._board import LIVE
+from ipcsync._engines import queued
+from ipcsync._engines.loss import Loss
+from ipcsync._engines.queued import View, Wait
+
+
+class Entry(NamedTuple):
+    """A generation that is not settled: the waits that were queued before it, and whose work they are."""
+
+    generation: int
+    stream: int
+    waits: tuple[Wait, ...]
+    bits: int
+
+
+class Chain:
+    """One slot's, in its recorder's process."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.entries: list[Entry] = []
+        self.loss: Loss | None = None
+        self.lost_from = 0
+        self.wants_break = self.has_asked = False
+
+    # --- before a record ----------------------------------------------------------------------------------------------
+
+    def extend(self, generation: int, stream: int, waits: Iterable[Wait]) -> None:
+        """Tell the board whom the record of `generation` will stand behind. RecorderLost if any of it is lost."""
+        view = self._view
+        if self.loss is not None:
+            raise self.loss.error(view.name, view.label, generation)
+        fates = [(wait, self._fate(wait)) for wait in waits if wait.view is not view]
+        for wait, fate in fates:
+            if isinstance(fate, Loss):
+                raise wait.behind(fate).error(view.name, view.label, generation)
+        queued.drop([wait for wait, _ in fates if wait.verdict is True])
+        pending = tuple(wait for wait, fate in fates if fate is None)
+        if not pending:
+            return
+        newest = view.board.newest  # before all that is looked at from here on
+        own = 1 << (view.recorder & 0xFFFF)
+        bits = 0
+        for wait in pending:
+            bits |= self._evidence(wait, own)
+        if self.entries and view.behind.good_bits(view.recorder & 0xFFFF) is None:
+            bits |= own
+        if self.entries and self.entries[-1].generation == generation:  # a record that failed, and is made again
+            last = self.entries.pop()
+            pending, bits = (*last.waits, *pending), bits | last.bits
+        self.entries.append(Entry(generation, stream, pending, bits))
+        view.line.store_bits(self._bits())
+        view.line.store_as_of(newest)
+        if not view.behind.first:
+            view.line.store_behind(view.base + generation)
+
+    def _fate(self, wait: Wait) -> Loss | bool | None:
+        """`known`, and of an event of this very session: it counts unless it stands behind something itself."""
+        fate = wait.known()
+        if fate is None and self._is_own(wait):
+            is_ahead = wait.view.generation < wait.generation
+            return None if is_ahead or wait.view.behind.stands(wait.generation) else True
+        return fate
+
+    def _is_own(self, wait: Wait) -> bool:
+        return wait.view.recorder == self._view.recorder and wait.view.board.epoch == self._view.board.epoch
+
+    def _evidence(self, wait: Wait, own: int) -> int:
+        """The session lines that a wait depends on; `own` where only this recorder will be able to tell."""
+        theirs, generation = wait.view, wait.generation
+        serial = theirs.recorder
+        if theirs.board.epoch != self._view.board.epoch or not serial or theirs.generation < generation:
+            return own
+        bits = 0
+        if serial != self._view.recorder:
+            line = theirs.board.session(serial & 0xFFFF)
+            if line.state != LIVE or not theirs.recorder_is_alive():
+                return own
+            bits = 1 << (serial & 0xFFFF)
+        if theirs.behind.stands(generation):
+            further = theirs.behind.good_bits(serial & 0xFFFF)
+            return bits | (own if further is None else further)
+        return bits
+
+    # --- the judgement ------------------------------------------------------------------------------------------------
+
+    def judge(self, done: int) -> int:
+        """Up to which generation all counts, of those up to `done`, which were found complete before."""
+        view = self._view
+        if self.loss is None and view.behind.good_bits(view.recorder & 0xFFFF) is not None:
+            self.entries = self._settle_all(done)
+        else:
+            self.entries = self._judge_one_by_one(done)
+        settled = min(done, self.entries[0].generation - 1) if self.entries else done
+        if self.loss is not None:
+            settled = min(settled, self.lost_from - 1)
+            self.wants_break = settled == self.lost_from - 1
+        return settled
+
+    def _settle_all(self, done: int) -> list[Entry]:
+        """All is well with whom the slot stands behind, found after `done` was: what it waited for was complete too."""
+        for entry in self.entries:
+            if entry.generation <= done:
+                for wait in entry.waits:
+                    if wait.stream == entry.stream and wait.verdict is None:
+                        wait.verdict = True
+        return [entry for entry in self.entries if entry.generation > done]
+
+    def _judge_one_by_one(self, done: int) -> list[Entry]:
+        """The entries that are still open, or lost."""
+        entries = list(self.entries)
+        while entries:
+            first = entries[0]
+            self._find_loss(first)
+            is_open = first.generation > done or any([self._ask(wait) is None for wait in first.waits])  # noqa: C419 - all
+            self._find_loss(first)  # what a driver says may have shown it
+            if is_open or self._is_lost(first.generation):
+                break
+            del entries[0]
+        for entry in entries:
+            self._find_loss(entry)  # one behind an open one may be lost already
+            for wait in entry.waits:
+                if self._fate(wait) is None:
+                    wait.view.behind.nudge(wait.view.recorder)
+        return entries
+
+    def _ask(self, wait: Wait) -> Loss | bool | None:
+        """What a waiter would learn now, with a look at the driver."""
+        fate = self._fate(wait)
+        return wait.judged() if fate is None else fate
+
+    def _find_loss(self, entry: Entry) -> None:
+        if self.loss is not None:
+            return
+        for wait in entry.waits:
+            fate = self._fate(wait)
+            if isinstance(fate, Loss):
+                self.loss, self.lost_from = wait.behind(fate), entry.generation
+                return
+
+    def _is_lost(self, generation: int) -> bool:
+        return self.loss is not None and generation >= self.lost_from
+
+    def tell(self) -> None:
+        """Tell the board what was judged; `completed` was stored before."""
+        line, base = self._view.line, self._view.base
+        first = self.entries[0].generation if self.entries else 0
+        if self._view.behind.first != first:
+            line.store_behind(base + first if first else 0)
+        line.store_bits(self._bits())
+        if self.loss is not None and not self._view.behind.is_lost(self.lost_from):
+            line.lose(base + self.lost_from, self.loss.serial)
+
+    def _bits(self) -> int:
+        bits = 0
+        for entry in self.entries:
+            bits |= entry.bits
+        return bits

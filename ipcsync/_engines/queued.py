@@ -1,0 +1,176 @@
+"""The waits that this process has queued: for each stream those that its next record stands behind.
+
+The lists are the process's, whichever client queued the wait. A wait leaves its list once it is known good; one that is
+lost stays, and spoils the stream for every record, until `forget`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from ipcsync import _drivers
+from ipcsync._board import Board, SlotLine
+from ipcsync._drivers import unwrap
+from ipcsync._engines.behind import Behind
+from ipcsync._engines.loss import Loss
+from ipcsync._locks import CallLock, holding
+from ipcsync._native import context
+from ipcsync._native.capture import relaxed_call
+from ipcsync._native.context import OnDevice
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_DISABLE_TIMING = 2
+_SLICE_NS = 50_000_000
+_MANY = 64
+
+lists: dict[int, dict[int, Wait]] = {}
+"""By stream, then by slot. Empty while nothing is pending, which is all that a record looks at."""
+
+
+class View(Protocol):
+    """What a wait, and a recorder's chain, need of an engine."""
+
+    name: str
+    board: Board
+    line: SlotLine
+    base: int
+    behind: Behind
+
+    @property
+    def label(self) -> str:
+        """What to call the event in a text."""
+
+    @property
+    def generation(self) -> int:
+        """The last generation recorded, by whichever session."""
+
+    @property
+    def recorder(self) -> int:
+        """The serial of the session that records, 0 while none has come."""
+
+    def recorder_is_alive(self) -> bool:
+        """Whether the recorder's process lives; True while none has come."""
+
+    def fate(self, generation: int) -> Loss | bool | None:
+        """What the board and this process's memory say of `generation`: True for good, a Loss, None if open."""
+
+    def accepts(self, generation: int) -> bool:
+        """Whether a waiter would accept `generation` now, with a look at the driver."""
+
+    def new_wait(self, generation: int, key: int, stream: int) -> Wait:
+        """A wait for `generation`, on which there is to be a verdict before the use is released."""
+
+
+class Wait:
+    """A wait for `generation` of what `view` sees. Its `verdict` is None while open, then True or a Loss, for good.
+
+    `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known.
+    """
+
+    __slots__ = ("generation", "key", "stream", "verdict", "view")
+
+    def __init__(self, view: View, generation: int, key: int, stream: int) -> None:
+        self.view = view
+        self.generation = generation
+        self.key = key
+        self.stream = stream
+        self.verdict: Loss | bool | None = None
+
+    def known(self) -> Loss | bool | None:
+        """What the board and this process's memory say of it."""
+        if self.verdict is None:
+            fate = self.view.fate(self.generation)
+            # One that was released meanwhile has its verdict, and what was just read may be of the slot's next use.
+            if self.verdict is None:
+                self.verdict = fate
+        return self.verdict
+
+    def behind(self, loss: Loss) -> Loss:
+        """What its loss is to a record that stands behind it."""
+        return loss.behind(f"generation {self.generation} of {self.view.label}")
+
+    def judged(self) -> Loss | bool | None:
+        """What a waiter would learn now, with a look at the driver."""
+        fate = self.known()
+        if fate is None and self.view.accepts(self.generation) and self.verdict is None:
+            self.verdict = True
+        return self.verdict
+
+
+def key_of(driver: Any, handle: Any, stream_id: int, ordinal: int) -> int:
+    """Which list a stream has. The legacy default stream waits for all blocking streams of its device, and they for it:
+    what is queued in between, by anybody, joins them, so they share one."""
+    flags = unwrap(driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
+    return stream_id if int(flags) & _NON_BLOCKING else -1 - ordinal
+
+
+class _Table:
+    """What changes `lists`."""
+
+    def __init__(self) -> None:
+        self._lock = CallLock()
+        self._sweep_at = _MANY
+
+    @holding("_lock")
+    def add(self, key: int, view: View, generation: int, stream: int) -> None:
+        """The next record on that stream stands behind `generation`; told before the wait is queued."""
+        last = lists.get(key, {}).get(id(view))
+        if last is None or last.generation < generation or last.verdict is True:
+            wait = view.new_wait(generation, key, stream)
+            lists.setdefault(key, {})[id(view)] = wait
+        if len(lists) > self._sweep_at:  # also of streams that nobody records on any more
+            self.drop([wait for wait in self.everything() if wait.known() is True])
+            self._sweep_at = max(_MANY, 2 * len(lists))
+
+    @holding("_lock")
+    def drop(self, waits: Iterable[Wait]) -> None:
+        """Take these out: they are known good, or to be forgotten."""
+        for wait in waits:
+            held = lists.get(wait.key, {})
+            if held.get(id(wait.view)) is wait:
+                del held[id(wait.view)]
+                if not held:
+                    lists.pop(wait.key, None)
+
+    @holding("_lock")
+    def everything(self) -> list[Wait]:
+        """What the streams of this process stand behind, all together."""
+        return [wait for waits in list(lists.values()) for wait in list(waits.values())]
+
+
+_table = _Table()
+add, drop, everything = _table.add, _table.drop, _table.everything
+
+
+def of(key: int) -> list[Wait]:
+    """What the next record on that stream stands behind."""
+    return list(lists.get(key, {}).values())
+
+
+def lost_on(handle: Any, ordinal: int) -> list[Wait]:
+    """The lost waits that a stream of device `ordinal` is, or was, held by."""
+    with OnDevice(ordinal):
+        driver = context.driver()
+        stream_id = int(unwrap(driver.cuStreamGetId(handle), "cuStreamGetId"))
+        key = key_of(driver, handle, stream_id, ordinal)
+    return [wait for wait in of(key) if isinstance(wait.known(), Loss)]
+
+
+def await_passed(handle: Any, ordinal: int, deadline_ns: int, check: Callable[[], None]) -> bool:
+    """Block until a stream is past all that is queued there now; False if it is not by `deadline_ns`."""
+    driver = context.driver()
+    with OnDevice(ordinal):
+        event = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+    try:
+        unwrap(driver.cuEventRecord(event, handle), "cuEventRecord")
+        while True:
+            now = time.monotonic_ns()
+            if relaxed_call(_drivers.wait_event, event, min(deadline_ns, now + _SLICE_NS)):
+                return True
+            check()
+            if now >= deadline_ns:
+                return False
+    finally:
+        unwrap(driver.cuEventDestroy(event), "cuEventDestroy")

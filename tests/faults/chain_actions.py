@@ -1,0 +1,222 @@
+"""What the processes of a chain do: one session each, which records on one event and waits for others'."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import ipcsync
+from ipcsync._drivers import load, unwrap
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+
+_clients: list[ipcsync.Client] = []
+_events: dict[str, ipcsync.SharedEvent] = {}
+_streams: dict[str, ipcsync.Stream] = {}
+_gates: list[StreamGate] = []
+_points: dict[str, ipcsync.Point] = {}
+
+LOST_WITHIN_S = 20.0
+
+
+def client() -> ipcsync.Client:
+    return _clients[0]
+
+
+def stream(name: str = "main") -> ipcsync.Stream:
+    if name not in _streams:
+        _streams[name] = ipcsync.Stream()
+    return _streams[name]
+
+
+def connect(endpoint: str, name: str, options: dict[str, Any] | None = None) -> int:
+    """Connect; which line of the board the session has."""
+    _clients.append(ipcsync.connect(endpoint, name=name, **(options or {})))
+    return client()._session.lease.welcome.line
+
+
+def open_event(name: str, engine: EngineName, depth: int = 4) -> None:
+    _events[name] = client().event(name, recorder=True, engine=engine, depth=depth)
+
+
+def hold(on: str = "main") -> None:
+    """Hold all later work of a stream."""
+    _gates.append(StreamGate(stream(on)).__enter__())
+
+
+def open_gate() -> None:
+    _gates.pop().open()
+
+
+def record(name: str, on: str = "main", after: tuple[bytes, ...] = ()) -> bytes:
+    return bytes(_events[name].record(stream(on), after=[client().point(data) for data in after]))
+
+
+def record_unnamed(on: str = "main") -> bytes:
+    return bytes(client().record(stream(on)))
+
+
+def wait(data: bytes, on: str = "main", ahead: bool = False) -> None:
+    """Queue a wait for a point of another process on a stream of this one."""
+    client().point(data).wait(stream(on), timeout=20, ahead=ahead)
+
+
+def point_of(name: str, generation: int) -> bytes:
+    return bytes(_events[name].at(generation))
+
+
+def is_settled(name: str) -> bool:
+    """Whether all that was recorded is known to count, by the board."""
+    event = _events[name]
+    return event.completed == event.generation and not event._engine.chain.entries
+
+
+def words(name: str) -> dict[str, int]:
+    """What the board says of the event's chain."""
+    line, base = _events[name]._engine.line, _events[name]._engine.base
+    return {
+        "recorded": line.recorded - base,
+        "completed": line.completed - base,
+        "behind": max(line.behind - base, 0),
+        "lost": max(line.lost - base, 0),
+        "bits": line.bits,
+    }
+
+
+def close_event(name: str) -> None:
+    _events.pop(name).close()
+
+
+def close_client() -> None:
+    client().close()
+
+
+def keep(data: bytes) -> None:
+    """Stay attached to a point's event."""
+    _points[str(data)] = client().point(data)
+
+
+def forget_point(data: bytes) -> None:
+    """Open and close the event of a point, so that its attachment ends."""
+    name = client().point(data).event_name
+    client().event(name).close()
+
+
+def draining() -> int:
+    return len(client()._session.attachments._draining)
+
+
+def messages_sent() -> int:
+    return client().messages_sent
+
+
+def quarantined() -> int:
+    return int(client().stats()["quarantined"])
+
+
+def resume(on: str, timeout: float) -> None:
+    client().resume(stream(on), timeout)
+
+
+def loss_of(fn: Any, *args: Any) -> dict[str, Any] | None:
+    """What the RecorderLost says that a call raises, None if it raises none; how long that took."""
+    began = time.monotonic()
+    try:
+        fn(*args)
+    except ipcsync.RecorderLost as error:
+        return {
+            **{key: getattr(error, key) for key in ("cause", "session", "pid", "generation", "event")},
+            "text": str(error),
+            "took_s": time.monotonic() - began,
+        }
+    return None
+
+
+def error_of(fn: Any, *args: Any) -> str:
+    """The name of the ipcsync error that a call here raises, empty if it raises none."""
+    try:
+        fn(*args)
+    except ipcsync.IpcSyncError as error:
+        return type(error).__name__
+    return ""
+
+
+# --- how a waiter waits -----------------------------------------------------------------------------------------------
+
+
+def _query(point: ipcsync.Point) -> None:
+    deadline = time.monotonic() + LOST_WITHIN_S
+    while not point.query() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _stream_wait(point: ipcsync.Point) -> None:
+    """Queue waits, one after another: each that cannot see that all is well asks for a judgement."""
+    deadline = time.monotonic() + LOST_WITHIN_S
+    while not point.query() and time.monotonic() < deadline:
+        point.wait(ipcsync.Stream(), timeout=0)
+        time.sleep(0.001)
+
+
+def _callback(point: ipcsync.Point) -> None:
+    is_over = threading.Event()
+    point.add_done_callback(lambda _: is_over.set())
+    assert is_over.wait(LOST_WITHIN_S)
+    error = point.exception()
+    if error is not None:
+        raise error
+
+
+def _asyncio(point: ipcsync.Point) -> None:
+    async def synchronize() -> None:
+        async with ipcsync.aconnect(client().endpoint) as connected:
+            await (await connected.point(bytes(point))).synchronize(LOST_WITHIN_S)
+
+    asyncio.run(synchronize())
+
+
+def _synchronize(point: ipcsync.Point) -> None:
+    point.synchronize(LOST_WITHIN_S)
+
+
+WAYS = {
+    "query": _query,
+    "synchronize": _synchronize,
+    "stream_wait": _stream_wait,
+    "callback": _callback,
+    "asyncio": _asyncio,
+}
+
+
+def await_point(data: bytes, way: str = "synchronize") -> None:
+    """Wait until a point is complete; raises RecorderLost if it is lost."""
+    WAYS[way](client().point(data))
+
+
+def await_end(data: bytes, way: str = "synchronize") -> dict[str, Any] | None:
+    """What the RecorderLost says with which the wait for a point ends, None if it is complete."""
+    return loss_of(await_point, data, way)
+
+
+def synchronize_briefly(data: bytes) -> None:
+    client().point(data).synchronize(0.3)
+
+
+def session_line() -> int:
+    return client()._session.lease.welcome.line
+
+
+def state_of(data: bytes) -> str:
+    return client().point(data)._bound().engine.state
+
+
+def use_blocking_stream(name: str) -> None:
+    """Have `name` be a stream that waits for the default stream."""
+    handle = unwrap(load().cuStreamCreate(0), "cuStreamCreate")
+    _streams[name] = ipcsync.ExternalStream(int(handle))
+
+
+def use_default_stream(name: str) -> None:
+    _streams[name] = ipcsync.default_stream()
