@@ -6,7 +6,7 @@ exception raised at the very end of the block (by a trace function, or by a sign
 each block stands in a function of this shape, which costs about 0.05 µs more than the block alone:
 
     lock = self._lock                                       # a local: how a call within this one finds it held
-    within = lock._is_owned() and lock.is_held_below()
+    within = lock._is_owned() and lock.is_held_below()  # noqa: SLF001 - RLock's own name for it
     try:
         with lock:
             …
@@ -51,7 +51,7 @@ class CallLock(RLock):  # type: ignore[misc] # final for typeshed alone
         If there is none, an exception has left it held, and it is released here. To be asked only by a function that
         has the lock in a local itself; conservative: a call that is about to take it counts.
         """
-        frame = sys._getframe(1).f_back
+        frame = sys._getframe(1).f_back  # noqa: SLF001 - the one way to it
         while frame is not None:
             if any(value is self for value in frame.f_locals.values()):
                 return True
@@ -71,7 +71,7 @@ def holding(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:
     def wrap(method: Method[S, P, T]) -> Method[S, P, T]:
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
             lock: CallLock = getattr(self, name)
-            within = lock._is_owned() and lock.is_held_below()
+            within = lock._is_owned() and lock.is_held_below()  # noqa: SLF001 - RLock's own name for it
             try:
                 with lock:
                     return method(self, *args, **kwargs)
@@ -91,7 +91,7 @@ def trying(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T | None]]:
     def wrap(method: Method[S, P, T]) -> Method[S, P, T | None]:
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
             lock: CallLock = getattr(self, name)
-            if lock._is_owned() and lock.is_held_below():
+            if lock._is_owned() and lock.is_held_below():  # noqa: SLF001 - RLock's own name for it
                 return None
             try:
                 if not lock.acquire(False):

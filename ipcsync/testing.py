@@ -8,9 +8,9 @@ import warnings
 import weakref
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ipcsync._drivers import SUCCESS, unwrap
+from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._native import capture, context, fork
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.stream import resolve, stream_handle
@@ -95,14 +95,14 @@ class StreamGate:
 class _Word:
     """A word of pinned host memory that a stream of one device can wait for, and an event behind that wait."""
 
-    def __init__(self, ordinal: int, address: int, pointer: int, marker: Any) -> None:
+    def __init__(self, ordinal: int, address: int, pointer: int, marker: DriverObject) -> None:
         self.ordinal = ordinal
         self.marker = marker
         self.is_marked = False
         self._pointer = pointer
         self._value = ctypes.c_uint32.from_address(address)
 
-    def hold(self, handle: Any) -> None:
+    def hold(self, handle: DriverObject) -> None:
         """Queue the wait on the stream."""
         driver = context.driver()
         self._value.value = 0

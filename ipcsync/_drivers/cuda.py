@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from cuda.bindings import driver as _bindings
 from cuda.bindings.driver import *  # noqa: F403 - this module is that one, plus the bounded wait
@@ -31,7 +30,7 @@ def probe() -> str | None:
     return None if code == _SUCCESS else f"cuInit: {code.name} ({int(code)})"
 
 
-def wait_event(event: Any, deadline_ns: int) -> bool:
+def wait_event(event: object, deadline_ns: int) -> bool:
     """Query for about 20 µs, then with sleeps of up to 1 ms, until `event` is complete or `deadline_ns` has passed."""
     query = _bindings.cuEventQuery
     start = time.monotonic_ns()

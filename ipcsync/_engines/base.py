@@ -105,7 +105,7 @@ class Engine(SlotView, ABC):
                 self.behind.await_answer(deadline)
             self.check_liveness(generation)
             if time.monotonic_ns() >= deadline:  # only now: with a timeout of 0 too the driver was asked once
-                self._raise_timeout(generation, timeout, "complete")
+                self.raise_timeout(generation, timeout, "complete")
 
     await_complete = synchronize  # for the client's own threads, which a trace does not show
 
@@ -240,7 +240,7 @@ class Engine(SlotView, ABC):
 
     def _await_turn(self, timeout: float | None) -> None:
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            self._raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
+            self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
 
     def _record(self, handle: Any, timeout: float | None, after: Sequence[tuple[Engine, int]]) -> int:
         code, status = self._driver.cuStreamIsCapturing(handle)

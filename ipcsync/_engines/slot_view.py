@@ -250,7 +250,7 @@ class SlotView:
             return "expired" if self.line.has_expired else "died"
         return "closed" if state != OPEN and generation > self.generation else "died"
 
-    def _raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
+    def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
         """`what` it was not within `timeout`: "recorded" or "complete"."""
         text = f"generation {generation} of {self.label} was not {what} within {timeout} s"
         if not self._words[self._recorder_index]:
@@ -281,7 +281,7 @@ class SlotView:
             self._raise_if_finished(generation)
             now = time.monotonic_ns()
             if now >= deadline_ns:
-                self._raise_timeout(generation, timeout, "recorded")
+                self.raise_timeout(generation, timeout, "recorded")
             line.wait_recorded(recorded, min(SLICE_NS, deadline_ns - now))
             if self._words[self._recorded_index] == recorded:
                 self.check_liveness(generation)

@@ -25,7 +25,7 @@ _NONE = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
 
-def relaxed_call(function: Callable[..., Any], *args: Any) -> Any:
+def relaxed_call(function: Callable[..., Any], *args: Any) -> DriverObject:
     """`function(*args)`, a driver function, in relaxed thread capture mode; the thread's own mode is restored."""
     exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
     previous = unwrap(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")

@@ -97,7 +97,7 @@ def bad_context(result: tuple[Any, ...]) -> bool:
     return result[0] is not SUCCESS and int(result[0]) == INVALID_CONTEXT
 
 
-def primary(ordinal: int) -> Any:
+def primary(ordinal: int) -> DriverObject:
     """The primary context of a device, retained at the first call."""
     context = _primary.get(ordinal)
     if context is None:

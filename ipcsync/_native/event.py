@@ -240,7 +240,7 @@ def _unpickle(device_uuid: str, handle: bytes) -> Event:
     return Event.from_ipc_handle(device_uuid, handle)
 
 
-def _context_for(stream: DriverObject) -> Any:
+def _context_for(stream: DriverObject) -> DriverObject:
     """The context of a stream, for what must be created in it; None for a default stream, or one that is captured."""
     if stream is None or int(stream) in context.LEGACY or is_capturing(stream):
         return None

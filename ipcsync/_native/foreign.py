@@ -8,7 +8,7 @@ from typing import Any
 
 from cuda.bindings.driver import CUevent, CUstream
 
-from ipcsync._drivers import unwrap
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native import context
 from ipcsync._native.capture import is_capturing
 from ipcsync.typing import EventLike, StreamLike
@@ -18,7 +18,7 @@ __all__ = ["event_handle", "ordinal_of_stream", "pointer", "stream_pointer", "to
 _POINTERS = 1 << 64
 
 
-def pointer(value: Any, noun: str) -> int | None:
+def pointer(value: Any, noun: str) -> int | None:  # noqa: ANN401 - whatever a user gave
     """The address in an int or in a handle object of cuda-python; None if `value` is neither.
 
     Raises ValueError for an int that is no address.
@@ -61,7 +61,7 @@ def stream_pointer(stream: StreamLike | None) -> int:
     return address
 
 
-def ordinal_of_stream(address: int, hint: Any = None) -> int:
+def ordinal_of_stream(address: int, hint: object = None) -> int:
     """The device of the stream at `address`.
 
     `hint` is the stream object's own `device_index`, if it has one. Default streams belong to the current device. A
@@ -77,16 +77,17 @@ def ordinal_of_stream(address: int, hint: Any = None) -> int:
     return context.ordinal_of_context(unwrap(context.driver().cuStreamGetCtx(handle), "cuStreamGetCtx"))
 
 
-def torch_stream(device: int | None) -> Any:
+def torch_stream(device: int | None) -> StreamLike | None:
     """torch's current stream (of a device) once torch is imported and has initialised CUDA, else None."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)  # None too while torch is being imported
     if cuda is None or not cuda.is_initialized():
         return None
-    return cuda.current_stream() if device is None else cuda.current_stream(device)
+    stream: StreamLike = cuda.current_stream() if device is None else cuda.current_stream(device)
+    return stream
 
 
-def event_handle(event: EventLike) -> Any:
+def event_handle(event: EventLike) -> DriverObject:
     """The CUevent of another library's event object, or of an int; None for torch's while it was never recorded.
 
     Raises TypeError for what is no event.

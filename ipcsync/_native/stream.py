@@ -242,7 +242,7 @@ class ExternalStream(Stream):
         self._bind(handle, index, owned=False)
 
 
-def _create(priority: int) -> Any:
+def _create(priority: int) -> DriverObject:
     if isinstance(priority, bool):
         raise TypeError("a stream's priority is an int, but got a bool")
     api = context.driver()
@@ -251,7 +251,7 @@ def _create(priority: int) -> Any:
     return unwrap(api.cuStreamCreateWithPriority(_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
 
 
-def _handle_of(address: Any) -> Any:
+def _handle_of(address: int | DriverObject) -> DriverObject:
     value = foreign.pointer(address, "stream")
     if value is None:
         raise TypeError(f"a stream's address is an int, but got {type(address).__name__}")

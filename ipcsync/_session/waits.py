@@ -46,7 +46,7 @@ class Pending:
             self._engine.check_liveness(self._generation)
         if now >= self._deadline:
             is_recorded = self._engine.generation >= self._generation
-            self._engine._raise_timeout(self._generation, self._timeout, "complete" if is_recorded else "recorded")
+            self._engine.raise_timeout(self._generation, self._timeout, "complete" if is_recorded else "recorded")
         return False
 
     def _is_there(self) -> bool:

@@ -53,7 +53,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview, wh
     return value
 
 
-def convert(body: Any, kind: type[_M]) -> _M:
+def convert(body: object, kind: type[_M]) -> _M:
     """The message of that kind that the plain values of `body` make; ProtocolError if they make none."""
     try:
         return msgspec.convert(body, kind, strict=True)

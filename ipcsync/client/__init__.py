@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ipcsync._session.feed import Notice
 from ipcsync.client.client import Client, connect
@@ -36,7 +36,7 @@ __all__ = [
 _ASYNC = {"AsyncClient", "AsyncPoint", "AsyncSharedEvent", "aconnect"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _ASYNC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ipcsync.client.aio import client as aio

@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
+def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - xdist ships no types
     """Tell an xdist worker whose run it is of (in the controller)."""
     node.workerinput[_WORKER_KEY] = node.config.stash[_RUN].to_worker()
 

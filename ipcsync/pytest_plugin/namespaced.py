@@ -22,7 +22,7 @@ class NamespacedClient(Client):
         self._session_prefix = f"{namespace}/"
         super().__init__(endpoint, name=f"{namespace}/{name}", timeout=timeout)
 
-    def _full(self, name: Any) -> Any:
+    def _full(self, name: str) -> str:
         if not isinstance(name, str) or name.startswith(self._session_prefix):
             return name  # of what is no text, the client says so
         return self._session_prefix + name

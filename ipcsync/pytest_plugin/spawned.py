@@ -57,7 +57,7 @@ class Child:
             raise
         self.pid: int = self._child.pid
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401 - what the function returned
         """What the function returned, waited for at most `timeout` seconds (None: until the child's own time is over).
 
         Raises what the function raised, with that process's traceback as a note; ChildError, with whatever traceback

@@ -133,7 +133,7 @@ def _from_file(path: str) -> dict[str, Any]:
     return values
 
 
-def _parse(name: str, value: Any, where: str) -> Any:
+def _parse(name: str, value: object, where: str) -> object:
     kind: type = type(FIELDS[name].default)
     try:
         if kind is bool:
@@ -150,7 +150,7 @@ def _parse(name: str, value: Any, where: str) -> Any:
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def _parse_bool(value: Any) -> bool:
+def _parse_bool(value: object) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("1", "true", "yes", "on"):

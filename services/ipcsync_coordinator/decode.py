@@ -32,7 +32,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     body: Message
 
 
-def _unpack(frame: bytes | memoryview, limit: int) -> Any:
+def _unpack(frame: bytes | memoryview, limit: int) -> object:
     if len(frame) > limit:
         raise ProtocolError(f"a frame of {len(frame)} bytes, more than {limit}", code="too_large")
     try:
@@ -64,7 +64,7 @@ def peek_id(frame: bytes | memoryview) -> int:
     return id_ if type(id_) is int and 0 <= id_ < 1 << 63 else 0
 
 
-def _check_nesting(value: Any, limit: int) -> None:
+def _check_nesting(value: Any, limit: int) -> None:  # noqa: ANN401 - whatever a frame holds
     layer = [value]
     for _ in range(limit):
         inner = []

@@ -236,7 +236,7 @@ def test_stopping_a_run_without_a_coordinator_is_nothing() -> None:
 def test_a_name_goes_into_the_namespace_once(given: object, full: object) -> None:
     client = NamespacedClient.__new__(NamespacedClient)
     client._session_prefix = "ns/"
-    assert client._full(given) == full
+    assert client._full(given) == full  # type: ignore[arg-type]
 
 
 def test_what_is_no_function_of_a_module_is_refused() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ipcsync
+from ipcsync._drivers import DriverObject
 from ipcsync._linux import child
 from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineChecks, EngineName
@@ -31,7 +32,7 @@ def describe() -> dict[str, Any]:
 
     driver = context.driver()
 
-    def ask(attribute: Any, device: Any) -> int:
+    def ask(attribute: DriverObject, device: DriverObject) -> int:
         return int(_drivers.unwrap(driver.cuDeviceGetAttribute(attribute, device), "cuDeviceGetAttribute"))
 
     devices = []
@@ -199,7 +200,7 @@ def export_imported(handle: str) -> str:
     return "the same" if _drivers.handle_bytes(again).hex() == handle else "another"
 
 
-def _open(handle: str) -> Any:
+def _open(handle: str) -> DriverObject:
     """The CUevent of a handle, straight from the driver; it goes with this process."""
     from cuda.bindings.driver import CUipcEventHandle
 

@@ -66,11 +66,11 @@ class Connecting(Coroutine[Any, Any, "AsyncClient"]):
     def __await__(self) -> Generator[Any, None, AsyncClient]:
         return self._opening.__await__()
 
-    def send(self, value: Any) -> Any:
+    def send(self, value: Any) -> Any:  # noqa: ANN401 - the base class's signature
         """As of any coroutine."""
         return self._opening.send(value)
 
-    def throw(self, *error: Any) -> Any:
+    def throw(self, *error: Any) -> Any:  # noqa: ANN401 - the base class's signature
         """As of any coroutine."""
         return self._opening.throw(*error)
 
@@ -307,5 +307,5 @@ def _close_all(events: list[SharedEvent]) -> None:
         event.close()
 
 
-def _close(notices: Any) -> None:
+def _close(notices: Any) -> None:  # noqa: ANN401 - a generator, said to be an iterator
     notices.close()
