@@ -105,16 +105,19 @@ class Coordinator:
         return f"<ipcsync.Coordinator pid={self.pid} {self.endpoint}>"
 
 
-def launch(*, driver: str | None = None, runtime_dir: str | None = None, **settings: Any) -> Coordinator:
+def launch(
+    *, driver: str | None = None, runtime_dir: str | None = None, keeper: bool = False, **settings: Any
+) -> Coordinator:
     """Start a coordinator daemon and wait until it serves.
 
     `driver` is "auto", "cuda" or "host" ($IPCSYNC_DRIVER by default), `runtime_dir` a directory of its own by default;
     `settings` are named like the flags of `ipcsync coordinator`: lease_ttl=5.0, pool=100. The daemon is a process of
-    its own, started by exec, and ends with this one.
+    its own, started by exec, and ends with this one. With a `keeper`, whose process `pid` then is, another coordinator
+    goes on when one dies.
 
     Raises ConnectError if it does not start, whose reason is on stderr; TypeError for a setting of no flag's type.
     """
-    command = [sys.executable, "-m", "ipcsync_coordinator"]
+    command = [sys.executable, "-m", "ipcsync_coordinator", "--keeper" if keeper else "--no-keeper"]
     for name, value in settings.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:

@@ -148,4 +148,8 @@ class Stats(TypedDict):
     results: dict[str, dict[str, int]]
     latency: Latency
     uptime_s: float
+    starts: int
+    start_s: float
+    pid: int
+    keeper_pid: int
     client: ClientStats

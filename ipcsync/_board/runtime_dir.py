@@ -6,12 +6,16 @@ import contextlib
 import fcntl
 import glob
 import os
+import signal
 import stat
 
 from ipcsync._board.board import is_abandoned, is_tmpfs
 from ipcsync._wire import endpoints
 
 LOCK = "lock"
+KEEPER = "keeper"  # behind the pid in the lock file of a coordinator that has one
+RELOAD = signal.SIGUSR2  # asks a keeper to go on with the code on disk
+OUTCOME = "reload.json"  # what came of the last time, in the directory
 SHUT = ".full"  # behind the name of a socket while nobody may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 
@@ -96,6 +100,10 @@ class RuntimeDir:
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return fd
 
+    def sign(self, role: str) -> None:
+        """Write into the lock file what serves here."""
+        os.pwrite(self.lock, f"{os.getpid()}\n{role}\n".encode(), 0)
+
     def _try_lock(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -105,7 +113,7 @@ class RuntimeDir:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            pid = os.pread(fd, 32, 0).decode(errors="replace").partition("\n")[0] or "unknown"
             os.close(fd)
             raise RuntimeDirError(f"another coordinator (pid {pid}) serves {self.path}") from None
         return fd
@@ -175,6 +183,22 @@ class Place:
             for old, new in names:
                 with _gone_is_fine():
                     os.rename(old, new)
+
+
+def who_serves(path: str) -> tuple[int, str] | None:
+    """(pid, role) of the coordinator that serves a runtime directory, None if there is none. The role may be empty."""
+    try:
+        fd = os.open(os.path.join(path, LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid, _, role = os.pread(fd, 64, 0).decode(errors="replace").partition("\n")
+        return (int(pid), role.strip()) if pid.isdigit() else None
+    finally:
+        os.close(fd)
+    return None
 
 
 def _gone_is_fine() -> contextlib.suppress:

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import zmq
 from zmq.backend import zmq_poll
@@ -52,6 +53,19 @@ def check_endpoint(endpoint: str) -> None:
         )
 
 
+@dataclass
+class _Late:
+    """A request that was given up, who wants to know what came of it, and which coordinator it was sent to."""
+
+    frame: bytes
+    on_late: Callable[[Message], None]
+    sent_to: int
+
+
+def _unknown() -> int:
+    return 0
+
+
 class Connection:
     """A DEALER socket to one coordinator. Thread-safe."""
 
@@ -62,7 +76,9 @@ class Connection:
         self.window = 1  # how many requests may be in flight, as the coordinator says
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._late: dict[int, Callable[[Message], None]] = {}
+        self._late: dict[int, _Late] = {}
+        self.starts: Callable[[], int] = _unknown
+        """How many coordinators have served; when that changes, what is unanswered is sent again under the same ids."""
         self._socket: zmq.Socket[bytes] | None = context().socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue a request for a daemon that is not there yet
@@ -145,16 +161,17 @@ class Connection:
             id_: codec.encode_request(id_, body, token, deadline) for body, id_ in zip(bodies, self._ids, strict=False)
         }
         replies: dict[int, Message] = {}
-        resend_at = 0
+        resend_at = sent_to = 0
         was_sent = is_over = False
         sent_before = self.sent
         try:
             while len(replies) < len(frames) and (now := time.monotonic_ns()) < deadline:
-                missing = [frames[id_] for id_ in frames if id_ not in replies]
-                if now >= resend_at and self._try_send(socket, missing):
+                if now >= resend_at or sent_to != self.starts():
                     # The same ids: if only a reply was lost, the coordinator gives it again and does nothing twice.
-                    resend_at = now + _RETRY_NS
-                    was_sent = True
+                    sent_to = self.starts()
+                    missing = [frames[id_] for id_ in frames if id_ not in replies]
+                    was_sent = self._send_late_again(socket) and self._try_send(socket, missing)
+                    resend_at = now + _RETRY_NS if was_sent else 0
                 slice_ms = max(1, min(_SLICE_NS, deadline - now) // 1_000_000)
                 if not was_sent:
                     socket.poll(slice_ms, _IN_OR_OUT)
@@ -166,7 +183,8 @@ class Connection:
             is_over = True
         finally:
             if on_late is not None and self.sent > sent_before:  # what nobody waits for, also if this was interrupted
-                self._late.update((id_, on_late) for id_ in frames if id_ not in replies)
+                given_up = {id_: frame for id_, frame in frames.items() if id_ not in replies}
+                self._late.update((id_, _Late(frame, on_late, sent_to)) for id_, frame in given_up.items())
                 for reply in () if is_over else replies.values():
                     on_late(reply)
         return [replies.get(id_) for id_ in frames]
@@ -209,9 +227,22 @@ class Connection:
                 if len(replies) == len(wanted):
                     return
                 continue
-            on_late = self._late.pop(request_id, None)
-            if on_late is not None:
-                on_late(body)
+            late = self._late.pop(request_id, None)
+            if late is not None:
+                late.on_late(body)
+
+    def _send_late_again(self, socket: zmq.Socket[bytes]) -> bool:
+        """Ask a new coordinator what became of what was given up; whether all that is to be asked was sent.
+
+        It knows what its predecessor did, and drops what was not done, since nobody waits for that any more.
+        """
+        starts = self.starts()
+        for late in list(self._late.values()):
+            if late.sent_to != starts:
+                if not self._try_send(socket, [late.frame]):
+                    return False
+                late.sent_to = starts
+        return True
 
     def drain_late(self) -> None:
         """Take in replies that came after their request was given up; nothing if a request is under way."""
@@ -219,6 +250,7 @@ class Connection:
             return
         try:
             if self._socket is not None:
+                self._send_late_again(self._socket)
                 self._receive(self._socket, (), {})
         finally:
             self._lock.release()

@@ -26,7 +26,8 @@ class Notice:
     """One change, or one row of the first snapshot.
 
     `kind` is "opened", "closed", "broken", "session_opened" or "session_closed"; `name` the event's or the session's;
-    `number` counts the coordinator's changes.
+    `number` counts the coordinator's changes. Of "coordinator_restarted", without a name: a keeper has started another
+    one, and no session ended with it.
     """
 
     kind: str
@@ -93,6 +94,8 @@ class Replay:
     def resync(self, state: SnapshotReply) -> list[Notice]:
         """The notices that lead from what is known to a snapshot."""
         notices = []
+        if 0 <= self.number >> codec.FEED_START_BITS < state.number >> codec.FEED_START_BITS:
+            notices.append(Notice("coordinator_restarted", "", state.number))
         rows = {(row.slot, row.incarnation): row for row in state.events if row.name.startswith(self._prefix)}
         events = {key: row for key, row in rows.items() if row.state == "open"}
         sessions = {row.id: row for row in state.sessions if row.name.startswith(self._session_prefix)}

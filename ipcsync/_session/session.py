@@ -80,6 +80,7 @@ class Session:
         self.token = welcome.token
         self.feed_endpoint = welcome.feed
         self.connection.window = welcome.window
+        self.connection.starts = lambda: board.starts
         self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
         self.lease = SessionLease(board, welcome, self.endpoint, self._at_beat)
         self.attachments = AttachmentTable(board, self.lease, self._send_close, self.waits, tracing)

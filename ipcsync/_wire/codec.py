@@ -17,6 +17,7 @@ from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, VERSION, Announcement,
 from ipcsync.errors import IpcSyncError, ProtocolError
 
 FEED_WELCOME = b"ipcsync-feed"  # what the feed's publisher tells each new subscriber first, as a frame of its own
+FEED_START_BITS = 40  # of a feed's numbers: above them stands which start of the coordinator they are of
 MAX_REPLY = 64 * 1024 * 1024
 # Besides msgspec's own: ValueError for bad UTF-8; TypeError, up to 0.21, for a map as a map's key.
 _UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)

@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": "ipcsync.cli.programs:demo",
     "doctor": "ipcsync.cli.doctor:command",
     "observer": "ipcsync.cli.programs:observer",
+    "reload": "ipcsync.cli.reload:command",
     "status": "ipcsync.cli.status:command",
     "top": "ipcsync.cli.top:command",
     "trace": "ipcsync.cli.trace:command",
@@ -57,6 +58,7 @@ def main() -> None:
       ipcsync status                    what it holds, and for whom
       ipcsync status --json             the same for a program
       ipcsync top                       the same, live
+      ipcsync reload                    new code for the coordinator, and no session ends
       ipcsync observer                  the same as a page and as metrics
       ipcsync coordinator --help        every setting of the daemon
 

@@ -41,6 +41,9 @@ def _options(command: click.Command) -> click.Command:
     return command
 
 
+PROGRAM = ["-m", "ipcsync_coordinator"]
+"""What a keeper starts."""
+
 _METAVARS = {str: "TEXT", int: "N", float: "S"}
 
 
@@ -88,14 +91,14 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
     """Exec, so that a supervisor's signals reach the keeper; each coordinator gets the same flags."""
     from ipcsync_keeper.__main__ import Plan
 
-    flags = _without_own(sys.argv[1:])
-    plan = Plan(_fixed(settings), flags, settings.spare, settings.log_level, settings.log_json, ready_fd, exit_with)
+    command = [sys.executable, *PROGRAM, *_without_own(sys.argv[1:])]
+    plan = Plan(_fixed(settings), command, settings.spare, settings.log_level, settings.log_json, ready_fd, exit_with)
     if ready_fd is not None:
         os.set_inheritable(ready_fd, True)
     sys.stdout.flush()
     sys.stderr.flush()
-    command = [sys.executable, "-m", "ipcsync_keeper", msgspec.json.encode(plan).decode()]
-    os.execv(sys.executable, command)  # noqa: S606 - no shell
+    keeper = [sys.executable, "-m", "ipcsync_keeper", msgspec.json.encode(plan).decode()]
+    os.execv(sys.executable, keeper)  # noqa: S606 - no shell
 
 
 def _without_own(arguments: list[str]) -> list[str]:
@@ -147,7 +150,7 @@ async def _serve_for_keeper(settings: config.Settings, what: Given) -> int:
         await server.run()
     finally:
         server.close()
-    return 0
+    return server.status
 
 
 async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> int:

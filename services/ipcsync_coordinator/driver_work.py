@@ -68,6 +68,7 @@ class KeepersDriver:
         self._link = link
         self._numbers = numbers
         self._then: dict[int, Callable[[Any], None]] = {}
+        self._timelines: dict[str, str | None] = {}
 
     def make(self, device: str, count: int) -> Made:
         """New events; waits for them. Those that come too late are destroyed."""
@@ -95,7 +96,9 @@ class KeepersDriver:
 
     def why_not_timeline(self, device: str) -> str | None:
         """What the keeper found, trying."""
-        return msgspec.convert(self._ask("why_not_timeline", device), str | None)
+        if device not in self._timelines:
+            self._timelines[device] = msgspec.convert(self._ask("why_not_timeline", device), str | None)
+        return self._timelines[device]
 
     def tell_serving(self) -> None:
         """Say that requests are served."""

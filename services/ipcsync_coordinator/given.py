@@ -85,7 +85,6 @@ def receive(kept: str) -> Given:
     _be_the_only_one(words)
     journal = JournalFiles(words, (first, second))
     board = Board.open(terms.board)
-    board.starts = terms.starts
     place = Place(terms.fixed.runtime_dir, lock)
     return Given(terms, board, place, (requests, feed), journal, KeepersDriver(end, numbers), end)
 

@@ -48,7 +48,6 @@ class Journal:
         self._room = os.fstat(self._log).st_size
         self._limit = max(_LEAST_LIMIT, 2 * self._end)
         self._poison = self._convict()
-        self._words[REPLIES] = 0
 
     @property
     def _log(self) -> int:

@@ -15,7 +15,7 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     kind: str
     index: int
-    values: tuple[int | str, ...] = ()
+    values: tuple[int | bool | str, ...] = ()
 
 
 class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -38,7 +38,6 @@ from ipcsync_coordinator.transactions import Transactions
 log = logging.getLogger("ipcsync.coordinator")
 
 _RELEASE_S = 0.05
-_NUMBERS_OF_A_START = 40  # bits: what one start announces, the next one's numbers are above
 
 
 class Server:
@@ -61,7 +60,7 @@ class Server:
         self._context.set(zmq.MAX_SOCKETS, 65_535)
         self._zap = auth.ZapHandler(self._context, self._refuse)
         self.metrics = Metrics()
-        self.feed = Feed(self._take_feed(), (terms.starts - 1) << _NUMBERS_OF_A_START)
+        self.feed = Feed(self._take_feed(), (terms.starts - 1) << codec.FEED_START_BITS)
         self.registry = Registry(_limits(settings))
         self.sessions = SessionTable(settings.remembered_requests, settings.max_sessions)
         pool = Pool(terms.devices, given.work, settings.max_cuda_events, held=terms.events)
@@ -155,6 +154,7 @@ class Server:
             self._loop.add_reader(_fd(socket), drain)
             self._loop.call_soon(drain)  # what came before the reader was there gives no edge any more
         self._loop.call_soon(self._tick)
+        self.board.starts = self._given.terms.starts
         self._given.tell_serving()
         await self._done.wait()
         for socket, _ in readers:

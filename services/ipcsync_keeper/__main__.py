@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from ipcsync._board.runtime_dir import RuntimeDirError
+from ipcsync._board.runtime_dir import KEEPER, RuntimeDirError
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import configure, fields
 from ipcsync_keeper.holdings import Fixed, Holdings
@@ -18,10 +18,10 @@ log = logging.getLogger("ipcsync.coordinator")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What the command line asked for. `flags` go to each coordinator; `exit_with` is PID:START or nothing."""
+    """What the command line asked for. `command` starts a coordinator; `exit_with` is PID:START or nothing."""
 
     fixed: Fixed
-    flags: list[str]
+    command: list[str]
     spare: bool
     log_level: str
     log_json: bool
@@ -42,6 +42,8 @@ def main(plan: Plan) -> int:
         log.error("cannot start", extra=fields(why=why), exc_info=not is_plain)
         return 1
 
+    holdings.directory.sign(KEEPER)
+
     def ready() -> None:
         endpoint = holdings.directory.endpoint
         log.info("ready", extra=fields(endpoint=endpoint, keeper=os.getpid(), epoch=holdings.epoch.hex()[:8]))
@@ -50,7 +52,7 @@ def main(plan: Plan) -> int:
             os.close(plan.ready_fd)
         manager.ready(f"serves {endpoint}")
 
-    keeper = Keeper(holdings, plan.flags, manager, ready, spare=plan.spare)
+    keeper = Keeper(holdings, plan.command, manager, ready, spare=plan.spare)
     if plan.exit_with is not None:
         pid, _, started = plan.exit_with.partition(":")
         keeper.end_with(int(pid), int(started))

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 from ipcsync._linux.process import PidFd
@@ -20,7 +19,7 @@ class Child:
     Called from the keeper's main thread: the child ends with the thread that started it (PR_SET_PDEATHSIG).
     """
 
-    def __init__(self, holdings: Holdings, flags: list[str]) -> None:
+    def __init__(self, holdings: Holdings, command: list[str]) -> None:
         ours, theirs = socket.socketpair()
         descriptors = [
             theirs.fileno(),
@@ -31,7 +30,7 @@ class Child:
         kept = ",".join(map(str, [os.getpid(), *descriptors]))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ipcsync_coordinator", "--kept", kept, *flags],
+                [*command, "--kept", kept],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
             )

@@ -35,6 +35,11 @@ class JournalFiles:
         os.posix_fallocate(words, 0, mmap.PAGESIZE)
         return cls(words, (logs[0], logs[1]))
 
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
     def save(self, path: str) -> None:
         """Write what counts to a file that only this user reads, for inspection."""
         which = self.words[CURRENT] & 1

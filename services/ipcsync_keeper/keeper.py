@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from ipcsync._board.runtime_dir import OUTCOME, RELOAD
 from ipcsync._linux.process import PidFd, is_running
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
@@ -24,23 +25,23 @@ from ipcsync_keeper.holdings import Holdings
 log = logging.getLogger("ipcsync.coordinator")
 
 UNREADABLE = 3  # a coordinator's exit status: the journal cannot be read
-OUTCOME = "reload.json"
 _START_S = 30.0
 _STOP_S = 1.0
-_QUICK_S = 10.0  # an end sooner than this after a start counts as a failure of that start
+_QUICK_S = 10.0  # a coordinator that ends sooner than this, and without a reply, has come to nothing
+_PAUSE_S = 0.1
 _PATIENCE_S = 10.0  # how long a coordinator's heartbeat may stand still
 _TICK_S = 0.5
 _MOST_FRUITLESS = 3
 
 
 class Keeper:
-    """Keeps a coordinator serving over `holdings`. `flags` are for it; `ready` is called once the first one serves."""
+    """Keeps a coordinator serving over `holdings`. `command` starts one; `ready` is told when the first one serves."""
 
     def __init__(
-        self, holdings: Holdings, flags: list[str], manager: ServiceManager, ready: Callable[[], None], *, spare: bool
+        self, holdings: Holdings, command: list[str], manager: ServiceManager, ready: Callable[[], None], *, spare: bool
     ) -> None:
         self._holdings = holdings
-        self._flags = flags
+        self._command = command
         self._manager = manager
         self._tell_ready = ready
         self._wants_spare = spare
@@ -51,11 +52,11 @@ class Keeper:
         self._is_ready = False
         self._start_at: float | None = 0.0
         self._spare_at = 0.0
-        self._quick_ends = 0
         self._fruitless = 0
         self._beat, self._beat_at = 0, time.monotonic()
         self._ticked_at = time.monotonic()
         self._parent: PidFd | None = None
+        self._has_terminal = _has_terminal()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._served: queue.SimpleQueue[Child] = queue.SimpleQueue()
@@ -103,7 +104,7 @@ class Keeper:
 
     def run(self) -> int:
         """Run until SIGTERM, SIGINT or a coordinator's own wish to end, and return the exit status."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD):
             signal.signal(number, lambda number, _: self._signals.put(number))
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         try:
@@ -147,11 +148,12 @@ class Keeper:
             self._tick()
 
     def _heed(self, number: int) -> None:
-        if number != signal.SIGHUP:
+        is_reload = number == RELOAD or (number == signal.SIGHUP and not self._has_terminal)
+        if not is_reload:
             self._status = 0
         elif self._candidate is None and self._serving is not None and self._serving.is_serving:
             self._manager.reloading()
-            self._candidate = Child(self._holdings, self._flags)
+            self._candidate = Child(self._holdings, self._command)
         else:
             self._tell_outcome("another start is under way")
 
@@ -179,28 +181,28 @@ class Keeper:
         """Have the spare serve, or a new one."""
         child, self._spare = self._spare, None
         if child is None or child.versions is None:
-            child = child or Child(self._holdings, self._flags)
+            child = child or Child(self._holdings, self._command)
         else:
             self._served.put(child)
         self._serving = child
+        self._holdings.journal.words[journal_files.REPLIES] = 0
         self._beat_at = time.monotonic()
 
     def _see_end(self, child: Child, status: int) -> None:
         """It has ended, whatever the status: a death, unless it told before."""
         words, now = self._holdings.journal.words, time.monotonic()
         if words[journal_files.IS_ENDING]:
-            self._status = 0
+            self._status = max(status, 0)
             return
         log.error("the coordinator died", extra=fields(pid=child.pid, status=status, starts=self._holdings.starts))
-        is_quick = now - child.began < _QUICK_S
-        self._quick_ends = self._quick_ends + 1 if is_quick else 0
-        self._fruitless = self._fruitless + 1 if is_quick and not words[journal_files.REPLIES] else 0
+        is_fruitless = now - child.began < _QUICK_S and not words[journal_files.REPLIES]
+        self._fruitless = self._fruitless + 1 if is_fruitless else 0
         if not self._is_ready:
             self._status = 1  # its log says why
         elif status == UNREADABLE or self._fruitless >= _MOST_FRUITLESS:
             self._give_up()
         else:
-            self._start_at = now + (min(0.05 * 2 ** (self._quick_ends - 2), 2.0) if self._quick_ends > 1 else 0.0)
+            self._start_at = now + _PAUSE_S * self._fruitless
 
     def _give_up(self) -> None:
         path = os.path.join(self._holdings.directory.path, f"journal-{time.time_ns()}")
@@ -269,7 +271,7 @@ class Keeper:
             and self._serving.is_serving
             and time.monotonic() >= self._spare_at
         ):
-            self._spare = Child(self._holdings, self._flags)
+            self._spare = Child(self._holdings, self._command)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -295,6 +297,15 @@ class Keeper:
         if self._serving is not None:
             self._serving.end(_STOP_S)
         self._holdings.close()
+
+
+def _has_terminal() -> bool:
+    """Whether SIGHUP means that a terminal was closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _has_spoken(child: Child) -> bool:

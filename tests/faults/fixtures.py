@@ -104,9 +104,9 @@ def private_dir() -> str:
     return tempfile.mkdtemp(prefix="ipcsync-test-")
 
 
-def launch_patched(patch: str, runtime_dir: str) -> Coordinator:
+def launch_patched(patch: str, runtime_dir: str, *flags: str) -> Coordinator:
     """A coordinator that runs with one of the patches of `tests.faults.patched`."""
-    command = [sys.executable, "-m", "tests.faults.patched", patch, "--runtime-dir", runtime_dir]
+    command = [sys.executable, "-m", "tests.faults.patched", patch, *flags, "--runtime-dir", runtime_dir]
     command += ["--exit-with", f"{os.getpid()}:{start_time(os.getpid())}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])}
     return Coordinator(command, environment, runtime_dir, temporary=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -32,12 +33,22 @@ def jumping_wall_clock() -> None:
     actions.jump_the_wall_clock()
 
 
+def scripted() -> None:
+    """What the file named by IPCSYNC_TEST_SCRIPT says, each time anew: see `tests.faults.dying`."""
+    from tests.faults import dying
+
+    dying.follow(os.environ["IPCSYNC_TEST_SCRIPT"])
+
+
 def main() -> None:
     """Patch, then be a coordinator."""
-    patches = {"late-replies": late_replies, "jumping-wall-clock": jumping_wall_clock}
-    patches[sys.argv.pop(1)]()
-    from ipcsync_coordinator.__main__ import main as coordinate
+    patches = {"late-replies": late_replies, "jumping-wall-clock": jumping_wall_clock, "scripted": scripted}
+    name = sys.argv.pop(1)
+    patches[name]()
+    from ipcsync_coordinator import __main__ as program
 
+    program.PROGRAM[:] = ["-m", "tests.faults.patched", name]
+    coordinate = program.main
     coordinate(prog_name="ipcsync coordinator")
 
 

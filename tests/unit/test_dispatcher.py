@@ -68,7 +68,8 @@ class World:
     def __init__(self) -> None:
         path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
         self.board = Board.create(path, os.urandom(16), _SETTINGS.max_sessions, _SETTINGS.pool)
-        self.work = OwnDriver(EventStore(served_devices(None), self.board))
+        self.events = EventStore(served_devices(None), self.board)
+        self.work = OwnDriver(self.events)
         self.files = JournalFiles.create()
         self.begin(held=[])
 
@@ -138,6 +139,7 @@ class World:
     def close(self) -> None:
         self.bury_all()
         self.pool.close()
+        self.files.close()
         self.board.close()
         self.board.unlink()
 

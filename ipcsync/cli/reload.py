@@ -1,0 +1,67 @@
+"""`ipcsync reload`: new code and settings for a coordinator that has a keeper."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import click
+
+from ipcsync.cli.output import Failed
+
+_PATIENCE_S = 60.0
+
+
+@click.command("reload")
+@click.option("--runtime-dir", metavar="DIR", help="Where it serves. [IPCSYNC_RUNTIME_DIR, else the user's]")
+def command(runtime_dir: str | None) -> None:
+    """Have the coordinator go on with the code and the settings that are on disk now. No session ends.
+
+    \b
+    Examples:
+      ipcsync reload
+      ipcsync reload --runtime-dir /run/ipcsync
+
+    The new code is started beside the old one, and takes over if it speaks the same versions of everything; requests
+    pause meanwhile for some milliseconds. Exit status 1, and why, if it cannot: the old one goes on then.
+    """
+    from ipcsync._board.runtime_dir import KEEPER, OUTCOME, RELOAD, who_serves
+    from ipcsync._linux.process import PidFd
+    from ipcsync._wire import endpoints
+
+    path = runtime_dir or endpoints.runtime_dir()
+    found = who_serves(path)
+    if found is None:
+        raise Failed(f"no coordinator serves {path}")
+    pid, role = found
+    if role != KEEPER:
+        raise Failed(f"the coordinator (pid {pid}) has no keeper: only a restart, which ends all sessions, changes it")
+    asked_ns = time.monotonic_ns()
+    keeper = PidFd(pid)
+    if who_serves(path) != found:
+        raise Failed("the coordinator has just ended")
+    signal.pidfd_send_signal(keeper.fileno(), RELOAD)
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline and not keeper.is_dead:
+        outcome = _read(os.path.join(path, OUTCOME))
+        if outcome.get("at_ns", 0) > asked_ns:
+            if outcome["why"]:
+                raise Failed(f"not reloaded, the old code goes on: {outcome['why']}")
+            click.echo("reloaded")
+            return
+        time.sleep(0.01)
+    raise Failed(
+        "the keeper ended meanwhile" if keeper.is_dead else f"no outcome within {_PATIENCE_S:g} s; see its log"
+    )
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,448 @@
+"""Rows 54 to 60: a coordinator with a keeper dies, hangs, or is replaced, and nobody's session ends."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._launch import Coordinator
+from ipcsync.typing import EngineName
+from tests.faults import fixtures
+from tests.faults.fixtures import Blocked, state_of
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
+
+_ENGINES = pytest.mark.parametrize("engine", fixtures.ENGINES)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What coordinators do when they start, or as soon as it stands there: see `tests.faults.dying`."""
+    path = tmp_path / "script"
+    monkeypatch.setenv("IPCSYNC_TEST_SCRIPT", str(path))
+    return path
+
+
+@pytest.fixture
+def kept(script: Path) -> Iterator[Coordinator]:
+    """A coordinator with a keeper, which follows the script."""
+    with fixtures.launch_patched("scripted", fixtures.private_dir(), "--keeper") as one:
+        yield one
+
+
+@pytest.fixture
+def client(kept: Coordinator) -> Iterator[ipcsync.Client]:
+    with ipcsync.connect(kept.endpoint, name="client", timeout=20.0) as one:
+        yield one
+
+
+def _pid(client: ipcsync.Client) -> int:
+    return int(client.stats()["pid"])
+
+
+def _kill(client: ipcsync.Client) -> int:
+    """Kill the coordinator that serves, and return its pid."""
+    pid = _pid(client)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def _gone(pid: int) -> bool:
+    return state_of(pid) in ("", "Z")
+
+
+# --- row 54 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_54_an_idle_coordinators_death_ends_nothing(kept: Coordinator, client: ipcsync.Client) -> None:
+    with client.event("held", recorder=True) as event:
+        first = event.record()
+        for starts in (2, 3):
+            _kill(client)
+            assert first.query()
+            event.record().synchronize(timeout=DEADLINE_S)
+            stats = client.stats()
+            assert (stats["starts"], stats["keeper_pid"], stats["events"]) == (starts, kept.pid, 1)
+            assert [info.name for info in client.list_events()] == ["held"]
+        assert [info.name for info in client.list_sessions()] == ["client"]
+    assert client.stats()["events"] == 0
+
+
+@_ENGINES
+def test_row_54_calls_that_are_blocked_in_every_way_go_on(client: ipcsync.Client, engine: EngineName) -> None:
+    with ipcsync.connect(client.endpoint, name="other", timeout=20.0) as other:
+        event = client.event("one", recorder=True, engine=engine, depth=1)
+        seen = other.event("one", engine=engine)
+        wait = Blocked(lambda: seen.at(1).wait(timeout=DEADLINE_S), "wait_recorded")
+        synchronize = Blocked(lambda: seen.at(1).synchronize(timeout=DEADLINE_S), "wait_recorded")
+        died = _kill(client)
+        request = Blocked(lambda: other.event("two"), "request_many")
+        until(lambda: _gone(died), "the coordinator is dead")
+        event.record().synchronize(timeout=DEADLINE_S)
+        assert wait.outcome() is None
+        assert synchronize.outcome() is None
+        opened = request.outcome()
+        assert isinstance(opened, ipcsync.SharedEvent)
+        opened.close()
+        assert client.stats()["sessions"] == 2
+
+
+def test_row_54_who_watches_is_told_of_the_restart_and_misses_no_change(client: ipcsync.Client) -> None:
+    notices: list[tuple[str, str]] = []
+
+    def watch() -> None:
+        for notice in client.watch(timeout=DEADLINE_S):
+            notices.append((notice.kind, notice.name))
+            if notice.name == "last":
+                return
+
+    with ipcsync.connect(client.endpoint, name="other", timeout=20.0) as other:
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        until(lambda: notices, "the first snapshot")
+        with other.event("before"):
+            until(lambda: ("opened", "before") in notices, "the first change")
+            _kill(other)
+            with other.event("after"), other.event("last"):
+                thread.join(DEADLINE_S)
+                assert not thread.is_alive()
+    kinds = [kind for kind, _ in notices]
+    assert kinds.count("coordinator_restarted") == 1
+    assert notices.count(("opened", "before")) == 1, "no change twice"
+    assert notices.count(("opened", "after")) == 1
+    assert kinds.count("session_closed") == 0
+
+
+# --- row 55 -----------------------------------------------------------------------------------------------------------
+
+
+class _Requests:
+    """The requests that change something, each as (before, the request, what must be true of its outcome, after)."""
+
+    def __init__(self, client: ipcsync.Client) -> None:
+        self.client = client
+        self.other = ipcsync.connect(client.endpoint, name="other", timeout=20.0)
+        self.count = 0
+
+    def create(self) -> None:
+        self.count += 1
+        with self.client.event(f"new-{self.count}", recorder=True) as event:
+            event.record().synchronize(timeout=DEADLINE_S)
+            assert event.generation == 1
+
+    def join_and_leave(self) -> None:
+        with self.client.event("shared", recorder=True) as event, self.other.event("shared") as seen:
+            event.record()
+            seen.at(1).synchronize(timeout=DEADLINE_S)
+
+    def attach_by_a_point(self) -> None:
+        with self.client.event("pointed at", recorder=True) as event:
+            self.other.point(bytes(event.record())).wait(timeout=DEADLINE_S)
+
+    def name_a_stream(self) -> None:
+        self.count += 1
+        assert self.client.stream(f"stream-{self.count}", priority=-1) is not None
+
+    def connect_and_say_goodbye(self) -> None:
+        with ipcsync.connect(self.client.endpoint, name="guest", timeout=20.0) as guest:
+            guest.event("of a guest", recorder=True).record()
+
+    def die(self) -> None:
+        peer = Peer()
+        try:
+            peer.call(_hold, self.client.endpoint)
+        finally:
+            peer.kill()
+        until(lambda: self.names() == ["client", "other"], "the death is seen")
+
+    def names(self) -> list[str]:
+        return sorted(info.name for info in self.client.list_sessions())
+
+
+_held: list[Any] = []
+
+
+def _hold(endpoint: str) -> None:
+    client = ipcsync.connect(endpoint, name="dies", timeout=20.0)
+    event = client.event("of the dead", recorder=True)
+    event.record()
+    _held.extend([client, event])
+
+
+@pytest.mark.parametrize(
+    "what", ["create", "join_and_leave", "attach_by_a_point", "name_a_stream", "connect_and_say_goodbye", "die"]
+)
+def test_row_55_killed_at_every_step_of_what_changes_something(client: ipcsync.Client, script: Path, what: str) -> None:
+    requests = _Requests(client)
+    act: Callable[[], None] = getattr(requests, what)
+    act()
+    sessions = requests.names()
+    for step in range(1, 200):
+        script.write_text(f"die {step}")
+        act()
+        survived = script.read_text() != ""
+        script.write_text("")
+        until(lambda: requests.names() == sessions, "as many sessions as before")
+        until(lambda: client.list_events() == [], "no event is left")
+        stats = client.stats()
+        assert (stats["sessions"], stats["pool_in_use"], stats["quarantined"]) == (len(sessions), 0, 0)
+        if survived:
+            break
+    assert survived
+    assert stats["starts"] == step, "each of the steps killed once"
+    requests.other.close()
+
+
+def test_row_55_what_was_given_up_and_done_by_one_that_died_is_let_go_of(client: ipcsync.Client, script: Path) -> None:
+    client.stats()
+    script.write_text("die 2")  # behind the record, before what follows from it
+    with pytest.raises(ipcsync.WaitTimeout):
+        client.event("given up", timeout=0.05)
+    until(lambda: client.stats()["starts"] == 2, "another coordinator")
+    until(lambda: client.list_attachments() == [], "nothing is attached")
+    assert client.stats()["pool_in_use"] == 0
+
+
+def test_row_55_a_request_that_kills_is_refused_the_third_time(client: ipcsync.Client) -> None:
+    with client.event("other", recorder=True) as event:
+        with pytest.raises(ipcsync.ProtocolError) as caught:
+            client.event("poison", timeout=DEADLINE_S)
+        assert caught.value.code == "poison"
+        assert client.stats()["starts"] == 3
+        event.record().synchronize(timeout=DEADLINE_S)
+
+
+# --- row 56 -----------------------------------------------------------------------------------------------------------
+
+
+@_ENGINES
+def test_row_56_a_recorder_that_dies_while_there_is_no_coordinator(client: ipcsync.Client, engine: EngineName) -> None:
+    peer = Peer()
+    try:
+        pid = peer.call(_record_forever, client.endpoint, engine)
+        seen = client.event("theirs", engine=engine)
+        seen.at(1).synchronize(timeout=DEADLINE_S)
+        blocked = Blocked(lambda: seen.at(99).wait(timeout=DEADLINE_S), "wait_recorded")
+        coordinator = _pid(client)
+        fixtures.stop(coordinator)  # first, so that it sees nothing of the other death
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        assert isinstance(blocked.outcome(), ipcsync.RecorderLost)
+        assert time.monotonic() - began < DEADLINE_S / 2
+        os.kill(coordinator, signal.SIGKILL)
+        until(lambda: seen.state == "broken", "the new coordinator breaks it")
+    finally:
+        peer.kill()
+    assert [info.name for info in client.list_sessions()] == ["client"]
+    with client.event("theirs", recorder=True, engine=engine) as anew:
+        anew.record().synchronize(timeout=DEADLINE_S)
+    seen.close()
+    assert client.stats()["pool_in_use"] == 0
+
+
+def _record_forever(endpoint: str, engine: EngineName) -> int:
+    client = ipcsync.connect(endpoint, name="theirs", timeout=20.0)
+    event = client.event("theirs", recorder=True, engine=engine)
+    event.record()
+    _held.extend([client, event])
+    return os.getpid()
+
+
+def test_row_56_a_waiter_that_dies_while_there_is_no_coordinator_is_let_go_of(client: ipcsync.Client) -> None:
+    with client.event("ours", recorder=True) as event:
+        event.record()
+        peer = Peer()
+        peer.call(_attach, client.endpoint)
+        coordinator = _pid(client)
+        fixtures.stop(coordinator)
+        peer.kill()
+        os.kill(coordinator, signal.SIGKILL)
+        until(lambda: [info.name for info in client.list_sessions()] == ["client"], "the death is seen")
+        assert [info.attached for info in client.list_events()] == [1]
+
+
+def _attach(endpoint: str) -> None:
+    client = ipcsync.connect(endpoint, name="waiter", timeout=20.0)
+    _held.extend([client, client.event("ours")])
+
+
+# --- row 57 -----------------------------------------------------------------------------------------------------------
+
+
+def _reload(kept: Coordinator) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-c",
+        "from ipcsync.cli import main; main()",
+        "reload",
+        "--runtime-dir",
+        kept.runtime_dir,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False)
+
+
+def test_row_57_upgrades_under_load_are_not_noticed(kept: Coordinator, client: ipcsync.Client) -> None:
+    done = threading.Event()
+    failures: list[BaseException] = []
+    rounds = [0]
+
+    def work() -> None:
+        try:
+            while not done.is_set():
+                with client.event("worked on", recorder=True) as event:
+                    event.record().synchronize(timeout=DEADLINE_S)
+                rounds[0] += 1
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        pids = {_pid(client)}
+        for _ in range(3):
+            before = rounds[0]
+            outcome = _reload(kept)
+            assert (outcome.returncode, outcome.stdout) == (0, "reloaded\n"), outcome.stderr
+            pids.add(_pid(client))
+            until(lambda: rounds[0] > before + 1, "the work goes on")  # noqa: B023 - called at once
+    finally:
+        done.set()
+        thread.join()
+    assert failures == []
+    assert len(pids) == 4
+    assert client.stats()["sessions"] == 1
+
+
+@pytest.mark.parametrize(("words", "why"), [("version", "another version of: journal"), ("crash", "status 7")])
+def test_row_57_code_that_does_not_fit_is_refused_and_the_old_one_goes_on(
+    kept: Coordinator, client: ipcsync.Client, script: Path, words: str, why: str
+) -> None:
+    pid = _pid(client)
+    script.write_text(words)
+    outcome = _reload(kept)
+    script.write_text("")
+    assert outcome.returncode == 1
+    assert why in outcome.stderr
+    assert _pid(client) == pid
+    with client.event("works", recorder=True) as event:
+        event.record()
+    assert _reload(kept).returncode == 0
+    assert _pid(client) != pid
+
+
+def test_row_57_without_a_keeper_a_reload_is_refused_and_harms_nobody() -> None:
+    with ipcsync.launch() as alone, ipcsync.connect(alone.endpoint) as client:
+        outcome = _reload(alone)
+        assert outcome.returncode == 1
+        assert "has no keeper" in outcome.stderr
+        assert client.stats()["keeper_pid"] == alone.pid
+
+
+# --- row 58 -----------------------------------------------------------------------------------------------------------
+
+
+def _journal(kept: Coordinator) -> list[str]:
+    return glob.glob(os.path.join(kept.runtime_dir, "journal-*"))
+
+
+def _assert_given_up(kept: Coordinator, client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
+    until(lambda: not kept.is_running, "the keeper has given up")
+    with pytest.raises(ipcsync.CoordinatorLost):
+        event.record()
+    with pytest.raises(ipcsync.CoordinatorLost):
+        client.stats()
+    (journal,) = _journal(kept)
+    assert stat.S_IMODE(os.stat(journal).st_mode) == 0o600
+    assert kept.stop() == 1
+
+
+def test_row_58_a_journal_that_cannot_be_read_is_kept_and_everyone_is_told(
+    kept: Coordinator, client: ipcsync.Client
+) -> None:
+    event = client.event("held", recorder=True)
+    pid = _pid(client)
+    (log,) = [fd for fd in glob.glob(f"/proc/{kept.pid}/fd/*") if re.search(r"ipcsync-journal-0", os.readlink(fd))]
+    with open(log, "r+b") as file:
+        file.seek(20)
+        file.write(b"\xff\xff\xff\xff")
+    os.kill(pid, signal.SIGKILL)
+    _assert_given_up(kept, client, event)
+
+
+def test_row_58_a_coordinator_that_dies_again_and_again_is_given_up(
+    kept: Coordinator, client: ipcsync.Client, script: Path
+) -> None:
+    event = client.event("held", recorder=True)
+    pid = _pid(client)
+    script.write_text("crash")
+    os.kill(pid, signal.SIGKILL)
+    _assert_given_up(kept, client, event)
+
+
+# --- row 59 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_59_the_keepers_death_is_the_coordinators(kept: Coordinator, client: ipcsync.Client) -> None:
+    pid = _pid(client)
+    event = client.event("held", recorder=True)
+    blocked = Blocked(lambda: event.at(5).wait(timeout=DEADLINE_S), "wait_recorded")
+    os.kill(kept.pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert isinstance(blocked.outcome(), ipcsync.CoordinatorLost)
+    assert time.monotonic() - began < 5.0
+    until(lambda: _gone(pid), "the coordinator has ended too")
+    with pytest.raises(ipcsync.CoordinatorLost):
+        client.event("more")
+
+
+def test_row_59_with_its_keeper_stopped_all_but_new_events_goes_on(kept: Coordinator, client: ipcsync.Client) -> None:
+    event = client.event("held", recorder=True)
+    with client.event("the first", recorder=True):
+        until(lambda: client.stats()["cuda_events"] >= 64, "events asked for ahead")
+    fixtures.stop(kept.pid)
+    try:
+        event.record().synchronize(timeout=DEADLINE_S)
+        with client.event("from what was made ahead", recorder=True) as more:
+            more.record()
+        assert client.stats()["sessions"] == 1
+    finally:
+        os.kill(kept.pid, signal.SIGCONT)
+    assert client.stats()["starts"] == 1
+
+
+def test_row_59_sigterm_ends_both_in_order(kept: Coordinator, client: ipcsync.Client) -> None:
+    pid = _pid(client)
+    began = time.monotonic()
+    assert kept.stop(timeout=DEADLINE_S) == 0
+    assert time.monotonic() - began < DEADLINE_S / 2
+    assert _gone(pid)
+    with pytest.raises(ipcsync.CoordinatorLost, match="stopped"):
+        client.stats()
+    assert not os.path.exists(kept.endpoint.removeprefix("ipc://"))
+
+
+# --- row 60 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_60_a_coordinator_that_hangs_is_replaced(client: ipcsync.Client) -> None:
+    event = client.event("held", recorder=True)
+    pid = _pid(client)
+    fixtures.stop(pid)
+    event.record().synchronize(timeout=DEADLINE_S)
+    stats = client.stats(timeout=2 * DEADLINE_S)
+    assert stats["starts"] == 2
+    assert _gone(pid), "what was stopped does not go on"
+    assert event.state == "open"
