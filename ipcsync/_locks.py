@@ -16,7 +16,7 @@ each block stands in a function of this shape, which costs about 0.05 µs more t
         raise
 
 `within` says that this call runs in the middle of another one of its own thread that holds the lock; what it may do
-then is for the function to decide. `holding` and `trying` are the same as decorators.
+then is for the function to decide. `under` is the same as a function, `holding` and `trying` as decorators.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from _thread import RLock
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-__all__ = ["CallLock", "holding", "trying"]
+__all__ = ["CallLock", "holding", "trying", "under"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,6 +63,18 @@ class CallLock(RLock):  # type: ignore[misc] # final for typeshed alone
         """Release what this thread still holds of it; nothing if it holds nothing."""
         while self._is_owned():
             self.release()
+
+
+def under(lock: CallLock, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`function(*args)` with the lock held; within a call that holds it, it just runs."""
+    within = lock._is_owned() and lock.is_held_below()
+    try:
+        with lock:
+            return function(*args, **kwargs)
+    except BaseException:
+        if not within:
+            lock.unwind()
+        raise
 
 
 def holding(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:

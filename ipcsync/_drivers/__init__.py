@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from types import ModuleType
 
 from ipcsync._drivers.results import (
@@ -20,6 +19,7 @@ from ipcsync._drivers.results import (
     handle_from_bytes,
     unwrap,
 )
+from ipcsync._locks import CallLock, under
 from ipcsync.errors import ForkedProcessError, NoDriver
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 
 log = logging.getLogger("ipcsync")
 
-_lock = threading.Lock()
+_lock = CallLock()
 _chosen: ModuleType | None = None
 
 
@@ -50,8 +50,11 @@ def load() -> ModuleType:
     """
     if _chosen is not None:
         return _chosen
-    with _lock:
-        return _chosen if _chosen is not None else _choose(os.environ.get("IPCSYNC_DRIVER", "auto"))
+    return under(_lock, _choose_once)
+
+
+def _choose_once() -> ModuleType:
+    return _chosen if _chosen is not None else _choose(os.environ.get("IPCSYNC_DRIVER", "auto"))
 
 
 def _choose(wanted: str) -> ModuleType:

@@ -10,12 +10,13 @@ from cuda.bindings.driver import CUgraph, CUresult, CUstreamCaptureMode, CUstrea
 from ipcsync._drivers.host import capture as capturing
 from ipcsync._drivers.host.process import this
 from ipcsync._drivers.host.results import INVALID_VALUE, OK, SUCCESS, Refused, Result, entry, number
-from ipcsync._drivers.host.stream import find_stream, streams
+from ipcsync._drivers.host.stream import Stream, find_stream, streams
+from ipcsync._locks import CallLock, under
 
 _MODES = {int(mode): mode for mode in CUstreamCaptureMode}  # looked up by number or member, for speed
 NOT_CAPTURING: Result = (SUCCESS, CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 _graphs: set[int] = set()
-_lock = threading.Lock()
+_lock = CallLock()
 
 
 @entry()
@@ -27,12 +28,16 @@ def cuStreamBeginCapture(hStream: Any, mode: Any) -> Result:
     stream, wanted = find_stream(hStream), int(CUstreamCaptureMode(mode))
     if stream.is_legacy:
         raise Refused(capturing.UNSUPPORTED)
-    with _lock:
-        if stream.capture is not None:
-            raise Refused(CUresult.CUDA_ERROR_ILLEGAL_STATE)
-        stream.capture = capturing.Capture(stream, wanted)
-        capturing.active.append(stream.capture)
+    under(_lock, _begin, stream, wanted)
     return OK
+
+
+def _begin(stream: Stream, mode: int) -> None:
+    if stream.capture is not None:
+        raise Refused(CUresult.CUDA_ERROR_ILLEGAL_STATE)
+    capture = capturing.Capture(stream, mode)
+    capturing.active.append(capture)
+    stream.capture = capture
 
 
 @entry(1)
@@ -41,20 +46,22 @@ def cuStreamEndCapture(hStream: Any) -> Result:
 
     It has to be ended on the stream and, unless it is relaxed, by the thread where it began.
     """
-    stream = find_stream(hStream)
-    with _lock:
-        capture = stream.capture
-        if capture is None:
-            raise Refused(CUresult.CUDA_ERROR_ILLEGAL_STATE)
-        if capture.origin is not stream:
-            raise Refused(CUresult.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)
-        if capture.mode != capturing.RELAXED and capture.thread != threading.get_ident():
-            raise Refused(CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
-        capture.end()
-        if capture.invalid:
-            raise Refused(capturing.INVALIDATED)
-        _graphs.add(capture.graph)
-    return SUCCESS, CUgraph(capture.graph)
+    return SUCCESS, CUgraph(under(_lock, _end, find_stream(hStream)))
+
+
+def _end(stream: Stream) -> int:
+    capture = stream.capture
+    if capture is None:
+        raise Refused(CUresult.CUDA_ERROR_ILLEGAL_STATE)
+    if capture.origin is not stream:
+        raise Refused(CUresult.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)
+    if capture.mode != capturing.RELAXED and capture.thread != threading.get_ident():
+        raise Refused(CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+    capture.end()
+    if capture.invalid:
+        raise Refused(capturing.INVALIDATED)
+    _graphs.add(capture.graph)
+    return capture.graph
 
 
 def cuStreamIsCapturing(hStream: Any) -> Result:

@@ -10,6 +10,7 @@ from cuda.bindings.driver import CUcontext, CUdevice, CUresult
 from ipcsync._drivers.host.device import devices, ordinal_of
 from ipcsync._drivers.host.process import this
 from ipcsync._drivers.host.results import INVALID_CONTEXT, OK, SUCCESS, Refused, Result, entry, number
+from ipcsync._locks import CallLock, under
 
 if TYPE_CHECKING:
     from ipcsync._drivers.host.stream import Stream
@@ -47,7 +48,7 @@ class _Stack(threading.local):
         self.contexts: list[Context] = []
 
 
-lock = threading.RLock()
+lock = CallLock()
 _primary: dict[int, Context] = {}  # by ordinal
 _by_handle: dict[int, Context] = {}
 _stack = _Stack()
@@ -76,32 +77,38 @@ def find_context(ctx: Any) -> Context:
 @entry(1)
 def cuDevicePrimaryCtxRetain(dev: Any) -> Result:
     """The primary context of a device, made with the first retain; not made current."""
-    ordinal = ordinal_of(dev)
-    with lock:
-        context = _primary.get(ordinal)
-        if context is None:
-            context = _primary[ordinal] = Context(ordinal)
-            _by_handle[context.handle] = context
-        context.retained += 1
-    return SUCCESS, CUcontext(context.handle)
+    return SUCCESS, CUcontext(under(lock, _retain, ordinal_of(dev)).handle)
+
+
+def _retain(ordinal: int) -> Context:
+    context = _primary.get(ordinal)
+    if context is None:
+        context = Context(ordinal)
+        _by_handle[context.handle] = context
+        _primary[ordinal] = context
+    context.retained += 1
+    return context
 
 
 @entry()
 def cuDevicePrimaryCtxRelease(dev: Any) -> Result:
     """Undo one retain; the last one destroys the context and its streams, whose queued work still runs."""
-    ordinal = ordinal_of(dev)
-    with lock:
-        context = _primary.get(ordinal)
-        if context is None:
-            raise Refused(INVALID_CONTEXT)
-        context.retained -= 1
-        if context.retained:
-            return OK
+    context = under(lock, _release, ordinal_of(dev))
+    if not context.active:
+        for stream in list(context.streams):
+            stream.destroy()
+    return OK
+
+
+def _release(ordinal: int) -> Context:
+    context = _primary.get(ordinal)
+    if context is None:
+        raise Refused(INVALID_CONTEXT)
+    context.retained -= 1
+    if not context.retained:
         context.active = False
         del _primary[ordinal]
-    for stream in list(context.streams):
-        stream.destroy()
-    return OK
+    return context
 
 
 @entry(2)

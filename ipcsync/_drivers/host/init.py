@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
 from typing import Any
 
 from cuda.bindings.driver import CUresult
@@ -16,11 +15,12 @@ from ipcsync._drivers.host.process import this
 from ipcsync._drivers.host.results import INVALID_VALUE, OK, SUCCESS, Result, number
 from ipcsync._drivers.host.segment import open_segment
 from ipcsync._linux.fork import ForkMark
+from ipcsync._locks import CallLock, under
 
 VERSION = 13000
 
 log = logging.getLogger("ipcsync")
-_lock = threading.Lock()
+_lock = CallLock()
 
 
 def cuInit(Flags: Any) -> Result:
@@ -34,15 +34,14 @@ def cuInit(Flags: Any) -> Result:
     mark = this.mark
     if mark is not None:
         return (CUresult.CUDA_ERROR_NOT_INITIALIZED,) if mark.in_child else OK
-    with _lock:
-        if this.mark is not None:
-            return OK
-        if this.refusal is CUresult.CUDA_ERROR_DEINITIALIZED:
-            return (this.refusal,)
-        return _join()
+    return under(_lock, _join)
 
 
 def _join() -> Result:
+    if this.mark is not None:
+        return OK
+    if this.refusal is CUresult.CUDA_ERROR_DEINITIALIZED:
+        return (this.refusal,)
     try:
         devices.read_environment()
         if not devices.visible:

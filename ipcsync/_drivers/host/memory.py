@@ -8,7 +8,6 @@ import errno
 import itertools
 import mmap
 import os
-import threading
 from contextlib import suppress
 from typing import Any
 
@@ -32,6 +31,7 @@ from ipcsync._drivers.host.results import (
     entry,
     number,
 )
+from ipcsync._locks import CallLock, holding, under
 
 DEVICE, IMPORTED, HOST, REGISTERED = "device", "imported", "host", "registered"
 _MEMORY = b"hostmemo"
@@ -68,61 +68,60 @@ class Range:
 
 
 class Ranges:
-    """All ranges of this process, by address."""
+    """All ranges of this process, by address. Each change puts a new table in the old one's place, in one step."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._starts: list[int] = []
-        self._by_start: dict[int, Range] = {}
+        self._lock = CallLock()
+        self._table: tuple[list[int], dict[int, Range]] = ([], {})
 
+    @holding("_lock")
     def add(self, new: Range) -> bool:
         """Add a range; False if it overlaps one that is there."""
-        with self.lock:
-            here = bisect.bisect_left(self._starts, new.start)
-            if here < len(self._starts) and self._starts[here] < new.start + new.size:
-                return False
-            if here and self._end(here - 1) > new.start:
-                return False
-            self._starts.insert(here, new.start)
-            self._by_start[new.start] = new
+        starts, by_start = self._table
+        here = bisect.bisect_left(starts, new.start)
+        if here < len(starts) and starts[here] < new.start + new.size:
+            return False
+        if here and self._end(by_start[starts[here - 1]]) > new.start:
+            return False
+        self._table = [*starts[:here], new.start, *starts[here:]], {**by_start, new.start: new}
         return True
 
     def map(self, new: Range) -> None:
         """Add a mapping made just now. What was registered at its address was unmapped by the program, and is gone."""
         while not self.add(new):
             end = new.start + new.size
-            with self.lock:
-                overlapping = (r for r in self._by_start.values() if r.start < end and new.start < r.start + r.size)
-                stale = next(overlapping)
-            self.remove(stale.start, REGISTERED, INVALID_VALUE)
+            for stale in self._table[1].values():
+                if stale.start < end and new.start < self._end(stale):
+                    self.remove(stale.start, REGISTERED, INVALID_VALUE)
 
-    def _end(self, index: int) -> int:
-        found = self._by_start[self._starts[index]]
+    @staticmethod
+    def _end(found: Range) -> int:
         return found.start + found.size
 
     def find(self, address: int, size: int = 1) -> Range | None:
         """The range that has all of `size` bytes from `address` on."""
-        with self.lock:
-            here = bisect.bisect_right(self._starts, address) - 1
-            if here < 0 or address + size > self._end(here):
-                return None
-            return self._by_start[self._starts[here]]
+        starts, by_start = self._table
+        here = bisect.bisect_right(starts, address) - 1
+        if here < 0:
+            return None
+        found = by_start[starts[here]]
+        return found if address + size <= self._end(found) else None
 
+    @holding("_lock")
     def remove(self, start: int, kind: str, otherwise: Any) -> Range:
         """Take out the range of a kind that begins at `start`; refused with `otherwise` if there is none."""
-        with self.lock:
-            found = self._by_start.get(start)
-            if found is None or found.kind != kind:
-                raise Refused(otherwise)
-            found.is_live = False
-            del self._by_start[start]
-            del self._starts[bisect.bisect_left(self._starts, start)]
+        starts, by_start = self._table
+        found = by_start.get(start)
+        if found is None or found.kind != kind:
+            raise Refused(otherwise)
+        found.is_live = False
+        left = {key: value for key, value in by_start.items() if key != start}
+        self._table = [key for key in starts if key != start], left
         return found
 
     def imports(self, origin: tuple[int, int]) -> Range | None:
         """The import of a file that is open already."""
-        with self.lock:
-            return next((r for r in self._by_start.values() if r.kind == IMPORTED and r.origin == origin), None)
+        return next((r for r in self._table[1].values() if r.kind == IMPORTED and r.origin == origin), None)
 
 
 ranges = Ranges()
@@ -217,40 +216,45 @@ def cuIpcOpenMemHandle(handle: Any, Flags: Any) -> Result:
     serial, (file_number, size, _device) = unpack_handle(handle, _MEMORY)
     if serial == this.segment.serial:
         raise Refused(INVALID_CONTEXT)
-    with _opening:
-        known = ranges.imports((serial, file_number))
-        if known is not None:
-            known.opened += 1
-            return SUCCESS, CUdeviceptr(known.start)
-        try:
-            fd = os.open(_file(serial, file_number), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            raise Refused(INVALID_HANDLE) from None
-        try:
-            mapping = mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
-        new = Range.of_map(IMPORTED, context, mapping, size)
-        new.origin = (serial, file_number)
-        ranges.map(new)
-    return SUCCESS, CUdeviceptr(new.start)
+    return SUCCESS, CUdeviceptr(under(_opening, _import, context, (serial, file_number), size).start)
 
 
-_opening = threading.Lock()
+def _import(context: Context, origin: tuple[int, int], size: int) -> Range:
+    known = ranges.imports(origin)
+    if known is not None:
+        known.opened += 1
+        return known
+    try:
+        fd = os.open(_file(*origin), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise Refused(INVALID_HANDLE) from None
+    try:
+        mapping = mmap.mmap(fd, size)
+    finally:
+        os.close(fd)
+    new = Range.of_map(IMPORTED, context, mapping, size)
+    new.origin = origin
+    ranges.map(new)
+    return new
+
+
+_opening = CallLock()
 
 
 @entry()
 def cuIpcCloseMemHandle(dptr: Any) -> Result:
     """Undo one open; the last one unmaps the memory."""
-    start = number(dptr)
-    with _opening:
-        found = ranges.find(start)
-        if found is None or found.start != start or found.kind != IMPORTED:
-            raise Refused(INVALID_VALUE)
-        found.opened -= 1
-        if not found.opened:
-            ranges.remove(start, IMPORTED, INVALID_VALUE)
+    under(_opening, _close_import, number(dptr))
     return OK
+
+
+def _close_import(start: int) -> None:
+    found = ranges.find(start)
+    if found is None or found.start != start or found.kind != IMPORTED:
+        raise Refused(INVALID_VALUE)
+    found.opened -= 1
+    if not found.opened:
+        ranges.remove(start, IMPORTED, INVALID_VALUE)
 
 
 @entry(1)

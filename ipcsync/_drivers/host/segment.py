@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import mmap
 import os
 import platform
 import re
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Concatenate, ParamSpec, TypeVar
 
 from ipcsync._drivers.host import layout as at
+from ipcsync._drivers.host.results import NOT_PERMITTED, Refused
 from ipcsync._linux import locks, process
 from ipcsync._linux.death_mark import Life
 from ipcsync._linux.futex import Futex
 from ipcsync._linux.robust import OWNER_DIED
+from ipcsync._locks import CallLock
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - the one tmpfs that every Linux has; files in it are 0600 and checked for their owner
 _PREFIX = f"ipcsync-host-{at.LAYOUT}-{os.getuid()}-"
@@ -41,12 +47,36 @@ def open_segment(name: str) -> Segment:
     return segment
 
 
+def exclusive(method: Callable[Concatenate[Segment, P], T]) -> Callable[Concatenate[Segment, P], T]:
+    """Make a method that runs alone among all threads of all processes of the segment."""
+
+    def call(self: Segment, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        lock = self.thread_lock
+        if lock._is_owned() and lock.is_held_below():
+            raise Refused(NOT_PERMITTED)  # a finalizer or a signal's handler, in the middle of another such call
+        try:
+            with lock:
+                try:
+                    fcntl.flock(self._fd, fcntl.LOCK_EX)
+                    result = method(self, *args, **kwargs)
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
+                except BaseException:
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
+                    raise
+                return result
+        except BaseException:
+            lock.unwind()
+            raise
+
+    return functools.update_wrapper(call, method)
+
+
 class Segment:
     """This process's mapping of a control file, and its line in it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._thread_lock = threading.Lock()
+        self.thread_lock = CallLock()
         self._futexes: dict[int, Futex] = {}
         self._left = False
         self._fd = _open_locked(path)
@@ -94,16 +124,6 @@ class Segment:
             return
         raise OSError(f"{self.path}: {at.MAX_PROCESSES} processes have it already")
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Alone among all threads of all processes of the segment."""
-        with self._thread_lock:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
-
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def wait_record(self, record: int, deadline_ns: int | None = None) -> bool:
@@ -131,49 +151,49 @@ class Segment:
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
+    @exclusive
     def claim_stream(self) -> int | None:
         """A stream slot for this process, whose positions go on where they stand; None if all are taken."""
-        with self.exclusive():
-            slot = self._free_slot(at.STREAM_MAP, at.MAX_STREAMS, at.H_STREAM_CURSOR)
-            if slot is not None:
-                base = at.STREAMS + slot * at.STREAM_WORDS
-                self.words[base + at.S_DONE] = self.words[base + at.S_TAIL] = self._position(base)
-                self.words[base + at.S_OWNER] = self.serial
-                self._map[at.STREAM_MAP + slot] = at.USED
+        slot = self._free_slot(at.STREAM_MAP, at.MAX_STREAMS, at.H_STREAM_CURSOR)
+        if slot is not None:
+            base = at.STREAMS + slot * at.STREAM_WORDS
+            self.words[base + at.S_DONE] = self.words[base + at.S_TAIL] = self._position(base)
+            self.words[base + at.S_OWNER] = self.serial
+            self._map[at.STREAM_MAP + slot] = at.USED
         return slot
 
     def _position(self, base: int) -> int:
         # A process killed between its two stores of a position has left `done` ahead of `tail`.
         return max(self.words[base + at.S_DONE], self.words[base + at.S_TAIL])
 
+    @exclusive
     def free_stream(self, slot: int) -> None:
         """Give a stream slot back; nothing once this process has left."""
-        with self.exclusive():
-            if not self._left:
-                self._free_stream(slot)
+        if not self._left:
+            self._free_stream(slot)
 
+    @exclusive
     def claim_event(self, device: int) -> int | None:
         """The first word of a line for an interprocess event of a physical device; None if all are taken."""
-        with self.exclusive():
-            if not self._left:
-                self._life.show()
-            slot = self._free_slot(at.EVENT_MAP, at.MAX_EVENTS, at.H_EVENT_CURSOR)
-            if slot is None:
-                return None
-            base, words = at.EVENTS + slot * at.EVENT_WORDS, self.words
-            words[base + at.E_LATEST] = 0
-            words[base + at.E_DEVICE] = device
-            words[base + at.E_PROCESS] = self.line
-            words[base + at.E_OWNER] = self.serial
-            words[base + at.E_WORD] = ((words[base + at.E_WORD] >> 1) + 1) << 1 | 1
-            self._map[at.EVENT_MAP + slot] = at.USED
+        if not self._left:
+            self._life.show()
+        slot = self._free_slot(at.EVENT_MAP, at.MAX_EVENTS, at.H_EVENT_CURSOR)
+        if slot is None:
+            return None
+        base, words = at.EVENTS + slot * at.EVENT_WORDS, self.words
+        words[base + at.E_LATEST] = 0
+        words[base + at.E_DEVICE] = device
+        words[base + at.E_PROCESS] = self.line
+        words[base + at.E_OWNER] = self.serial
+        words[base + at.E_WORD] = ((words[base + at.E_WORD] >> 1) + 1) << 1 | 1
+        self._map[at.EVENT_MAP + slot] = at.USED
         return base
 
+    @exclusive
     def free_event(self, base: int) -> None:
         """Give the line of an event back: whoever imported it is refused from now on."""
-        with self.exclusive():
-            if not self._left:
-                self._free_event((base - at.EVENTS) // at.EVENT_WORDS)
+        if not self._left:
+            self._free_event((base - at.EVENTS) // at.EVENT_WORDS)
 
     def _free_slot(self, start: int, size: int, cursor: int) -> int | None:
         slot = self._find(start, size, cursor)
@@ -207,19 +227,19 @@ class Segment:
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
+    @exclusive
     def take_memory(self, device: int, size: int, limit: int) -> bool:
         """Count `size` more bytes of a physical device as this process's; False if all together would pass `limit`."""
-        with self.exclusive():
-            if self.used_memory(device) + size > limit:
-                return False
-            self.words[at.process(self.line) + at.P_USED + device] += size
+        if self.used_memory(device) + size > limit:
+            return False
+        self.words[at.process(self.line) + at.P_USED + device] += size
         return True
 
+    @exclusive
     def give_memory(self, device: int, size: int) -> None:
         """Count `size` bytes of a physical device as free again."""
-        with self.exclusive():
-            if not self._left:
-                self.words[at.process(self.line) + at.P_USED + device] -= size
+        if not self._left:
+            self.words[at.process(self.line) + at.P_USED + device] -= size
 
     def used_memory(self, device: int) -> int:
         """Bytes of a physical device that the processes of the segment have."""
@@ -272,16 +292,16 @@ class Segment:
     def _used(self, start: int, size: int) -> list[int]:
         return [match.start() for match in re.finditer(b"\1", self._map[start : start + size])]
 
+    @exclusive
     def leave(self) -> None:
         """Free all that this process has; the last one out removes the file. The mapping stays: threads may look."""
-        with self.exclusive():
-            self._left = True
-            self._life.end()
-            living = _living(self._fd, self.words)
-            self._sweep(living)
-            self._clear_line(self.line)
-            if not living:
-                os.unlink(self.path)
+        self._left = True
+        self._life.end()
+        living = _living(self._fd, self.words)
+        self._sweep(living)
+        self._clear_line(self.line)
+        if not living:
+            os.unlink(self.path)
 
 
 def _open_locked(path: str) -> int:

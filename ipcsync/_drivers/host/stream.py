@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from operator import index
@@ -20,6 +21,7 @@ from ipcsync._drivers.host.process import this
 from ipcsync._drivers.host.results import (
     INVALID_HANDLE,
     INVALID_VALUE,
+    NOT_PERMITTED,
     NOT_READY,
     OK,
     OUT_OF_MEMORY,
@@ -30,6 +32,7 @@ from ipcsync._drivers.host.results import (
     number,
 )
 from ipcsync._drivers.host.segment import SEQ_CST, fence
+from ipcsync._locks import CallLock, under
 
 NON_BLOCKING = 1
 LEGACY, PER_THREAD = 1, 2  # handles; 0 is LEGACY
@@ -39,15 +42,21 @@ Action = Callable[[], object]
 
 
 class Stream:
-    """A stream: a slot in the segment, and a queue and a thread while there is something to wait for.
+    """A stream: a slot in the segment, and a thread while there is something to wait for.
 
-    Its `lock` orders what is taken on. It is held during short operations, never while anything is waited for.
+    Its lock orders what is taken on. It is held during short operations, never while anything is waited for. What is
+    not finished stands in `_pending`, which says it all: an operation is taken on in the step that puts it there, and
+    has the position behind the last one's. So an exception that ends a call leaves it taken on or not, and the next
+    call on the stream finds it so.
     """
 
     __slots__ = (
         "_gone",
-        "_queue",
-        "_thread",
+        "_lock",
+        "_pending",
+        "_running",
+        "_slots",
+        "_wake",
         "base",
         "capture",
         "context",
@@ -55,11 +64,9 @@ class Stream:
         "handle",
         "is_blocking",
         "is_legacy",
-        "lock",
         "number",
         "priority",
         "slot",
-        "tail",
     )
 
     def __init__(self, context: Context, *, blocking: bool, priority: int, legacy: bool = False) -> None:
@@ -67,21 +74,30 @@ class Stream:
         if slot is None:
             raise Refused(OUT_OF_MEMORY)
         self.slot = slot
+        self._slots = [slot]  # until it is given back, once
         self.base = slot << at.POSITION_BITS
         self.done_at = at.STREAMS + slot * at.STREAM_WORDS
-        self.tail: int = this.words[self.done_at + at.S_TAIL]
         self.context = context
         self.is_blocking = blocking  # towards the legacy stream, which is not towards itself
         self.is_legacy = legacy
         self.priority = priority
         self.handle = self.number = next(this.numbers)
         self.capture: capturing.Capture | None = None
-        self.lock = threading.Lock()
+        self._lock = CallLock()
         self._gone = False
-        self._queue: SimpleQueue[tuple[int, Action | None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        with contexts.lock:
-            context.streams.add(self)
+        self._pending: deque[tuple[int, Action | None]] = deque()
+        self._running = threading.Lock()  # held by the stream's thread, in which no exception of a call's arrives
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        under(contexts.lock, context.streams.add, self)
+
+    @property
+    def tail(self) -> int:
+        """The position of the last operation taken on."""
+        try:
+            return self._pending[-1][0]
+        except IndexError:
+            # The words are two stores, between which an exception may come: the greater one counts.
+            return max(this.words[self.done_at], this.words[self.done_at + at.S_TAIL])
 
     def latest(self) -> int:
         """The record of everything taken on so far."""
@@ -89,7 +105,7 @@ class Stream:
 
     def is_idle(self) -> bool:
         """Whether everything taken on is finished."""
-        return bool(this.words[self.done_at] >= self.tail)
+        return not self._pending
 
     def has_nothing_before(self) -> bool:
         """Whether an operation taken on now would have nothing to wait for in front of it."""
@@ -98,91 +114,106 @@ class Stream:
     def submit(self, action: Action | None = None, *, at_once: bool = True) -> int:
         """Take on an operation, None for one that does nothing, and return its record.
 
-        An idle stream finishes it within the call, unless `at_once` is False because it may have to wait.
+        An idle stream finishes it within the call, unless `at_once` is False because it may have to wait. Refused as
+        NOT_PERMITTED for a finalizer or a signal's handler that interrupts another call on the stream.
         """
-        with self.lock:
-            if self._gone:
-                raise Refused(INVALID_HANDLE)
-            words, done_at = this.words, self.done_at
-            position = self.tail + 1
-            before = self.implicit() if self.is_blocking or self.is_legacy else ()
-            if at_once and not before and words[done_at] >= self.tail and not this.asynchronous:
-                if action is not None:
-                    action()
-                if fence:
-                    fence(SEQ_CST)
-                # Nobody can be asleep for a position that was not told to anyone: no wake.
-                words[done_at] = words[done_at + 1] = position
-                self.tail = position
-                return self.base | position
-            if before:
-                action = partial(_after, before, action)
-            words[done_at + 1] = position
-            self.tail = position
-            self._queue.put((position, action))
-            self._ensure_thread()
+        lock = self._lock
+        if lock._is_owned() and lock.is_held_below():
+            raise Refused(NOT_PERMITTED)
+        try:
+            with lock:
+                return self._take_on(action, at_once)
+        except BaseException:
+            lock.unwind()
+            raise
+
+    def _take_on(self, action: Action | None, at_once: bool) -> int:
+        if self._gone:
+            raise Refused(INVALID_HANDLE)
+        words, done_at = this.words, self.done_at
+        position = self.tail + 1
+        before = self.implicit() if self.is_blocking or self.is_legacy else ()
+        if at_once and not before and not self._pending and not this.asynchronous:
+            if action is not None:
+                action()
+            if fence:
+                fence(SEQ_CST)
+            # Nobody can be asleep for a position that was not told to anyone: no wake.
+            words[done_at] = words[done_at + at.S_TAIL] = position
+            return self.base | position
+        self._pending.append((position, partial(_after, before, action) if before else action))
+        words[done_at + at.S_TAIL] = position
+        self.go_on()
         return self.base | position
 
     def implicit(self) -> list[int]:
         """What an operation taken on now has to wait for by the rules of the legacy default stream."""
         if self.is_legacy:
-            with contexts.lock:
-                others = [stream for stream in self.context.streams if stream.is_blocking]
+            others = [stream for stream in list(self.context.streams) if stream.is_blocking]
         else:
             others = [self.context.legacy] if self.context.legacy is not None else []
         return [stream.latest() for stream in others if not stream.is_idle()]
 
-    def _ensure_thread(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name=f"ipcsync-host-stream-{self.number:#x}", daemon=True)
-            thread.start()
-            self._thread = thread
+    def go_on(self) -> None:
+        """Have a thread at work if there is work; an exception may have ended the call that took it on before."""
+        if not self._pending:
+            return
+        if not self._running.locked():
+            name = f"ipcsync-host-stream-{self.number:#x}"
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._wake.put(None)
 
     def _run(self) -> None:
-        queue, words, done_at, futex = self._queue, this.words, self.done_at, this.segment.futex(self.slot)
-        while True:
+        # Asked once more with the lock released: who took on work while it was held has started no other thread.
+        while self._pending and self._running.acquire(False):
             try:
-                item = queue.get(timeout=_IDLE_S)
-            except Empty:
-                with self.lock:
-                    if queue.empty():
-                        self._thread = None
-                        return
-                continue
-            if item is None:
+                self._work()
+            finally:
+                self._running.release()
+
+    def _work(self) -> None:
+        pending, words, done_at, futex = self._pending, this.words, self.done_at, this.segment.futex(self.slot)
+        while True:
+            while pending:
+                position, action = pending[0]
+                if action is not None:
+                    action()
+                if fence:
+                    fence(SEQ_CST)
+                words[done_at] = position
+                pending.popleft()
+                futex.wake()
+            if self._gone:
                 self._release()
                 return
-            position, action = item
-            if action is not None:
-                action()
-            if fence:
-                fence(SEQ_CST)
-            words[done_at] = position
-            futex.wake()
+            try:
+                self._wake.get(timeout=_IDLE_S)
+            except Empty:
+                return
 
     def destroy(self) -> None:
         """Take nothing on any more; the slot goes back when everything is done. Never blocks; twice does nothing."""
-        with self.lock:
-            if self._gone:
-                return
-            self._gone = True
-            busy = self._thread is not None
-            if busy:
-                self._queue.put(None)
-        streams.pop(self.handle, None)
+        under(self._lock, self.close)
         capturing.drop(self)
-        if not busy:
+        if self._pending:
+            self.go_on()
+        elif self._running.locked():
+            self._wake.put(None)
+        else:
             self._release()
+        streams.pop(self.handle, None)
 
     def close(self) -> None:
         """The process leaves the segment: take nothing on any more."""
-        with self.lock:
-            self._gone = True
+        self._gone = True
 
     def _release(self) -> None:
-        with contexts.lock:
-            self.context.streams.discard(self)
-        this.segment.free_stream(self.slot)
+        self.context.streams.discard(self)
+        try:
+            slot = self._slots.pop()
+        except IndexError:
+            return  # it was given back
+        this.segment.free_stream(slot)
 
 
 def _after(records: list[int], action: Action | None) -> None:
@@ -209,24 +240,28 @@ def find_stream(hStream: Any) -> Stream:
     context = contexts.current()
     if handle == PER_THREAD:
         return _per_thread_stream(context)
+    return context.legacy or under(contexts.lock, _legacy_stream, context)
+
+
+def _legacy_stream(context: Context) -> Stream:
     if context.legacy is None:
-        with contexts.lock:
-            if context.legacy is None:
-                context.legacy = Stream(context, blocking=False, priority=0, legacy=True)
+        context.legacy = Stream(context, blocking=False, priority=0, legacy=True)
     return context.legacy
 
 
 def _per_thread_stream(context: Context) -> Stream:
-    me = threading.current_thread()
-    with contexts.lock:
-        for thread, stream in context.per_thread:
-            if thread is me:
-                return stream
-        for pair in [pair for pair in context.per_thread if not pair[0].is_alive()]:
-            context.per_thread.remove(pair)
-            pair[1].destroy()
-        stream = Stream(context, blocking=True, priority=0)
-        context.per_thread.append((me, stream))
+    return under(contexts.lock, _stream_of, context, threading.current_thread())
+
+
+def _stream_of(context: Context, me: threading.Thread) -> Stream:
+    for thread, stream in context.per_thread:
+        if thread is me:
+            return stream
+    for pair in [pair for pair in context.per_thread if not pair[0].is_alive()]:
+        context.per_thread.remove(pair)
+        pair[1].destroy()
+    stream = Stream(context, blocking=True, priority=0)
+    context.per_thread.append((me, stream))
     return stream
 
 
@@ -306,6 +341,7 @@ def cuStreamQuery(hStream: Any) -> Result:
     stream = find_stream(hStream)
     if capturing.active:
         capturing.look_at_stream(stream)
+    stream.go_on()
     done = stream.is_idle() and not (stream.is_legacy and stream.implicit())
     return OK if done else NOT_READY
 
@@ -316,6 +352,7 @@ def cuStreamSynchronize(hStream: Any) -> Result:
     stream = find_stream(hStream)
     if capturing.active:
         capturing.look_at_stream(stream)
+    stream.go_on()
     for record in _all_work(stream):
         this.segment.wait_record(record)
     return OK
