@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ipcsync._linux.child import environment, read_line
 from ipcsync._linux.process import is_running, pid_namespace, start_time
+from ipcsync._worker import Errand
 from ipcsync.errors import ConnectError
 
 if TYPE_CHECKING:
@@ -128,6 +130,10 @@ def launch(
             raise TypeError(f"the setting {name} is text or a number, but got {type(value).__name__}")
     if driver is not None:
         command += ["--driver", driver]
+    return Errand(partial(_start, command, runtime_dir), Coordinator.stop).run()
+
+
+def _start(command: list[str], runtime_dir: str | None) -> Coordinator:
     temporary = runtime_dir is None
     if runtime_dir is None:
         _remove_abandoned()

@@ -6,7 +6,7 @@ exception raised at the very end of the block (by a trace function, or by a sign
 each block stands in a function of this shape, which costs about 0.05 µs more than the block alone:
 
     lock = self._lock                                       # a local: how a call within this one finds it held
-    within = lock._is_owned() and lock.is_held_below()  # noqa: SLF001 - RLock's own name for it
+    within = lock.is_mine() and lock.is_held_below()
     try:
         with lock:
             …
@@ -27,13 +27,17 @@ from _thread import RLock
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-__all__ = ["CallLock", "holding", "trying", "under"]
+__all__ = ["CallLock", "HeldBelow", "holding", "trying", "under"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
 
 Method = Callable[Concatenate[S, P], T]
+
+
+class HeldBelow(Exception):  # noqa: N818 - it is turned into an error that says what was called
+    """A call further down this thread's stack holds the lock, and what was called here cannot go before that."""
 
 
 class CallLock(RLock):  # type: ignore[misc] # final for typeshed alone
@@ -43,7 +47,11 @@ class CallLock(RLock):  # type: ignore[misc] # final for typeshed alone
 
     if TYPE_CHECKING:
 
-        def _is_owned(self) -> bool: ...
+        def is_mine(self) -> bool:
+            """Whether the calling thread holds it."""
+
+    else:
+        is_mine = RLock._is_owned  # noqa: SLF001 - as it is, in C: the name in which Condition asks for it
 
     def is_held_below(self) -> bool:
         """Whether a call further down this thread's stack has the lock, which this thread owns, in a local variable.
@@ -61,13 +69,13 @@ class CallLock(RLock):  # type: ignore[misc] # final for typeshed alone
 
     def unwind(self) -> None:
         """Release what this thread still holds of it; nothing if it holds nothing."""
-        while self._is_owned():
+        while self.is_mine():
             self.release()
 
 
 def under(lock: CallLock, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """`function(*args)` with the lock held; within a call that holds it, it just runs."""
-    within = lock._is_owned() and lock.is_held_below()
+    within = lock.is_mine() and lock.is_held_below()
     try:
         with lock:
             return function(*args, **kwargs)
@@ -83,7 +91,7 @@ def holding(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:
     def wrap(method: Method[S, P, T]) -> Method[S, P, T]:
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
             lock: CallLock = getattr(self, name)
-            within = lock._is_owned() and lock.is_held_below()  # noqa: SLF001 - RLock's own name for it
+            within = lock.is_mine() and lock.is_held_below()
             try:
                 with lock:
                     return method(self, *args, **kwargs)
@@ -103,7 +111,7 @@ def trying(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T | None]]:
     def wrap(method: Method[S, P, T]) -> Method[S, P, T | None]:
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
             lock: CallLock = getattr(self, name)
-            if lock._is_owned() and lock.is_held_below():  # noqa: SLF001 - RLock's own name for it
+            if lock.is_mine() and lock.is_held_below():
                 return None
             try:
                 if not lock.acquire(False):

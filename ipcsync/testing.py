@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._native import capture, context, fork
+from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.stream import resolve, stream_handle
 from ipcsync.errors import StreamCapturing
@@ -107,10 +108,11 @@ class _Word:
         driver = context.driver()
         self._value.value = 0
         _held.add(self)
-        with capture.Relaxed():
-            result = stream_call(handle, self.ordinal, driver.cuStreamWaitValue32, handle, self._pointer, 1, _GEQ)
-            unwrap(result, "cuStreamWaitValue32")
-            unwrap(stream_call(handle, self.ordinal, driver.cuEventRecord, self.marker, handle), "cuEventRecord")
+        wait = driver.cuStreamWaitValue32
+        result = relaxed_call(stream_call, handle, self.ordinal, wait, handle, self._pointer, 1, _GEQ)
+        unwrap(result, "cuStreamWaitValue32")
+        record = driver.cuEventRecord
+        unwrap(relaxed_call(stream_call, handle, self.ordinal, record, self.marker, handle), "cuEventRecord")
         self.is_marked = True
 
     def release(self) -> bool:
@@ -122,8 +124,7 @@ class _Word:
 
     def is_passed(self) -> bool:
         """Whether the stream is past the wait, so that the word can be used again."""
-        with capture.Relaxed():  # a query elsewhere spoils a capture in global mode
-            return bool(context.driver().cuEventQuery(self.marker)[0] is SUCCESS)
+        return relaxed_call(context.driver().cuEventQuery, self.marker)[0] is SUCCESS
 
 
 # A word is used again once the stream is past its wait, and its page is never freed: to free it at the gate's end would
@@ -151,13 +152,17 @@ def _take(ordinal: int) -> _Word:
 
 
 def _add_page(ordinal: int) -> None:
+    with OnDevice(ordinal):
+        relaxed_call(_allocate, ordinal)
+
+
+def _allocate(ordinal: int) -> None:
     driver = context.driver()
-    with OnDevice(ordinal), capture.Relaxed():
-        address = int(unwrap(driver.cuMemAllocHost(_PAGE), "cuMemAllocHost"))
-        pointer = int(unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
-        for offset in range(0, _PAGE, 64):
-            marker = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
-            _free[ordinal].append(_Word(ordinal, address + offset, pointer + offset, marker))
+    address = int(unwrap(driver.cuMemAllocHost(_PAGE), "cuMemAllocHost"))
+    pointer = int(unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
+    for offset in range(0, _PAGE, 64):
+        marker = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+        _free[ordinal].append(_Word(ordinal, address + offset, pointer + offset, marker))
 
 
 def _put_by(word: _Word) -> None:

@@ -62,7 +62,7 @@ class Engine(SlotView, ABC):
         self._record_lock = CallLock()  # one record at a time, also while it waits for the ring
         self._is_released = False
         # Set by the client: the drained close was sent; a failed release was logged.
-        self.has_told_drained = self.has_failed = False
+        self.has_told_closed = self.has_told_drained = self.has_failed = False
         self._inside: dict[object, None] = {}  # bounded waits of the driver's that run now, outside of the lock
         # Generations recorded here; by this session's earlier use too, if it closed and opened the event in one moment.
         self._recorded = max(self.line.recorded - self.base, 0) if attachment.recorder else 0
@@ -155,7 +155,7 @@ class Engine(SlotView, ABC):
             self._raise_if_finished(generation)
             return False
         lock = self._lock
-        within = lock._is_owned() and lock.is_held_below()
+        within = lock.is_mine() and lock.is_held_below()
         try:
             with lock:
                 self._raise_if_closed()
@@ -208,7 +208,7 @@ class Engine(SlotView, ABC):
         if not self.is_recorder:
             self._raise_not_recorder()
         lock = self._record_lock
-        if lock._is_owned() and lock.is_held_below():
+        if lock.is_mine() and lock.is_held_below():
             raise Reentered(f"a record of {self.label} is under way on this thread, which a record here interrupts")
         try:
             if not lock.acquire(False):
@@ -270,7 +270,7 @@ class Engine(SlotView, ABC):
         what is said of that number is true of all work up to there.
         """
         lock = self._lock
-        within = lock._is_owned() and lock.is_held_below()
+        within = lock.is_mine() and lock.is_held_below()
         try:
             with lock:
                 if self.is_closed or self._words[self._state_index] != OPEN:
@@ -387,7 +387,7 @@ class Engine(SlotView, ABC):
         last, last_id = self._last_waiter
         stream_id = last_id if handle is last else _id_of(self._driver, handle)
         lock = self._lock
-        within = lock._is_owned() and lock.is_held_below()
+        within = lock.is_mine() and lock.is_held_below()
         may_be_queued = False
         try:
             with lock:
@@ -460,7 +460,7 @@ class Engine(SlotView, ABC):
         A record that is under way is published when this returns, unless the driver keeps it for more than a second.
         """
         lock = self._lock
-        within = lock._is_owned() and lock.is_held_below()
+        within = lock.is_mine() and lock.is_held_below()
         try:
             if not within and lock.acquire(timeout=_CLOSE_S):
                 self.is_closed = True
@@ -577,14 +577,14 @@ class Engine(SlotView, ABC):
 
     def _is_done(self, event: Any) -> bool:
         """Ask the driver of an event, in relaxed capture mode: some other thread may be capturing."""
-        driver = self._driver
-        result = driver.cuThreadExchangeStreamCaptureMode(_RELAXED)
-        mode = result[1] if result[0] is SUCCESS else unwrap(result, "cuThreadExchangeStreamCaptureMode")
+        driver, mode = self._driver, None
         try:
+            result = driver.cuThreadExchangeStreamCaptureMode(_RELAXED)
+            mode = result[1] if result[0] is SUCCESS else unwrap(result, "cuThreadExchangeStreamCaptureMode")
             result = driver.cuEventQuery(event)
             driver.cuThreadExchangeStreamCaptureMode(mode)
         except BaseException:
-            driver.cuThreadExchangeStreamCaptureMode(mode)
+            capture.restore(mode)
             raise
         if result[0] is SUCCESS:
             return True

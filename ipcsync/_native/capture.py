@@ -7,9 +7,10 @@ cuThreadExchangeStreamCaptureMode). The mode is the thread's own and costs 0.2 Â
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
@@ -20,19 +21,43 @@ from ipcsync.errors import StreamCapturing
 
 __all__ = ["Relaxed", "is_capturing", "refuse_capturing", "relaxed_call"]
 
+T = TypeVar("T")
+
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _NONE = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
 
-def relaxed_call(function: Callable[..., Any], *args: Any) -> DriverObject:
-    """`function(*args)`, a driver function, in relaxed thread capture mode; the thread's own mode is restored."""
+class _Thread(threading.local):
+    # The thread's mode when we last found another than relaxed; CUDA's own at first.
+    mode: DriverObject = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+
+
+_thread = _Thread()
+
+
+def relaxed_call(function: Callable[..., T], *args: Any) -> T:
+    """`function(*args)`, driver calls, in relaxed thread capture mode; the thread's own mode is restored."""
     exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
-    previous = unwrap(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")
+    previous = None
     try:
-        return function(*args)
-    finally:
+        previous = unwrap(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")
+        result = function(*args)
         exchange(previous)
+    except BaseException:
+        restore(previous)
+        raise
+    return result
+
+
+def restore(previous: DriverObject | None) -> None:
+    """Give the thread its own mode again, after an exception; None if that may have come before the mode was told."""
+    exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
+    if previous is None:
+        now = exchange(_RELAXED)[1]
+        previous = _thread.mode if now == _RELAXED else now
+    _thread.mode = previous
+    exchange(previous)
 
 
 class Relaxed:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-import threading
 from collections import deque
 from typing import Any
 
@@ -22,18 +21,16 @@ __all__ = ["destroy", "destroy_postponed", "postponed"]
 
 log = logging.getLogger("ipcsync")
 
-_collecting = 0  # the thread in which the garbage collector runs
+_NOT_PERMITTED = 800  # of the host driver: its lock is held by the call that the finalizer interrupts
+_phases: dict[str, object] = {}  # the collector's, the last one last
 
 postponed: deque[tuple[str, Any]] = deque()
 """What the collector finalized: the driver function's name, and the handle."""
 
 
-def _watch(phase: str, _info: dict[str, int]) -> None:
-    global _collecting  # noqa: PLW0603 - the collector is one for the whole process
-    _collecting = threading.get_ident() if phase == "start" else 0
-
-
-gc.callbacks.append(_watch)
+# In C, both of them: what a signal's handler raises within a hook of the collector's in Python is lost.
+gc.callbacks.extend((_phases.pop, _phases.__setitem__))
+_phases.update(start=None, stop=None)
 
 
 def destroy(call: str, handle: DriverObject) -> None:
@@ -44,12 +41,15 @@ def destroy(call: str, handle: DriverObject) -> None:
     """
     if sys.is_finalizing() or fork.is_in_bad_fork():
         return
-    if _collecting and _collecting == threading.get_ident():
+    if next(reversed(_phases), "") == "start":  # the collector runs: here, or on another thread
         postponed.append((call, handle))
         return
     try:
         unwrap(getattr(_drivers.load(), call)(handle), call)
-    except Exception:
+    except Exception as error:
+        if getattr(error, "code", 0) == _NOT_PERMITTED:
+            postponed.append((call, handle))
+            return
         # The context may be gone already; a finalizer has nobody to tell.
         log.debug("%s of %#x failed", call, int(handle), exc_info=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,7 +13,7 @@ from cuda.bindings.driver import CUstream
 
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native import capture, context, foreign, fork, release
-from ipcsync._native.capture import Relaxed
+from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.device import Device, parse
 from ipcsync._native.device import device as device_block
@@ -150,9 +151,8 @@ class Stream:
     def query(self) -> bool:
         """Whether all work submitted so far is done. Raises StreamCapturing rather than spoil a capture."""
         fork.check()
-        with OnDevice(self._index), Relaxed():
-            capture.refuse_capturing(self._handle, "query")
-            result = context.driver().cuStreamQuery(self._handle)
+        with OnDevice(self._index):
+            result = relaxed_call(self._ask, "query", context.driver().cuStreamQuery)
         if result[0] == _NOT_READY:
             return False
         unwrap(result, "cuStreamQuery")
@@ -161,9 +161,12 @@ class Stream:
     def synchronize(self) -> None:
         """Block until all work submitted so far is done, with the GIL released. Raises StreamCapturing as `query`."""
         fork.check()
-        with OnDevice(self._index), Relaxed():
-            capture.refuse_capturing(self._handle, "synchronize")
-            unwrap(context.driver().cuStreamSynchronize(self._handle), "cuStreamSynchronize")
+        with OnDevice(self._index):
+            unwrap(relaxed_call(self._ask, "synchronize", context.driver().cuStreamSynchronize), "cuStreamSynchronize")
+
+    def _ask(self, what: str, function: Callable[[DriverObject], tuple[Any, ...]]) -> tuple[Any, ...]:
+        capture.refuse_capturing(self._handle, what)
+        return function(self._handle)
 
     def wait_event(self, event: EventLike) -> None:
         """Have all work submitted to this stream from now on wait for an event.

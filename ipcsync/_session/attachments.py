@@ -11,14 +11,15 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
 from ipcsync._board import Board
 from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine, deadline_of
+from ipcsync._locks import CallLock, holding, trying
 from ipcsync._native import context
 from ipcsync._native.device import Device
 from ipcsync._session.waits import Pending, WaitEntry, Waits
@@ -32,6 +33,7 @@ from ipcsync.errors import (
     EngineMismatch,
     InvalidDevice,
     IpcSyncError,
+    Reentered,
     SessionExpired,
     WaitTimeout,
 )
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
 
 log = logging.getLogger("ipcsync")
+
+T = TypeVar("T")
+_Key: TypeAlias = tuple[int, int]
 
 _TELL_S = 0.5
 _BREAK_S = 0.05
@@ -56,21 +61,54 @@ class AttachmentRef:
         self.engine = engine
         self.device = Device(engine.ordinal)
 
-    def close(self) -> None:
-        """One event object over it was closed; the last one ends the attachment."""
-        self._table.close_one((self.engine.slot, self.engine.incarnation))
+    def when_over(
+        self, pending: Pending, settle: Callable[[Exception | None], object], *, is_callback: bool = False
+    ) -> WaitEntry:
+        """Call `settle(None)` once the wait is over as hoped, or `settle(error)`; on a thread of the session.
 
-    def when_over(self, pending: Pending, settle: Callable[[Exception | None], object]) -> WaitEntry:
-        """Call `settle(None)` once the wait is over as hoped, or `settle(error)`; on a thread of the session."""
-        return self._table.waits.add(pending, settle)
+        `is_callback`: it is a user's, and may do anything. Else it returns at once.
+        """
+        return self._table.waits.add(pending, settle, is_callback=is_callback)
 
     def forget(self, entry: WaitEntry) -> None:
         """Wait for it no more. If it is over this very moment, `settle` may still be called."""
         self._table.waits.remove(entry)
 
 
+class Opening:
+    """One event object's share in an attachment, from before the coordinator is asked until it is closed.
+
+    Whoever asks makes it, so that an exception at any later moment finds it there, to be closed.
+    """
+
+    __slots__ = ("_table", "attached", "key")
+
+    def __init__(self) -> None:
+        self._table: AttachmentTable | None = None
+        self.key = (-1, -1)
+        self.attached: AttachmentRef | None = None
+
+    def bind(self, table: AttachmentTable, key: _Key, attached: AttachmentRef) -> None:
+        """The coordinator has granted it."""
+        self.attached = attached
+        self.key = key
+        self._table = table
+
+    def close(self, *, wait: bool = True) -> None:
+        """End it; the last one ends the attachment. Twice does nothing, and finishes what was begun.
+
+        `wait`: until the coordinator was told.
+        """
+        if self._table is not None:
+            self._table.close_one(self, wait=wait)
+
+
 class AttachmentTable:
-    """All attachments of one client, by (slot, incarnation)."""
+    """All attachments of one client, by (slot, incarnation).
+
+    Each step leaves what the next one needs where the heartbeat's thread finds it: whatever an exception leaves undone,
+    that thread does.
+    """
 
     def __init__(
         self,
@@ -85,69 +123,99 @@ class AttachmentTable:
         self._board = board
         self._guard = guard
         self._send = send
-        self.changing = threading.RLock()
+        self.changing = CallLock()
         """Held across each request that attaches or lets go, and what follows from it here: of a close that was put off
         and a new attachment to the same slot, the coordinator must see the one that is true."""
-        self._lock = threading.RLock()
+        self._lock = CallLock()  # around changes of what follows; the heartbeat's thread never waits for a driver here
         self._is_closed = False
         self._pending_closes: list[tuple[Close, str]] = []  # closes to tell, and of what: "recorder", "other" or "late"
-        self._opened: dict[tuple[int, int], int] = {}  # how many event objects are open over it
-        self._engines: dict[tuple[int, int], EventEngine | TimelineEngine] = {}
-        self._held: dict[tuple[int, int], weakref.ref[AttachmentRef]] = {}
+        self._opened: dict[_Key, set[Opening]] = {}  # by event objects; an empty set: the use is to be ended
+        self._engines: dict[_Key, EventEngine | TimelineEngine] = {}
+        self._held: dict[_Key, weakref.ref[AttachmentRef]] = {}
+        self._abandoned: set[_Key] = set()  # uses that a request may have made for nobody
         self._draining: list[Engine] = []
         self._works_on: set[tuple[str, int]] = set()
 
-    @contextmanager
-    def change(self, timeout: float) -> Iterator[None]:
-        """Hold `changing`; WaitTimeout if other threads keep it for `timeout` seconds."""
+    def change(self, timeout: float, fn: Callable[[], T]) -> T:
+        """`fn()` with `changing` held, after what is closed was told.
+
+        WaitTimeout if other threads keep it for `timeout` seconds, or if the coordinator does not take an earlier
+        close: told after a new attachment, it would end that. Reentered within another change of this thread.
+        """
         deadline_of(timeout)  # a wrong one is a ValueError
-        if not self.changing.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
-            raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
+        lock = self.changing
+        if lock.is_mine() and lock.is_held_below():
+            raise Reentered("an event is opened or closed on this thread, which an opening here interrupts")
         try:
-            yield
-        finally:
-            self.changing.release()
+            if not lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+                raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
+            self._flush(timeout)
+            if self._pending_closes:
+                raise WaitTimeout(f"the coordinator did not take an earlier close within {timeout} s", timeout=timeout)
+            result = fn()
+            lock.release()
+        except BaseException:
+            lock.unwind()
+            raise
+        return result
 
-    def find(self, key: tuple[int, int]) -> AttachmentRef | None:
+    @property
+    def is_in_use_below(self) -> bool:
+        """Whether a call of this thread, which this one interrupts, changes what is attached."""
+        changing, lock = self.changing, self._lock
+        return (changing.is_mine() and changing.is_held_below()) or (lock.is_mine() and lock.is_held_below())
+
+    @holding("_lock")
+    def find(self, key: _Key) -> AttachmentRef | None:
         """The attachment to a slot's use, if there is one."""
-        with self._lock:
-            engine = self._engines.get(key)
-            return None if engine is None else self._hold(key, engine)
+        engine = self._engines.get(key)
+        return None if engine is None or engine.is_closed else self._hold(key, engine)
 
-    def _hold(self, key: tuple[int, int], engine: EventEngine | TimelineEngine) -> AttachmentRef:
+    def _hold(self, key: _Key, engine: EventEngine | TimelineEngine) -> AttachmentRef:
         reference = self._held.get(key)
         held = reference() if reference is not None else None
-        if held is None:
+        if held is None or held.engine is not engine:
             held = AttachmentRef(self, engine)
             self._held[key] = weakref.ref(held)
         return held
 
-    def add(self, reply: Attachment, *, opened: bool) -> AttachmentRef:
-        """Take in what the coordinator answered; `opened` for an event object, else for a point.
+    def add(self, reply: Attachment, opening: Opening | None = None) -> AttachmentRef:
+        """Take in what the coordinator answered, for an event object's `opening` or for a point. In a `change`.
 
         Raises DeviceMismatch if this process does not see the event's device, EngineMismatch if its engine does not
-        work here; the attachment is given back then.
+        work here.
         """
         key = (reply.slot, reply.incarnation)
-        with self._lock:
-            if self._is_closed:
-                self._pending_closes.append((Close(*key), "late"))
-                raise ClientClosed("the client was closed while the event was opened")
-            engine = self._engines.get(key)
-            if engine is None:
-                try:
-                    engine = self._make(reply)
-                except Exception:
-                    self._tell_close(Close(reply.slot, reply.incarnation), is_recorder=reply.recorder)
-                    raise
-                for old in self._draining:
-                    if (old.slot, old.incarnation) == key:
-                        engine.chain = old.chain  # its own event, seen anew: one judgement for both
-                self._engines[key] = engine
-            engine.is_recorder = engine.is_recorder or reply.recorder
-            if opened:
-                self._opened[key] = self._opened.get(key, 0) + 1
-            return self._hold(key, engine)
+        engine = self._engines.get(key)
+        if engine is None or engine.is_closed:
+            engine = self._make(reply)  # not under the lock: a driver's call may block
+            for old in list(self._draining):
+                if (old.slot, old.incarnation) == key:
+                    engine.chain = old.chain  # its own event, seen anew: one judgement for both
+        try:
+            return self._put(key, engine, reply, opening)
+        except BaseException:
+            if self._engines.get(key) is not engine:
+                engine.close()
+                self._draining.append(engine)
+            raise
+
+    @holding("_lock")
+    def _put(
+        self, key: _Key, engine: EventEngine | TimelineEngine, reply: Attachment, opening: Opening | None
+    ) -> AttachmentRef:
+        if self._is_closed:
+            raise ClientClosed("the client was closed while the event was opened")
+        known = self._engines.get(key)
+        if known is not None and known is not engine:  # one whose end was begun and not finished
+            self._begin_close(key)
+        engine.is_recorder = engine.is_recorder or reply.recorder
+        attached = self._hold(key, engine)
+        if opening is not None:
+            opening.bind(self, key, attached)
+            self._opened.setdefault(key, set()).add(opening)
+        self._engines[key] = engine
+        return attached
 
     def _make(self, reply: Attachment) -> EventEngine | TimelineEngine:
         try:
@@ -167,34 +235,59 @@ class AttachmentTable:
             self._works_on.add((reply.engine, ordinal))
         return engine
 
-    def close_one(self, key: tuple[int, int]) -> None:
-        """One event object over it was closed; the last one ends the attachment."""
-        with self._lock:
-            left = self._opened.get(key, 0) - 1
-            if left > 0:
-                self._opened[key] = left
-                return
-            self._opened.pop(key, None)
-            self._held.pop(key, None)
-            engine = self._begin_close(key)
-        if engine is not None:
-            self._end(engine)
+    def close_one(self, opening: Opening, *, wait: bool) -> None:
+        """One event object was closed; the last one over an attachment ends that."""
+        self._remove(opening)
+        attached = opening.attached
+        if attached is not None and attached.engine in self._draining:
+            self._end(attached.engine)
+        if wait:
             self.flush_closes(_TELL_S, wait=True)
 
-    def _begin_close(self, key: tuple[int, int]) -> Engine | None:
-        """Close a use, which drains from then on until it is released. Called with the lock held."""
-        engine = self._engines.pop(key, None)
+    @holding("_lock")
+    def _remove(self, opening: Opening) -> None:
+        openings = self._opened.get(opening.key)
+        if openings is None:
+            return
+        openings.discard(opening)
+        if not openings:
+            self._begin_close(opening.key)
+            self._opened.pop(opening.key, None)
+
+    @holding("_lock")
+    def _begin_close(self, key: _Key) -> None:
+        """Close a use, which drains from then on until it is released."""
+        engine = self._engines.get(key)
         if engine is not None:
-            self._draining.append(engine)
+            if engine not in self._draining:
+                self._draining.append(engine)
             engine.close()
-        return engine
+            self._held.pop(key, None)
+            del self._engines[key]
 
     def _end(self, engine: Engine) -> None:
-        """Let go of a use that was taken out, if that can be; what became of it is to be told."""
-        if not self._try_release(engine):
-            self._pending_closes.append(_close_of(engine, let_go=False, drained=self._is_drained(engine)))
-        elif self._forget(engine):
-            self._pending_closes.append(_close_of(engine))
+        """Release a use that drains, if that can be; what became of it is to be told."""
+        if self._try_release(engine):
+            self._tell_released(engine)
+        else:
+            self._tell_draining(engine, drained=self._is_drained(engine))
+
+    @holding("_lock")
+    def _tell_released(self, engine: Engine) -> bool:
+        """It drains no more; False if another thread has told that."""
+        if engine not in self._draining:
+            return False
+        self._pending_closes.append(_close_of(engine))  # first: rather told twice than never
+        self._draining.remove(engine)
+        return True
+
+    @holding("_lock")
+    def _tell_draining(self, engine: Engine, *, drained: bool) -> None:
+        """The use is over, though not let go of; and whether its recorder has no work left: others may wait for it."""
+        if engine in self._draining and (not engine.has_told_closed or (drained and not engine.has_told_drained)):
+            self._pending_closes.append(_close_of(engine, let_go=False, drained=drained))
+            engine.has_told_closed = True
+            engine.has_told_drained = engine.has_told_drained or drained
 
     def _try_release(self, engine: Engine) -> bool:
         """`try_release`; with a context that is broken for good nothing is let go of before the process ends.
@@ -209,94 +302,75 @@ class AttachmentTable:
             engine.has_failed = True
             return False
 
-    def _forget(self, engine: Engine) -> bool:
-        """It drains no more; False if another thread saw that at the same time."""
-        with self._lock:
-            if engine not in self._draining:
-                return False
-            self._draining.remove(engine)
-            return True
-
     def _is_drained(self, engine: Engine) -> bool:
-        """Whether a recorder that still drains has no work left, which is told once: others may wait ahead for more."""
+        """Whether a recorder that still drains has no work left."""
         try:
-            if engine.has_told_drained or not engine.is_drained():
-                return False
+            return engine.has_told_drained or engine.is_drained()
         except IpcSyncError:
             return False  # `_try_release` has said it
-        engine.has_told_drained = True
-        return True
 
     def give_back(self, late: Attachment) -> None:
-        """Let go of what was attached after its request was given up."""
-        with self._lock:
-            engine = self._engines.get((late.slot, late.incarnation))
-            if engine is not None and late.recorder:
-                engine.is_recorder = True  # the session has the role now: it ends with the use that is here already
+        """Let go of what was attached by a request that was given up, or whose call an exception ended."""
+        engine = self._engines.get((late.slot, late.incarnation))
+        if engine is not None:
+            self._abandoned.add((late.slot, late.incarnation))
+            engine.is_recorder = engine.is_recorder or late.recorder  # a role ends with the use that is here already
         self._pending_closes.append((Close(late.slot, late.incarnation), "late"))
-
-    def _tell_close(self, body: Close, *, is_recorder: bool) -> None:
-        self._pending_closes.append((body, "recorder" if is_recorder else "other"))
-        self.flush_closes(_TELL_S, wait=True)
 
     def flush_closes(self, timeout: float, *, wait: bool) -> None:
         """Tell the coordinator of closes; what it does not take in `timeout` seconds each is told by a later beat.
 
-        `wait`: as long for another thread's request that attaches or lets go, too.
+        `wait`: as long for another thread's request that attaches or lets go, too. Within a change of this thread, the
+        heartbeat's thread tells it.
         """
-        if not self._pending_closes or not self.changing.acquire(
-            timeout=min(timeout, threading.TIMEOUT_MAX) if wait else 0
-        ):
+        lock = self.changing
+        if not self._pending_closes or (lock.is_mine() and lock.is_held_below()):
             return
         try:
-            while self._pending_closes:
-                body, of = self._pending_closes[0]
-                if not self._flush_one(body, of, timeout):
-                    return
-                self._pending_closes.pop(0)
-        finally:
-            self.changing.release()
+            if lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX) if wait else 0):
+                self._flush(timeout)
+                lock.release()
+        except BaseException:
+            lock.unwind()
+            raise
 
-    def flush_closes_or_raise(self, timeout: float) -> None:
-        """Tell of all closes before anything is attached anew: told after, one would end the new use.
-
-        WaitTimeout if the coordinator does not take one within `timeout` seconds. Called with `changing` held.
-        """
-        self.flush_closes(timeout, wait=True)
-        if self._pending_closes:
-            raise WaitTimeout(f"the coordinator did not take an earlier close within {timeout} s", timeout=timeout)
+    def _flush(self, timeout: float) -> None:
+        while self._pending_closes:
+            close = self._pending_closes[0]
+            if not self._flush_one(*close, timeout):
+                return
+            self._pending_closes.remove(close)
 
     def _flush_one(self, body: Close, of: str, timeout: float) -> bool:
         key = (body.slot, body.incarnation)
-        with self._lock:
-            is_draining = any((engine.slot, engine.incarnation) == key for engine in self._draining)
-        if of != "recorder" and key in self._engines:
+        is_draining = any((engine.slot, engine.incarnation) == key for engine in list(self._draining))
+        engine = self._engines.get(key)
+        if engine is not None and (of != "recorder" or engine.is_recorder):
             return True  # attached anew since: the two uses are one to the coordinator
         if of == "late" and is_draining:
             return True  # the use that still drains has not let go yet, and will tell it
-        if is_draining or key in self._engines:
+        if is_draining or engine is not None:
             body = replace(body, let_go=False)  # this use is over, but another one here still touches the slot
         try:
             self._send(body, timeout)
-        except (WaitTimeout, ConnectError):
+        except (WaitTimeout, ConnectError, Reentered):
             return False  # under a new id then: closing twice is nothing
         except IpcSyncError as error:
             log.debug("closing slot %d: %s", body.slot, error)  # its session or use is over already
         return True
 
     def beat(self) -> None:
-        """From the heartbeat's thread: harvest, and release what has drained or is over with no point of it left."""
-        with self._lock:
-            engines = list(self._engines.items())
-        for key, engine in engines:
+        """From the heartbeat's thread: publish, end what is over or was left undone, and release what has drained."""
+        for key, engine in list(self._engines.items()):
             engine.publish_completed()
-            if key not in self._opened and engine.state != "open":
+            openings = self._opened.get(key)
+            is_over = engine.state != "open" or key in self._abandoned
+            if engine.is_closed or (not openings if openings is not None else is_over):
                 self._drop_if_unused(key)
         self.release_drained()
-        with self._lock:
-            losing = [engine for engine in [*self._engines.values(), *self._draining] if engine.chain.wants_break]
-        for lost in losing:
-            self._ask_for_break(lost)
+        for lost in [*self._engines.values(), *self._draining]:
+            if lost.chain.wants_break:
+                self._ask_for_break(lost)
 
     def _ask_for_break(self, engine: Engine) -> None:
         """Have the coordinator break an event of which part is lost: once, and all before that is settled."""
@@ -304,34 +378,32 @@ class AttachmentTable:
             return
         try:
             self._send(Break(engine.slot, engine.incarnation), _BREAK_S)
-        except (WaitTimeout, ConnectError):
+        except (WaitTimeout, ConnectError, Reentered):
             return  # a later beat asks again: twice is nothing
         except IpcSyncError as error:
             log.debug("breaking slot %d: %s", engine.slot, error)  # its session or use is over already
         engine.chain.has_asked = True
 
-    def _drop_if_unused(self, key: tuple[int, int]) -> None:
-        with self._lock:
-            reference = self._held.get(key)
-            if key in self._opened or (reference is not None and reference() is not None):
-                return
-            self._held.pop(key, None)
-            engine = self._begin_close(key)
-        if engine is not None:
-            self._end(engine)  # told by the beat, which must wait neither for a request under way nor for a reply
+    @trying("_lock")
+    def _drop_if_unused(self, key: _Key) -> None:
+        reference = self._held.get(key)
+        engine = self._engines.get(key)
+        if engine is None or self._opened.get(key):
+            return
+        is_over = engine.is_closed or key in self._opened
+        if is_over or reference is None or reference() is None:
+            self._begin_close(key)
+            self._opened.pop(key, None)
+        self._abandoned.discard(key)
 
     def release_drained(self) -> int:
-        """Try again to let go; how many did."""
-        with self._lock:
-            waiting = list(self._draining)
+        """Try again to release; how many were. To be told by the caller, who may not wait for a request's reply."""
         count = 0
-        for engine in waiting:
+        for engine in list(self._draining):
             if self._try_release(engine):
-                if self._forget(engine):
-                    self._pending_closes.append(_close_of(engine))
-                    count += 1
-            elif self._is_drained(engine):
-                self._pending_closes.append(_close_of(engine, let_go=False, drained=True))
+                count += self._tell_released(engine)
+            else:
+                self._tell_draining(engine, drained=self._is_drained(engine))
         return count
 
     def collect(self) -> int:
@@ -343,38 +415,38 @@ class AttachmentTable:
             self.beat()
         return max(before - imports.count(), 0)
 
-    def close_all(self, seconds: float) -> None:
+    def close_all(self, seconds: float, pause: Callable[[float], object] = time.sleep) -> None:
         """End every attachment, and wait up to `seconds` for work still in flight.
 
-        What still is then goes on lingering, and the coordinator is told of the rest: others may wait for just that,
+        What still is then goes on draining, and the coordinator is told of the rest: others may wait for just that,
         and what drains here for them. If nothing drains, the goodbye tells it.
         """
-        with self._lock:
-            self._is_closed = True  # nothing is taken in any more
-            for key in list(self._engines):
-                self._begin_close(key)
-            self._held.clear()
-            self._opened.clear()
+        self._begin_close_all()
         deadline = time.monotonic() + seconds
-        pause = 0.0005
-        done: list[Engine] = []
+        length = 0.0005
         while True:
-            with self._lock:
-                engines = list(self._draining)
-            done += [engine for engine in engines if self._try_release(engine) and self._forget(engine)]
+            for engine in list(self._draining):
+                if self._try_release(engine):
+                    self._tell_released(engine)
             if not self._draining or time.monotonic() >= deadline:
                 break
-            time.sleep(pause)
-            pause = min(pause * 2, 0.02)
-        with self._lock:
-            left = list(self._draining)
-        if not left:
-            return
-        self._pending_closes += [_close_of(engine) for engine in done]
-        self._pending_closes += [
-            _close_of(engine, let_go=False, drained=True) for engine in left if self._is_drained(engine)
-        ]
-        self.flush_closes(_TELL_S, wait=True)
+            pause(length)
+            length = min(length * 2, 0.02)
+        if self._draining:
+            for engine in list(self._draining):
+                if self._is_drained(engine):
+                    self._tell_draining(engine, drained=True)
+            self.flush_closes(_TELL_S, wait=True)
+
+    @holding("_lock")
+    def _begin_close_all(self) -> None:
+        self._is_closed = True  # nothing is taken in any more
+        for key in list(self._engines):
+            self._begin_close(key)
+        for engine in self._draining:
+            engine.has_told_closed = True  # the goodbye does
+        self._held.clear()
+        self._opened.clear()
 
     @property
     def is_draining(self) -> bool:
@@ -387,10 +459,8 @@ class AttachmentTable:
         return bool(self._pending_closes)
 
     def drop_pending_closes(self) -> None:
-        """The session is over: its end told all. A beat that tells right now finds that out by itself."""
-        if self.changing.acquire(timeout=0):
-            self._pending_closes.clear()
-            self.changing.release()
+        """The session is over: its end told all."""
+        self._pending_closes.clear()
 
 
 def _close_of(engine: Engine, *, let_go: bool = True, drained: bool = False) -> tuple[Close, str]:

@@ -8,34 +8,29 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import zmq
 from zmq.backend import zmq_poll
 
+from ipcsync._locks import CallLock, holding, trying
 from ipcsync._wire import codec, endpoints
 from ipcsync._wire.messages import Failure, Message
-from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, SessionLost, WaitTimeout
+from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, Reentered, SessionLost, WaitTimeout
 
 _RETRY_NS = 1_000_000_000
 _SLICE_NS = 50_000_000
 _LONGEST_S = 1e9
 _NOW, _IN, _IN_OR_OUT = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)  # an enum costs in each call
 
-_context_lock = threading.Lock()
-_context: zmq.Context[zmq.Socket[bytes]] | None = None
+_contexts: dict[None, zmq.Context[zmq.Socket[bytes]]] = {}
 
 
 def context() -> zmq.Context[zmq.Socket[bytes]]:
     """The ZeroMQ context of this process's clients."""
-    global _context  # noqa: PLW0603 - one I/O thread for all clients
-    with _context_lock:
-        if _context is None:
-            _context = zmq.Context()
-        return _context
+    # One I/O thread for all clients. Of two calls that come first together, one makes a context for nothing.
+    return _contexts.get(None) or _contexts.setdefault(None, zmq.Context())
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -53,13 +48,25 @@ def check_endpoint(endpoint: str) -> None:
         )
 
 
-@dataclass
-class _Late:
-    """A request that was given up, who wants to know what came of it, and which coordinator it was sent to."""
+class Request:
+    """One request, and what came of it, wherever the call that made it stands.
 
-    frame: bytes
-    on_late: Callable[[Message], None]
-    sent_to: int
+    `on_late` gets the reply if nobody takes it: the request was given up, or an exception ended its call. `sent_to` is
+    the coordinator that it was sent to last, by their count.
+    """
+
+    __slots__ = ("body", "deadline", "frame", "id", "is_sent", "is_taken", "on_late", "reply", "sent_to")
+
+    def __init__(self, body: Message, on_late: Callable[[Message], None] | None = None) -> None:
+        self.body = body
+        self.on_late = on_late
+        self.id = 0
+        self.is_sent = False  # or may be
+        self.sent_to = 0
+        self.frame = b""
+        self.deadline = 0
+        self.reply: Message | None = None
+        self.is_taken = False
 
 
 def _unknown() -> int:
@@ -75,8 +82,8 @@ class Connection:
         self.sent = 0
         self.window = 1  # how many requests may be in flight, as the coordinator says
         self._ids = itertools.count(1)
-        self._lock = threading.Lock()
-        self._late: dict[int, _Late] = {}
+        self._lock = CallLock()
+        self._late: dict[int, Request] = {}
         self.starts: Callable[[], int] = _unknown
         """How many coordinators have served; when that changes, what is unanswered is sent again under the same ids."""
         self._socket: zmq.Socket[bytes] | None = context().socket(zmq.DEALER)
@@ -87,56 +94,55 @@ class Connection:
         self._socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_REPLY)
         self._socket.connect(endpoint)
 
-    def request(
-        self,
-        body: Message,
-        token: bytes,
-        timeout: float,
-        look: Callable[[], None] | None = None,
-        on_late: Callable[[Message], None] | None = None,
-    ) -> Message:
+    def request(self, body: Message, token: bytes, timeout: float, look: Callable[[], None] | None = None) -> Message:
         """Send a request and return its reply's body; the error that it carries is raised.
 
-        `look` is called in every slice of the wait and may raise. WaitTimeout after `timeout` seconds; a reply that
-        comes later is handed to `on_late`. ValueError for a timeout that is negative or NaN.
+        `look` is called in every slice of the wait and may raise. WaitTimeout after `timeout` seconds, ValueError for
+        a timeout that is negative or NaN.
         """
-        (answer,) = self.request_many([body], token, timeout, look, on_late)
-        if isinstance(answer, IpcSyncError):
-            raise answer
-        return answer
+        request = Request(body)
+        self.exchange([request], token, timeout, look)
+        return self.result_of(request, timeout)
 
-    def request_many(
-        self,
-        bodies: Sequence[Message],
-        token: bytes,
-        timeout: float,
-        look: Callable[[], None] | None = None,
-        on_late: Callable[[Message], None] | None = None,
-    ) -> list[Message | IpcSyncError]:
-        """Send requests, many before the first is answered; what came of each, in their order, errors not raised.
+    def exchange(
+        self, requests: Sequence[Request], token: bytes, timeout: float, look: Callable[[], None] | None = None
+    ) -> None:
+        """Send requests, many before the first is answered, and wait until each has its reply, or for `timeout` s.
 
-        The same as `request` otherwise. What got no answer within `timeout` seconds in all is a WaitTimeout.
+        An exception may come at any moment: what the requests brought by then, or will bring, is for `abandon`. Raises
+        Reentered for a finalizer or signal's handler that interrupts another request on this thread.
         """
         if not timeout >= 0:
             raise ValueError(f"timeout is a number of seconds from 0 up, not {timeout!r}")
-        for body in bodies:
-            codec.check_body(body)  # here: who sends on and on what cannot be is cut off
+        for request in requests:
+            codec.check_body(request.body)  # here: who sends on and on what cannot be is cut off
         timeout = min(timeout, _LONGEST_S)
         deadline = time.monotonic_ns() + int(timeout * 1e9)
-        if not self._lock.acquire(timeout=timeout):
-            raise WaitTimeout(f"another request kept the connection for {timeout} s", timeout=timeout)
-        replies: list[Message | None] = []
+        lock = self._lock
+        if lock.is_mine() and lock.is_held_below():
+            raise Reentered("a request of this client is under way on this thread, which a request here interrupts")
         try:
-            for first in range(0, len(bodies), self.window):
-                replies += self._exchange(bodies[first : first + self.window], token, deadline, look, on_late)
+            if not lock.acquire(timeout=timeout):
+                raise WaitTimeout(f"another request kept the connection for {timeout} s", timeout=timeout)
+            for first in range(0, len(requests), self.window):
+                self._exchange(requests[first : first + self.window], token, deadline, look)
+            lock.release()
         except BaseException:
-            for reply in replies:
-                if reply is not None and on_late is not None:
-                    on_late(reply)
+            lock.unwind()
             raise
-        finally:
-            self._lock.release()
-        return [self._answer(reply, timeout) for reply in replies]
+
+    def abandon(self, requests: Sequence[Request]) -> None:
+        """Nobody takes what these bring: it goes to their `on_late`, called by whoever drains what is late."""
+        for request in requests:
+            if request.is_sent and not request.is_taken and request.on_late is not None:
+                self._late[request.id] = request
+
+    def result_of(self, request: Request, timeout: float) -> Message:
+        """The reply's body; raises the error that it carries, or WaitTimeout if none came."""
+        answer = self._answer(request.reply, timeout)
+        if isinstance(answer, IpcSyncError):
+            raise answer
+        return answer
 
     def _answer(self, reply: Message | None, timeout: float) -> Message | IpcSyncError:
         if reply is None:
@@ -149,71 +155,57 @@ class Connection:
         return error
 
     def _exchange(
-        self,
-        bodies: Sequence[Message],
-        token: bytes,
-        deadline: int,
-        look: Callable[[], None] | None,
-        on_late: Callable[[Message], None] | None,
-    ) -> list[Message | None]:
+        self, requests: Sequence[Request], token: bytes, deadline: int, look: Callable[[], None] | None
+    ) -> None:
         socket = self._open_socket()
-        frames = {
-            id_: codec.encode_request(id_, body, token, deadline) for body, id_ in zip(bodies, self._ids, strict=False)
-        }
-        replies: dict[int, Message] = {}
+        for request in requests:
+            id_ = next(self._ids)
+            request.frame = codec.encode_request(id_, request.body, token, deadline)
+            request.deadline = deadline
+            request.id = id_
+        wanted = {request.id: request for request in requests}
         resend_at = sent_to = 0
-        was_sent = is_over = False
-        sent_before = self.sent
-        try:
-            while len(replies) < len(frames) and (now := time.monotonic_ns()) < deadline:
-                if now >= resend_at or sent_to != self.starts():
-                    # The same ids: if only a reply was lost, the coordinator gives it again and does nothing twice.
-                    sent_to = self.starts()
-                    missing = [frames[id_] for id_ in frames if id_ not in replies]
-                    was_sent = self._send_late_again(socket) and self._try_send(socket, missing)
-                    resend_at = now + _RETRY_NS if was_sent else 0
-                slice_ms = max(1, min(_SLICE_NS, deadline - now) // 1_000_000)
-                if not was_sent:
-                    socket.poll(slice_ms, _IN_OR_OUT)
-                self._receive(socket, frames, replies, slice_ms if was_sent else 0)
-                if look is not None and len(replies) < len(frames):
-                    look()
-            if len(replies) < len(frames):
-                self._receive(socket, frames, replies)  # a process that was stopped meanwhile may find its reply here
-            is_over = True
-        finally:
-            if on_late is not None and self.sent > sent_before:  # what nobody waits for, also if this was interrupted
-                given_up = {id_: frame for id_, frame in frames.items() if id_ not in replies}
-                self._late.update((id_, _Late(frame, on_late, sent_to)) for id_, frame in given_up.items())
-                for reply in () if is_over else replies.values():
-                    on_late(reply)
-        return [replies.get(id_) for id_ in frames]
+        was_sent = False
+        while (missing := [r for r in requests if r.reply is None]) and (now := time.monotonic_ns()) < deadline:
+            if now >= resend_at or sent_to != self.starts():
+                # The same ids: if only a reply was lost, the coordinator gives it again and does nothing twice.
+                sent_to = self.starts()
+                was_sent = self._send_late_again(socket) and self._try_send(socket, missing)
+                resend_at = now + _RETRY_NS if was_sent else 0
+            slice_ms = max(1, min(_SLICE_NS, deadline - now) // 1_000_000)
+            if not was_sent:
+                socket.poll(slice_ms, _IN_OR_OUT)
+            self._receive(socket, wanted, slice_ms if was_sent else 0)
+            if look is not None and any(r.reply is None for r in requests):
+                look()
+        if missing:
+            self._receive(socket, wanted)  # a process that was stopped meanwhile may find its reply here
+            self.abandon([request for request in missing if request.reply is None])
 
     def _open_socket(self) -> zmq.Socket[bytes]:
         if self._socket is None:
             raise ConnectError("the connection was closed", endpoint=self.endpoint)
         return self._socket
 
-    def _try_send(self, socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:
+    def _try_send(self, socket: zmq.Socket[bytes], requests: Sequence[Request]) -> bool:
         """Whether they were sent, or as many as there was room for: the others are sent again with those that were."""
-        for count, frame in enumerate(frames):
+        for count, request in enumerate(requests):
+            was_sent, request.is_sent = request.is_sent, True
+            request.sent_to = self.starts()
             try:
-                socket.send(frame, _NOW)
+                socket.send(request.frame, _NOW)
             except zmq.Again:
+                request.is_sent = was_sent
                 return count > 0  # nobody is connected right now
             self.sent += 1
         return True
 
-    def _receive(
-        self, socket: zmq.Socket[bytes], wanted: Collection[int], replies: dict[int, Message], wait_ms: int = 0
-    ) -> None:
-        """Take in the replies that are there, waiting for the first; late ones among them go where they belong.
-
-        It ends with the last of the `wanted` ones.
-        """
+    def _receive(self, socket: zmq.Socket[bytes], wanted: dict[int, Request], wait_ms: int = 0) -> None:
+        """Take in the replies that are there, waiting for the first; it ends with the last of the `wanted` ones."""
         # A poll, whose limit holds through signals: a blocking receive begins its own anew after each.
         if wait_ms and not zmq_poll([(socket, _IN)], wait_ms):
             return
+        left = sum(request.reply is None for request in wanted.values())
         while True:
             try:
                 frame = socket.recv(_NOW, copy=False)
@@ -222,14 +214,12 @@ class Connection:
             if frame.more:
                 raise ProtocolError("a reply of several frames", code="malformed")
             request_id, body = codec.decode_reply(frame.buffer)
-            if request_id in wanted:
-                replies[request_id] = body
-                if len(replies) == len(wanted):
+            request = wanted.get(request_id) or self._late.get(request_id)
+            if request is not None and request.reply is None:
+                request.reply = body
+                left -= request_id in wanted
+                if wanted and not left:
                     return
-                continue
-            late = self._late.pop(request_id, None)
-            if late is not None:
-                late.on_late(body)
 
     def _send_late_again(self, socket: zmq.Socket[bytes]) -> bool:
         """Ask a new coordinator what became of what was given up; whether all that is to be asked was sent.
@@ -237,27 +227,40 @@ class Connection:
         It knows what its predecessor did, and drops what was not done, since nobody waits for that any more.
         """
         starts = self.starts()
-        for late in list(self._late.values()):
-            if late.sent_to != starts:
-                if not self._try_send(socket, [late.frame]):
-                    return False
-                late.sent_to = starts
-        return True
+        return all(
+            late.sent_to == starts or self._try_send(socket, [late])
+            for late in list(self._late.values())
+            if late.reply is None
+        )
 
+    @trying("_lock")
     def drain_late(self) -> None:
-        """Take in replies that came after their request was given up; nothing if a request is under way."""
-        if not self._late or not self._lock.acquire(blocking=False):
-            return
-        try:
-            if self._socket is not None:
-                self._send_late_again(self._socket)
-                self._receive(self._socket, (), {})
-        finally:
-            self._lock.release()
+        """Take in replies that came after their request was given up; nothing if a request is under way.
 
+        Where an exception ended the request, it may have taken its reply with it: then it is asked for again.
+        """
+        if not self._late or self._socket is None:
+            return
+        self._send_late_again(self._socket)
+        self._receive(self._socket, {})
+        now = time.monotonic_ns()
+        for id_, request in list(self._late.items()):
+            if request.reply is not None:
+                if request.on_late is not None:
+                    request.on_late(request.reply)
+                del self._late[id_]
+            elif now < request.deadline:
+                self._try_send(self._socket, [request])
+
+    @holding("_lock")
     def close(self) -> None:
         """Close the socket; twice does nothing."""
-        with self._lock:
-            if self._socket is not None:
-                self._socket.close()
-                self._socket = None
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()
+
+    @property
+    def is_in_use_below(self) -> bool:
+        """Whether a request is under way in a call of this thread that this one interrupts."""
+        lock = self._lock
+        return lock.is_mine() and lock.is_held_below()

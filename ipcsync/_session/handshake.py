@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from ipcsync import _drivers
@@ -17,8 +18,13 @@ from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
 _M = TypeVar("_M", bound=Message)
 
 
-def greet(connection: Connection, name: str, timeout: float, lease_ttl: float | None) -> Welcome:
-    """Ask for a session. ConnectError if nobody answers within `timeout` seconds, or it is another driver's."""
+def greet(
+    connection: Connection, name: str, timeout: float, lease_ttl: float | None, look: Callable[[], None]
+) -> Welcome:
+    """Ask for a session. ConnectError if nobody answers within `timeout` seconds, or it is another driver's.
+
+    `look` is called in every slice of the wait and may raise.
+    """
     hello = Hello(
         nonce=os.urandom(16),
         driver=_drivers.name(),
@@ -29,7 +35,7 @@ def greet(connection: Connection, name: str, timeout: float, lease_ttl: float | 
         lease_ttl=lease_ttl,
     )
     try:
-        reply = connection.request(hello, b"", timeout)
+        reply = connection.request(hello, b"", timeout, look)
     except WaitTimeout:
         raise ConnectError(
             f"no coordinator answered at {connection.endpoint} within {timeout} s; start one with: ipcsync coordinator",

@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 import select
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic_ns
@@ -16,6 +15,7 @@ from ipcsync._board.lines import words
 from ipcsync._engines.compiled import Look
 from ipcsync._linux.death_mark import Life
 from ipcsync._linux.process import PidFd, Process, pid_namespace
+from ipcsync._locks import CallLock, holding
 from ipcsync._native import fork
 from ipcsync._wire.messages import Welcome
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionExpired
@@ -54,10 +54,10 @@ class SessionLease:
         self.look.good_until = self._last_ns + self._ttl_ns
         self.check = self.look.check
         self._line.heartbeat = self._last_ns
+        self._waking = CallLock()
         self._life = Life(
             self._line.owner_address, self._line.nudge, self.wake
         )  # peers see on the board when this process dies
-        self._thread = threading.Thread(target=self._run, name="ipcsync-heartbeat", daemon=True)
 
     def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:
         """By its process where its pid means the same here, else (None, None): by its lifeline."""
@@ -69,10 +69,9 @@ class SessionLease:
         except ProcessLookupError:
             return Process(pid, started), None  # it is gone, which the first look says
 
-    def start(self) -> None:
-        """Show the process's life, and begin to beat."""
+    def show(self) -> None:
+        """Have the kernel tell peers of this process's death from now on."""
         self._life.show()
-        self._thread.start()
 
     @property
     def is_good(self) -> bool:
@@ -162,27 +161,23 @@ class SessionLease:
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def run(self, until: Callable[[], bool]) -> None:
+        """Beat on the calling thread until `until()`, asked after each beat."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         if self._pidfd is not None:
             poll.register(self._pidfd.fileno(), select.POLLIN)
         period_ms = int(1000 * (self._beat_s if self._pidfd is not None else min(self._beat_s, _LIFELINE_S)))
-        while not self._closed:
+        while not until():
             events = poll.poll(period_ms)
-            if self._closed or fork.is_in_bad_fork():
+            if fork.is_in_bad_fork():
                 return
             if self._pidfd is not None and any(fd == self._pidfd.fileno() for fd, _ in events):
                 poll.unregister(self._pidfd.fileno())
                 with suppress(IpcSyncError):  # the next call raises it
                     self._diagnose()
             self._drain_wake()
-            try:
-                self._beat()
-            except IpcSyncError as error:
-                self._lose(error)
-            except Exception:
-                log.exception("the heartbeat of %s failed", self.endpoint)
+            self._beat()
 
     def _drain_wake(self) -> None:
         try:
@@ -191,37 +186,53 @@ class SessionLease:
             return
 
     def _beat(self) -> None:
+        self.beat()
+        try:
+            self._at_beat()
+        except IpcSyncError as error:
+            self._lose(error)
+        except Exception:
+            log.exception("the heartbeat of %s failed", self.endpoint)
+
+    def beat(self) -> None:
+        """Tell the board that this process lives, and look whether the session does."""
         now = monotonic_ns()
-        if self._problem is None and not self._is_over:
+        if self._problem is not None or self._is_over:
+            return
+        try:
             is_silent = now - self._last_ns > self._ttl_ns or self._standing != self._live
             if is_silent or (self._pidfd is None and not self.coordinator_is_alive()):
                 self._diagnose()
             self._check_board()
+        except IpcSyncError as error:
+            self._lose(error)
+        else:
             self._last_ns = now
             self.look.good_until = now + self._ttl_ns
             if self._problem is not None:  # found by another thread meanwhile, whose word is the last
                 self.look.good_until = -1
             self._line.heartbeat = now
-        self._at_beat()
 
+    @holding("_waking")
     def wake(self) -> None:
-        """Have the thread run a beat now."""
-        try:
-            os.write(self._wake_write, b"x")
-        except BlockingIOError:
-            return  # it has enough reasons to wake already
+        """Have the thread run a beat now; nothing once it has ended."""
+        if self._wake_write >= 0:
+            with suppress(BlockingIOError):  # it has enough reasons to wake already
+                os.write(self._wake_write, b"x")
 
     def stop(self) -> None:
-        """End the thread."""
+        """End `run`, and give up what it used; by the thread that runs it, or that would have."""
         self._closed = True
-        self.wake()
-        if threading.current_thread() is not self._thread and self._thread.ident is not None:
-            self._thread.join()
         self._life.end()
+        self._close_wake()
         os.close(self._wake_read)
-        os.close(self._wake_write)
         if self._pidfd is not None:
             self._pidfd.close()
+
+    @holding("_waking")
+    def _close_wake(self) -> None:
+        fd, self._wake_write = self._wake_write, -1  # the number may be another file's from now on
+        os.close(fd)
 
     def announce_death(self) -> None:
         """The process begins to end: peers are to take it for dead, whatever of this session still lingers."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from ipcsync._board import Board
+from ipcsync import _drivers
 from ipcsync._engines import deadline_of
 from ipcsync._native import device as devices
 from ipcsync._native import fork
 from ipcsync._native.context import count, uuid_of
 from ipcsync._session import feed, handshake, sessions
-from ipcsync._session.attachments import AttachmentRef, AttachmentTable
-from ipcsync._session.connection import Connection, context
+from ipcsync._session.attachments import AttachmentRef, AttachmentTable, Opening
+from ipcsync._session.connection import Connection, Request, context
 from ipcsync._session.feed import Notice
 from ipcsync._session.handshake import expect
 from ipcsync._session.lease import SessionLease
@@ -25,22 +28,33 @@ from ipcsync._session.waits import Waits
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
-from ipcsync.errors import ClientClosed, CoordinatorLost, IpcSyncError
+from ipcsync._worker import start
+from ipcsync.errors import ClientClosed, CoordinatorLost
 
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
+
+log = logging.getLogger("ipcsync")
 
 _M = TypeVar("_M", bound=Message)
 
 DEFAULT_TIMEOUT_S = 5.0
 _DRAIN_S = 1.0
+_END_S = 10.0  # longer than the end takes by itself
 
 
 class Session:
     """One session, with a lease that lives as long as this process does. Thread-safe.
 
-    Construction raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver.
+    It is begun and ended by its own thread, the heartbeat's: the calls ask for that and wait, so that an exception may
+    end them anywhere. Construction raises ConnectError if there is no coordinator, or it is of another uid, protocol
+    version or driver.
     """
+
+    connection: Connection
+    lease: SessionLease
+    attachments: AttachmentTable
+    _shutdown: Shutdown
 
     def __init__(
         self,
@@ -50,47 +64,108 @@ class Session:
         timeout: float = DEFAULT_TIMEOUT_S,
         lease_ttl: float | None = None,
         tracing: Tracing | None = None,
+        behind_all: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.name = name
         self.timeout = DEFAULT_TIMEOUT_S  # of requests that say nothing else
         self.is_closed = False
-        self._closing = threading.Lock()
+        self._behind_all = behind_all
         self.waits = Waits()
-        self.connection = Connection(endpoint)
+        self._failure: BaseException | None = None
+        self._has_begun = threading.Event()  # or has failed to
+        self._has_ended = threading.Event()  # as far as `close` waits for it
+        self._is_over = False
+        self._closer = 0  # the thread that waits for the end
+        _drivers.load()  # here, for its errors and warnings; the thread finds it loaded
+        begin = partial(self._run, timeout, lease_ttl, tracing)
+        self._thread: threading.Thread | None = None
         try:
-            welcome = handshake.greet(self.connection, name, timeout, lease_ttl)
-            board = handshake.open_board(welcome, endpoint, timeout)
-            try:
-                self._begin(board, welcome, timeout, tracing)
-            except BaseException:
-                board.close()  # and with it the lifeline, so that the line can be another session's
-                raise
+            start(begin, "ipcsync-heartbeat", self._fail)
+            self._has_begun.wait()
+            if self._failure is not None:
+                raise self._failure
         except BaseException:
-            self.connection.close()
+            self.is_closed = True  # the thread ends what it has begun
             raise
-        self._shutdown.forget_child = fork.at_child(self.lease.drop_in_child)
-        devices.collectors.append(self.attachments.collect)
-        sessions.add(self)
 
-    def _begin(self, board: Board, welcome: messages.Welcome, timeout: float, tracing: Tracing | None) -> None:
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._has_begun.set()
+
+    def _run(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None) -> None:
+        """A session's whole life."""
+        self._thread = threading.current_thread()
+        try:
+            with ExitStack() as undo:
+                self._begin(timeout, lease_ttl, tracing, undo)
+                undo.pop_all()
+        except BaseException as error:  # noqa: BLE001 - raised where the session was asked for
+            self._fail(error)
+            return
+        finally:
+            self._has_begun.set()
+        self.lease.run(lambda: self.is_closed)
+        if fork.is_in_bad_fork():
+            return
+        try:
+            self._end()
+        except Exception:
+            log.exception("closing %r failed", self)
+        finally:
+            self._has_ended.set()
+        if not self._is_over:
+            self.lease.run(self._shutdown.is_over)
+            self._shutdown.end()
+
+    def _begin(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None, undo: ExitStack) -> None:
+        self.connection = connection = Connection(self.endpoint)
+        undo.callback(connection.close)
+        welcome = handshake.greet(connection, self.name, timeout, lease_ttl, self._check_wanted)
+        board = handshake.open_board(welcome, self.endpoint, timeout)
+        undo.callback(board.close)  # and with it the lifeline, so that the line can be another session's
         self.epoch = welcome.epoch
         self.lease_ttl = welcome.lease_ttl
         self.id = welcome.session
         self.token = welcome.token
         self.feed_endpoint = welcome.feed
-        self.connection.window = welcome.window
-        self.connection.starts = lambda: board.starts
+        connection.window = welcome.window
+        connection.starts = lambda: board.starts
         self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)
         self.lease = SessionLease(board, welcome, self.endpoint, self._at_beat)
+        self.lease.stands_behind_all = self._behind_all
+        undo.callback(self.lease.stop)
         self.attachments = AttachmentTable(board, self.lease, self._send_close, self.waits, tracing)
-        self._shutdown = Shutdown(self.connection, welcome.token, self.lease, self.attachments)
-        try:
-            self.connection.request(messages.Ready(), self.token, timeout, self.lease.check_liveness)
-            self.lease.start()
-        except BaseException:
-            self.lease.stop()
-            raise
+        self._shutdown = Shutdown(connection, welcome.token, self.lease, self.attachments)
+        connection.request(messages.Ready(), self.token, timeout, self.lease.check_liveness)
+        self.lease.show()
+        self._check_wanted()
+        self._shutdown.forget_child = fork.at_child(self.lease.drop_in_child)
+        devices.collectors.append(self.attachments.collect)
+        sessions.add(self)
+
+    def _check_wanted(self) -> None:
+        if self.is_closed:
+            raise ClientClosed("the session was closed before it had begun", client=self.name, endpoint=self.endpoint)
+
+    def _end(self) -> None:
+        """What `close` waits for; after it, what still drains has its time."""
+        self.attachments.close_all(_DRAIN_S, self._pause)
+        self.waits.join(1.0, self._closer)
+        self._shutdown.begin(self.lease.beat)
+        devices.collectors.remove(self.attachments.collect)
+        sessions.remove(self)
+        if self._shutdown.is_over():
+            self._shutdown.end()
+            self._is_over = True
+
+    def _pause(self, seconds: float) -> None:
+        self.lease.beat()
+        time.sleep(seconds)
+
+    # --- looks --------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise ForkedProcessError, ClientClosed, or what the session was lost for."""
@@ -119,56 +194,71 @@ class Session:
         self.connection.drain_late()
         self.attachments.beat()
         self.attachments.flush_closes(0.05, wait=False)
-        self._shutdown.at_beat()
+        if self.is_closed:
+            self._shutdown.at_beat()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def request(self, body: Message, kind: type[_M], timeout: float | None = None, **options: Any) -> _M:
+    def request(self, body: Message, kind: type[_M], timeout: float | None = None) -> _M:
         """Send a request and return its reply, which is a `kind`; the error that it carries is raised.
 
         `timeout` in seconds, the session's own by default.
         """
         self.check()
         seconds = self.timeout if timeout is None else timeout
-        return expect(self.connection.request(body, self.token, seconds, self.lease.check_liveness, **options), kind)
+        return expect(self.connection.request(body, self.token, seconds, self.lease.check_liveness), kind)
 
     def _send_close(self, body: messages.Close | messages.Break, timeout: float) -> None:
         self.connection.request(body, self.token, timeout, self.lease.check_coordinator)
 
-    def open(self, bodies: Sequence[messages.Open], timeout: float | None = None) -> list[AttachmentRef]:
-        """Attach to what `bodies` name, in their order: all, or none, within `timeout` seconds in all."""
-        timeout = self.timeout if timeout is None else timeout
-        with self.attachments.change(timeout), ExitStack() as before:
-            self.attachments.flush_closes_or_raise(timeout)
-            named_by_recorder = [body for body in bodies if body.recorder and body.name]
-            if named_by_recorder and not self._sees_all_devices:
-                # Attach as a waiter first: if this process cannot use the event, leaving later as its recorder would
-                # close it for everybody.
-                for ref in self._open([replace(body, recorder=False) for body in named_by_recorder], timeout):
-                    before.callback(ref.close)
-            return self._open(bodies, timeout)
+    def open(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float | None = None) -> None:
+        """Attach to what `bodies` name, each for the opening at its place: all, or none, within `timeout` s in all.
 
-    def _open(self, bodies: Sequence[messages.Open], timeout: float) -> list[AttachmentRef]:
+        If an exception comes, also later, it is for the caller to `abandon` the openings.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        self.attachments.change(seconds, partial(self._open_in_order, bodies, openings, seconds))
+
+    def _open_in_order(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float) -> None:
+        named_by_recorder = [body for body in bodies if body.recorder and body.name]
+        if not named_by_recorder or self._sees_all_devices:
+            self._open(bodies, openings, timeout)
+            return
+        # Attach as a waiter first: if this process cannot use the event, leaving later as its recorder would close it
+        # for everybody.
+        before = [Opening() for _ in named_by_recorder]
+        try:
+            self._open([replace(body, recorder=False) for body in named_by_recorder], before, timeout)
+            self._open(bodies, openings, timeout)
+            self.abandon(before)
+        except BaseException:
+            self.abandon(before)
+            raise
+
+    def _open(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float) -> None:
         """`open` without its order towards other requests; if any reply is an error, the first of them is raised."""
         self.check()
-        answers = self.connection.request_many(
-            bodies, self.token, timeout, self.lease.check_liveness, on_late=self._give_back
-        )
-        opened: list[AttachmentRef] = []
+        requests = [Request(body, self._give_back) for body in bodies]
         try:
-            for answer in answers:
-                if isinstance(answer, IpcSyncError):
-                    raise answer
-                opened.append(self.attachments.add(expect(answer, messages.Attachment), opened=True))
+            self.connection.exchange(requests, self.token, timeout, self.lease.check_liveness)
+            for request, opening in zip(requests, openings, strict=True):
+                reply = self.connection.result_of(request, timeout)
+                self.attachments.add(expect(reply, messages.Attachment), opening)
+                request.is_taken = True
         except BaseException:
-            for answer in answers[len(opened) + 1 :]:  # that one itself was given back, or is an error
-                if not isinstance(answer, IpcSyncError):
-                    self._give_back(answer)
-            for ref in opened:
-                ref.close()
-            self.attachments.flush_closes(0.5, wait=True)
+            self._abandon(requests)
             raise
-        return opened
+
+    def _abandon(self, requests: Sequence[Request]) -> None:
+        """What these brought, or bring, and nobody took is given back: by the thread, which an exception never ends."""
+        self.connection.abandon(requests)
+        self.lease.wake()
+
+    def abandon(self, openings: Sequence[Opening]) -> None:
+        """Close what was opened for nobody; the thread tells the coordinator."""
+        for opening in openings:
+            opening.close(wait=False)
+        self.lease.wake()
 
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event. Asks the coordinator only at the first sight of the event.
@@ -186,15 +276,24 @@ class Session:
         found = self.attachments.find(where)
         if found is not None:
             return found
-        timeout = self.timeout if timeout is None else timeout
-        with self.attachments.change(timeout):
-            found = self.attachments.find(where)
-            if found is not None:
-                return found
-            self.attachments.flush_closes_or_raise(timeout)
-            body = messages.Attach(key.slot, key.incarnation)
-            reply = self.request(body, messages.Attachment, timeout, on_late=self._give_back)
-            return self.attachments.add(reply, opened=False)
+        seconds = self.timeout if timeout is None else timeout
+        return self.attachments.change(seconds, partial(self._attach, where, seconds))
+
+    def _attach(self, where: tuple[int, int], timeout: float) -> AttachmentRef:
+        found = self.attachments.find(where)
+        if found is not None:
+            return found
+        self.check()
+        request = Request(messages.Attach(*where), self._give_back)
+        try:
+            self.connection.exchange([request], self.token, timeout, self.lease.check_liveness)
+            reply = self.connection.result_of(request, timeout)
+            attached = self.attachments.add(expect(reply, messages.Attachment))
+            request.is_taken = True
+        except BaseException:
+            self._abandon([request])
+            raise
+        return attached
 
     def _give_back(self, late: Message) -> None:
         """Release an attachment whose request was given up."""
@@ -219,19 +318,23 @@ class Session:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the session; twice does nothing, and so does a call in a forked child. Waits up to 1 s for its work."""
+        """End the session, and wait up to 1 s for its work; nothing in a forked child.
+
+        If an exception ends the wait, the end goes on, and another call waits for it again. In the middle of a call of
+        this session's on the same thread (a finalizer, a signal's handler) it does not wait.
+        """
         if fork.is_in_bad_fork():
             return
-        with self._closing:
-            if self.is_closed:
-                return
-            self.is_closed = True
-        self.attachments.close_all(_DRAIN_S)
-        self.waits.join(1.0)
-        self._shutdown.begin()
-        devices.collectors.remove(self.attachments.collect)
-        sessions.remove(self)
-        self._shutdown.finish()
+        self.is_closed = True
+        thread = threading.current_thread()
+        if self._failure is not None or thread is self._thread:
+            return
+        self._closer = threading.get_ident()
+        self.lease.wake()
+        if self.connection.is_in_use_below or self.attachments.is_in_use_below:
+            return
+        if self._has_ended.wait(_END_S) and self._is_over and self._thread is not None:
+            self._thread.join(_END_S)
 
     def __repr__(self) -> str:
         return f"<session {self.name!r} {'connected' if self.is_connected else 'closed'} {self.endpoint}>"

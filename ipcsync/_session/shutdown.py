@@ -16,7 +16,7 @@ log = logging.getLogger("ipcsync")
 
 
 class Shutdown:
-    """Ends one session once its client is closed: at once, or by the heartbeat's thread when nothing drains any more.
+    """Ends one session once its client is closed, on the heartbeat's thread.
 
     `forget_child` undoes what the client asked for at a fork.
     """
@@ -27,39 +27,29 @@ class Shutdown:
         self._lease = lease
         self._attachments = attachments
         self._has_said_goodbye = False
-        self._is_left_to_thread = False
+        self._has_begun = False
         self.forget_child: Callable[[], None] = lambda: None
 
-    def begin(self) -> None:
+    def begin(self, beat: Callable[[], None]) -> None:
         """Say goodbye, if there is a coordinator to hear it; whatever could be let go of has been."""
         self._lease.say_goodbye()
         if self._lease.coordinator_is_alive():
-            self._say_goodbye(1.0)
-
-    def finish(self) -> None:
-        """Give everything up, or leave that to the heartbeat's thread."""
-        if self._is_over():
-            self._end()
-        else:
-            self._is_left_to_thread = True
+            self._say_goodbye(1.0, beat)
+        self._has_begun = True
 
     def at_beat(self) -> None:
-        """From the heartbeat's thread: what was left to it."""
-        if not self._is_left_to_thread:
-            return
-        if not self._has_said_goodbye:
+        """Say goodbye again, if the coordinator did not take it."""
+        if self._has_begun and not self._has_said_goodbye:
             self._say_goodbye(0.05)
-        if self._is_over():
-            self._end()
 
-    def _say_goodbye(self, timeout: float) -> None:
+    def _say_goodbye(self, timeout: float, beat: Callable[[], None] | None = None) -> None:
         """Tell the coordinator that the session is over, or all of it but what still drains.
 
         A later beat does if the coordinator is silent.
         """
         let_go = not self._attachments.is_draining
         try:
-            self._connection.request(messages.Bye(let_go=let_go), self._token, timeout)
+            self._connection.request(messages.Bye(let_go=let_go), self._token, timeout, beat)
         except (WaitTimeout, ConnectError) as error:
             log.info("the coordinator did not take the goodbye: %s", error)
             return
@@ -69,13 +59,14 @@ class Shutdown:
         if let_go:
             self._attachments.drop_pending_closes()
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether nothing is left to be let go of or to be told to a coordinator that lives."""
         if not self._lease.coordinator_is_alive():
             return True
         return self._has_said_goodbye and not self._attachments.is_draining and not self._attachments.has_pending_closes
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Give everything up."""
         self._lease.stop()
         self._connection.close()
         self.forget_child()

@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from ipcsync._engines import Engine, deadline_of
+from ipcsync._worker import Worker
 from ipcsync.errors import IpcSyncError, WaitTimeout
 
 log = logging.getLogger("ipcsync")
@@ -18,6 +20,7 @@ log = logging.getLogger("ipcsync")
 _ALONE_S = 0.005
 _AMONG_S = 0.001
 _LOOK_NS = 50_000_000
+_STUCK_S = 1.0
 
 
 class Pending:
@@ -76,11 +79,14 @@ class Pending:
 class WaitEntry:
     """One wait of `Waits`, and what to call when it is over: with None, or with the error that ended it."""
 
-    __slots__ = ("error", "pending", "settle")
+    __slots__ = ("error", "is_callback", "pending", "settle")
 
-    def __init__(self, pending: Pending, settle: Callable[[Exception | None], object]) -> None:
+    def __init__(
+        self, pending: Pending, settle: Callable[[Exception | None], object], *, is_callback: bool = False
+    ) -> None:
         self.pending = pending
         self.settle = settle
+        self.is_callback = is_callback
         self.error: Exception | None = None
 
     def is_over(self) -> bool:
@@ -91,66 +97,111 @@ class WaitEntry:
             self.error = error
             return True
 
+    def call(self) -> None:
+        """Tell whoever waits. What that raises is logged, also what would end a thread (SystemExit)."""
+        try:
+            self.settle(self.error)
+        except BaseException:
+            log.exception("a done callback of %s failed", self.pending)
+
 
 class Waits:
-    """The waits of a client, looked at by one thread that is started with the first and ends when none is left."""
+    """The waits of a client, looked at by one thread that is started with the first and ends when none is left.
+
+    Callbacks of users are called by another one, in the order in which their waits were over. One that does not return
+    keeps the others for a second: then they go on on a thread of their own.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._waiting: dict[WaitEntry, None] = {}  # in the order in which they came
-        self._thread: threading.Thread | None = None
+        self._due: deque[WaitEntry] = deque()
+        self._looker = Worker("ipcsync-waits", lambda: bool(self._waiting or self._due), self._look)
+        self._caller = _Caller(self._due)
 
-    def add(self, pending: Pending, settle: Callable[[Exception | None], object]) -> WaitEntry:
-        """Call `settle(None)` once it is over as hoped, or `settle(error)`; on the client's thread."""
-        entry = WaitEntry(pending, settle)
-        with self._lock:
-            self._waiting[entry] = None
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ipcsync-callbacks", daemon=True)
-                self._thread.start()
+    def add(
+        self, pending: Pending, settle: Callable[[Exception | None], object], *, is_callback: bool = False
+    ) -> WaitEntry:
+        """Call `settle(None)` once it is over as hoped, or `settle(error)`; on a thread of the client's.
+
+        `is_callback`: it is a user's, and may do anything. Else it returns at once.
+        """
+        entry = WaitEntry(pending, settle, is_callback=is_callback)
+        self._waiting[entry] = None
+        self._looker.ensure()
         return entry
 
     def remove(self, entry: WaitEntry) -> None:
         """Wait for it no more. If it is over this very moment, `settle` may still be called."""
-        with self._lock:
-            self._waiting.pop(entry, None)
+        self._waiting.pop(entry, None)
 
     @property
     def count(self) -> int:
         """How many waits are not over."""
         return len(self._waiting)
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                waiting = list(self._waiting)
-                if not waiting:
-                    self._thread = None
-                    return
-            began = time.monotonic()
-            # Asked from the last on and told from the first on: of two that end in this moment, the one that was added
-            # first is told first.
-            over = [entry for entry in reversed(waiting) if entry.is_over()]
-            for entry in reversed(over):
-                self._settle(entry)
-            if over:
-                continue
-            # The first is the likeliest to come first. With many, half of the time at most is spent on looking.
-            took = time.monotonic() - began
+    def _look(self) -> None:
+        waiting = list(self._waiting)
+        began = time.monotonic()
+        # Asked from the last on and told from the first on: of two that end in this moment, the one that was added
+        # first is told first.
+        over = [entry for entry in reversed(waiting) if entry.is_over()]
+        for entry in reversed(over):
+            self._settle(entry)
+        if self._due:
+            if self._caller.is_stuck:
+                self._caller = _Caller(self._due)
+            self._caller.ensure()
+        if over:
+            return
+        # The first is the likeliest to come first. With many, half of the time at most is spent on looking.
+        took = time.monotonic() - began
+        if waiting:
             waiting[0].pending.pause(_ALONE_S if len(waiting) == 1 else max(_AMONG_S, took))
+        else:
+            self._caller.join(_LOOK_NS / 1e9)
 
     def _settle(self, entry: WaitEntry) -> None:
-        with self._lock:
-            if entry not in self._waiting:
-                return  # taken back meanwhile
-            del self._waiting[entry]
-        try:
-            entry.settle(entry.error)
-        except Exception:
-            log.exception("a done callback of %s failed", entry.pending)
+        if self._waiting.pop(entry, entry) is entry:
+            return  # taken back meanwhile
+        if entry.is_callback:
+            self._due.append(entry)
+        else:
+            entry.call()
 
-    def join(self, timeout: float) -> None:
-        """Wait until every callback was called; the client is closed, so each of them is due."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
+    def join(self, timeout: float, closer: int) -> None:
+        """Wait until every callback was called; the client is closed, so each of them is due.
+
+        `closer` is the thread that waits for this: a callback may close its own client.
+        """
+        deadline = time.monotonic() + timeout
+        self._looker.join(timeout)
+        if self._caller.thread != closer:
+            self._caller.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Caller:
+    """Calls what is due, in order, until one of the calls does not return."""
+
+    def __init__(self, due: deque[WaitEntry]) -> None:
+        self._due = due
+        self._is_replaced = False
+        self._since = 0.0  # when the callback began that runs now
+        self._worker = Worker("ipcsync-callbacks", lambda: bool(due) and not self._is_replaced, self._call)
+        self.thread = 0
+        self.ensure = self._worker.ensure
+        self.join = self._worker.join
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a callback has not returned for long; then this calls no other."""
+        since = self._since
+        self._is_replaced = bool(since) and time.monotonic() - since > _STUCK_S
+        return self._is_replaced
+
+    def _call(self) -> None:
+        self.thread = threading.get_ident()
+        self._since = time.monotonic()
+        try:
+            self._due.popleft().call()
+        finally:
+            self._since = 0.0

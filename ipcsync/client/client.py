@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ipcsync._engines import deadline_of, queued
+from ipcsync._locks import CallLock
 from ipcsync._native import device as devices
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._session.attachments import Opening
 from ipcsync._session.feed import Notice
 from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages, names
@@ -21,7 +22,7 @@ from ipcsync._wire import point as wire
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.point import Point, bound
-from ipcsync.errors import DeviceMismatch, InvalidDevice, ProtocolError, WaitTimeout
+from ipcsync.errors import DeviceMismatch, InvalidDevice, ProtocolError, Reentered, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
@@ -78,10 +79,12 @@ class Client:
             raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
         endpoint = endpoint if endpoint is not None else endpoints.default_endpoint()
-        self._session = Session(endpoint, name or "", timeout=timeout, lease_ttl=lease_ttl, tracing=tracing)
-        self._session.lease.stands_behind_all = chains == "session"
         self._unnamed: dict[_StreamKey, SharedEvent] = {}
-        self._unnamed_lock = threading.Lock()
+        self._unnamed_lock = CallLock()
+        stands_behind_all = chains == "session"
+        self._session = Session(
+            endpoint, name or "", timeout=timeout, lease_ttl=lease_ttl, tracing=tracing, behind_all=stands_behind_all
+        )
 
     @property
     def endpoint(self) -> str:
@@ -151,8 +154,14 @@ class Client:
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for a bad name, WaitTimeout,
         and ValueError for an invalid depth, engine or timeout.
         """
-        (opened,) = self.events([name], recorder=recorder, device=device, engine=engine, depth=depth, timeout=timeout)
-        return opened
+        _check_name(name)
+        openings = [Opening()]
+        try:
+            (opened,) = self._open([name], openings, recorder, device, engine, depth, timeout)
+            return opened
+        except BaseException:
+            self._session.abandon(openings)
+            raise
 
     def events(
         self,
@@ -171,17 +180,24 @@ class Client:
         names = list(names)
         for name in names:
             _check_name(name)
-        return self._open(names, recorder, device, engine, depth, timeout)
+        openings = [Opening() for _ in names]
+        try:
+            return self._open(names, openings, recorder, device, engine, depth, timeout)
+        except BaseException:
+            self._session.abandon(openings)
+            raise
 
     def _open(
         self,
         names: Sequence[str],
+        openings: Sequence[Opening],
         recorder: bool,
         device: DeviceLike | None,
         engine: EngineChoice,
         depth: int,
         timeout: float | None = None,
     ) -> list[SharedEvent]:
+        """Open events for `openings`, which the caller abandons if an exception comes before it has the events."""
         self._session.check()
         if isinstance(depth, bool) or not isinstance(depth, int):
             raise TypeError(f"depth is an int, but got {type(depth).__name__}")
@@ -192,7 +208,8 @@ class Client:
         wanted = "" if device is None else uuid_of(devices.parse(device))
         default = uuid_of(current_ordinal())
         bodies = [messages.Open(name, bool(recorder), wanted, default, engine, depth) for name in names]
-        return [SharedEvent(ref, is_recorder=bool(recorder)) for ref in self._session.open(bodies, timeout)]
+        self._session.open(bodies, openings, timeout)
+        return [SharedEvent(opening, is_recorder=bool(recorder)) for opening in openings]
 
     def record(
         self, stream: StreamLike | None = None, *, engine: EngineChoice = "auto", after: Iterable[Point] = ()
@@ -231,16 +248,26 @@ class Client:
 
     def _unnamed_event(self, key: _StreamKey) -> SharedEvent:
         """The unnamed event of a stream, opened if there is none yet."""
-        with self._unnamed_lock:
-            event = self._unnamed.get(key)
-            if event is not None and event.is_lost:
-                del self._unnamed[key]
-                event.close()
-                event = None
-            if event is None:
-                (event,) = self._open([""], True, key[2], key[3], _UNNAMED_DEPTH)
-                self._unnamed[key] = event
-        return event
+        lock = self._unnamed_lock
+        if lock.is_mine() and lock.is_held_below():
+            raise Reentered("this client's first record on a stream is under way, which a first record here interrupts")
+        openings = [Opening()]
+        try:
+            with lock:
+                event = self._unnamed.get(key)
+                if event is not None and event.is_lost:
+                    del self._unnamed[key]
+                    event.close()
+                    event = None
+                if event is None:
+                    (event,) = self._open([""], openings, True, key[2], key[3], _UNNAMED_DEPTH)
+                    self._unnamed[key] = event
+                return event
+        except BaseException:
+            lock.unwind()
+            if key not in self._unnamed:
+                self._session.abandon(openings)
+            raise
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the first sight of an event.

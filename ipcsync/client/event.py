@@ -10,7 +10,7 @@ from ipcsync._drivers import DriverObject
 from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync._native.stream import Stream, stream_handle
-from ipcsync._session.attachments import AttachmentRef
+from ipcsync._session.attachments import Opening
 from ipcsync.client.point import Point, bound
 from ipcsync.errors import EventClosed
 from ipcsync.typing import EngineName, EventState, StreamLike
@@ -28,9 +28,11 @@ class SharedEvent:
     manager that closes it.
     """
 
-    def __init__(self, attached: AttachmentRef, *, is_recorder: bool) -> None:
-        self._attached = attached
-        self._engine = attached.engine
+    def __init__(self, opening: Opening, *, is_recorder: bool) -> None:
+        assert opening.attached is not None
+        self._opening = opening
+        self._attached = opening.attached
+        self._engine = opening.attached.engine
         self._is_recorder = is_recorder
         self._is_open = True
 
@@ -152,9 +154,9 @@ class SharedEvent:
         A recorder's close finishes the event: its name is free, and what was not recorded raises RecorderLost. Twice is
         nothing, and so is a call in a forked child.
         """
-        if self._is_open and not fork.is_in_bad_fork():
+        if not fork.is_in_bad_fork():
             self._is_open = False
-            self._attached.close()
+            self._opening.close()
 
     def __enter__(self) -> Self:
         return self

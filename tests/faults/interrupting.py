@@ -20,7 +20,7 @@ from typing import Any
 import ipcsync
 
 _ROOT = os.path.dirname(os.path.abspath(ipcsync.__file__)) + os.sep
-_SWALLOWED = ("__del__", "_watch", "_run_in_child")
+_SWALLOWED = ("__del__", "_run_in_child")
 _TOOL = 3
 HAS_INSTRUCTIONS = sys.version_info >= (3, 12)
 
@@ -39,19 +39,23 @@ class Outcome:
         self.result: Any = None
         self.error: BaseException | None = None
 
+    def forget(self) -> None:
+        """Let go of the result, and of what the exception's frames keep."""
+        self.result = self.error = None
+
     @property
     def was_interrupted(self) -> bool:
         """Whether the point was reached."""
         return bool(self.where)
 
 
-def interrupted(call: Callable[[], Any], point: int, kind: str) -> Outcome:
+def interrupted(call: Callable[[], Any], point: int, kind: str, within: Callable[[], object] | None = None) -> Outcome:
     """Run `call`, and raise Interruption at its point number `point` (from 1; 0: nowhere) of a kind: line, instruction.
 
     `points` of the outcome is how many were reached.
     """
     outcome = Outcome()
-    run = _Lines(outcome, point) if kind == "line" else _Instructions(outcome, point)
+    run = _Lines(outcome, point, within) if kind == "line" else _Instructions(outcome, point, within)
     with _collector_off():
         try:
             with run:
@@ -61,12 +65,18 @@ def interrupted(call: Callable[[], Any], point: int, kind: str) -> Outcome:
     return outcome
 
 
-class _Points:
-    """Counts points, and raises at one of them."""
+def called_within(call: Callable[[], Any], point: int, kind: str, within: Callable[[], object]) -> Outcome:
+    """Run `call`, and `within` in the middle of it, at its point number `point`, as a signal's handler would."""
+    return interrupted(call, point, kind, within)
 
-    def __init__(self, outcome: Outcome, point: int) -> None:
+
+class _Points:
+    """Counts points, and raises at one of them, or calls `within` there."""
+
+    def __init__(self, outcome: Outcome, point: int, within: Callable[[], object] | None) -> None:
         self._outcome = outcome
         self._point = point
+        self._within = within
         self._thread = threading.get_ident()
 
     def at(self, frame: FrameType | None) -> None:
@@ -86,7 +96,9 @@ class _Points:
         self._outcome.where = stack[0]
         self._outcome.stack = " < ".join(stack)
         self.stop()
-        raise Interruption
+        if self._within is None:
+            raise Interruption
+        self._within()
 
     def stop(self) -> None:
         """Count no more."""

@@ -178,7 +178,7 @@ class Rig:
         self.is_locked = False
         self.log.append("unlock")
 
-    def _is_owned(self) -> bool:
+    def is_mine(self) -> bool:
         return self.is_locked
 
     def is_held_below(self) -> bool:

@@ -31,6 +31,7 @@ _TREE = {
     "RecorderTaken": ("NotRecorder",),
     "DeviceMismatch": ("IpcSyncError",),
     "EngineMismatch": ("IpcSyncError",),
+    "Reentered": ("IpcSyncError",),
     "QuotaExceeded": ("IpcSyncError",),
     "ProtocolError": ("IpcSyncError",),
     "WaitTimeout": ("IpcSyncError", "TimeoutError"),

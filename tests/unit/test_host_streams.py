@@ -37,9 +37,9 @@ def test_a_stream_takes_work_again_after_its_thread_has_ended(process: HostProce
     process.run(
         "from ipcsync._drivers.host import stream as streams\nstreams._IDLE_S = 0.01\n"
         "gate = hold(stream); gate.value = 1; d.cuStreamSynchronize(stream)\n"
-        "thread = streams.find_stream(stream)._thread\nif thread: thread.join(10)"
+        "running = streams.find_stream(stream)._running\nrunning.acquire(timeout=10) and running.release()"
     )
-    assert process.run("streams.find_stream(stream)._thread") is None
+    assert process.run("running.locked()") is False
     process.run("gate = hold(stream); d.cuEventRecord(event, stream)")
     assert process.run("code(d.cuEventQuery(event))") == 600
     process.run("gate.value = 1")
@@ -51,7 +51,7 @@ def test_a_destroyed_streams_work_is_still_done_and_its_slot_then_free(process: 
     assert process.run("gate = hold(stream); d.cuEventRecord(event, stream); code(d.cuStreamDestroy(stream))") == 0
     assert process.run("code(d.cuStreamQuery(stream)), code(d.cuEventQuery(event))") == (400, 600)
     assert process.run("this.segment._map[at.STREAM_MAP + inner.slot]") == 1
-    process.run("thread = inner._thread; gate.value = 1; thread.join(10)")
+    process.run("gate.value = 1; inner._running.acquire(timeout=10) and inner._running.release()")
     assert process.run("code(d.cuEventQuery(event))") == 0
     assert process.run("this.segment._map[at.STREAM_MAP + inner.slot]") == 0
 

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec
 from cuda.bindings.driver import CUresult
 
 from ipcsync._drivers.host.process import this
+from ipcsync._locks import HeldBelow
 
 P = ParamSpec("P")
 Result = tuple[Any, ...]
@@ -42,7 +43,8 @@ NOT_PERMITTED = CUresult.CUDA_ERROR_NOT_PERMITTED
 def entry(values: int = 0) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
     """Make a function of the driver API, whose result has `values` values behind the CUresult.
 
-    It is refused before cuInit and in a forked child (NOT_INITIALIZED), and at interpreter exit (DEINITIALIZED).
+    It is refused before cuInit and in a forked child (NOT_INITIALIZED), at interpreter exit (DEINITIALIZED), and in the
+    middle of another call of this thread that it cannot go before (NOT_PERMITTED).
     """
     nothing = (None,) * values
 
@@ -56,6 +58,8 @@ def entry(values: int = 0) -> Callable[[Callable[P, Result]], Callable[P, Result
                 return function(*args, **kwargs)
             except Refused as refused:
                 return (refused.code, *nothing)
+            except HeldBelow:
+                return (NOT_PERMITTED, *nothing)
 
         return call
 

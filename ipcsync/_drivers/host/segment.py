@@ -15,12 +15,11 @@ from contextlib import suppress
 from typing import Concatenate, ParamSpec, TypeVar
 
 from ipcsync._drivers.host import layout as at
-from ipcsync._drivers.host.results import NOT_PERMITTED, Refused
 from ipcsync._linux import locks, process
 from ipcsync._linux.death_mark import Life
 from ipcsync._linux.futex import Futex
 from ipcsync._linux.robust import OWNER_DIED
-from ipcsync._locks import CallLock
+from ipcsync._locks import CallLock, HeldBelow
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,8 +51,8 @@ def exclusive(method: Callable[Concatenate[Segment, P], T]) -> Callable[Concaten
 
     def call(self: Segment, /, *args: P.args, **kwargs: P.kwargs) -> T:
         lock = self.thread_lock
-        if lock._is_owned() and lock.is_held_below():
-            raise Refused(NOT_PERMITTED)  # a finalizer or a signal's handler, in the middle of another such call
+        if lock.is_mine() and lock.is_held_below():
+            raise HeldBelow  # a finalizer or a signal's handler, in the middle of another such call
         try:
             with lock:
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +22,6 @@ from ipcsync._drivers.host.process import this
 from ipcsync._drivers.host.results import (
     INVALID_HANDLE,
     INVALID_VALUE,
-    NOT_PERMITTED,
     NOT_READY,
     OK,
     OUT_OF_MEMORY,
@@ -32,7 +32,10 @@ from ipcsync._drivers.host.results import (
     number,
 )
 from ipcsync._drivers.host.segment import SEQ_CST, fence
-from ipcsync._locks import CallLock, under
+from ipcsync._locks import CallLock, HeldBelow, under
+from ipcsync._worker import start
+
+log = logging.getLogger("ipcsync")
 
 NON_BLOCKING = 1
 LEGACY, PER_THREAD = 1, 2  # handles; 0 is LEGACY
@@ -114,12 +117,12 @@ class Stream:
     def submit(self, action: Action | None = None, *, at_once: bool = True) -> int:
         """Take on an operation, None for one that does nothing, and return its record.
 
-        An idle stream finishes it within the call, unless `at_once` is False because it may have to wait. Refused as
-        NOT_PERMITTED for a finalizer or a signal's handler that interrupts another call on the stream.
+        An idle stream finishes it within the call, unless `at_once` is False because it may have to wait. HeldBelow for
+        a finalizer or a signal's handler that interrupts another call on the stream.
         """
         lock = self._lock
-        if lock._is_owned() and lock.is_held_below():
-            raise Refused(NOT_PERMITTED)
+        if lock.is_mine() and lock.is_held_below():
+            raise HeldBelow
         try:
             with lock:
                 return self._take_on(action, at_once)
@@ -159,8 +162,7 @@ class Stream:
         if not self._pending:
             return
         if not self._running.locked():
-            name = f"ipcsync-host-stream-{self.number:#x}"
-            threading.Thread(target=self._run, name=name, daemon=True).start()
+            start(self._run, f"ipcsync-host-stream-{self.number:#x}", _no_thread)
         self._wake.put(None)
 
     def _run(self) -> None:
@@ -214,6 +216,10 @@ class Stream:
         except IndexError:
             return  # it was given back
         this.segment.free_stream(slot)
+
+
+def _no_thread(error: BaseException) -> None:
+    log.error("a stream of the host driver has no thread, and finishes nothing: %s", error)
 
 
 def _after(records: list[int], action: Action | None) -> None:

@@ -1,0 +1,123 @@
+"""Threads in which no exception of a call's arrives: what must not be done by half is done there.
+
+A signal's handler raises in the main thread. A call that asks for such work and waits may be ended anywhere.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger("ipcsync")
+
+
+def start(target: Callable[[], object], name: str, on_failure: Callable[[BaseException], object]) -> threading.Thread:
+    """A daemon thread that runs `target`, or none: then `on_failure` is told why, on a thread of its own.
+
+    `Thread.start` waits until the thread runs, and an exception that ends it there leaves it torn (CPython 3.11). So
+    another thread calls it, which is started in one step.
+    """
+    thread = threading.Thread(target=target, name=name, daemon=True)
+
+    def begin() -> None:
+        try:
+            thread.start()
+        except BaseException as error:  # noqa: BLE001 - told
+            on_failure(error)
+
+    _thread.start_new_thread(begin, ())
+    return thread
+
+
+class Worker:
+    """At most one thread at a time, which calls `work` for as long as `has_work` says so.
+
+    Whoever adds work calls `ensure` behind that, from any thread and in the middle of anything: an exception that ends
+    `ensure` leaves a thread that runs, or none, and the next call sees which.
+    """
+
+    def __init__(self, name: str, has_work: Callable[[], bool], work: Callable[[], None]) -> None:
+        self._name = name
+        self._has_work = has_work
+        self._work = work
+        self._running = threading.Lock()  # held by the thread that works, in which no exception of a call's arrives
+        self._thread: threading.Thread | None = None
+
+    def ensure(self) -> None:
+        """Have a thread that sees the work added before this call."""
+        if not self._running.locked():
+            start(self._run, self._name, lambda error: log.error("no thread for %s: %s", self._name, error))
+
+    def _run(self) -> None:
+        # Asked once more with the lock released: who added work while it was held has started no other thread.
+        while self._has_work() and self._running.acquire(False):
+            self._thread = threading.current_thread()
+            try:
+                while self._has_work():
+                    self._work()
+            except Exception:
+                log.exception("the thread %s failed, and goes on", self._name)
+            finally:
+                self._running.release()
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread ends, if another than the calling one works."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+
+class Errand(Generic[T]):
+    """`function()` on a thread of its own, for a caller who may be ended by an exception while it waits.
+
+    What it made for nobody is then undone, by `undo`.
+    """
+
+    def __init__(self, function: Callable[[], T], undo: Callable[[T], object]) -> None:
+        self._function = function
+        self._undo = deque([undo])  # until it is called, once
+        self._is_done = threading.Event()
+        self._is_wanted = True
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> T:
+        """What the function returns or raises."""
+        try:
+            start(self._do, "ipcsync-errand", self._fail)
+            self._is_done.wait()
+            if self._error is not None:
+                raise self._error
+            return self._results[0]
+        except BaseException:
+            self._is_wanted = False
+            self._undo_if_unwanted()
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._is_done.set()
+
+    def _do(self) -> None:
+        try:
+            self._results.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - raised by `run`
+            self._error = error
+        self._is_done.set()
+        self._undo_if_unwanted()
+
+    def _undo_if_unwanted(self) -> None:
+        # Asked on both sides, each after its own word: one of them sees the other's.
+        if self._is_wanted or not self._is_done.is_set() or not self._results:
+            return
+        try:
+            undo = self._undo.popleft()
+        except IndexError:
+            return  # the other side does it
+        undo(self._results[0])

@@ -1,0 +1,232 @@
+"""Programs whose calls the handler of a real signal interrupts, at random; each ends with 1 if a promise does not hold.
+
+    python -m tests.faults.signalled PROGRAM SECONDS
+
+Run by `test_interrupts` in processes of their own: what they look for includes crashes and calls that never return.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.kit.until import until
+
+_STUCK_S = 60.0
+
+
+class Alarm(Exception):  # noqa: N818 - not an error: a handler's exception, as Ctrl-C's
+    """What the handler raises."""
+
+
+def _raise(*_: Any) -> None:
+    raise Alarm
+
+
+def _disarm() -> None:
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Alarm:
+            continue
+        return
+
+
+def _interrupted(call: Callable[[], object], longest_s: float) -> bool:
+    """Whether a signal came within `call()`, which is repeated until one does."""
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(20e-6, longest_s), 0.05)  # again: pyzmq may swallow one
+            while True:
+                call()
+        finally:
+            _disarm()
+    except Alarm:
+        return True
+    return False
+
+
+def _for(seconds: float) -> Callable[[], bool]:
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() < end
+
+
+def records(coordinator: ipcsync.Coordinator, seconds: float, engine: EngineName) -> None:
+    """No number twice, no silent pass, no hang."""
+    with ipcsync.connect(coordinator.endpoint) as client, ipcsync.connect(coordinator.endpoint) as peer:
+        stream, going = ipcsync.Stream(), _for(seconds)
+        event = client.event("e", recorder=True, engine=engine, depth=64)
+        seen = peer.event("e", engine=engine)
+        while going():
+            _interrupted(lambda: event.record(stream), 400e-6)
+            stream.synchronize()
+            highest = event.generation
+            with StreamGate(stream) as gate:
+                point = event.record(stream, timeout=5)
+                assert point.generation > highest
+                assert not point.query(), "a record behind a closed gate is complete"
+                assert not seen.at(point.generation).query(), "a record behind a closed gate is complete for its peer"
+                gate.open()
+            seen.at(point.generation).synchronize(10)
+
+
+def requests(coordinator: ipcsync.Coordinator, seconds: float, _: EngineName) -> None:
+    """The next request works, and the client closes."""
+    client, going = ipcsync.connect(coordinator.endpoint, name="asker"), _for(seconds)
+    while going():
+        _interrupted(client.stats, 900e-6)
+        client.stats(timeout=5)
+    client.close()
+    with ipcsync.connect(coordinator.endpoint) as observer:
+        until(lambda: "asker" not in [row.name for row in observer.list_sessions()], "the session has ended")
+
+
+def connects(coordinator: ipcsync.Coordinator, seconds: float, _: EngineName) -> None:
+    """No crash, no other exception than the handler's, no session and no thread left."""
+    ipcsync.connect(coordinator.endpoint).close()
+    before, going = threading.active_count(), _for(seconds)
+    clients: list[ipcsync.Client] = []
+    while going():
+        _interrupted(lambda: clients.append(ipcsync.connect(coordinator.endpoint, name="one")), 6e-3)
+        while clients:
+            clients.pop().close()
+    with ipcsync.connect(coordinator.endpoint) as observer:
+        until(lambda: "one" not in [row.name for row in observer.list_sessions()], "the sessions have ended")
+    until(lambda: threading.active_count() <= before, f"the threads have ended: {threading.enumerate()}")
+
+
+def closes(coordinator: ipcsync.Coordinator, seconds: float, engine: EngineName) -> None:
+    """A close that was interrupted can be repeated until it is done, with work in flight too."""
+    going, stream = _for(seconds), ipcsync.Stream()
+    with ipcsync.connect(coordinator.endpoint) as observer:
+        while going():
+            with StreamGate(stream) as gate:
+                client = ipcsync.connect(coordinator.endpoint, name="closing")
+                client.event("e", recorder=True, engine=engine).record(stream)
+                _interrupted(client.close, 20e-3)
+                client.close()
+                gate.open()
+            until(lambda: "closing" not in [row.name for row in observer.list_sessions()], "the session has ended")
+            until(lambda: not observer.list_events("e"), "its event is given back")
+
+
+def _handled(mode: str, coordinator: ipcsync.Coordinator, client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
+    stream = ipcsync.Stream()
+    if mode == "record":
+        event.record(stream, timeout=1)
+    elif mode == "unnamed":
+        client.record(stream)
+    elif mode == "query":
+        event.at(1).query()
+    elif mode == "wait":
+        event.at(1).wait(stream, timeout=1)
+    elif mode == "open":
+        client.event(f"x{next(_numbers)}", recorder=True, timeout=1).close()
+    elif mode == "request":
+        client.stats(timeout=1)
+    else:
+        ipcsync.connect(coordinator.endpoint, timeout=1).close()
+
+
+_numbers = itertools.count()
+
+
+def handlers(coordinator: ipcsync.Coordinator, seconds: float, engine: EngineName) -> None:
+    """A handler that uses the client and event of the call it interrupts: it, and that call, work or raise at once."""
+    seen: Counter[str] = Counter()
+    for mode in ("record", "unnamed", "query", "wait", "open", "request", "connect"):
+        client = ipcsync.connect(coordinator.endpoint)
+        event = client.event(f"{mode}-event", recorder=True, engine=engine, depth=8)
+        stream = ipcsync.Stream()
+        event.record(stream).synchronize(5)
+        inside: list[str] = []
+
+        def on_alarm(*_: Any, mode: str = mode, client: Any = client, event: Any = event, inside: Any = inside) -> None:
+            if inside:
+                return
+            inside.append(mode)
+            began = time.monotonic()
+            try:
+                _handled(mode, coordinator, client, event)
+            except (ipcsync.Reentered, ipcsync.DriverError) as error:
+                seen[f"{mode}: {type(error).__name__}"] += 1
+            finally:
+                seen[mode] += 1
+                inside.clear()
+            assert time.monotonic() - began < 20
+
+        signal.signal(signal.SIGALRM, on_alarm)
+        signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
+        going = _for(seconds)
+        while going():
+            point = event.record(stream, timeout=20)
+            point.query()
+            point.wait(stream)
+            client.stats(timeout=20)
+            client.event(f"y{next(_numbers)}", recorder=True, timeout=20).close()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        client.close()
+    sys.stdout.write(f"{dict(seen)}\n")
+    assert all(seen[mode] for mode in ("record", "query", "wait", "open", "request", "connect"))
+
+
+def finalizers(coordinator: ipcsync.Coordinator, seconds: float, engine: EngineName) -> None:
+    """Owners in cycles close their events, and use another, in whatever call the collector comes: nothing waits."""
+    client, stream, going = ipcsync.connect(coordinator.endpoint), ipcsync.Stream(), _for(seconds)
+    shared = client.event("shared", recorder=True, engine=engine)
+    shared.record(stream)
+    errors: list[ipcsync.IpcSyncError] = []
+
+    class Owner:
+        def __init__(self) -> None:
+            self.event = client.event(f"owned-{next(_numbers)}", recorder=True, engine=engine, depth=2)
+            self.point = self.event.record(stream)
+            self.me = self
+
+        def __del__(self) -> None:
+            for use in (lambda: shared.record(stream, timeout=5), lambda: shared.at(1).query(), client.stats):
+                try:
+                    use()
+                except ipcsync.IpcSyncError as error:  # noqa: PERF203 - each by itself
+                    errors.append(error)
+            self.event.close()
+
+    import gc
+
+    gc.set_threshold(50)
+    while going():
+        Owner()
+        shared.record(stream).query()
+    wrong = [error for error in errors if not isinstance(error, ipcsync.Reentered | ipcsync.DriverError)]
+    assert not wrong, wrong[:3]
+    gc.set_threshold(700)
+    gc.collect()
+    client.close()
+
+
+PROGRAMS = {program.__name__: program for program in (records, requests, connects, closes, handlers, finalizers)}
+
+
+def main() -> None:
+    """One of the programs."""
+    faulthandler.dump_traceback_later(_STUCK_S, exit=True)
+    signal.signal(signal.SIGALRM, _raise)
+    threading.excepthook = lambda args: sys.stderr.write(f"thread {args.thread}: {args.exc_value!r}\n") and None
+    engine: Any = sys.argv[3]
+    with ipcsync.launch(log_level="error", max_sessions=256) as coordinator:
+        PROGRAMS[sys.argv[1]](coordinator, float(sys.argv[2]), engine)
+
+
+if __name__ == "__main__":
+    main()

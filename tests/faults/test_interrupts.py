@@ -1,0 +1,273 @@
+"""An exception, or a call, in the middle of any call: rows 41, 42 and 43.
+
+`python -m tests.faults.interrupts` does the first at every point of every call; here it is some of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._engines import Engine
+from ipcsync._locks import CallLock
+from ipcsync._session.connection import Connection
+from ipcsync._session.lease import SessionLease
+from ipcsync._session.session import Session
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.faults.interrupt_stage import Stage
+from tests.faults.interrupting import HAS_INSTRUCTIONS, called_within
+from tests.faults.interrupts import SCENES, interrupt
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+_ROOT = Path(__file__).parents[2]
+_KIND = "instruction" if HAS_INSTRUCTIONS else "line"
+_SOME = 12 if _KIND == "line" else 60  # points of each call
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    """Each engine."""
+    name: EngineName = request.param
+    return name
+
+
+@pytest.fixture
+def stage(coordinator: ipcsync.Coordinator, engine: EngineName) -> Iterator[Stage]:
+    """A recorder and a peer."""
+    made = Stage(coordinator, engine)
+    yield made
+    made.close()
+
+
+# --- an exception -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [call for call in SCENES if call != "launch"])
+def test_row_41_an_exception_at_any_point_of_a_call_breaks_no_promise(stage: Stage, call: str) -> None:
+    points = interrupt(stage, call, _KIND, every=10**9).points and _count(stage, call)
+    result = interrupt(stage, call, _KIND, every=max(1, points // _SOME), first=1 + hash(call) % 5)
+    assert not result.failures, "\n".join(result.failures)
+    assert result.points >= min(points, _SOME) // 2
+
+
+def _count(stage: Stage, call: str) -> int:
+    from tests.faults.interrupting import interrupted
+
+    fn, after = SCENES[call](stage)
+    outcome = interrupted(fn, 0, _KIND)
+    after(outcome)
+    return outcome.points
+
+
+@pytest.mark.parametrize("program", ["records", "requests", "connects", "closes"])
+def test_row_41_a_signals_handler_that_raises_anywhere_breaks_no_promise(program: str, engine: EngineName) -> None:
+    _run(program, engine)
+
+
+def _run(program: str, engine: str) -> str:
+    """The program's output; it ends by itself, with 0."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.faults.signalled", program, "1.5", engine],
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def _numbers_come_again(patch: pytest.MonkeyPatch) -> None:
+    make = Engine._record
+
+    def record(self: Any, *args: Any) -> int:
+        self._begun = self._recorded  # what failed behind its number is forgotten
+        return make(self, *args)
+
+    patch.setattr(Engine, "_record", record)
+
+
+def _locks_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CallLock, "unwind", lambda self: None)
+
+
+def _replies_are_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Connection, "abandon", lambda self, requests: None)
+
+
+def _close_is_done_by_its_caller(patch: pytest.MonkeyPatch) -> None:
+    run = SessionLease.run
+    patch.setattr(SessionLease, "run", lambda self, until: run(self, lambda: self._closed))
+
+    def close(self: Session) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._end()
+            self._has_ended.set()
+
+    patch.setattr(Session, "close", close)
+
+
+def _connect_leaves_its_thread(patch: pytest.MonkeyPatch) -> None:
+    run = SessionLease.run
+    patch.setattr(Session, "_check_wanted", lambda self: None)
+
+    def until_closed_by_its_user(self: SessionLease, until: Callable[[], bool]) -> None:
+        run(self, lambda: False if not _claimed(self) else until())
+
+    claimed: list[SessionLease] = []
+    init = Session.__init__
+
+    def construct(self: Session, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        claimed.append(self.lease)
+
+    def _claimed(lease: SessionLease) -> bool:
+        return lease in claimed
+
+    patch.setattr(Session, "__init__", construct)
+    patch.setattr(SessionLease, "run", until_closed_by_its_user)
+
+
+@pytest.mark.parametrize(
+    ("plant", "engine", "call"),
+    [
+        (_numbers_come_again, "timeline", "record"),
+        (_locks_stay, "event", "record"),
+        (_locks_stay, "event", "event"),
+        (_replies_are_lost, "event", "event"),
+        (_close_is_done_by_its_caller, "event", "close of a client"),
+        (_connect_leaves_its_thread, "event", "connect"),
+    ],
+    indirect=["engine"],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else str(value),
+)
+def test_row_41_a_mending_that_is_taken_back_is_found(
+    stage: Stage, plant: Plant, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "wait_s", 1.0)
+    monkeypatch.setattr("tests.faults.interrupts.ENOUGH", 1)
+    with monkeypatch.context() as patch:
+        plant(patch)
+        result = interrupt(stage, call, "line")
+        assert result.failures, f"{result.points} points of {call}, and nothing was found"
+
+
+# --- a call -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["handlers", "finalizers"])
+def test_row_42_handlers_and_finalizers_may_call_anything_in_the_middle_of_anything(
+    program: str, engine: EngineName
+) -> None:
+    _run(program, engine)
+
+
+@pytest.mark.parametrize("nested", ["record", "query", "wait", "close", "open", "stats", "point"])
+@pytest.mark.parametrize("call", ["record", "wait", "query", "event", "close of an event", "record, unnamed"])
+def test_row_42_a_call_within_a_call_works_or_raises_at_once(stage: Stage, call: str, nested: str) -> None:
+    errors: list[ipcsync.IpcSyncError] = []
+    closing: list[ipcsync.SharedEvent] = []
+
+    def within() -> None:
+        calls: dict[str, Callable[[], object]] = {
+            "record": lambda: stage.event.record(stage.stream, timeout=1),
+            "query": lambda: stage.event.at(1).query(),
+            "wait": lambda: stage.event.at(1).wait(stage.other, timeout=1),
+            "close": lambda: closing.pop().close(),
+            "open": lambda: stage.client.event(stage.name(), recorder=True, engine=stage.engine, timeout=1).close(),
+            "stats": lambda: stage.client.stats(timeout=1),
+            "point": lambda: stage.client.point(data),
+        }
+        try:
+            calls[nested]()
+        except ipcsync.IpcSyncError as error:
+            errors.append(error)
+
+    fn, after = SCENES[call](stage)
+    data = bytes(stage.seen.at(1))
+    points = _count(stage, call)
+    after(called_within(fn, 0, "line", within))
+    for number in range(1, points + 1, max(1, points // 8)):
+        closing.append(stage.client.event(stage.name(), recorder=True, engine=stage.engine))
+        stage.event.record(stage.stream).synchronize(10)
+        fn, after = SCENES[call](stage)
+        outcome = called_within(fn, number, "line", within)
+        after(outcome)
+        assert outcome.error is None, f"{outcome.error!r} with {nested} at {outcome.stack}"
+        stage.check()
+        while closing:
+            closing.pop().close()
+    wrong = [error for error in errors if not isinstance(error, ipcsync.Reentered | ipcsync.DriverError)]
+    assert not wrong, wrong[:3]
+
+
+# --- a record that fails behind its number ----------------------------------------------------------------------------
+
+
+def _at_depth(frames: int, fn: Callable[[], Any]) -> Any:
+    return fn() if frames <= 0 else _at_depth(frames - 1, fn)
+
+
+def test_row_43_the_number_of_a_record_without_room_on_the_stack_goes_to_no_other(stage: Stage) -> None:
+    failed = 0
+    for room in range(2, 40):
+        depth = sys.getrecursionlimit() - room - _depth()
+        try:
+            _at_depth(depth, lambda: stage.event.record(stage.stream))
+        except Exception:  # noqa: BLE001 - a RecursionError, or what the driver makes of one
+            failed += 1
+        stage.stream.synchronize()
+        stage.highest = max(stage.highest, stage.event._engine._begun)
+        stage.gated(lambda: stage.event.record(stage.stream, timeout=10))
+    assert failed > 5
+
+
+def _depth() -> int:
+    frame, count = sys._getframe(), 0
+    while frame is not None:
+        frame, count = frame.f_back, count + 1  # type: ignore[assignment]
+    return count
+
+
+def test_row_43_what_is_said_of_a_record_that_failed_is_true(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = stage.event._engine
+    first = stage.event.record(stage.stream).generation
+    name = "cuEventRecord" if stage.engine == "event" else "cuStreamWriteValue64"
+    real, failing = getattr(engine._driver, name), [True]
+
+    def fail_behind(*args: Any) -> Any:
+        result = real(*args)
+        if failing:
+            failing.pop()
+            raise MemoryError
+        return result
+
+    gate = StreamGate(stage.other)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._driver, name, fail_behind)
+        with pytest.raises(MemoryError):
+            stage.event.record(stage.other)  # behind a closed gate, where the driver has it
+    lost = stage.seen.at(first + 1)
+    assert not lost.query()
+    later = stage.event.record(stage.stream)
+    assert later.generation == first + 2, "its number went to another record"
+    assert not lost.query(), "the work before it waits for the gate"
+    assert not stage.seen.at(later.generation).query(), "a later record is complete before an earlier one"
+    gate.open()
+    stage.seen.at(later.generation).synchronize(10)
+    assert lost.query()
