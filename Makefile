@@ -87,6 +87,10 @@ test-flakes: install
 soak: install
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
 
+# The same with a keeper, and its coordinator killed every five seconds.
+soak-restarts: install
+	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1 --coordinator-kills 5
+
 OLDEST := .venv-oldest
 test-oldest:
 	$(PYTHON) -m venv $(OLDEST)
@@ -138,4 +142,4 @@ clean:
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .PHONY: install demo check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
-  test-oldest test-newest coverage soak lint docs dist wheels clean
+  test-oldest test-newest coverage soak soak-restarts lint docs dist wheels clean

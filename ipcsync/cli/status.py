@@ -70,6 +70,13 @@ def _collect(client: Client) -> dict[str, Any]:
     }
 
 
+def _processes(stats: dict[str, Any]) -> str:
+    if stats["pid"] == stats["keeper_pid"]:
+        return f"pid {stats['pid']}, without a keeper"
+    starts = "its first start" if stats["starts"] == 1 else f"start {stats['starts']}, {stats['start_s']:.0f} s ago"
+    return f"pid {stats['pid']} ({starts}), keeper {stats['keeper_pid']}"
+
+
 def _show(found: dict[str, Any]) -> None:
     stats, sessions, events = found["stats"], found["sessions"], found["events"]
     facts = {
@@ -77,6 +84,7 @@ def _show(found: dict[str, Any]) -> None:
         "epoch": found["epoch"],
         "driver": found["driver"],
         "up": f"{stats['uptime_s']:.0f} s",
+        "process": _processes(stats),
         "events": f"{stats['pool_in_use']} of {stats['pool_size']}, {stats['quarantined']} in quarantine",
         "deaths": ", ".join(f"{count} by {how}" for how, count in stats["deaths"].items()) or "none",
     }

@@ -164,7 +164,6 @@ class Registry:
 
     def break_slot(self, slot: Slot) -> None:
         """End a use of which nothing can be said any more, as its recorder's death would."""
-        self.touched_slots.add(slot)
         self._finish(slot, "broken")
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -387,6 +386,7 @@ class Registry:
             self.changes.append(Change("drained", slot=slot))
 
     def _finish(self, slot: Slot, state: FinishedState) -> None:
+        self.touched_slots.add(slot)
         first = slot.state == "open"
         slot.state = state
         if self.names.get(slot.name) is slot:

@@ -38,9 +38,21 @@ _TEXT = Path(__file__).with_name("text.txt")
     is_flag=True,
     help="Leave the waits out. The result must come out corrupt, which shows that the check can fail.",
 )
+@click.option(
+    "--kill-coordinator",
+    is_flag=True,
+    help="Kill the coordinator as soon as the first chunk is through: under its keeper another one goes on.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for a program.")
 @one_line_for_errors()
-def main(file: str | None, workers: int, engine: EngineChoice, without_waits: bool, as_json: bool) -> None:
+def main(
+    file: str | None,
+    workers: int,
+    engine: EngineChoice,
+    without_waits: bool,
+    kill_coordinator: bool,
+    as_json: bool,
+) -> None:
     """Send FILE through a pipeline of processes, and check what comes out.
 
     \b
@@ -49,6 +61,7 @@ def main(file: str | None, workers: int, engine: EngineChoice, without_waits: bo
       ipcsync demo model.bin --workers 8
       ipcsync demo --engine timeline --json
       ipcsync demo --break
+      ipcsync demo --kill-coordinator
       IPCSYNC_DRIVER=host ipcsync demo
 
     It starts a coordinator of its own and N worker processes. FILE (a text that comes with ipcsync by default) goes
@@ -62,6 +75,9 @@ def main(file: str | None, workers: int, engine: EngineChoice, without_waits: bo
     stream waits; median and 99th percentile in microseconds), and the messages sent to the coordinator after set-up,
     of which there must be none.
 
+    With --kill-coordinator the coordinator is killed (SIGKILL) on the way; every session has to live on, and a second
+    coordinator has to know them all.
+
     Exit status: 0 if all of that holds, 1 with a reason if not, so always 1 with --break, 2 if FILE cannot be read.
     """
     from ipcsync_demo import report
@@ -71,7 +87,13 @@ def main(file: str | None, workers: int, engine: EngineChoice, without_waits: bo
         size = _size(source)
         with report.Progress(size) as progress:
             result = run(
-                source, size, workers=workers, engine=engine, without_waits=without_waits, progress=progress.show
+                source,
+                size,
+                workers=workers,
+                engine=engine,
+                without_waits=without_waits,
+                kill_coordinator=kill_coordinator,
+                progress=progress.show,
             )
     report.present(result, as_json=as_json)
     reason = result.reason

@@ -22,12 +22,13 @@ from ipcsync.typing import EngineChoice
 from ipcsync_demo.link import NO_POINT, Kind, Link, Message, NeighbourGoneError
 from ipcsync_demo.memory import SharedMemory
 from ipcsync_demo.plan import STAMP, Plan, chunk_size, work
-from ipcsync_demo.report import Result, StageRow
+from ipcsync_demo.report import Restart, Result, StageRow
 from ipcsync_demo.stages import Stages
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_RESTART_S = 30.0
 _IDLE_MS = 100
 _GPU_S = 0.005
 
@@ -65,9 +66,18 @@ class Interrupt:
 
 
 def run(
-    source: BinaryIO, size: int | None, *, workers: int, engine: EngineChoice, without_waits: bool, progress: Show
+    source: BinaryIO,
+    size: int | None,
+    *,
+    workers: int,
+    engine: EngineChoice,
+    without_waits: bool,
+    progress: Show,
+    kill_coordinator: bool = False,
 ) -> Result:
     """Send `source` (of `size` bytes, None if it is not known) through a pipeline of `workers` processes.
+
+    `kill_coordinator`: once the first chunk is through; its keeper starts another.
 
     Whatever happens, coordinator, processes and shared memory are gone afterwards. Raises Failed when a stage failed or
     died or somebody interrupts, and what ipcsync raises.
@@ -82,7 +92,7 @@ def run(
             raise Failed(f"cannot get {plan.size} bytes of shared memory: {error.strerror}") from None
         stack.callback(os.close, memory.fd)
         # Its own log is of no interest here; that a worker dies is told by us.
-        coordinator = stack.enter_context(ipcsync.launch(driver=driver, log_level="error"))
+        coordinator = stack.enter_context(ipcsync.launch(driver=driver, log_level="error", keeper=kill_coordinator))
         interrupt.check()
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint, name="demo"))
         stages = Stages(plan)
@@ -91,7 +101,7 @@ def run(
         stages.start(coordinator.endpoint, driver, memory.fd)
         pipeline = Pipeline(plan, stages, memory, client, source, interrupt)
         try:
-            return pipeline.run(driver, progress)
+            return pipeline.run(driver, progress, kill_coordinator=kill_coordinator)
         except ipcsync.RecorderLost as error:
             raise stages.blame(str(error)) from error
         except NeighbourGoneError as error:
@@ -140,20 +150,29 @@ class Pipeline:
         self._listens_to_source = False
         self._answers: dict[int, dict[str, Any]] = {}
 
-    def run(self, driver: str, progress: Show) -> Result:
+    def run(self, driver: str, progress: Show, *, kill_coordinator: bool = False) -> Result:
         """From the first word of the stages to the last."""
         self._await("ready")
         self._stages.go()
         began = time.monotonic()
+        victim = self._client.stats()["pid"] if kill_coordinator else 0
         while not (self._is_fed and self._is_ended and not self._outputs):
             self._feed()
             self._listen(0 if self._owed() is not None else _IDLE_MS)
             self._collect()
+            if victim and self._through:
+                os.kill(victim, signal.SIGKILL)
+                victim = 0
             progress("through the pipeline", self._through)
         self._await("done")
         seconds = time.monotonic() - began
+        restart = self._restart() if kill_coordinator else None
         self._stages.dismiss()
-        return self._result(driver, seconds)
+        return self._result(driver, seconds, restart)
+
+    def _restart(self) -> Restart:
+        stats = self._client.stats(timeout=_RESTART_S)
+        return Restart(starts=stats["starts"], sessions=stats["sessions"], expected_sessions=self._plan.workers + 1)
 
     # --- what the stages say ------------------------------------------------------------------------------------------
 
@@ -260,7 +279,7 @@ class Pipeline:
         self._through += len(expected) - self._plan.workers * STAMP
         self._last.send(Message(Kind.FREE, message.buffer, chunk=message.chunk))
 
-    def _result(self, driver: str, seconds: float) -> Result:
+    def _result(self, driver: str, seconds: float, restart: Restart | None) -> Result:
         reports = [(number, self._answers[number]["done"]) for number in sorted(self._answers)]
         return Result(
             driver=driver,
@@ -273,6 +292,7 @@ class Pipeline:
             expected_sha256=self._expected_hash.hexdigest(),
             corrupt_chunks=self._corrupt,
             first_corrupt=self._first_corrupt,
+            restart=restart,
             stages=[
                 StageRow(
                     stage=number,

@@ -31,6 +31,24 @@ class StageRow:
 
 
 @dataclass(frozen=True)
+class Restart:
+    """What became of a coordinator that was killed on the way."""
+
+    starts: int
+    sessions: int
+    expected_sessions: int
+
+    @property
+    def reason(self) -> str | None:
+        """Why it was no success; None if it was."""
+        if self.starts < 2:
+            return "the coordinator was killed, and no other one was started"
+        if self.sessions != self.expected_sessions:
+            return f"the coordinator was killed, and {self.sessions} of {self.expected_sessions} sessions are left"
+        return None
+
+
+@dataclass(frozen=True)
 class Result:
     """A run that came to its end. `first_corrupt` is the number of a chunk, counted from 0."""
 
@@ -45,6 +63,7 @@ class Result:
     corrupt_chunks: int
     first_corrupt: int | None
     stages: list[StageRow]
+    restart: Restart | None = None
 
     @property
     def reason(self) -> str | None:
@@ -61,7 +80,7 @@ class Result:
         talkative = [row for row in self.stages if row.messages]
         if talkative:
             return f"stage {talkative[0].stage} sent {talkative[0].messages} messages to the coordinator after set-up"
-        return None
+        return None if self.restart is None else self.restart.reason
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: all fields, and whether it is a success."""
@@ -88,6 +107,11 @@ def present(result: Result, *, as_json: bool) -> None:
     click.echo(f"the same work in one process  {result.expected_sha256}")
     if result.reason is None:
         click.echo("equal: no stage read what was not there yet")
+    if result.restart is not None and result.restart.reason is None:
+        click.echo(
+            f"the coordinator was killed on the way: start {result.restart.starts} knows all "
+            f"{result.restart.sessions} sessions"
+        )
 
 
 class Progress:

@@ -24,7 +24,9 @@ GAUGES = {
     "oldest_lease_seconds": ("oldest_lease_s", "Age of the oldest session's lease."),
     "attachments": ("attachments", "Uses of shared events by sessions, lingering ones included."),
     "feed_number": ("feed_number", "Number of the feed's last announcement."),
-    "uptime_seconds": ("uptime_s", "Seconds since the coordinator started."),
+    "uptime_seconds": ("uptime_s", "Seconds since the coordinator started, or its keeper."),
+    "starts": ("starts", "Coordinators that have served over the same events: above 1 only with a keeper."),
+    "start_seconds": ("start_s", "Seconds since the last of them began to serve."),
 }
 """Name of the metric, after `ipcsync_`: key in `Client.stats()`, and what it means."""
 

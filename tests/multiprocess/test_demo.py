@@ -142,6 +142,14 @@ def test_the_result_is_that_of_one_process_and_no_message_was_sent(
     assert all(0 < row["hand_over_p50_us"] <= row["hand_over_p99_us"] for row in found["stages"])
 
 
+def test_a_coordinator_killed_on_the_way_ends_no_session_and_changes_no_result(demo: Demo) -> None:
+    result = demo.run_json("--kill-coordinator", "--workers", "3")
+    assert result["ok"]
+    assert result["restart"] == {"starts": 2, "sessions": 4, "expected_sessions": 4}
+    assert result["sha256"] == result["expected_sha256"]
+    assert demo.left() == []
+
+
 @pytest.mark.parametrize("workers", ["1", "4"])
 @pytest.mark.parametrize("engine", ["event", "timeline"])
 @pytest.mark.parametrize("asynchronous", ["0", "1"])

@@ -1,6 +1,7 @@
 """The soak: many processes that do at random what users do, some of them killed; then a look at what they saw.
 
     python -m tests.soak --minutes 10 --processes 64 --kill-rate 5 --seed 1 --driver host --engine both
+    python -m tests.soak --minutes 10 --coordinator-kills 5    the coordinator under a keeper, killed every 5 s
 
 Ends with a table, and with status 1 if any promise was broken or anything was left behind; the histories are kept then.
 
@@ -29,7 +30,7 @@ import ipcsync
 from tests.soak.history import Op, Result
 from tests.soak.history_checker import check
 from tests.soak.history_facts import Report, Violation
-from tests.soak.leaks import ask, board_of, descriptors, private_kib, shared_files, warm_up
+from tests.soak.leaks import ask, board_of, descriptors, kill_child_of, private_kib, shared_files, warm_up
 from tests.soak.oracle import Truth
 from tests.soak.processes import TICK_S, TTL_S, Herd, Options
 from tests.soak.session import Plan
@@ -46,6 +47,7 @@ class Soak:
         self.leaks: list[str] = []
         self.private: list[tuple[float, int]] = []  # (seconds, KiB) of the coordinator
         self.stats: dict[str, Any] = {}
+        self.coordinator_kills = 0
 
     def run(self) -> Report:
         """Soak, then check."""
@@ -53,7 +55,8 @@ class Soak:
         segment = f"soak-{uuid.uuid4().hex[:12]}"
         os.environ.update(IPCSYNC_DRIVER=options.driver, IPCSYNC_HOST_SEGMENT=segment, SIMCUDA_SEGMENT=segment)
         mine = len(descriptors(os.getpid()))
-        with ipcsync.launch(lease_ttl=TTL_S, log_level="error") as coordinator:
+        keeper = options.coordinator_kills > 0
+        with ipcsync.launch(lease_ttl=TTL_S, log_level="error", keeper=keeper) as coordinator:
             board = board_of(coordinator.pid)
             plan = Plan(
                 self.directory, coordinator.endpoint, options.processes, options.names, options.engine, options.seed,
@@ -85,8 +88,12 @@ class Soak:
     def _soak(self, pid: int) -> None:
         self.herd.start()
         began = time.monotonic()
+        kill_at = self.options.coordinator_kills
         while (now := time.monotonic() - began) < self.options.seconds:
             self.herd.tick()
+            if 0 < kill_at <= now:
+                kill_at = now + self.options.coordinator_kills
+                self.coordinator_kills += kill_child_of(pid)
             if now >= len(self.private):
                 self.private.append((now, private_kib(pid)))
             select.select([], [], [], TICK_S)
@@ -104,6 +111,10 @@ class Soak:
         if not stats:
             self.leaks.append("the coordinator did not tell its counts")
             return
+        if stats["starts"] != 1 + self.coordinator_kills:
+            self.leaks.append(
+                f"{stats['starts']} starts of a coordinator that was killed {self.coordinator_kills} times"
+            )
         for name, expected in (("pool_in_use", 0), ("quarantined", 0), ("events", 0), ("sessions", 1)):
             if stats[name] != expected:
                 self.leaks.append(f"{name} is {stats[name]}, not {expected}: {stats['rows']}")
@@ -132,6 +143,7 @@ class Soak:
             ("driver, engine, seed", f"{self.options.driver}, {self.options.engine}, {self.options.seed}"),
             ("seconds, processes, names", f"{self.options.seconds:g}, {self.options.processes}, {self.options.names}"),
             ("lives, kills, stops", f"{self.herd.lives}, {self.herd.kills}, {self.herd.stops}"),
+            ("coordinator's kills", self.coordinator_kills),
             ("operations", sum(n for (_, result), n in report.counts.items() if result != Result.BEGUN)),
             ("sessions", count(Op.CONNECT, result=Result.OK)),
             ("events opened, points attached", f"{count(Op.OPEN_RECORDER, Op.OPEN_WAITER)}, {count(Op.ATTACH)}"),
@@ -171,6 +183,9 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--engine", default=plain.engine, choices=("event", "timeline", "both"))
     parser.add_argument("--names", type=int, default=plain.names)
     parser.add_argument("--operations", type=int, default=plain.operations, help="a second, of all processes together")
+    parser.add_argument(
+        "--coordinator-kills", type=float, default=plain.coordinator_kills, metavar="S", help="seconds apart"
+    )
     return Options(**vars(parser.parse_args(arguments)))
 
 

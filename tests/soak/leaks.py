@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,15 @@ def descriptors(pid: int) -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # closed since
             found.append(os.readlink(fd))
     return sorted(found)
+
+
+def kill_child_of(keeper: int) -> int:
+    """Kill the coordinator that a keeper has started; how many there were."""
+    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):  # it has died by itself, which the next start tells
+            os.kill(int(child), signal.SIGKILL)
+    return len(children)
 
 
 def private_kib(pid: int) -> int:

@@ -52,6 +52,7 @@ class Options:
     engine: str = "both"
     names: int = 1000
     operations: int = 3000  # a second, of all processes together
+    coordinator_kills: float = 0.0  # so many seconds apart, under a keeper; 0: none, and no keeper
 
     @property
     def seconds(self) -> float:

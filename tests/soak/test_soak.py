@@ -22,7 +22,16 @@ _ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", [_ENGINE] if _ENGINE else ["event", "timeline"])
 def test_row_37_a_soak_breaks_no_promise_and_leaves_nothing_behind(engine: EngineName) -> None:
-    command = [sys.executable, "-m", "tests.soak", "--minutes", str(_SECONDS / 60), "--engine", engine]
+    _soak("--engine", engine)
+
+
+@pytest.mark.timeout(900)
+def test_row_37_the_same_while_the_coordinator_is_killed_again_and_again() -> None:
+    _soak("--coordinator-kills", "4", "--processes", "24", "--operations", "1000")
+
+
+def _soak(*flags: str) -> None:
+    command = [sys.executable, "-m", "tests.soak", "--minutes", str(_SECONDS / 60), *flags]
     # A process of its own: its workers are forks of one that never used ipcsync.
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_SECONDS + 180, check=False)
     sys.stdout.write(done.stdout)

@@ -115,6 +115,10 @@ def test_a_unit_starts_a_command_that_there_is_in_the_directory_that_it_makes(un
     (directory,) = settings["RuntimeDirectory"]
     assert words[words.index("--runtime-dir") + 1] in (f"/run/{directory}", f"%t/{directory}")
     assert settings["RuntimeDirectoryMode"] == ["0700"]
+    (reload,) = settings["ExecReload"]
+    assert reload.split()[0] == program
+    _parse(reload.split()[1:])
+    assert "--keeper" in words
     assert settings["Type"] == ["notify"]
     assert int(settings["WatchdogSec"][0]) > 1
 

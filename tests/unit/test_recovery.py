@@ -214,6 +214,7 @@ def _play(scene: _Scene) -> None:
         scene.ask("reader", messages.Close(made.slot, made.incarnation))
         scene.ask("reader", messages.Close(made.slot, made.incarnation))  # twice is nothing
         scene.world.board.slot(ahead.slot).publish(ahead.base + 1)
+        scene.ask("writer", messages.Break(ahead.slot, ahead.incarnation))
         if turn:
             scene.fall_silent("writer")
             scene.ask("writer", messages.Close(made.slot, made.incarnation))

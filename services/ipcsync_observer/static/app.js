@@ -77,6 +77,7 @@ function showFigures(state) {
     ["pool at most", whole.format(stats.pool_high_water ?? 0)], ["quarantined", whole.format(stats.quarantined ?? 0)],
     ["deaths seen", whole.format(sum(stats.deaths))], ["refusals", whole.format(sum(stats.refusals))],
     ["requests", whole.format(sum(stats.requests))], ["up for", seconds(stats.uptime_s ?? 0)],
+    ["starts", `${whole.format(stats.starts ?? 1)}, the last ${seconds(stats.start_s ?? 0)} ago`],
   ];
   const list = byId("figures");
   if (!list.children.length) {
