@@ -15,7 +15,7 @@ import zmq
 
 from ipcsync._native import fork
 from ipcsync._wire import codec
-from ipcsync._wire.messages import Announcement, EventRow, SessionRow, SnapshotReply
+from ipcsync._wire.messages import Announcement, EventInfo, SessionInfo, SnapshotReply
 from ipcsync.errors import WaitTimeout
 
 _SLICE_MS = 50
@@ -112,12 +112,12 @@ class Replay:
         self.number = state.number
         return notices
 
-    def _new_session(self, row: SessionRow, number: int) -> Notice:
+    def _new_session(self, row: SessionInfo, number: int) -> Notice:
         notice = Notice("session_opened", row.name, number, session=row.id)
         self._sessions[row.id] = notice
         return notice
 
-    def _new_event(self, key: tuple[int, int], row: EventRow, number: int) -> Notice:
+    def _new_event(self, key: tuple[int, int], row: EventInfo, number: int) -> Notice:
         notice = Notice("opened", row.name, number, row.device, row.engine)
         self._events[key] = notice
         return notice

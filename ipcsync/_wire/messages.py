@@ -174,8 +174,11 @@ class StreamSpec(Message, frozen=True):
     priority: int
 
 
-class EventRow(Message, frozen=True):
-    """One event in a list."""
+class EventInfo(Message, frozen=True):
+    """One shared event. `device` is a UUID, `attached` a count, `recorder` a session's name or id, empty for none.
+
+    `slot` and `incarnation` tell events apart that have no name, or the same one after another.
+    """
 
     name: str
     device: str
@@ -189,8 +192,8 @@ class EventRow(Message, frozen=True):
     incarnation: Count = 0
 
 
-class SessionRow(Message, frozen=True):
-    """One session in a list. Times in seconds."""
+class SessionInfo(Message, frozen=True):
+    """One session. `id` is public, not its token; `pid` as the coordinator sees it (0: it cannot); times in seconds."""
 
     id: str
     name: str
@@ -200,8 +203,13 @@ class SessionRow(Message, frozen=True):
     last_seen_s: float
 
 
-class AttachmentRow(Message, frozen=True):
-    """One session's use of one event in a list."""
+class AttachmentInfo(Message, frozen=True):
+    """One session's use of one shared event.
+
+    `event` is its name, empty for an unnamed one, `session` a name or else the id, `session_id` public. `role` is
+    "records" or "waits"; `state` "active", or "lingering" once it closed the event but may still touch it. `slot` and
+    `incarnation` are the event's, as in `EventInfo`.
+    """
 
     event: str
     session: str
@@ -215,19 +223,19 @@ class AttachmentRow(Message, frozen=True):
 class AttachmentList(Message, frozen=True):
     """The attachments asked for."""
 
-    attachments: list[AttachmentRow]
+    attachments: list[AttachmentInfo]
 
 
 class EventList(Message, frozen=True):
     """The events asked for."""
 
-    events: list[EventRow]
+    events: list[EventInfo]
 
 
 class SessionList(Message, frozen=True):
     """The sessions."""
 
-    sessions: list[SessionRow]
+    sessions: list[SessionInfo]
 
 
 class Counters(Message, frozen=True):
@@ -240,8 +248,8 @@ class SnapshotReply(Message, frozen=True):
     """A snapshot, and the number of the last announcement that it holds."""
 
     number: Count
-    events: list[EventRow]
-    sessions: list[SessionRow]
+    events: list[EventInfo]
+    sessions: list[SessionInfo]
 
 
 class ProbeReply(Message, frozen=True):

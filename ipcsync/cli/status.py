@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,6 +55,8 @@ def _ask(endpoint: str | None) -> dict[str, Any]:
 
 
 def _collect(client: Client) -> dict[str, Any]:
+    from msgspec.structs import asdict
+
     import ipcsync
 
     stats: dict[str, Any] = {**client.stats()}

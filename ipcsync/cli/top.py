@@ -11,7 +11,6 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -85,6 +84,8 @@ class _Watcher:
 
     def look(self) -> dict[str, Any]:
         """What there is now; an IpcSyncError says why that cannot be told."""
+        from msgspec.structs import asdict
+
         client = self._connected()
         stats: dict[str, Any] = {**client.stats(timeout=_TIMEOUT_S)}
         del stats["client"]  # of this very command

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ipcsync._session.feed import Notice
+from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.client import Client, connect
 from ipcsync.client.default import default_client
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.fan_in import synchronize_all, wait_all
-from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.point import Point
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from ipcsync._session.feed import Notice
 from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages, names
 from ipcsync._wire import point as wire
+from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.point import Point, bound
 from ipcsync.errors import DeviceMismatch, InvalidDevice, ProtocolError, Reentered, WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
@@ -307,23 +307,18 @@ class Client:
 
     def list_events(self, prefix: str = "", *, timeout: float | None = None) -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included."""
-        return [
-            EventInfo.of(row)
-            for row in self._session.request(messages.ListEvents(prefix), messages.EventList, timeout).events
-        ]
+        return self._session.request(messages.ListEvents(prefix), messages.EventList, timeout).events
 
     def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The sessions that live."""
-        rows = self._session.request(messages.ListSessions(), messages.SessionList, timeout).sessions
-        return [SessionInfo.of(row) for row in rows]
+        return self._session.request(messages.ListSessions(), messages.SessionList, timeout).sessions
 
     def list_attachments(
         self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None
     ) -> list[AttachmentInfo]:
         """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000."""
         body = messages.ListAttachments(prefix, limit)
-        rows = self._session.request(body, messages.AttachmentList, timeout).attachments
-        return [AttachmentInfo.of(row) for row in rows]
+        return self._session.request(body, messages.AttachmentList, timeout).attachments
 
     def stats(self, timeout: float | None = None) -> Stats:
         """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""

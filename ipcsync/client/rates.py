@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ipcsync.client.info import EventInfo
+from ipcsync._wire.messages import EventInfo
 
 _RATE_S = 5.0
 

@@ -12,20 +12,20 @@ from ipcsync_coordinator.registry import Registry, Slot
 from ipcsync_coordinator.sessions import SessionEntry
 
 
-def event_rows(registry: Registry, board: Board, prefix: str) -> list[messages.EventRow]:
+def event_rows(registry: Registry, board: Board, prefix: str) -> list[messages.EventInfo]:
     """The events whose names begin with `prefix`, those in quarantine included."""
     return [
         _event(slot, board) for slot in registry.slots.values() if slot.state != "free" and slot.name.startswith(prefix)
     ]
 
 
-def _event(slot: Slot, board: Board) -> messages.EventRow:
+def _event(slot: Slot, board: Board) -> messages.EventInfo:
     line = board.slot(slot.index)
     generation = max(line.recorded - slot.base, 0)
     completed = line.completed if slot.state == "open" else min(line.completed, line.watermark or line.completed)
     if line.lost > slot.base:
         completed = min(completed, line.lost - 1)
-    return messages.EventRow(
+    return messages.EventInfo(
         name=slot.name,
         device=slot.device,
         engine=slot.engine,
@@ -39,16 +39,16 @@ def _event(slot: Slot, board: Board) -> messages.EventRow:
     )
 
 
-def session_rows(sessions: Iterable[SessionEntry], board: Board) -> list[messages.SessionRow]:
+def session_rows(sessions: Iterable[SessionEntry], board: Board) -> list[messages.SessionInfo]:
     """The sessions that live."""
     now_ns = time.monotonic_ns()
     return [_session(entry, board, now_ns) for entry in sessions if entry.session.state == "live"]
 
 
-def _session(entry: SessionEntry, board: Board, now_ns: int) -> messages.SessionRow:
+def _session(entry: SessionEntry, board: Board, now_ns: int) -> messages.SessionInfo:
     session = entry.session
     seen = max(board.session(session.line).heartbeat, entry.opened_ns)
-    return messages.SessionRow(
+    return messages.SessionInfo(
         id=session.id,
         name=session.name,
         pid=entry.watch.pid,
@@ -58,21 +58,21 @@ def _session(entry: SessionEntry, board: Board, now_ns: int) -> messages.Session
     )
 
 
-def attachment_rows(registry: Registry, prefix: str, limit: int) -> list[messages.AttachmentRow]:
+def attachment_rows(registry: Registry, prefix: str, limit: int) -> list[messages.AttachmentInfo]:
     """The first `limit` uses of events whose names begin with `prefix`."""
     return list(islice(_uses(registry, prefix), limit))
 
 
-def _uses(registry: Registry, prefix: str) -> Iterator[messages.AttachmentRow]:
+def _uses(registry: Registry, prefix: str) -> Iterator[messages.AttachmentInfo]:
     for slot in registry.slots.values():
         if slot.state != "free" and slot.name.startswith(prefix):
             for serial in sorted(slot.active | slot.lingering):
                 yield _use(registry, slot, serial)
 
 
-def _use(registry: Registry, slot: Slot, serial: int) -> messages.AttachmentRow:
+def _use(registry: Registry, slot: Slot, serial: int) -> messages.AttachmentInfo:
     session = registry.sessions[serial]
-    return messages.AttachmentRow(
+    return messages.AttachmentInfo(
         event=slot.name,
         session=session.label,
         session_id=session.id,

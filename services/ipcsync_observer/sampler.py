@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import asdict
 
 import ipcsync
 from ipcsync import AttachmentInfo, EventInfo, IpcSyncError, SessionInfo
@@ -22,7 +24,7 @@ _LINKS = 2000
 
 
 @dataclass(frozen=True)
-class EventRow:
+class SeenEvent:
     """One event at one look. `lane` holds [seconds, generation, completed] of the looks of the last minute."""
 
     info: EventInfo
@@ -49,7 +51,7 @@ class Look:
     epoch: str = ""
     stats: dict[str, Any] = field(default_factory=dict)
     sessions: list[SessionInfo] = field(default_factory=list)
-    events: list[EventRow] = field(default_factory=list)
+    events: list[SeenEvent] = field(default_factory=list)
     links: list[AttachmentInfo] = field(default_factory=list)
 
 
@@ -152,7 +154,7 @@ class Sampler:
         links = client.list_attachments(limit=_LINKS)
         self._answered_at = self._now()
         events = [
-            EventRow(track.info, track.rate, track.pending_s, [_place(point) for point in track.points])
+            SeenEvent(track.info, track.rate, track.pending_s, [_place(point) for point in track.points])
             for track in self._tracks.see(infos, now)
         ]
         own = client.session_id
@@ -187,5 +189,5 @@ def _place(point: tuple[float, int, int]) -> tuple[float, int, int]:
     return (round(point[0], 2), point[1], point[2])
 
 
-def _urgency(row: EventRow) -> tuple[bool, float, float, str]:
+def _urgency(row: SeenEvent) -> tuple[bool, float, float, str]:
     return (row.info.state != "broken", -row.pending_s, -(row.rate or 0.0), row.info.name)

@@ -26,7 +26,7 @@ def test_any_bytes_are_a_reply_or_a_protocol_error(frame: bytes) -> None:
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_replies_and_announcements_are_read_as_they_were_sent(count: int) -> None:
-    row = messages.EventRow("e", "gpu", "event", "open", 3, 2, 1, "me", 4, 5)
+    row = messages.EventInfo("e", "gpu", "event", "open", 3, 2, 1, "me", 4, 5)
     replies = [
         messages.Done(),
         messages.Welcome(
@@ -35,8 +35,8 @@ def test_replies_and_announcements_are_read_as_they_were_sent(count: int) -> Non
         messages.Attachment("e", 1, 2, 3, "gpu", "event", 4, True, [b"h" * 64] * count, [1] * count),
         messages.StreamSpec("s", "gpu", -1),
         messages.EventList([row] * count),
-        messages.SessionList([messages.SessionRow("i", "n", 1, 2, 3.0, 4.0)] * count),
-        messages.AttachmentList([messages.AttachmentRow("e", "me", "i", "records", "active", 4, 5)] * count),
+        messages.SessionList([messages.SessionInfo("i", "n", 1, 2, 3.0, 4.0)] * count),
+        messages.AttachmentList([messages.AttachmentInfo("e", "me", "i", "records", "active", 4, 5)] * count),
         messages.Counters({"sessions": 1, "requests": {"open": 2}}),
         messages.SnapshotReply(9, [row], []),
         messages.ProbeReply(b"h", "", "why"),

@@ -15,7 +15,7 @@ from ipcsync import EventInfo
 from ipcsync.client.rates import Tracks
 from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
-from ipcsync_observer.sampler import EventRow, Look, Sampler
+from ipcsync_observer.sampler import Look, Sampler, SeenEvent
 
 
 def _info(name: str = "e", generation: int = 0, completed: int = 0, **other: object) -> EventInfo:
@@ -46,7 +46,7 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
         "quarantine_oldest_s": 1.5, "oldest_lease_s": 60.5, "attachments": 5, "feed_number": 12, "uptime_s": 99.5,
         **counted.stats(),
     }  # fmt: skip
-    rows = [EventRow(_info(state=state), None, 0.0, []) for state in ("open", "open", "broken")]
+    rows = [SeenEvent(_info(state=state), None, 0.0, []) for state in ("open", "open", "broken")]
     made = Sampler(None)
     made.look = Look(at=1.0, problem="", stats=stats, events=rows)
     monkeypatch.setattr(made, "_answered_at", made._now())

@@ -237,13 +237,13 @@ class Machine(RuleBasedStateMachine):
 
     def _snapshot(self) -> messages.SnapshotReply:
         events = [
-            messages.EventRow(
+            messages.EventInfo(
                 slot.name, slot.device, slot.engine, slot.state, 0, 0, 0, "", slot.index, slot.incarnation
             )
             for slot in self._in_use()
         ]
         rows = [
-            messages.SessionRow(session.id, "", 0, 0, 0.0, 0.0)
+            messages.SessionInfo(session.id, "", 0, 0, 0.0, 0.0)
             for session in self.registry.sessions.values()
             if session.state == "live"
         ]

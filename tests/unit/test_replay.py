@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipcsync._session.feed import Notice, Replay
-from ipcsync._wire.messages import Announcement, EventRow, SessionRow, SnapshotReply
+from ipcsync._wire.messages import Announcement, EventInfo, SessionInfo, SnapshotReply
 
 
 @dataclass
@@ -16,8 +16,8 @@ class Publisher:
     """What a coordinator announces, and the snapshots that it would give."""
 
     number: int = 0
-    events: dict[tuple[int, int], EventRow] = field(default_factory=dict)
-    sessions: dict[str, SessionRow] = field(default_factory=dict)
+    events: dict[tuple[int, int], EventInfo] = field(default_factory=dict)
+    sessions: dict[str, SessionInfo] = field(default_factory=dict)
     made: int = 0
 
     def announce(self, kind: str, **fields: object) -> Announcement:
@@ -43,7 +43,7 @@ class Publisher:
     def open_session(self, name: str) -> Announcement:
         self.made += 1
         session = f"s{self.made}"
-        self.sessions[session] = SessionRow(session, name, 1, 0, 0.0, 0.0)
+        self.sessions[session] = SessionInfo(session, name, 1, 0, 0.0, 0.0)
         return self.announce("session_opened", name=name, session=session)
 
     def end_session(self, session: str) -> Announcement:
@@ -58,8 +58,8 @@ class Publisher:
         return SnapshotReply(self.number, events, list(self.sessions.values()))
 
 
-def row(name: str, key: tuple[int, int], state: str = "open") -> EventRow:
-    return EventRow(name, "d", "event", state, 0, 0, 1, "", key[0], key[1])
+def row(name: str, key: tuple[int, int], state: str = "open") -> EventInfo:
+    return EventInfo(name, "d", "event", state, 0, 0, 1, "", key[0], key[1])
 
 
 class Reader:

@@ -20,11 +20,11 @@ from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
+from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
 from ipcsync.client.aio.runner import Runner, Threads, run, run_alone
 from ipcsync.client.client import Client, connect
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.info import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
