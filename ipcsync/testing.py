@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
+from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_GEQ
 from ipcsync._native import capture, context, fork
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamGate"]
 
-_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
-_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _PAGE = 4096
 
 
@@ -109,7 +108,7 @@ class _Word:
         self._value.value = 0
         _held.add(self)
         wait = driver.cuStreamWaitValue32
-        result = relaxed_call(stream_call, handle, self.ordinal, wait, handle, self._pointer, 1, _GEQ)
+        result = relaxed_call(stream_call, handle, self.ordinal, wait, handle, self._pointer, 1, STREAM_WAIT_VALUE_GEQ)
         unwrap(result, "cuStreamWaitValue32")
         record = driver.cuEventRecord
         unwrap(relaxed_call(stream_call, handle, self.ordinal, record, self.marker, handle), "cuEventRecord")
@@ -161,7 +160,7 @@ def _allocate(ordinal: int) -> None:
     address = int(unwrap(driver.cuMemAllocHost(_PAGE), "cuMemAllocHost"))
     pointer = int(unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
     for offset in range(0, _PAGE, 64):
-        marker = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+        marker = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
         _free[ordinal].append(_Word(ordinal, address + offset, pointer + offset, marker))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ipcsync._board import BROKEN, INT64_MAX, Board
 from ipcsync._drivers import SUCCESS, unwrap
+from ipcsync._drivers.constants import STREAM_WAIT_VALUE_GEQ
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import Guard
 from ipcsync._linux.futex import Futex
@@ -23,7 +24,6 @@ from ipcsync._wire.messages import Attachment
 from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineName
 
-_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ, cyclic: (int64)(*addr - value) >= 0
 _SPIN_NS = 20_000
 
 
@@ -57,7 +57,7 @@ class TimelineEngine(Engine):
 
     def _driver_stream_wait(self, handle: Any, generation: int) -> None:
         address = self._address or self._pointer()
-        result = self._driver.cuStreamWaitValue64(handle, address, self.base + generation, _GEQ)
+        result = self._driver.cuStreamWaitValue64(handle, address, self.base + generation, STREAM_WAIT_VALUE_GEQ)
         if result[0] is not SUCCESS:
             unwrap(result, "cuStreamWaitValue64")
 

@@ -16,6 +16,7 @@ from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_IMPLICIT
 from ipcsync._native import context
 from ipcsync.errors import StreamCapturing
 
@@ -25,7 +26,6 @@ T = TypeVar("T")
 
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _NONE = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-_IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
 
 class _Thread(threading.local):
@@ -90,7 +90,7 @@ def is_capturing(handle: DriverObject) -> bool:
     The legacy stream cannot be; asking it while another stream captures gives an error of its own, which says the same.
     """
     result = _status(handle)
-    if result[0] == _IMPLICIT:
+    if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:
         return False
     status = unwrap(result, "cuStreamIsCapturing")
     return status is not _NONE and bool(status != _NONE)
@@ -102,7 +102,7 @@ def refuse_capturing(handle: DriverObject, what: str) -> None:
     The second concerns the legacy stream, which nothing may use while a blocking stream of its context captures.
     """
     result = _status(handle)
-    if result[0] == _IMPLICIT:
+    if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:
         raise StreamCapturing(f"cannot {what} on the legacy stream while a stream that waits for it is being captured")
     status = unwrap(result, "cuStreamIsCapturing")
     if status is not _NONE and status != _NONE:

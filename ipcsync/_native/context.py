@@ -13,6 +13,7 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
+from ipcsync._drivers.constants import ERROR_INVALID_CONTEXT
 from ipcsync._native import fork, release
 from ipcsync.errors import InvalidDevice
 
@@ -32,8 +33,6 @@ __all__ = [
     "stream_call",
     "uuid_of",
 ]
-
-INVALID_CONTEXT = 201
 
 LEGACY = (0, 1, 2)
 """The default streams' handles: legacy (or per-thread, by build mode), legacy, per-thread. They belong to a context."""
@@ -94,7 +93,7 @@ def has_current() -> bool:
 
 def bad_context(result: tuple[Any, ...]) -> bool:
     """Whether a driver call failed for want of a current context on the calling thread."""
-    return result[0] is not SUCCESS and int(result[0]) == INVALID_CONTEXT
+    return result[0] is not SUCCESS and int(result[0]) == ERROR_INVALID_CONTEXT
 
 
 def primary(ordinal: int) -> DriverObject:

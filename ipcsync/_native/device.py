@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers.constants import ERROR_NO_DEVICE
 from ipcsync._native import context, fork
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, current_ordinal, ordinal_of, uuid_of
@@ -42,7 +43,6 @@ __all__ = [
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_NO_DEVICE = 100
 _CUDA_INDEX = re.compile(r"cuda:(0|[1-9][0-9]{0,8})")
 _KIND = re.compile(r"([a-z]+)(:[0-9]+)?")
 _UUID = re.compile(r"(GPU-)?[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
@@ -179,7 +179,7 @@ def device_count() -> int:
     except NoDriver:
         return 0
     except DriverError as error:
-        if error.code == _NO_DEVICE:
+        if error.code == ERROR_NO_DEVICE:
             return 0
         raise
 

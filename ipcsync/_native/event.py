@@ -10,6 +10,18 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._drivers import HANDLE_SIZE, SUCCESS, DriverObject, unwrap
+from ipcsync._drivers.constants import (
+    ERROR_INVALID_CONTEXT,
+    ERROR_INVALID_DEVICE,
+    ERROR_INVALID_HANDLE,
+    ERROR_INVALID_VALUE,
+    ERROR_MAP_FAILED,
+    ERROR_NOT_READY,
+    ERROR_OPERATING_SYSTEM,
+    EVENT_BLOCKING_SYNC,
+    EVENT_DISABLE_TIMING,
+    EVENT_INTERPROCESS,
+)
 from ipcsync._native import context, fork, release
 from ipcsync._native.capture import is_capturing, relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
@@ -20,18 +32,16 @@ from ipcsync.typing import DeviceLike, StreamLike
 
 __all__ = ["Event"]
 
-_BLOCKING_SYNC, _DISABLE_TIMING, _INTERPROCESS = 1, 2, 4  # CUevent_flags
-_NOT_READY = 600
-
 # What an open of a handle returns when the handle is at fault, and what that means. CUDA's own descriptions are of
 # other things.
 _HANDLE_FAULTS = {
-    1: "no such handle, or its exporter has destroyed the event or is gone",
-    101: "the handle is of a device that this process does not see",
-    201: "the handle was exported by this very process, which must use the event itself",
-    205: "no such handle",
-    304: "no such handle, or its exporter is not on this machine or shares no /dev/shm with this process",
-    400: "no such handle, or its exporter has destroyed the event or is gone",
+    ERROR_INVALID_VALUE: "no such handle, or its exporter has destroyed the event or is gone",
+    ERROR_INVALID_DEVICE: "the handle is of a device that this process does not see",
+    ERROR_INVALID_CONTEXT: "the handle was exported by this very process, which must use the event itself",
+    ERROR_MAP_FAILED: "no such handle",
+    ERROR_OPERATING_SYSTEM: "no such handle, or its exporter is not on this machine or shares no /dev/shm with this "
+    "process",
+    ERROR_INVALID_HANDLE: "no such handle, or its exporter has destroyed the event or is gone",
 }
 
 # Held while an event is created, so that two threads that record it first make one. Reentrant, because the garbage
@@ -64,9 +74,9 @@ class Event:
                 "an event made with interprocess=True cannot have enable_timing=True: CUDA has no such event"
             )
         self._flags = (
-            (_BLOCKING_SYNC if blocking else 0)
-            | (0 if enable_timing else _DISABLE_TIMING)
-            | (_INTERPROCESS if interprocess else 0)
+            (EVENT_BLOCKING_SYNC if blocking else 0)
+            | (0 if enable_timing else EVENT_DISABLE_TIMING)
+            | (EVENT_INTERPROCESS if interprocess else 0)
         )
         self._export = None
         self._imported = False
@@ -137,7 +147,7 @@ class Event:
         result = relaxed_call(_drivers.load().cuEventQuery, self._handle)
         if result[0] is SUCCESS:
             return True
-        if result[0] == _NOT_READY:
+        if result[0] == ERROR_NOT_READY:
             return False
         unwrap(result, "cuEventQuery")
         return True
@@ -156,14 +166,14 @@ class Event:
         fork.check()
         if not isinstance(end, Event):
             raise TypeError(f"elapsed_time takes an ipcsync.Event, but got {type(end).__name__}")
-        if (self._flags | end._flags) & _DISABLE_TIMING:
+        if (self._flags | end._flags) & EVENT_DISABLE_TIMING:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if not (self._recorded and end._recorded):
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         result = None
         if self.query() and end.query():
             result = relaxed_call(_drivers.load().cuEventElapsedTime, self._handle, end._handle)
-        if result is None or result[0] == _NOT_READY:
+        if result is None or result[0] == ERROR_NOT_READY:
             raise IpcSyncError("Both events must be completed before calculating elapsed time.")
         return float(unwrap(result, "cuEventElapsedTime"))
 
@@ -215,7 +225,7 @@ class Event:
             api = context.driver()
             with OnDevice(index, _context_for(stream)):
                 handle = unwrap(api.cuEventCreate(self._flags), "cuEventCreate")
-                if self._flags & _INTERPROCESS:
+                if self._flags & EVENT_INTERPROCESS:
                     # Now, because it wants a current context. If it fails, so it will in `ipc_handle`, which says so:
                     # within one process the event is as good as any.
                     exported = api.cuIpcGetEventHandle(handle)
@@ -225,7 +235,7 @@ class Event:
             self._handle = handle
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not self._flags & _INTERPROCESS:
+        if not self._flags & EVENT_INTERPROCESS:
             raise TypeError("only an event made with interprocess=True can be pickled: it travels as its IPC handle")
         handle = self.ipc_handle()
         return (_unpickle, (context.uuid_of(self._index), handle))

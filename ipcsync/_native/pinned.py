@@ -12,6 +12,7 @@ import threading
 
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
+from ipcsync._drivers.constants import MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE
 from ipcsync._native import context, fork
 from ipcsync._native.capture import relaxed_call
 from ipcsync.errors import DriverError
@@ -19,7 +20,7 @@ from ipcsync.errors import DriverError
 log = logging.getLogger("ipcsync")
 
 PAGE = mmap.PAGESIZE
-_PORTABLE_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE: every context of this process; _DEVICEMAP
+_FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP
 _lock = threading.Lock()
 _ordinals: dict[int, int] = {}  # by page: a device whose context was current when it was registered
 
@@ -33,7 +34,7 @@ def page(address: int) -> int:
     with _lock:
         if address not in _ordinals:
             # To CUDA this is an unsafe call, which would spoil a capture that another thread makes.
-            unwrap(relaxed_call(driver.cuMemHostRegister, address, PAGE, _PORTABLE_MAPPED), "cuMemHostRegister")
+            unwrap(relaxed_call(driver.cuMemHostRegister, address, PAGE, _FLAGS), "cuMemHostRegister")
             _ordinals[address] = context.current_ordinal()
     return int(unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
 

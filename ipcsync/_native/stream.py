@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cuda.bindings.driver import CUstream
 
 from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
 from ipcsync._native import capture, context, foreign, fork, release
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
@@ -36,8 +37,6 @@ __all__ = [
 ]
 
 _KIND_CUDA = 1  # torch's DeviceType of CUDA
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_NOT_READY = 600
 
 
 class Stream:
@@ -153,7 +152,7 @@ class Stream:
         fork.check()
         with OnDevice(self._index):
             result = relaxed_call(self._ask, "query", context.driver().cuStreamQuery)
-        if result[0] == _NOT_READY:
+        if result[0] == ERROR_NOT_READY:
             return False
         unwrap(result, "cuStreamQuery")
         return True
@@ -251,7 +250,7 @@ def _create(priority: int) -> DriverObject:
     api = context.driver()
     least, greatest = unwrap(api.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
     clamped = max(int(greatest), min(int(least), operator.index(priority)))
-    return unwrap(api.cuStreamCreateWithPriority(_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
+    return unwrap(api.cuStreamCreateWithPriority(STREAM_NON_BLOCKING, clamped), "cuStreamCreateWithPriority")
 
 
 def _handle_of(address: int | DriverObject) -> DriverObject:

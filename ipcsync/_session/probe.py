@@ -9,6 +9,7 @@ from cuda.bindings.driver import CUipcEventHandle
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._drivers import unwrap
+from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING, STREAM_WAIT_VALUE_GEQ
 from ipcsync._native import pinned
 from ipcsync._native.capture import Relaxed
 from ipcsync._native.context import OnDevice
@@ -17,9 +18,6 @@ from ipcsync.errors import DriverError, HandleError
 from ipcsync.typing import EngineChecks
 
 _PASS_S = 1.0
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
-_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
 
 def of_engines(reply: ProbeReply, ordinal: int, board: Board) -> EngineChecks:
@@ -61,10 +59,10 @@ def _why_not_timeline(board: Board, ordinal: int) -> str | None:
 def _wait_passes(pointer: int, value: int) -> bool:
     """Whether a stream passes a wait for a word that holds `value` already."""
     driver = _drivers.load()
-    stream = unwrap(driver.cuStreamCreate(_NON_BLOCKING), "cuStreamCreate")
-    event = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+    stream = unwrap(driver.cuStreamCreate(STREAM_NON_BLOCKING), "cuStreamCreate")
+    event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
     try:
-        unwrap(driver.cuStreamWaitValue64(stream, pointer, value, _GEQ), "cuStreamWaitValue64")
+        unwrap(driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64")
         unwrap(driver.cuEventRecord(event, stream), "cuEventRecord")
         return _drivers.wait_event(event, time.monotonic_ns() + int(_PASS_S * 1e9))
     finally:

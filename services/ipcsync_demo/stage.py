@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
+from ipcsync._drivers.constants import MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE, STREAM_WAIT_VALUE_GEQ
 from ipcsync._native.context import ensure_context
 from ipcsync_demo.link import NO_POINT, Kind, Link, Message, NeighbourGoneError, hear
 from ipcsync_demo.memory import SharedMemory
 from ipcsync_demo.plan import STAMP, Plan, stamp, turn
 
-_PORTABLE_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
-_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _TIMEOUT_S = 30.0
+_MAPPED = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP
 
 
 class ParentGoneError(Exception):
@@ -46,7 +46,10 @@ class Work:
         self._api: Any = _drivers.load()
         self._handle = stream.cuda_stream
         self._memory = memory
-        unwrap(self._api.cuMemHostRegister(memory.address, plan.size, _PORTABLE_MAPPED), "cuMemHostRegister")
+        unwrap(
+            self._api.cuMemHostRegister(memory.address, plan.size, _MAPPED),
+            "cuMemHostRegister",
+        )
         gate = memory.address + plan.gate_of(number)
         self._gate = int(unwrap(self._api.cuMemHostGetDevicePointer(gate, 0), "cuMemHostGetDevicePointer"))
         self._here, self._turned = (int(unwrap(self._api.cuMemAlloc(plan.capacity), "cuMemAlloc")) for _ in range(2))
@@ -58,7 +61,10 @@ class Work:
 
     def hold(self, number: int) -> None:
         """Stop here until the gate is opened for the hold of that number."""
-        unwrap(self._api.cuStreamWaitValue32(self._handle, self._gate, number, _GEQ), "cuStreamWaitValue32")
+        unwrap(
+            self._api.cuStreamWaitValue32(self._handle, self._gate, number, STREAM_WAIT_VALUE_GEQ),
+            "cuStreamWaitValue32",
+        )
 
     def transform(self, chunk: int, length: int) -> None:
         """Stamp the chunk of `length` bytes at its end, and turn it."""

@@ -9,10 +9,16 @@ import msgspec
 
 from ipcsync import _drivers
 from ipcsync._board import Board
+from ipcsync._drivers.constants import (
+    EVENT_DISABLE_TIMING,
+    EVENT_INTERPROCESS,
+    STREAM_NON_BLOCKING,
+    STREAM_WAIT_VALUE_GEQ,
+    STREAM_WRITE_VALUE_DEFAULT,
+)
 from ipcsync._native import context, pinned
 from ipcsync.errors import DeviceMismatch, DriverError, InvalidDevice
 
-_INTERPROCESS = 4 | 2  # CU_EVENT_INTERPROCESS needs CU_EVENT_DISABLE_TIMING
 _PROBE_S = 1.0
 
 
@@ -52,7 +58,7 @@ class EventStore:
 
     def _make_one(self, device: str) -> SharedCudaEvent:
         driver = _drivers.load()
-        event = _drivers.unwrap(driver.cuEventCreate(_INTERPROCESS), "cuEventCreate")
+        event = _drivers.unwrap(driver.cuEventCreate(EVENT_INTERPROCESS | EVENT_DISABLE_TIMING), "cuEventCreate")
         # Exported at once: export wants the context current, and the bytes are the same each time.
         exported = driver.cuIpcGetEventHandle(event)
         if exported[0] is not _drivers.SUCCESS:
@@ -96,11 +102,15 @@ class EventStore:
     def _try_timeline(self) -> str | None:
         driver, board = _drivers.load(), self._board
         pointer = pinned.page(board.address) + board.probe_offset
-        stream: Any = _drivers.unwrap(driver.cuStreamCreate(1), "cuStreamCreate")
+        stream: Any = _drivers.unwrap(driver.cuStreamCreate(STREAM_NON_BLOCKING), "cuStreamCreate")
         try:
             value = (board.probe + 1) & 0xFFFFFFFF
-            _drivers.unwrap(driver.cuStreamWriteValue64(stream, pointer, value, 0), "cuStreamWriteValue64")
-            _drivers.unwrap(driver.cuStreamWaitValue64(stream, pointer, value, 0), "cuStreamWaitValue64")
+            _drivers.unwrap(
+                driver.cuStreamWriteValue64(stream, pointer, value, STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64"
+            )
+            _drivers.unwrap(
+                driver.cuStreamWaitValue64(stream, pointer, value, STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64"
+            )
             deadline = time.monotonic() + _PROBE_S
             while board.probe != value:
                 if time.monotonic() > deadline:
