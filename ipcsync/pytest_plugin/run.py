@@ -19,6 +19,7 @@ import select
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -33,7 +34,6 @@ from ipcsync.errors import ConnectError
 
 _START_S = 30.0
 _STOP_S = 5.0
-_READY_FD = 3
 _TAIL_LINES = 20
 _TAIL_BYTES = 16_384
 
@@ -164,24 +164,23 @@ def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
     # A directory for each start: a worker that crashes right after it leaves a daemon that nobody knows of, which keeps
     # its own until the run ends.
     command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", str(run.directory / str(os.getpid()))]
-    command += ["--driver", driver, "--exit-with", f"{run.pid}:{run.started}", "--ready-fd", str(_READY_FD)]
-    read, write = os.pipe2(os.O_CLOEXEC)
-    try:
-        pid = os.posix_spawn(
-            sys.executable,
-            command,
-            environment(),
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-                (os.POSIX_SPAWN_DUP2, write, _READY_FD),
-            ],
-            setsid=True,  # a Ctrl-C is pytest's, which then stops the daemon in order
-            setsigdef=[signal.SIGINT, signal.SIGTERM],
-        )
-    finally:
-        os.close(write)
+    command += ["--driver", driver, "--exit-with", f"{run.pid}:{run.started}"]
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        try:
+            process = subprocess.Popen(  # which closes every other descriptor, those of a GPU's driver among them
+                [*command, "--ready-fd", str(write)],
+                env=environment(),
+                pass_fds=(write,),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a Ctrl-C is pytest's, which then stops the daemon in order
+            )
+        finally:
+            os.close(write)
+    pid = process.pid
+    process.returncode = 0  # it is the run's, not this worker's: nobody here waits for it, or minds that it runs
     try:
         endpoint = read_line(read, _START_S) or ""  # none if it ends, or takes too long
     finally:

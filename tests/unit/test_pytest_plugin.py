@@ -160,6 +160,20 @@ def test_what_the_cuda_driver_says_is_the_reason(
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
+def test_the_runs_coordinator_inherits_no_descriptor_of_whoever_starts_it(tmp_path: Path) -> None:
+    mine = run.own()
+    inherited = os.memfd_create("a-drivers-file", 0)  # not close-on-exec, as what a C library opens may be
+    try:
+        started = run.join(mine, "host", tmp_path / "log")
+        theirs = [os.readlink(path) for path in Path(f"/proc/{started.pid}/fd").iterdir()]
+        assert theirs
+        assert not [path for path in theirs if "a-drivers-file" in path]
+    finally:
+        os.close(inherited)
+        run.stop(mine)
+    assert not started.is_running
+
+
 def test_a_worker_is_of_its_controllers_run() -> None:
     mine = run.own()
     assert (mine.pid, mine.started) == (os.getpid(), start_time(os.getpid()))
