@@ -125,9 +125,9 @@ def _module_locks() -> Iterator[tuple[str, Any]]:
     modules: list[Any] = [_drivers, native_event, pinned, imports._imports]
     if _drivers.name() == "host":
         from ipcsync._drivers.host import capture_calls, context, init, memory
-        from ipcsync._drivers.host.process import this
+        from ipcsync._drivers.host.process import process
 
-        modules += [capture_calls, context, init, memory, memory.ranges, this.segment]
+        modules += [capture_calls, context, init, memory, memory.ranges, process.segment]
     for module in modules:
         for name, value in vars(module).items():
             if isinstance(value, CallLock | LockType):

@@ -24,8 +24,8 @@ ANSWER_S = 20
 _PROGRAM = """
 import ast, ctypes, json, os, sys, threading, time
 from ipcsync._drivers import host as d, handle_bytes, handle_from_bytes
-from ipcsync._drivers.host import layout as at
-from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host import layout
+from ipcsync._drivers.host.process import process
 
 def start():
     assert d.cuInit(0) == (0,), d.cuInit(0)

@@ -16,7 +16,7 @@ from tests.unit.host_process import HostProcess, own_segment
 pytestmark = pytest.mark.process
 
 INVALID_HANDLE = 400
-_MARK = "int(this.words[at.process(this.segment.line) + at.P_MARK])"
+_MARK = "int(process.words[layout.process(process.segment.line) + layout.P_MARK])"
 _NO_ROBUST_FUTEXES = "from ipcsync._linux import robust; robust._SYS_SET = -1"
 _NO_THREADS = (
     "def refuse(thread): raise RuntimeError('no thread')\n"
@@ -48,7 +48,7 @@ def _exported(exporter: HostProcess, importer: HostProcess, *, has_mark: bool = 
     if has_mark:
         assert 0 < exporter.run(_MARK) < OWNER_DIED
     importer.run(f"event = opened({data!r}); stream = d.cuStreamCreate(1)[1]")
-    return int(exporter.run("this.segment.line"))
+    return int(exporter.run("process.segment.line"))
 
 
 @pytest.mark.parametrize("fork", ["os.fork()", "ctypes.CDLL(None).fork()"])
@@ -59,7 +59,7 @@ def test_a_dead_exporter_whose_child_keeps_its_lock_is_dead(segment: str, fork: 
         try:
             assert importer.run("code(d.cuEventQuery(event))") == 0
             exporter.kill()
-            assert importer.run(f"int(this.words[at.process({line}) + at.P_MARK])") == OWNER_DIED
+            assert importer.run(f"int(process.words[layout.process({line}) + layout.P_MARK])") == OWNER_DIED
             assert importer.run("code(d.cuEventQuery(event))") == INVALID_HANDLE
         finally:
             os.kill(child, signal.SIGKILL)
@@ -69,7 +69,7 @@ def test_an_exporter_that_is_still_dying_is_alive_until_all_of_it_is_gone(segmen
     """The mark's thread may be the first to die: an import fails only once a look at the process tells why."""
     with HostProcess(segment) as importer, HostProcess(segment) as exporter:
         line = _exported(exporter, importer)
-        exporter.run(f"this.segment.words[at.process({line}) + at.P_MARK] = {OWNER_DIED}")
+        exporter.run(f"process.segment.words[layout.process({line}) + layout.P_MARK] = {OWNER_DIED}")
         uses = "[code(d.cuEventQuery(event)), code(d.cuEventRecord(event, stream))]"
         assert importer.run(uses) == [0, 0]
         exporter.kill()
@@ -82,7 +82,7 @@ def test_without_a_mark_the_lock_tells(segment: str, missing: str, end: str) -> 
     with HostProcess(segment) as importer, HostProcess(segment) as exporter:
         exporter.run(missing)
         line = _exported(exporter, importer, has_mark=False)
-        assert importer.run(f"int(this.words[at.process({line}) + at.P_MARK])") == 0
+        assert importer.run(f"int(process.words[layout.process({line}) + layout.P_MARK])") == 0
         uses = "[code(d.cuEventQuery(event)), code(d.cuEventRecord(event, stream))]"
         assert importer.run(uses) == [0, 0]
         getattr(exporter, end)()
@@ -94,7 +94,7 @@ def test_who_leaves_lets_go_of_its_mark(segment: str) -> None:
     with HostProcess(segment) as importer, HostProcess(segment) as exporter:
         line = _exported(exporter, importer)
         exporter.run("from ipcsync._drivers.host.init import _leave; _leave()")
-        assert importer.run(f"int(this.words[at.process({line}) + at.P_MARK])") == 0
+        assert importer.run(f"int(process.words[layout.process({line}) + layout.P_MARK])") == 0
         assert importer.run("code(d.cuEventQuery(event))") == INVALID_HANDLE
 
 
@@ -103,7 +103,7 @@ def test_the_mark_of_who_has_the_line_next_tells_nothing_of_the_last(segment: st
         line = _exported(exporter, importer)
         exporter.kill()
         with HostProcess(segment) as third:
-            assert third.run("this.segment.line") == line
+            assert third.run("process.segment.line") == line
             assert third.run(_MARK) == 0
             third.run("event, data = exported()")
             assert 0 < third.run(_MARK) < OWNER_DIED
@@ -133,17 +133,17 @@ def test_an_exporter_that_dies_and_is_followed_within_the_look_is_dead(
     stop = tmp_path / "stop"
     with HostProcess(segment) as importer, HostProcess(segment) as exporter:
         line = _exported(exporter, importer)
-        base = "find_event(event).line" if behind == "E_LATEST" else f"at.process({line})"
+        base = "find_event(event).line" if behind == "E_LATEST" else f"layout.process({line})"
         importer.run("from ipcsync._drivers.host.event import find_event\n" + _STOPPING)
-        importer.run(f"real = this.words; this.words = Stopping(real, {base} + at.{behind}, {str(stop)!r})")
+        importer.run(f"real = process.words; process.words = Stopping(real, {base} + layout.{behind}, {str(stop)!r})")
         importer.tell("code(d.cuEventQuery(event))")
         deadline = time.monotonic() + 20
         while not stop.exists():
             assert time.monotonic() < deadline, "the look does not read this word"
         exporter.kill()
         with HostProcess(segment) as third:
-            assert third.run("this.segment.line") == line
+            assert third.run("process.segment.line") == line
             third.run("event, data = exported()")
             stop.unlink()
             assert importer.answer() == INVALID_HANDLE
-        importer.run("this.words = real")
+        importer.run("process.words = real")

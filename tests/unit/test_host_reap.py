@@ -28,12 +28,12 @@ def segment() -> Iterator[str]:
 def used(process: HostProcess) -> dict[str, int]:
     """How many lines of the segment's tables are taken, and how many stream slots are retired."""
     result: dict[str, int] = process.run(
-        "data = bytes(this.segment._map)\n"
-        "lines = range(at.PROCESSES, at.STREAMS, at.PROCESS_WORDS)\n"
-        "streams = data[at.STREAM_MAP:at.EVENT_MAP]\n"
-        "{'processes': sum(this.words[line] != 0 for line in lines),\n"
-        " 'streams': streams.count(at.USED), 'retired': streams.count(at.RETIRED),\n"
-        " 'events': data[at.EVENT_MAP:].count(at.USED)}"
+        "data = bytes(process.segment._map)\n"
+        "lines = range(layout.PROCESSES, layout.STREAMS, layout.PROCESS_WORDS)\n"
+        "streams = data[layout.STREAM_MAP:layout.EVENT_MAP]\n"
+        "{'processes': sum(process.words[line] != 0 for line in lines),\n"
+        " 'streams': streams.count(layout.USED), 'retired': streams.count(layout.RETIRED),\n"
+        " 'events': data[layout.EVENT_MAP:].count(layout.USED)}"
     )
     return result
 
@@ -97,7 +97,7 @@ def test_a_slot_used_again_goes_on_with_its_positions(segment: str) -> None:
             "handle = d.cuStreamCreate(1)[1]; stream = find_stream(handle); first = stream.slot, stream.tail\n"
             "event = d.cuEventCreate(2)[1]\n"
             "for _ in range(3): d.cuEventRecord(event, handle)\n"
-            "last = stream.tail; d.cuStreamDestroy(handle); this.words[at.H_STREAM_CURSOR] = stream.slot\n"
+            "last = stream.tail; d.cuStreamDestroy(handle); process.words[layout.H_STREAM_CURSOR] = stream.slot\n"
             "stream = find_stream(d.cuStreamCreate(1)[1])\n"
             "first, last, (stream.slot, stream.tail)"
         )

@@ -50,10 +50,10 @@ def test_a_destroyed_streams_work_is_still_done_and_its_slot_then_free(process: 
     process.run("from ipcsync._drivers.host.stream import find_stream\ninner = find_stream(stream)")
     assert process.run("gate = hold(stream); d.cuEventRecord(event, stream); code(d.cuStreamDestroy(stream))") == 0
     assert process.run("code(d.cuStreamQuery(stream)), code(d.cuEventQuery(event))") == (400, 600)
-    assert process.run("this.segment._map[at.STREAM_MAP + inner.slot]") == 1
+    assert process.run("process.segment._map[layout.STREAM_MAP + inner.slot]") == 1
     process.run("gate.value = 1; inner._running.acquire(timeout=10) and inner._running.release()")
     assert process.run("code(d.cuEventQuery(event))") == 0
-    assert process.run("this.segment._map[at.STREAM_MAP + inner.slot]") == 0
+    assert process.run("process.segment._map[layout.STREAM_MAP + inner.slot]") == 0
 
 
 def test_the_legacy_stream_and_blocking_streams_wait_for_each_other(process: HostProcess) -> None:
@@ -113,7 +113,7 @@ def test_many_threads_on_one_stream_lose_no_position(process: HostProcess) -> No
         "threads = [threading.Thread(target=work, args=(d.cuEventCreate(2)[1],)) for _ in range(4)]\n"
         "for t in threads: t.start()\n"
         "for t in threads: t.join()\n"
-        "d.cuStreamSynchronize(stream); this.words[inner.done_at] - before, inner.tail - before"
+        "d.cuStreamSynchronize(stream); process.words[inner.done_at] - before, inner.tail - before"
     )
     assert done == tail == 2000
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureStatus
 
-from ipcsync._drivers.host.process import this
-from ipcsync._drivers.host.results import INVALID_VALUE, Refused
+from ipcsync._drivers.host.process import process
+from ipcsync._drivers.host.results import INVALID_VALUE, CallFailed
 
 if TYPE_CHECKING:
     from ipcsync._drivers.host.context import Context
@@ -34,8 +34,8 @@ class Capture:
     __slots__ = ("count", "graph", "invalid", "mode", "number", "origin", "streams", "thread")
 
     def __init__(self, origin: Stream, mode: int) -> None:
-        self.number = next(this.numbers)
-        self.graph = next(this.numbers)
+        self.number = next(process.numbers)
+        self.graph = next(process.numbers)
         self.origin = origin
         self.mode = mode
         self.thread = threading.get_ident()
@@ -43,10 +43,10 @@ class Capture:
         self.invalid = False
         self.count = 0
 
-    def refuse(self, code: Any) -> Refused:
+    def refuse(self, code: Any) -> CallFailed:
         """Invalidate the capture, and make the refusal to raise for it."""
         self.invalid = True
-        return Refused(code)
+        return CallFailed(code)
 
     def end(self) -> None:
         """Let all its streams go."""
@@ -81,7 +81,7 @@ def unsafe() -> None:
     for capture in forbid:
         capture.invalid = True
     if forbid:
-        raise Refused(UNSUPPORTED)
+        raise CallFailed(UNSUPPORTED)
 
 
 def look_at_stream(stream: Stream) -> None:
@@ -107,14 +107,14 @@ def look_at_event(event: Event) -> None:
     unsafe()
 
 
-def take(stream: Stream) -> bool:
+def capture_op(stream: Stream) -> bool:
     """Before an operation is queued: whether the stream captures, so that the operation is counted and dropped."""
     _look_at_legacy(stream)
     capture = stream.capture
     if capture is None:
         return False
     if capture.invalid:
-        raise Refused(INVALIDATED)
+        raise CallFailed(INVALIDATED)
     capture.count += 1
     return True
 
@@ -135,17 +135,17 @@ def _look_at_legacy(stream: Stream) -> None:
         raise capture.refuse(IMPLICIT)
 
 
-def take_wait(stream: Stream, event: Event, is_recorded: bool) -> bool:
+def capture_wait(stream: Stream, event: Event, is_recorded: bool) -> bool:
     """Before a stream waits for an event: whether that belongs to a capture, which the stream then joins."""
     theirs = event.captured
     if theirs is not None and (theirs not in active or theirs.invalid) and stream.capture is None:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     if stream.capture is None and theirs is not None:
         if stream.is_legacy:
             raise theirs.refuse(UNSUPPORTED)
         theirs.streams.add(stream)
         stream.capture = theirs
-    if not take(stream):
+    if not capture_op(stream):
         return False
     ours = stream.capture
     if ours is not None and theirs is not ours:
@@ -170,7 +170,7 @@ def drop(stream: Stream) -> None:
 def status_of(stream: Stream) -> Any:
     """The capture status of a stream, which asking never changes; refused on the legacy stream during a capture."""
     if active and _in_the_way(stream):
-        raise Refused(IMPLICIT)
+        raise CallFailed(IMPLICIT)
     if stream.capture is None:
         return _NONE
     return _INVALIDATED if stream.capture.invalid else _ACTIVE

@@ -8,8 +8,8 @@ from typing import Any
 from cuda.bindings.driver import CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus, cuuint64_t
 
 from ipcsync._drivers.host import capture as capturing
-from ipcsync._drivers.host.process import this
-from ipcsync._drivers.host.results import INVALID_VALUE, OK, SUCCESS, Refused, Result, entry, number
+from ipcsync._drivers.host.process import process
+from ipcsync._drivers.host.results import INVALID_VALUE, OK, SUCCESS, CallFailed, Result, entry, number
 from ipcsync._drivers.host.stream import Stream, find_stream, streams
 from ipcsync._locks import CallLock, under
 
@@ -27,14 +27,14 @@ def cuStreamBeginCapture(hStream: Any, mode: Any) -> Result:
     """
     stream, wanted = find_stream(hStream), int(CUstreamCaptureMode(mode))
     if stream.is_legacy:
-        raise Refused(capturing.UNSUPPORTED)
+        raise CallFailed(capturing.UNSUPPORTED)
     under(_lock, _begin, stream, wanted)
     return OK
 
 
 def _begin(stream: Stream, mode: int) -> None:
     if stream.capture is not None:
-        raise Refused(CUresult.CUDA_ERROR_ILLEGAL_STATE)
+        raise CallFailed(CUresult.CUDA_ERROR_ILLEGAL_STATE)
     capture = capturing.Capture(stream, mode)
     capturing.active.append(capture)
     stream.capture = capture
@@ -52,14 +52,14 @@ def cuStreamEndCapture(hStream: Any) -> Result:
 def _end(stream: Stream) -> int:
     capture = stream.capture
     if capture is None:
-        raise Refused(CUresult.CUDA_ERROR_ILLEGAL_STATE)
+        raise CallFailed(CUresult.CUDA_ERROR_ILLEGAL_STATE)
     if capture.origin is not stream:
-        raise Refused(CUresult.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)
+        raise CallFailed(CUresult.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)
     if capture.mode != capturing.RELAXED and capture.thread != threading.get_ident():
-        raise Refused(CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+        raise CallFailed(CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
     capture.end()
     if capture.invalid:
-        raise Refused(capturing.INVALIDATED)
+        raise CallFailed(capturing.INVALIDATED)
     _graphs.add(capture.graph)
     return capture.graph
 
@@ -67,7 +67,7 @@ def _end(stream: Stream) -> int:
 def cuStreamIsCapturing(hStream: Any) -> Result:
     """The CUstreamCaptureStatus of a stream."""
     # Every record and every wait asks: of a stream that is there, while nothing captures, without the frame of `entry`.
-    mark = this.mark
+    mark = process.mark
     if mark is not None and mark.byte[0] and not capturing.active and number(hStream) in streams:
         return NOT_CAPTURING
     return _is_capturing(hStream)
@@ -101,6 +101,6 @@ def cuGraphDestroy(hGraph: Any) -> Result:
     """Forget a graph that a capture has left."""
     graph = number(hGraph)
     if graph not in _graphs:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     _graphs.discard(graph)
     return OK

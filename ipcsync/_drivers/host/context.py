@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings.driver import CUcontext, CUdevice, CUresult
 
 from ipcsync._drivers.host.device import devices, ordinal_of
-from ipcsync._drivers.host.process import this
-from ipcsync._drivers.host.results import INVALID_CONTEXT, OK, SUCCESS, Refused, Result, entry, number
+from ipcsync._drivers.host.process import process
+from ipcsync._drivers.host.results import INVALID_CONTEXT, OK, SUCCESS, CallFailed, Result, entry, number
 from ipcsync._locks import CallLock, under
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Context:
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
         self.physical = devices.visible[ordinal]
-        self.handle = next(this.numbers)
+        self.handle = next(process.numbers)
         self.retained = 0
         self.active = True
         self.streams: set[Stream] = set()  # also destroyed ones, until their work is done
@@ -58,9 +58,9 @@ def current() -> Context:
     """The current context of this thread; refused if there is none or it is gone."""
     contexts = _stack.contexts
     if not contexts:
-        raise Refused(INVALID_CONTEXT)
+        raise CallFailed(INVALID_CONTEXT)
     if not contexts[-1].active:
-        raise Refused(CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        raise CallFailed(CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED)
     return contexts[-1]
 
 
@@ -68,9 +68,9 @@ def find_context(ctx: Any) -> Context:
     """The context of a handle; refused if there is none, or if it is gone."""
     context = _by_handle.get(number(ctx))
     if context is None:
-        raise Refused(INVALID_CONTEXT)
+        raise CallFailed(INVALID_CONTEXT)
     if not context.active:
-        raise Refused(CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        raise CallFailed(CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED)
     return context
 
 
@@ -103,7 +103,7 @@ def cuDevicePrimaryCtxRelease(dev: Any) -> Result:
 def _release(ordinal: int) -> Context:
     context = _primary.get(ordinal)
     if context is None:
-        raise Refused(INVALID_CONTEXT)
+        raise CallFailed(INVALID_CONTEXT)
     context.retained -= 1
     if not context.retained:
         context.active = False
@@ -146,7 +146,7 @@ def cuCtxPushCurrent(ctx: Any) -> Result:
 def cuCtxPopCurrent() -> Result:
     """Take the thread's current context off and return it."""
     if not _stack.contexts:
-        raise Refused(INVALID_CONTEXT)
+        raise CallFailed(INVALID_CONTEXT)
     return SUCCESS, CUcontext(_stack.contexts.pop().handle)
 
 
@@ -166,7 +166,7 @@ def cuCtxGetStreamPriorityRange() -> Result:
 @entry(2)
 def cuMemGetInfo() -> Result:
     """Free and total bytes of the current device's memory, whichever process has the rest."""
-    free = max(0, devices.memory_limit - this.segment.used_memory(current().physical))
+    free = max(0, devices.memory_limit - process.segment.used_memory(current().physical))
     return SUCCESS, free, devices.memory_limit
 
 

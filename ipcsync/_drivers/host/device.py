@@ -10,7 +10,7 @@ from typing import Any
 from cuda.bindings.driver import CUdevice, CUdevice_attribute, CUuuid
 
 from ipcsync._drivers.host.layout import MAX_DEVICES
-from ipcsync._drivers.host.results import INVALID_DEVICE, INVALID_VALUE, SUCCESS, Refused, Result, entry, number
+from ipcsync._drivers.host.results import INVALID_DEVICE, INVALID_VALUE, SUCCESS, CallFailed, Result, entry, number
 
 # The same in every process of every machine.
 _REST_OF_UUID = uuid.UUID("00000000-1f0e-4b3c-9a55-6970637379ff")
@@ -100,7 +100,7 @@ def ordinal_of(dev: Any) -> int:
     """The ordinal that a CUdevice or an int stands for; refused if there is none such."""
     ordinal = number(dev)
     if not 0 <= ordinal < len(devices.visible):
-        raise Refused(INVALID_DEVICE)
+        raise CallFailed(INVALID_DEVICE)
     return ordinal
 
 
@@ -121,7 +121,7 @@ def cuDeviceGetName(length: Any, dev: Any) -> Result:
     """The name of a device: bytes of exactly `length`, ended and filled up with zeros."""
     name = f"ipcsync host device {devices.visible[ordinal_of(dev)]}".encode()
     if number(length) < 1:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     return SUCCESS, name[: length - 1].ljust(length, b"\0")
 
 
@@ -140,7 +140,7 @@ def cuDeviceGetAttribute(attrib: Any, dev: Any) -> Result:
     try:
         name = CUdevice_attribute(attrib).name.removeprefix("CU_DEVICE_ATTRIBUTE_")
     except ValueError:
-        raise Refused(INVALID_VALUE) from None
+        raise CallFailed(INVALID_VALUE) from None
     return SUCCESS, physical + 1 if name == "PCI_BUS_ID" else _ATTRIBUTES.get(name, 0)
 
 

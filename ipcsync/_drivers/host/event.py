@@ -15,9 +15,9 @@ from cuda.bindings.driver import CUevent, CUresult
 
 from ipcsync._drivers.host import capture as capturing
 from ipcsync._drivers.host import context as contexts
-from ipcsync._drivers.host import layout as at
+from ipcsync._drivers.host import layout
 from ipcsync._drivers.host.context import Context
-from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host.process import process
 from ipcsync._drivers.host.results import (
     INVALID_HANDLE,
     INVALID_VALUE,
@@ -25,7 +25,7 @@ from ipcsync._drivers.host.results import (
     OK,
     OUT_OF_MEMORY,
     SUCCESS,
-    Refused,
+    CallFailed,
     Result,
     entry,
     number,
@@ -56,7 +56,7 @@ class Event:
     )
 
     def __init__(self, context: Context, flags: int) -> None:
-        self.handle = next(this.numbers)
+        self.handle = next(process.numbers)
         self.context = context
         self.flags = flags
         self.imported = False
@@ -68,16 +68,16 @@ class Event:
 
     def share(self) -> None:
         """Give a new event its line in the segment."""
-        line = this.segment.claim_event(self.context.physical)
+        line = process.segment.claim_event(self.context.physical)
         if line is None:
-            raise Refused(OUT_OF_MEMORY)
+            raise CallFailed(OUT_OF_MEMORY)
         self.line = line
 
     def attach(self, line: int, word: int, owner: int) -> None:
         """Make this the import of the event that lies in `line` as long as its first word is `word`."""
         self.imported = True
         self._word, self._owner = word, owner
-        self._mark = at.process(this.words[line + at.E_PROCESS]) + at.P_MARK
+        self._mark = layout.process(process.words[line + layout.E_PROCESS]) + layout.P_MARK
         self.line = line
 
     def latest(self) -> int:
@@ -85,25 +85,26 @@ class Event:
         line = self.line
         if not line:
             return self._latest
-        latest: int = this.words[line + at.E_LATEST]
+        latest: int = process.words[line + layout.E_LATEST]
         if self.imported:
             self._look_at_exporter()  # after the load, which it vouches for
         return latest
 
     def _look_at_exporter(self) -> None:
-        words, line = this.words, self.line
-        is_alive = 0 < words[self._mark] < OWNER_DIED or this.segment.is_member(words[line + at.E_PROCESS], self._owner)
+        words, line = process.words, self.line
+        is_alive = 0 < words[self._mark] < OWNER_DIED
+        is_alive = is_alive or process.segment.is_member(words[line + layout.E_PROCESS], self._owner)
         # The word last: of the dead, the events are freed before another process can have the line and its mark.
         if not is_alive or words[line] != self._word:
-            raise Refused(INVALID_HANDLE)
+            raise CallFailed(INVALID_HANDLE)
 
     def record(self, stream: Stream) -> None:
         """Capture what the stream has now."""
         if stream.context is not self.context:
-            raise Refused(INVALID_HANDLE)
+            raise CallFailed(INVALID_HANDLE)
         if self.imported:
             self._look_at_exporter()
-        if capturing.active and capturing.take(stream):
+        if capturing.active and capturing.capture_op(stream):
             self.captured = stream.capture
             return
         self.captured = None
@@ -114,16 +115,16 @@ class Event:
             record = stream.submit(partial(_put_time, stamp))
             self.stamp = stamp
         if self.line:
-            this.words[self.line + at.E_LATEST] = record
+            process.words[self.line + layout.E_LATEST] = record
         else:
             self._latest = record
 
     def destroy(self) -> None:
         """Forget the event. Waits that were taken on go on: they hold records."""
         if events.pop(self.handle, None) is None:
-            raise Refused(INVALID_HANDLE)
+            raise CallFailed(INVALID_HANDLE)
         if self.line and not self.imported:
-            this.segment.free_event(self.line)
+            process.segment.free_event(self.line)
 
 
 def _put_time(stamp: list[int]) -> None:
@@ -132,8 +133,8 @@ def _put_time(stamp: list[int]) -> None:
 
 def is_complete(record: int) -> bool:
     """Whether a record is complete, or none at all."""
-    slot = record >> at.POSITION_BITS
-    return bool(this.words[at.STREAMS + (slot << at.STREAM_SHIFT)] >= record & at.POSITION_MASK)
+    slot = record >> layout.POSITION_BITS
+    return bool(process.words[layout.STREAMS + (slot << layout.STREAM_SHIFT)] >= record & layout.POSITION_MASK)
 
 
 events: dict[int, Event] = {}
@@ -146,7 +147,7 @@ def find_event(hEvent: Any) -> Event:
     except TypeError:
         event = events.get(number(hEvent))
     if event is None:
-        raise Refused(INVALID_HANDLE)
+        raise CallFailed(INVALID_HANDLE)
     return event
 
 
@@ -156,7 +157,7 @@ def cuEventCreate(Flags: Any) -> Result:
     flags = number(Flags)
     with_timing = not flags & DISABLE_TIMING
     if flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) or (with_timing and flags & INTERPROCESS):
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     event = Event(contexts.current(), flags)
     if flags & INTERPROCESS:
         event.share()
@@ -183,9 +184,9 @@ def cuEventRecordWithFlags(hEvent: Any, hStream: Any, flags: Any) -> Result:
     """Record an event; the flag EXTERNAL (1) is for capturing streams only."""
     event, stream, wanted = find_event(hEvent), find_stream(hStream), number(flags)
     if wanted & ~EXTERNAL or (wanted and stream.capture is None):
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     if wanted:
-        capturing.take(stream)
+        capturing.capture_op(stream)
     else:
         event.record(stream)
     return OK
@@ -206,7 +207,7 @@ def cuEventSynchronize(hEvent: Any) -> Result:
     event = find_event(hEvent)
     if capturing.active or event.captured is not None:
         capturing.look_at_event(event)
-    this.segment.wait_record(event.latest())
+    process.segment.wait_record(event.latest())
     return OK
 
 
@@ -225,7 +226,7 @@ def _wait_event(hEvent: Any, deadline_ns: int, done: list[bool]) -> Result:
     event = find_event(hEvent)
     if capturing.active or event.captured is not None:
         capturing.look_at_event(event)
-    done.append(this.segment.wait_record(event.latest(), deadline_ns))
+    done.append(process.segment.wait_record(event.latest(), deadline_ns))
     return OK
 
 
@@ -237,12 +238,12 @@ def cuEventElapsedTime(hStart: Any, hEnd: Any) -> Result:
         if capturing.active or event.captured is not None:
             capturing.look_at_event(event)
         if event.flags & DISABLE_TIMING or not event.latest():
-            raise Refused(INVALID_HANDLE)
+            raise CallFailed(INVALID_HANDLE)
     if start.context is not end.context:
-        raise Refused(INVALID_HANDLE)
+        raise CallFailed(INVALID_HANDLE)
     first, last = start.stamp, end.stamp
     if not (first and last and is_complete(start.latest()) and is_complete(end.latest())):
-        raise Refused(CUresult.CUDA_ERROR_NOT_READY)
+        raise CallFailed(CUresult.CUDA_ERROR_NOT_READY)
     return SUCCESS, (last[0] - first[0]) / 1e6
 
 
@@ -251,16 +252,16 @@ def cuStreamWaitEvent(hStream: Any, hEvent: Any, Flags: Any) -> Result:
     """Let a stream's later work wait for the record that is an event's latest at the call."""
     stream, event, flags = find_stream(hStream), find_event(hEvent), number(Flags)
     if flags & ~EXTERNAL:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     record = event.latest()
     if capturing.active or event.captured is not None:
         if flags and stream.capture is not None:
-            capturing.take(stream)
+            capturing.capture_op(stream)
             return OK
-        if capturing.take_wait(stream, event, is_recorded=bool(record)):
+        if capturing.capture_wait(stream, event, is_recorded=bool(record)):
             return OK
     if flags:
-        raise Refused(INVALID_VALUE)
-    if not is_complete(record) and record >> at.POSITION_BITS != stream.slot:
-        stream.submit(partial(this.segment.wait_record, record), at_once=False)
+        raise CallFailed(INVALID_VALUE)
+    if not is_complete(record) and record >> layout.POSITION_BITS != stream.slot:
+        stream.submit(partial(process.segment.wait_record, record), at_once=False)
     return OK

@@ -11,7 +11,7 @@ from cuda.bindings.driver import CUresult
 
 from ipcsync._drivers.host.context import contexts_in_use
 from ipcsync._drivers.host.device import devices
-from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host.process import process
 from ipcsync._drivers.host.results import INVALID_VALUE, OK, SUCCESS, Result, number
 from ipcsync._drivers.host.segment import open_segment
 from ipcsync._linux.fork import ForkMark
@@ -31,31 +31,31 @@ def cuInit(Flags: Any) -> Result:
     """
     if number(Flags):
         return (INVALID_VALUE,)
-    mark = this.mark
+    mark = process.mark
     if mark is not None:
         return (CUresult.CUDA_ERROR_NOT_INITIALIZED,) if mark.in_child else OK
     return under(_lock, _join)
 
 
 def _join() -> Result:
-    if this.mark is not None:
+    if process.mark is not None:
         return OK
-    if this.refusal is CUresult.CUDA_ERROR_DEINITIALIZED:
-        return (this.refusal,)
+    if process.refusal is CUresult.CUDA_ERROR_DEINITIALIZED:
+        return (process.refusal,)
     try:
         devices.read_environment()
         if not devices.visible:
             return (CUresult.CUDA_ERROR_NO_DEVICE,)
-        this.segment = open_segment(os.environ.get("IPCSYNC_HOST_SEGMENT", "default"))
+        process.segment = open_segment(os.environ.get("IPCSYNC_HOST_SEGMENT", "default"))
     except ValueError as error:
         log.error("host driver: %s", error)
         return (INVALID_VALUE,)
     except OSError as error:
         log.error("host driver: %s", error)
         return (CUresult.CUDA_ERROR_OPERATING_SYSTEM,)
-    this.words = this.segment.words
-    this.asynchronous = os.environ.get("IPCSYNC_HOST_ASYNC", "0") not in ("", "0")
-    this.mark = ForkMark()
+    process.words = process.segment.words
+    process.asynchronous = os.environ.get("IPCSYNC_HOST_ASYNC", "0") not in ("", "0")
+    process.mark = ForkMark()
     atexit.register(_leave)
     return OK
 
@@ -65,19 +65,19 @@ def _leave() -> None:
 
     What is still queued stays unfinished for ever, as after a kill.
     """
-    if this.mark is None or this.mark.in_child:
+    if process.mark is None or process.mark.in_child:
         return
-    this.refusal = CUresult.CUDA_ERROR_DEINITIALIZED
-    this.mark = None
+    process.refusal = CUresult.CUDA_ERROR_DEINITIALIZED
+    process.mark = None
     for context in contexts_in_use():
         for stream in list(context.streams):
             stream.close()
-    this.segment.leave()
+    process.segment.leave()
 
 
 def cuDriverGetVersion() -> Result:
     """The CUDA version that this driver speaks, 13.0; also before cuInit."""
-    if this.mark is not None and this.mark.in_child:
+    if process.mark is not None and process.mark.in_child:
         return CUresult.CUDA_ERROR_NOT_INITIALIZED, None
     return SUCCESS, VERSION
 

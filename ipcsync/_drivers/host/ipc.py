@@ -10,15 +10,15 @@ from typing import Any
 from cuda.bindings.driver import CUevent, CUipcEventHandle
 
 from ipcsync._drivers.host import context as contexts
-from ipcsync._drivers.host import layout as at
+from ipcsync._drivers.host import layout
 from ipcsync._drivers.host.event import DISABLE_TIMING, INTERPROCESS, Event, events, find_event
-from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host.process import process
 from ipcsync._drivers.host.results import (
     INVALID_CONTEXT,
     INVALID_HANDLE,
     INVALID_VALUE,
     SUCCESS,
-    Refused,
+    CallFailed,
     Result,
     entry,
 )
@@ -32,7 +32,7 @@ Fields = tuple[int, int, int]
 
 def pack_handle(kind: type[Any], tag: bytes, serial: int, fields: Fields) -> Any:
     """A handle of the binding's class `kind`."""
-    body = _BODY.pack(tag, this.segment.nonce, serial, *fields)
+    body = _BODY.pack(tag, process.segment.nonce, serial, *fields)
     handle = kind()
     ctypes.memmove(handle.getPtr(), body + _CHECK.pack(zlib.crc32(body)), 64)
     return handle
@@ -43,8 +43,8 @@ def unpack_handle(handle: Any, tag: bytes) -> tuple[int, Fields]:
     data = ctypes.string_at(handle.getPtr(), 64)
     body = data[: _BODY.size]
     found, nonce, serial, *fields = _BODY.unpack(body)
-    if found != tag or nonce != this.segment.nonce or data[_BODY.size :] != _CHECK.pack(zlib.crc32(body)):
-        raise Refused(INVALID_VALUE)
+    if found != tag or nonce != process.segment.nonce or data[_BODY.size :] != _CHECK.pack(zlib.crc32(body)):
+        raise CallFailed(INVALID_VALUE)
     return serial, (fields[0], fields[1], fields[2])
 
 
@@ -54,10 +54,10 @@ def cuIpcGetEventHandle(event: Any) -> Result:
     exported = find_event(event)
     contexts.current()
     if not exported.line or exported.imported:
-        raise Refused(INVALID_HANDLE)
-    word, device = (this.words[exported.line + offset] for offset in (at.E_WORD, at.E_DEVICE))
+        raise CallFailed(INVALID_HANDLE)
+    word, device = (process.words[exported.line + offset] for offset in (layout.E_WORD, layout.E_DEVICE))
     fields = (exported.line, word, device)
-    return SUCCESS, pack_handle(CUipcEventHandle, _EVENT, this.segment.serial, fields)
+    return SUCCESS, pack_handle(CUipcEventHandle, _EVENT, process.segment.serial, fields)
 
 
 @entry(1)
@@ -69,14 +69,14 @@ def cuIpcOpenEventHandle(handle: Any) -> Result:
     """
     context = contexts.current()
     serial, (line, word, device) = unpack_handle(handle, _EVENT)
-    if serial == this.segment.serial:
-        raise Refused(INVALID_CONTEXT)
-    words = this.words
+    if serial == process.segment.serial:
+        raise CallFailed(INVALID_CONTEXT)
+    words = process.words
     # The word last, as in Event._look_at_exporter.
-    if not this.segment.is_member(words[line + at.E_PROCESS], serial) or words[line + at.E_WORD] != word:
-        raise Refused(INVALID_VALUE)
+    if not process.segment.is_member(words[line + layout.E_PROCESS], serial) or words[line + layout.E_WORD] != word:
+        raise CallFailed(INVALID_VALUE)
     if device != context.physical:
-        raise Refused(INVALID_HANDLE)
+        raise CallFailed(INVALID_HANDLE)
     event = Event(context, DISABLE_TIMING | INTERPROCESS)
     event.attach(line, word, serial)
     events[event.handle] = event

@@ -8,8 +8,8 @@ from typing import Any
 
 from ipcsync._drivers.host import capture as capturing
 from ipcsync._drivers.host.memory import Range, address_of, ranges, usable
-from ipcsync._drivers.host.process import this
-from ipcsync._drivers.host.results import INVALID_VALUE, OK, Refused, Result, entry, number
+from ipcsync._drivers.host.process import process
+from ipcsync._drivers.host.results import INVALID_VALUE, OK, CallFailed, Result, entry, number
 from ipcsync._drivers.host.stream import Stream, find_stream
 
 LEGACY_STREAM = 0
@@ -35,7 +35,7 @@ def _host(pointer: Any, size: int) -> _Place:
     if isinstance(pointer, (bytes, bytearray, memoryview)):
         view = memoryview(pointer)
         if view.nbytes < size:
-            raise Refused(INVALID_VALUE)
+            raise CallFailed(INVALID_VALUE)
         if view.readonly:  # ctypes lends no address of it
             staged = ctypes.create_string_buffer(view.tobytes(), view.nbytes)
             return _Place(ctypes.addressof(staged), staged, is_pageable=True)
@@ -51,10 +51,10 @@ def _move(dst: _Place, src: _Place, size: int) -> None:
 def _copy(dst: _Place, src: _Place, size: int, stream: Stream, *, wait: bool) -> Result:
     """Queue a copy. Pageable memory is the caller's again after the call, so it is staged or waited for."""
     if size and not (dst.address and src.address):
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     if wait and capturing.active:
         capturing.look_at_stream(stream)
-    if capturing.active and capturing.take(stream):
+    if capturing.active and capturing.capture_op(stream):
         return OK
     if src.is_pageable and not wait:
         staged = ctypes.create_string_buffer(size)
@@ -62,7 +62,7 @@ def _copy(dst: _Place, src: _Place, size: int, stream: Stream, *, wait: bool) ->
         src = _Place(ctypes.addressof(staged), staged, is_pageable=False)
     record = stream.submit(partial(_move, dst, src, size))
     if wait or dst.is_pageable:
-        this.segment.wait_record(record)
+        process.segment.wait_record(record)
     return OK
 
 
@@ -124,14 +124,14 @@ def _fill(place: _Place, pattern: bytes, count: int) -> None:
 
 def _set(dst: Any, pattern: bytes, count: int, stream: Stream, *, wait: bool) -> Result:
     if number(dst) % len(pattern):
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     place = _device(dst, len(pattern) * count)
     if wait and capturing.active:
         capturing.look_at_stream(stream)
-    if not (capturing.active and capturing.take(stream)):
+    if not (capturing.active and capturing.capture_op(stream)):
         record = stream.submit(partial(_fill, place, pattern, count))
         if wait:
-            this.segment.wait_record(record)
+            process.segment.wait_record(record)
     return OK
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ipcsync._drivers.host import capture as capturing
 from ipcsync._drivers.host.memory import Range, usable
-from ipcsync._drivers.host.results import INVALID_VALUE, OK, Refused, Result, entry, number
+from ipcsync._drivers.host.results import INVALID_VALUE, OK, CallFailed, Result, entry, number
 from ipcsync._drivers.host.segment import SEQ_CST, fence
 from ipcsync._drivers.host.stream import find_stream
 from ipcsync._linux.futex import Futex
@@ -38,7 +38,7 @@ def _fits(bits: int, comparison: int, wanted: int) -> Callable[[int], bool]:
 def _place(addr: Any, bits: int) -> tuple[Range, int]:
     address = number(addr)
     if address % (bits // 8):
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     return usable(address, bits // 8), address
 
 
@@ -46,8 +46,8 @@ def _write(hStream: Any, addr: Any, value: Any, flags: Any, bits: int) -> Result
     stream, wanted = find_stream(hStream), number(value) & ((1 << bits) - 1)
     keep, address = _place(addr, bits)
     if number(flags) & ~NO_MEMORY_BARRIER:
-        raise Refused(INVALID_VALUE)
-    if not (capturing.active and capturing.take(stream)):
+        raise CallFailed(INVALID_VALUE)
+    if not (capturing.active and capturing.capture_op(stream)):
         stream.submit(partial(_store, keep, _WORDS[bits].from_address(address), wanted, Futex(address)))
     return OK
 
@@ -65,8 +65,8 @@ def _wait(hStream: Any, addr: Any, value: Any, flags: Any, bits: int) -> Result:
     stream, wanted, how = find_stream(hStream), number(value) & ((1 << bits) - 1), number(flags) & ~FLUSH
     keep, address = _place(addr, bits)
     if how > NOR or how < 0:
-        raise Refused(INVALID_VALUE)
-    if capturing.active and capturing.take(stream):
+        raise CallFailed(INVALID_VALUE)
+    if capturing.active and capturing.capture_op(stream):
         return OK
     word, fits = _WORDS[bits].from_address(address), _fits(bits, how, wanted)
     if stream.has_nothing_before() and fits(word.value):

@@ -18,7 +18,7 @@ from ipcsync._drivers.host import context as contexts
 from ipcsync._drivers.host.context import Context
 from ipcsync._drivers.host.device import devices
 from ipcsync._drivers.host.ipc import pack_handle, unpack_handle
-from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host.process import process
 from ipcsync._drivers.host.results import (
     INVALID_CONTEXT,
     INVALID_HANDLE,
@@ -26,7 +26,7 @@ from ipcsync._drivers.host.results import (
     OK,
     OUT_OF_MEMORY,
     SUCCESS,
-    Refused,
+    CallFailed,
     Result,
     entry,
     number,
@@ -113,7 +113,7 @@ class Ranges:
         starts, by_start = self._table
         found = by_start.get(start)
         if found is None or found.kind != kind:
-            raise Refused(otherwise)
+            raise CallFailed(otherwise)
         found.is_live = False
         left = {key: value for key, value in by_start.items() if key != start}
         self._table = [key for key in starts if key != start], left
@@ -131,18 +131,18 @@ def usable(address: int, size: int) -> Range:
     """The range that has these bytes; refused if the device cannot use them."""
     found = ranges.find(address, size)
     if found is None:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     return found
 
 
 def _file(serial: int, file_number: int) -> str:
-    return f"{this.segment.path}-mem-{serial}-{file_number}"
+    return f"{process.segment.path}-mem-{serial}-{file_number}"
 
 
 def _size(bytesize: Any) -> int:
     size = number(bytesize)
     if size <= 0:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     return size
 
 
@@ -152,10 +152,10 @@ def cuMemAlloc(bytesize: Any) -> Result:
     context, size = contexts.current(), _size(bytesize)
     if capturing.active:
         capturing.unsafe()
-    if not this.segment.take_memory(context.physical, size, devices.memory_limit):
-        raise Refused(OUT_OF_MEMORY)
+    if not process.segment.take_memory(context.physical, size, devices.memory_limit):
+        raise CallFailed(OUT_OF_MEMORY)
     file_number = next(_file_numbers)
-    path = _file(this.segment.serial, file_number)
+    path = _file(process.segment.serial, file_number)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -167,10 +167,10 @@ def cuMemAlloc(bytesize: Any) -> Result:
         finally:
             os.close(fd)
     except OSError as error:
-        this.segment.give_memory(context.physical, size)
+        process.segment.give_memory(context.physical, size)
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            raise Refused(OUT_OF_MEMORY) from error
-        raise Refused(CUresult.CUDA_ERROR_OPERATING_SYSTEM) from error
+            raise CallFailed(OUT_OF_MEMORY) from error
+        raise CallFailed(CUresult.CUDA_ERROR_OPERATING_SYSTEM) from error
     new = Range.of_map(DEVICE, context, mapping, size)
     new.number = file_number
     ranges.map(new)
@@ -187,8 +187,8 @@ def cuMemFree(dptr: Any) -> Result:
         capturing.unsafe()
     freed = ranges.remove(start, DEVICE, INVALID_VALUE)
     with suppress(FileNotFoundError):  # somebody tidied up by hand: it is as it should be
-        os.unlink(_file(this.segment.serial, freed.number))
-    this.segment.give_memory(freed.context.physical, freed.size)
+        os.unlink(_file(process.segment.serial, freed.number))
+    process.segment.give_memory(freed.context.physical, freed.size)
     return OK
 
 
@@ -197,10 +197,10 @@ def cuIpcGetMemHandle(dptr: Any) -> Result:
     """The handle of device memory that this process allocated, by any address in it."""
     found = ranges.find(number(dptr))
     if found is None or found.kind != DEVICE:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     contexts.current()
     fields = (found.number, found.size, found.context.physical)
-    return SUCCESS, pack_handle(CUipcMemHandle, _MEMORY, this.segment.serial, fields)
+    return SUCCESS, pack_handle(CUipcMemHandle, _MEMORY, process.segment.serial, fields)
 
 
 @entry(1)
@@ -212,10 +212,10 @@ def cuIpcOpenMemHandle(handle: Any, Flags: Any) -> Result:
     """
     context = contexts.current()
     if number(Flags) != _LAZY_PEER_ACCESS:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     serial, (file_number, size, _device) = unpack_handle(handle, _MEMORY)
-    if serial == this.segment.serial:
-        raise Refused(INVALID_CONTEXT)
+    if serial == process.segment.serial:
+        raise CallFailed(INVALID_CONTEXT)
     return SUCCESS, CUdeviceptr(under(_opening, _import, context, (serial, file_number), size).start)
 
 
@@ -227,7 +227,7 @@ def _import(context: Context, origin: tuple[int, int], size: int) -> Range:
     try:
         fd = os.open(_file(*origin), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        raise Refused(INVALID_HANDLE) from None
+        raise CallFailed(INVALID_HANDLE) from None
     try:
         mapping = mmap.mmap(fd, size)
     finally:
@@ -251,7 +251,7 @@ def cuIpcCloseMemHandle(dptr: Any) -> Result:
 def _close_import(start: int) -> None:
     found = ranges.find(start)
     if found is None or found.start != start or found.kind != IMPORTED:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     found.opened -= 1
     if not found.opened:
         ranges.remove(start, IMPORTED, INVALID_VALUE)
@@ -272,13 +272,13 @@ def cuMemHostAlloc(bytesize: Any, Flags: Any) -> Result:
 def _allocate_host(bytesize: Any, flags: int) -> Result:
     context, size = contexts.current(), _size(bytesize)
     if flags & ~_HOST_ALLOC_FLAGS:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     if capturing.active:
         capturing.unsafe()
     try:
         mapping = mmap.mmap(-1, size)
     except (OSError, OverflowError) as error:
-        raise Refused(OUT_OF_MEMORY) from error
+        raise CallFailed(OUT_OF_MEMORY) from error
     new = Range.of_map(HOST, context, mapping, size)
     ranges.map(new)
     return SUCCESS, new.start
@@ -302,11 +302,11 @@ def cuMemHostRegister(p: Any, bytesize: Any, Flags: Any) -> Result:
     """
     context, start, size, flags = contexts.current(), address_of(p), _size(bytesize), number(Flags)
     if flags & ~_REGISTER_FLAGS or not _is_mapped(start, size):
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     if capturing.active:
         capturing.unsafe()
     if not ranges.add(Range(REGISTERED, context, start, size)):
-        raise Refused(CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        raise CallFailed(CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
     return OK
 
 
@@ -334,7 +334,7 @@ def cuMemHostGetDevicePointer(p: Any, Flags: Any) -> Result:
     address = address_of(p)
     found = ranges.find(address)
     if number(Flags) or found is None or found.kind not in (HOST, REGISTERED):
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     return SUCCESS, CUdeviceptr(address)
 
 
@@ -370,5 +370,5 @@ def cuPointerGetAttribute(attribute: Any, ptr: Any) -> Result:
     if on_host:
         answers["HOST_POINTER"] = number(ptr)
     if name not in answers:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     return SUCCESS, answers[name]

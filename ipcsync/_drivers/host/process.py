@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """The one object `this`: its attributes but the first two stand for something only after cuInit."""
+    """The one object `process`: its attributes but the first two stand for something only after cuInit."""
 
     __slots__ = ("asynchronous", "mark", "numbers", "refusal", "segment", "words")
 
@@ -28,4 +28,4 @@ class Process:
         self.numbers = itertools.count(0x1000, 0x10)
 
 
-this = Process()
+process = Process()

@@ -1,7 +1,7 @@
 """What the host driver's functions return, and the frame that each of them runs in.
 
 A function of the driver API never raises for a refused call: it returns `(CUresult, None…)`. Inside the driver a
-refusal is the exception `Refused`, which `entry` turns into that tuple.
+refusal is the exception `CallFailed`, which `entry` turns into that tuple.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 
 from cuda.bindings.driver import CUresult
 
-from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host.process import process
 from ipcsync._locks import HeldBelow
 
 P = ParamSpec("P")
@@ -24,7 +24,7 @@ OK: Result = (SUCCESS,)
 NOT_READY: Result = (CUresult.CUDA_ERROR_NOT_READY,)
 
 
-class Refused(Exception):  # noqa: N818 - it never leaves the driver, and is no error of Python's
+class CallFailed(Exception):  # noqa: N818 - it never leaves the driver, and is no error of Python's
     """The call is refused with `code`, a CUresult."""
 
     def __init__(self, code: Any) -> None:
@@ -51,12 +51,12 @@ def entry(values: int = 0) -> Callable[[Callable[P, Result]], Callable[P, Result
     def wrap(function: Callable[P, Result]) -> Callable[P, Result]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Result:
-            mark = this.mark
+            mark = process.mark
             if mark is None or not mark.byte[0]:  # `in_child`
-                return (CUresult.CUDA_ERROR_NOT_INITIALIZED if mark else this.refusal, *nothing)
+                return (CUresult.CUDA_ERROR_NOT_INITIALIZED if mark else process.refusal, *nothing)
             try:
                 return function(*args, **kwargs)
-            except Refused as refused:
+            except CallFailed as refused:
                 return (refused.code, *nothing)
             except HeldBelow:
                 return (NOT_PERMITTED, *nothing)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Concatenate, ParamSpec, TypeVar
 
-from ipcsync._drivers.host import layout as at
+from ipcsync._drivers.host import layout
 from ipcsync._linux import locks, process
 from ipcsync._linux.death_mark import Life
 from ipcsync._linux.futex import Futex
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - the one tmpfs that every Linux has; files in it are 0600 and checked for their owner
-_PREFIX = f"ipcsync-host-{at.LAYOUT}-{os.getuid()}-"
+_PREFIX = f"ipcsync-host-{layout.LAYOUT}-{os.getuid()}-"
 _MEMORY = re.compile(r"-mem-(\d+)-\d+$")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,120}")
 
@@ -81,18 +81,18 @@ class Segment:
         self._fd = _open_locked(path)
         try:
             if os.fstat(self._fd).st_size == 0:
-                os.posix_fallocate(self._fd, 0, at.SIZE)  # a hole would be SIGBUS on a full tmpfs
+                os.posix_fallocate(self._fd, 0, layout.SIZE)  # a hole would be SIGBUS on a full tmpfs
             self._map = _map(path)
             self.words = memoryview(self._map).cast("Q")
             self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-            if not self.words[at.H_MAGIC]:
-                self.words[at.H_NONCE] = int.from_bytes(os.urandom(8), "little")
-                self.words[at.H_MAGIC] = at.MAGIC
-            self.nonce = self.words[at.H_NONCE]
+            if not self.words[layout.H_MAGIC]:
+                self.words[layout.H_NONCE] = int.from_bytes(os.urandom(8), "little")
+                self.words[layout.H_MAGIC] = layout.MAGIC
+            self.nonce = self.words[layout.H_NONCE]
             self.serial = self.line = 0
             self._reap()
             self._register()
-            self._life = Life(self.address + (at.process(self.line) + at.P_MARK) * 8)
+            self._life = Life(self.address + (layout.process(self.line) + layout.P_MARK) * 8)
         except BaseException:
             os.close(self._fd)
             raise
@@ -107,28 +107,28 @@ class Segment:
 
     def _register(self) -> None:
         words = self.words
-        for line in range(at.MAX_PROCESSES):
-            base = at.process(line)
+        for line in range(layout.MAX_PROCESSES):
+            base = layout.process(line)
             # A process on its way out frees its line a moment before the kernel frees its lock.
-            if words[base] or not locks.try_lock(self._fd, at.LIFE + line):
+            if words[base] or not locks.try_lock(self._fd, layout.LIFE + line):
                 continue
-            words[at.H_SERIAL] = serial = words[at.H_SERIAL] + 1
-            for word in range(1, at.PROCESS_WORDS):
+            words[layout.H_SERIAL] = serial = words[layout.H_SERIAL] + 1
+            for word in range(1, layout.PROCESS_WORDS):
                 words[base + word] = 0
-            words[base + at.P_PID] = os.getpid()
-            words[base + at.P_START] = process.start_time(os.getpid()) or 0
-            words[base + at.P_NAMESPACE] = process.pid_namespace()
-            words[base + at.P_SERIAL] = serial
+            words[base + layout.P_PID] = os.getpid()
+            words[base + layout.P_START] = process.start_time(os.getpid()) or 0
+            words[base + layout.P_NAMESPACE] = process.pid_namespace()
+            words[base + layout.P_SERIAL] = serial
             self.line, self.serial = line, serial
             return
-        raise OSError(f"{self.path}: {at.MAX_PROCESSES} processes have it already")
+        raise OSError(f"{self.path}: {layout.MAX_PROCESSES} processes have it already")
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def wait_record(self, record: int, deadline_ns: int | None = None) -> bool:
         """Sleep until `record` is complete; False if CLOCK_MONOTONIC passed `deadline_ns` (None: never) before."""
-        slot, position = record >> at.POSITION_BITS, record & at.POSITION_MASK
-        done_at = at.STREAMS + (slot << at.STREAM_SHIFT)
+        slot, position = record >> layout.POSITION_BITS, record & layout.POSITION_MASK
+        done_at = layout.STREAMS + (slot << layout.STREAM_SHIFT)
         words = self.words
         futex = self.futex(slot)
         while (done := words[done_at]) < position:
@@ -144,7 +144,7 @@ class Segment:
         """The futex of a stream slot's `done`."""
         futex = self._futexes.get(slot)
         if futex is None:
-            address = self.address + (at.STREAMS + (slot << at.STREAM_SHIFT)) * 8
+            address = self.address + (layout.STREAMS + (slot << layout.STREAM_SHIFT)) * 8
             futex = self._futexes[slot] = Futex(address)
         return futex
 
@@ -153,17 +153,17 @@ class Segment:
     @exclusive
     def claim_stream(self) -> int | None:
         """A stream slot for this process, whose positions go on where they stand; None if all are taken."""
-        slot = self._free_slot(at.STREAM_MAP, at.MAX_STREAMS, at.H_STREAM_CURSOR)
+        slot = self._free_slot(layout.STREAM_MAP, layout.MAX_STREAMS, layout.H_STREAM_CURSOR)
         if slot is not None:
-            base = at.STREAMS + slot * at.STREAM_WORDS
-            self.words[base + at.S_DONE] = self.words[base + at.S_TAIL] = self._position(base)
-            self.words[base + at.S_OWNER] = self.serial
-            self._map[at.STREAM_MAP + slot] = at.USED
+            base = layout.STREAMS + slot * layout.STREAM_WORDS
+            self.words[base + layout.S_DONE] = self.words[base + layout.S_TAIL] = self._position(base)
+            self.words[base + layout.S_OWNER] = self.serial
+            self._map[layout.STREAM_MAP + slot] = layout.USED
         return slot
 
     def _position(self, base: int) -> int:
         # A process killed between its two stores of a position has left `done` ahead of `tail`.
-        return max(self.words[base + at.S_DONE], self.words[base + at.S_TAIL])
+        return max(self.words[base + layout.S_DONE], self.words[base + layout.S_TAIL])
 
     @exclusive
     def free_stream(self, slot: int) -> None:
@@ -176,23 +176,23 @@ class Segment:
         """The first word of a line for an interprocess event of a physical device; None if all are taken."""
         if not self._left:
             self._life.show()
-        slot = self._free_slot(at.EVENT_MAP, at.MAX_EVENTS, at.H_EVENT_CURSOR)
+        slot = self._free_slot(layout.EVENT_MAP, layout.MAX_EVENTS, layout.H_EVENT_CURSOR)
         if slot is None:
             return None
-        base, words = at.EVENTS + slot * at.EVENT_WORDS, self.words
-        words[base + at.E_LATEST] = 0
-        words[base + at.E_DEVICE] = device
-        words[base + at.E_PROCESS] = self.line
-        words[base + at.E_OWNER] = self.serial
-        words[base + at.E_WORD] = ((words[base + at.E_WORD] >> 1) + 1) << 1 | 1
-        self._map[at.EVENT_MAP + slot] = at.USED
+        base, words = layout.EVENTS + slot * layout.EVENT_WORDS, self.words
+        words[base + layout.E_LATEST] = 0
+        words[base + layout.E_DEVICE] = device
+        words[base + layout.E_PROCESS] = self.line
+        words[base + layout.E_OWNER] = self.serial
+        words[base + layout.E_WORD] = ((words[base + layout.E_WORD] >> 1) + 1) << 1 | 1
+        self._map[layout.EVENT_MAP + slot] = layout.USED
         return base
 
     @exclusive
     def free_event(self, base: int) -> None:
         """Give the line of an event back: whoever imported it is refused from now on."""
         if not self._left:
-            self._free_event((base - at.EVENTS) // at.EVENT_WORDS)
+            self._free_event((base - layout.EVENTS) // layout.EVENT_WORDS)
 
     def _free_slot(self, start: int, size: int, cursor: int) -> int | None:
         slot = self._find(start, size, cursor)
@@ -212,17 +212,17 @@ class Segment:
         return found - start
 
     def _free_stream(self, slot: int) -> None:
-        base = at.STREAMS + slot * at.STREAM_WORDS
+        base = layout.STREAMS + slot * layout.STREAM_WORDS
         # What was left unfinished stays so for ever, and its slot with it.
-        lost = self.words[base + at.S_DONE] < self.words[base + at.S_TAIL]
-        self.words[base + at.S_OWNER] = 0
-        self._map[at.STREAM_MAP + slot] = at.RETIRED if lost else at.FREE
+        lost = self.words[base + layout.S_DONE] < self.words[base + layout.S_TAIL]
+        self.words[base + layout.S_OWNER] = 0
+        self._map[layout.STREAM_MAP + slot] = layout.RETIRED if lost else layout.FREE
 
     def _free_event(self, slot: int) -> None:
-        base = at.EVENTS + slot * at.EVENT_WORDS
-        self.words[base + at.E_WORD] &= ~1
-        self.words[base + at.E_OWNER] = 0
-        self._map[at.EVENT_MAP + slot] = at.FREE
+        base = layout.EVENTS + slot * layout.EVENT_WORDS
+        self.words[base + layout.E_WORD] &= ~1
+        self.words[base + layout.E_OWNER] = 0
+        self._map[layout.EVENT_MAP + slot] = layout.FREE
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -231,31 +231,32 @@ class Segment:
         """Count `size` more bytes of a physical device as this process's; False if all together would pass `limit`."""
         if self.used_memory(device) + size > limit:
             return False
-        self.words[at.process(self.line) + at.P_USED + device] += size
+        self.words[layout.process(self.line) + layout.P_USED + device] += size
         return True
 
     @exclusive
     def give_memory(self, device: int, size: int) -> None:
         """Count `size` bytes of a physical device as free again."""
         if not self._left:
-            self.words[at.process(self.line) + at.P_USED + device] -= size
+            self.words[layout.process(self.line) + layout.P_USED + device] -= size
 
     def used_memory(self, device: int) -> int:
         """Bytes of a physical device that the processes of the segment have."""
-        first = at.PROCESSES + at.P_USED + device
-        return sum(self.words[first : first + at.MAX_PROCESSES * at.PROCESS_WORDS : at.PROCESS_WORDS].tolist())
+        first = layout.PROCESSES + layout.P_USED + device
+        end = first + layout.MAX_PROCESSES * layout.PROCESS_WORDS
+        return sum(self.words[first : end : layout.PROCESS_WORDS].tolist())
 
     # -- life and death -----------------------------------------------------------------------------------------------
 
     def is_member(self, line: int, serial: int) -> bool:
         """Whether the process `serial` that registered in `line` is still in the segment, and alive."""
-        base = at.process(line)
-        mark = self.words[base + at.P_MARK]  # before the serial, which changes after it when the line is given anew
+        base = layout.process(line)
+        mark = self.words[base + layout.P_MARK]  # before the serial, which changes after it when the line is given anew
         if self.words[base] != serial:
             return False
         if mark & OWNER_DIED:  # of that one thread: the process ends with its last one
             return _is_living(self._fd, self.words, line, process.pid_namespace())
-        return bool(mark) or line == self.line or locks.is_locked(self._fd, at.LIFE + line)
+        return bool(mark) or line == self.line or locks.is_locked(self._fd, layout.LIFE + line)
 
     def _reap(self) -> None:
         """Free what the dead have left. A reaper that is killed leaves the rest to the next one."""
@@ -264,8 +265,8 @@ class Segment:
             living[self.serial] = self.line
         dead = {
             line: serial
-            for line in range(at.MAX_PROCESSES)
-            if (serial := self.words[at.process(line)]) and serial not in living
+            for line in range(layout.MAX_PROCESSES)
+            if (serial := self.words[layout.process(line)]) and serial not in living
         }
         if dead:
             self._sweep(living)
@@ -273,18 +274,18 @@ class Segment:
                 self._clear_line(line)
 
     def _clear_line(self, line: int) -> None:
-        base = at.process(line)
-        for device in range(at.MAX_DEVICES):
-            self.words[base + at.P_USED + device] = 0
-        self.words[base + at.P_SERIAL] = 0
+        base = layout.process(line)
+        for device in range(layout.MAX_DEVICES):
+            self.words[base + layout.P_USED + device] = 0
+        self.words[base + layout.P_SERIAL] = 0
 
     def _sweep(self, living: dict[int, int]) -> None:
         """Free the streams, events and memory files of whoever is not among the `living`."""
-        for slot in self._used(at.STREAM_MAP, at.MAX_STREAMS):
-            if self.words[at.STREAMS + slot * at.STREAM_WORDS + at.S_OWNER] not in living:
+        for slot in self._used(layout.STREAM_MAP, layout.MAX_STREAMS):
+            if self.words[layout.STREAMS + slot * layout.STREAM_WORDS + layout.S_OWNER] not in living:
                 self._free_stream(slot)
-        for slot in self._used(at.EVENT_MAP, at.MAX_EVENTS):
-            if self.words[at.EVENTS + slot * at.EVENT_WORDS + at.E_OWNER] not in living:
+        for slot in self._used(layout.EVENT_MAP, layout.MAX_EVENTS):
+            if self.words[layout.EVENTS + slot * layout.EVENT_WORDS + layout.E_OWNER] not in living:
                 self._free_event(slot)
         _remove_memory(self.path, living)
 
@@ -327,7 +328,7 @@ def _map(path: str) -> mmap.mmap:
     # By a descriptor of its own: mmap keeps a duplicate, through which a forked child would keep the locks.
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        return mmap.mmap(fd, at.SIZE)
+        return mmap.mmap(fd, layout.SIZE)
     finally:
         os.close(fd)
 
@@ -340,28 +341,28 @@ def _is_linked(fd: int, path: str) -> bool:
 
 
 def _living_in(fd: int) -> bool:
-    data = os.pread(fd, at.STREAMS * 8, 0)
-    if len(data) < at.STREAMS * 8:
+    data = os.pread(fd, layout.STREAMS * 8, 0)
+    if len(data) < layout.STREAMS * 8:
         return False
     words = memoryview(data).cast("Q")
-    return words[at.H_MAGIC] == at.MAGIC and bool(_living(fd, words))
+    return words[layout.H_MAGIC] == layout.MAGIC and bool(_living(fd, words))
 
 
 def _living(fd: int, words: memoryview) -> dict[int, int]:
     """The lines of the living processes by their serials, but for the process whose open file `fd` is."""
     namespace = process.pid_namespace()
-    serials = ((line, words[at.process(line) + at.P_SERIAL]) for line in range(at.MAX_PROCESSES))
+    serials = ((line, words[layout.process(line) + layout.P_SERIAL]) for line in range(layout.MAX_PROCESSES))
     return {serial: line for line, serial in serials if serial and _is_living(fd, words, line, namespace)}
 
 
 def _is_living(fd: int, words: memoryview, line: int, namespace: int) -> bool:
     """Whether the process that registered in `line` lives, seen from the pid namespace `namespace`."""
-    if not locks.is_locked(fd, at.LIFE + line):
+    if not locks.is_locked(fd, layout.LIFE + line):
         return False
     # A child forked by C code keeps its dead parent's lock; where the pid means anything, it has a say too.
-    base = at.process(line)
-    in_sight = words[base + at.P_NAMESPACE] == namespace
-    return not in_sight or process.is_running(words[base + at.P_PID], words[base + at.P_START])
+    base = layout.process(line)
+    in_sight = words[base + layout.P_NAMESPACE] == namespace
+    return not in_sight or process.is_running(words[base + layout.P_PID], words[base + layout.P_START])
 
 
 def _remove_memory(path: str, living: dict[int, int]) -> None:

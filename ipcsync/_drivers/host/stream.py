@@ -16,9 +16,9 @@ from cuda.bindings.driver import CUcontext, CUdevice, CUstream
 
 from ipcsync._drivers.host import capture as capturing
 from ipcsync._drivers.host import context as contexts
-from ipcsync._drivers.host import layout as at
+from ipcsync._drivers.host import layout
 from ipcsync._drivers.host.context import GREATEST_PRIORITY, LEAST_PRIORITY, Context
-from ipcsync._drivers.host.process import this
+from ipcsync._drivers.host.process import process
 from ipcsync._drivers.host.results import (
     INVALID_HANDLE,
     INVALID_VALUE,
@@ -26,7 +26,7 @@ from ipcsync._drivers.host.results import (
     OK,
     OUT_OF_MEMORY,
     SUCCESS,
-    Refused,
+    CallFailed,
     Result,
     entry,
     number,
@@ -73,18 +73,18 @@ class Stream:
     )
 
     def __init__(self, context: Context, *, blocking: bool, priority: int, legacy: bool = False) -> None:
-        slot = this.segment.claim_stream()
+        slot = process.segment.claim_stream()
         if slot is None:
-            raise Refused(OUT_OF_MEMORY)
+            raise CallFailed(OUT_OF_MEMORY)
         self.slot = slot
         self._slots = [slot]  # until it is given back, once
-        self.base = slot << at.POSITION_BITS
-        self.done_at = at.STREAMS + slot * at.STREAM_WORDS
+        self.base = slot << layout.POSITION_BITS
+        self.done_at = layout.STREAMS + slot * layout.STREAM_WORDS
         self.context = context
         self.is_blocking = blocking  # towards the legacy stream, which is not towards itself
         self.is_legacy = legacy
         self.priority = priority
-        self.handle = self.number = next(this.numbers)
+        self.handle = self.number = next(process.numbers)
         self.capture: capturing.Capture | None = None
         self._lock = CallLock()
         self._gone = False
@@ -100,7 +100,7 @@ class Stream:
             return self._pending[-1][0]
         except IndexError:
             # The words are two stores, between which an exception may come: the greater one counts.
-            return max(this.words[self.done_at], this.words[self.done_at + at.S_TAIL])
+            return max(process.words[self.done_at], process.words[self.done_at + layout.S_TAIL])
 
     def latest(self) -> int:
         """The record of everything taken on so far."""
@@ -132,20 +132,20 @@ class Stream:
 
     def _take_on(self, action: Action | None, at_once: bool) -> int:
         if self._gone:
-            raise Refused(INVALID_HANDLE)
-        words, done_at = this.words, self.done_at
+            raise CallFailed(INVALID_HANDLE)
+        words, done_at = process.words, self.done_at
         position = self.tail + 1
         before = self.implicit() if self.is_blocking or self.is_legacy else ()
-        if at_once and not before and not self._pending and not this.asynchronous:
+        if at_once and not before and not self._pending and not process.asynchronous:
             if action is not None:
                 action()
             if fence:
                 fence(SEQ_CST)
             # Nobody can be asleep for a position that was not told to anyone: no wake.
-            words[done_at] = words[done_at + at.S_TAIL] = position
+            words[done_at] = words[done_at + layout.S_TAIL] = position
             return self.base | position
         self._pending.append((position, partial(_after, before, action) if before else action))
-        words[done_at + at.S_TAIL] = position
+        words[done_at + layout.S_TAIL] = position
         self.go_on()
         return self.base | position
 
@@ -174,7 +174,7 @@ class Stream:
                 self._running.release()
 
     def _work(self) -> None:
-        pending, words, done_at, futex = self._pending, this.words, self.done_at, this.segment.futex(self.slot)
+        pending, words, done_at, futex = self._pending, process.words, self.done_at, process.segment.futex(self.slot)
         while True:
             while pending:
                 position, action = pending[0]
@@ -215,7 +215,7 @@ class Stream:
             slot = self._slots.pop()
         except IndexError:
             return  # it was given back
-        this.segment.free_stream(slot)
+        process.segment.free_stream(slot)
 
 
 def _no_thread(error: BaseException) -> None:
@@ -224,7 +224,7 @@ def _no_thread(error: BaseException) -> None:
 
 def _after(records: list[int], action: Action | None) -> None:
     for record in records:
-        this.segment.wait_record(record)
+        process.segment.wait_record(record)
     if action is not None:
         action()
 
@@ -242,7 +242,7 @@ def find_stream(hStream: Any) -> Stream:
     if stream is not None:
         return stream
     if handle > PER_THREAD or handle < 0:
-        raise Refused(INVALID_HANDLE)
+        raise CallFailed(INVALID_HANDLE)
     context = contexts.current()
     if handle == PER_THREAD:
         return _per_thread_stream(context)
@@ -273,7 +273,7 @@ def _stream_of(context: Context, me: threading.Thread) -> Stream:
 
 def _create(flags: Any, priority: Any) -> Result:
     if number(flags) & ~NON_BLOCKING:
-        raise Refused(INVALID_VALUE)
+        raise CallFailed(INVALID_VALUE)
     stream = Stream(
         contexts.current(),
         blocking=not number(flags) & NON_BLOCKING,
@@ -300,7 +300,7 @@ def cuStreamDestroy(hStream: Any) -> Result:
     """Destroy a stream that was created; what is queued still runs."""
     stream = streams.get(number(hStream))
     if stream is None:
-        raise Refused(INVALID_HANDLE)
+        raise CallFailed(INVALID_HANDLE)
     stream.destroy()
     return OK
 
@@ -360,7 +360,7 @@ def cuStreamSynchronize(hStream: Any) -> Result:
         capturing.look_at_stream(stream)
     stream.go_on()
     for record in _all_work(stream):
-        this.segment.wait_record(record)
+        process.segment.wait_record(record)
     return OK
 
 
@@ -369,8 +369,8 @@ def cuLaunchHostFunc(hStream: Any, fn: Any, userData: Any) -> Result:
     """Call the C function at address `fn` with `userData`, on the stream's thread, when all before it is done."""
     stream, address, data = find_stream(hStream), number(fn), number(userData)
     if not address:
-        raise Refused(INVALID_VALUE)
-    if not (capturing.active and capturing.take(stream)):
+        raise CallFailed(INVALID_VALUE)
+    if not (capturing.active and capturing.capture_op(stream)):
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         stream.submit(partial(function, data), at_once=False)
     return OK
@@ -383,5 +383,5 @@ def cuCtxSynchronize() -> Result:
     if capturing.active:
         capturing.look_at_context(ctx)
     for stream in list(ctx.streams):
-        this.segment.wait_record(stream.latest())
+        process.segment.wait_record(stream.latest())
     return OK
