@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PR_SET_PDEATHSIG = 1
-_CHILDS_SIDE = "from ipcsync._linux.child import main; main()"
+COMMAND = "from ipcsync._linux.child import main; main()"
+"""What a child's interpreter is started with, by -c."""
+
 _REAP_S = 5.0
 
 at_end: list[Callable[[], object]] = []
@@ -38,19 +40,24 @@ at_end: list[Callable[[], object]] = []
 
 
 def main() -> None:
-    """Be a child: take one program from the pipe, and run it."""
-    from multiprocessing.connection import Connection
-
+    """Be a child."""
     fd, parent = map(int, sys.argv[1:3])
     die_with(parent)
+    run(fd)
+
+
+def run(fd: int) -> None:
+    """Take one program from the pipe, and run it; its result is the exit status."""
+    from multiprocessing.connection import Connection
+
     os.set_inheritable(fd, False)
     connection = Connection(fd)
     try:
         fds, program, arguments = connection.recv()
     except EOFError:
         return  # the start was broken off
-    for fd in fds:
-        os.set_inheritable(fd, False)
+    for inherited in fds:
+        os.set_inheritable(inherited, False)
     sys.exit(program(connection, *arguments))
 
 
@@ -66,6 +73,7 @@ def die_with(parent: int) -> None:
 
 def serve(connection: Connection) -> None:
     """Run the functions that a `Worker` asks for, until its end of the pipe is closed."""
+    owner = os.getpid()
     while True:
         try:
             function, arguments, keywords = connection.recv()
@@ -73,7 +81,9 @@ def serve(connection: Connection) -> None:
             break
         try:
             answer = (True, function(*arguments, **keywords), "")
-        except BaseException as error:  # noqa: BLE001 - the other side raises it
+        except BaseException as error:
+            if os.getpid() != owner:  # a child that the function forked, whose end is its own
+                raise
             answer = (False, f"{type(error).__name__}: {error}", traceback.format_exc())
         connection.send(answer)
     for function in at_end:
@@ -161,7 +171,7 @@ class Child:
             raise
 
     def _command(self, fd: int) -> list[str]:
-        return [sys.executable, "-c", _CHILDS_SIDE, str(fd), str(os.getpid())]
+        return [sys.executable, "-c", COMMAND, str(fd), str(os.getpid())]
 
     @property
     def status(self) -> int | None:

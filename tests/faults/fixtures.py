@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import Pipe
 from pathlib import Path
 from types import FrameType
 
@@ -124,14 +123,11 @@ class ForeignPeer(Peer):
     """
 
     def __init__(self, *, alone: bool = False) -> None:
-        self._pipe, theirs = Pipe()
-        fd = theirs.fileno()
-        enter = [*_UNSHARE, "sh", "-c", _ALONE, "sh"] if alone else [*_UNSHARE]
-        command = [*enter, sys.executable, "-m", "tests.faults.foreign", str(fd)]
-        settings = {**os.environ, "PYTHONWARNINGS": "error"}
-        self._process = subprocess.Popen(command, pass_fds=[fd], cwd=_ROOT, env=settings)
-        theirs.close()
-        self._owed = 0
+        self._enter = [*_UNSHARE, "sh", "-c", _ALONE, "sh"] if alone else [*_UNSHARE]
+        super().__init__()
+
+    def _command(self, fd: int) -> list[str]:
+        return [*self._enter, sys.executable, "-m", "tests.faults.foreign", str(fd)]
 
     @staticmethod
     def why_not() -> str:

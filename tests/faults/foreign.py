@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 import sys
-from multiprocessing.connection import Connection
 
-from tests.kit.peer import serve
-
-
-def main() -> None:
-    """Serve until the other side closes its end."""
-    try:
-        serve(Connection(int(sys.argv[1])))
-    except EOFError:
-        return
-
+from ipcsync._linux.child import run
 
 if __name__ == "__main__":
-    main()
+    run(int(sys.argv[1]))

@@ -31,10 +31,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ipcsync._linux import child
+
 PROGRAMS = [
     ["-m", "ipcsync_coordinator"],
     ["-m", "tests.faults.patched"],
-    ["-c", "from tests.kit.peer import main; main()"],
+    ["-c", child.COMMAND],
 ]
 """How the command lines begin, after the interpreter, of what is forked."""
 

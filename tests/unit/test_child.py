@@ -21,6 +21,8 @@ import pytest
 from ipcsync._linux import child
 from ipcsync._linux.child import Child, Worker, WorkerError, environment, in_words, read_line
 
+pytestmark = pytest.mark.process
+
 _ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 30.0
 
@@ -56,6 +58,12 @@ def _descriptors() -> set[tuple[str, str]]:
         with contextlib.suppress(FileNotFoundError):  # the one that lists them
             found.add((name, os.readlink(f"/proc/self/fd/{name}")))
     return found
+
+
+@pytest.fixture(autouse=True)
+def _by_exec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested is the start of a fresh interpreter."""
+    monkeypatch.setenv("IPCSYNC_TEST_ZYGOTE", "0")
 
 
 @pytest.fixture
@@ -113,6 +121,13 @@ def inherits(_: Connection, fd: int) -> None:
         [sys.executable, "-c", f"import os; os.fstat({fd})"], capture_output=True, check=False, close_fds=False
     )
     os.write(fd, b"kept\n" if done.returncode == 0 else b"not kept\n")
+
+
+def fork_a_child_that_exits() -> int:
+    child_pid = os.fork()
+    if child_pid == 0:
+        sys.exit(3)
+    return os.waitstatus_to_exitcode(os.waitpid(child_pid, 0)[1])
 
 
 def start_a_sleeper() -> int:
@@ -185,6 +200,11 @@ def test_a_worker_that_is_closed_does_what_it_has_to_at_its_end(worker: Worker, 
     assert worker.close(_DEADLINE_S) == 0
     assert (tmp_path / "mark").read_text() == "ended"
     assert worker.close() == 0
+
+
+def test_a_child_that_a_function_forks_ends_its_own_way(worker: Worker) -> None:
+    assert worker.call(fork_a_child_that_exits) == 3
+    assert worker.call(add, 1, 1) == 2
 
 
 def test_a_program_that_cannot_be_pickled_leaves_no_process() -> None:

@@ -169,11 +169,13 @@ def test_a_new_segment_of_the_old_name_does_not_know_the_old_handles(segment: st
 def test_processes_killed_anywhere_leave_nothing_behind(segment: str) -> None:
     # Each victim creates, records and destroys as fast as it can, and dies somewhere in it.
     busy = (
-        "print('None', flush=True)\n"
-        "while True:\n"
-        "    stream = d.cuStreamCreate(1)[1]; event = d.cuEventCreate(6)[1]; memory = d.cuMemAlloc(4096)[1]\n"
-        "    for _ in range(3): d.cuEventRecord(event, stream)\n"
-        "    d.cuMemFree(memory); d.cuEventDestroy(event); d.cuStreamDestroy(stream)\n"
+        "def busy():\n"
+        "    d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(0)[1])\n"
+        "    while True:\n"
+        "        stream = d.cuStreamCreate(1)[1]; event = d.cuEventCreate(6)[1]; memory = d.cuMemAlloc(4096)[1]\n"
+        "        for _ in range(3): d.cuEventRecord(event, stream)\n"
+        "        d.cuMemFree(memory); d.cuEventDestroy(event); d.cuStreamDestroy(stream)\n"
+        "threading.Thread(target=busy, daemon=True).start()\n"
     )
     chance = random.Random(7)
     with HostProcess(segment) as survivor:
@@ -184,7 +186,7 @@ def test_processes_killed_anywhere_leave_nothing_behind(segment: str) -> None:
             time.sleep(chance.uniform(0.005, 0.05))  # the moment of death is what is drawn
             for victim in victims:
                 victim.kill()
-                victim.__exit__(None, None, None)
+                victim.close()
         with HostProcess(segment) as last:
             state = used(last)
             # A kill between the two stores of a position leaves `done` ahead, which loses nothing.

@@ -160,6 +160,7 @@ def test_what_the_cuda_driver_says_is_the_reason(
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_the_runs_coordinator_inherits_no_descriptor_of_whoever_starts_it(tmp_path: Path) -> None:
     mine = run.own()
     inherited = os.memfd_create("a-drivers-file", 0)  # not close-on-exec, as what a C library opens may be
