@@ -3,7 +3,7 @@
 # make test   everything that a change can break, once, and what depends on the driver on each driver that is here
 # make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks
 # make test-flakes   make test FLAKES=20 times beside a busy core
-# make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10)
+# make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
 # make coverage   which lines of the product the tests run, in their processes too
 # make lint   ruff and mypy --strict
@@ -86,6 +86,7 @@ test-flakes: install
 
 soak: install
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
+	$(BIN)/python -m tests.soak.chains --seconds 120 --lanes 4
 
 # The same with a keeper, and its coordinator killed every five seconds.
 soak-restarts: install

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import mmap
 import threading
 import time
 from typing import Any
@@ -19,6 +21,7 @@ _gates: list[StreamGate] = []
 _points: dict[str, ipcsync.Point] = {}
 
 LOST_WITHIN_S = 20.0
+_PORTABLE_MAPPED = 1 | 2
 
 
 def client() -> ipcsync.Client:
@@ -220,3 +223,49 @@ def use_blocking_stream(name: str) -> None:
 
 def use_default_stream(name: str) -> None:
     _streams[name] = ipcsync.default_stream()
+
+
+# --- work whose doing can be told -------------------------------------------------------------------------------------
+
+_cells: list[int] = []  # the address of a page of words, as this process's driver has it
+_kept: list[Any] = []
+
+
+def map_cells(path: str) -> None:
+    """Map a page of words, and have the driver write it."""
+    with open(path, "r+b") as file:
+        page = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+    ipcsync.Stream()  # makes a context current
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    unwrap(load().cuMemHostRegister(address, mmap.PAGESIZE, _PORTABLE_MAPPED), "cuMemHostRegister")
+    _cells.append(int(unwrap(load().cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer")))
+    _kept.append(page)
+
+
+def write_cell(cell: int, value: int, on: str) -> None:
+    """Have a stream write a word."""
+    unwrap(load().cuStreamWriteValue64(stream(on).cuda_stream, _cells[0] + 8 * cell, value, 0), "cuStreamWriteValue64")
+
+
+def copy_cell(source: int, to: int, on: str) -> None:
+    """Have a stream copy a word."""
+    first = _cells[0]
+    unwrap(load().cuMemcpyAsync(first + 8 * to, first + 8 * source, 8, stream(on).cuda_stream), "cuMemcpyAsync")
+
+
+def open_event_anew(name: str, engine: EngineName) -> None:
+    """Close what was open, and open that to record on."""
+    for each in list(_events):
+        close_event(each)
+    open_event(name, engine)
+
+
+def record_last(on: str) -> bytes:
+    """Record on the event opened last."""
+    return record(next(reversed(_events)), on)
+
+
+def keep_only(data: bytes) -> None:
+    """Stay attached to one point's event."""
+    _points.clear()
+    keep(data)

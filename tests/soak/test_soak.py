@@ -36,3 +36,11 @@ def _soak(*flags: str) -> None:
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_SECONDS + 180, check=False)
     sys.stdout.write(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_row_44_chains_of_three_whose_processes_are_killed_break_no_promise() -> None:
+    command = [sys.executable, "-m", "tests.soak.chains", "--seconds", str(_SECONDS), "--lanes", "1"]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_SECONDS + 180, check=False)
+    sys.stdout.write(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
