@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -77,7 +78,7 @@ class Engine(SlotView, ABC):
         self._last_waiter: tuple[Any, int] = (None, 0)  # of one that was queued, and its stream's id
         self._markers: dict[int, Any] = {}  # by stream id: an event behind the last wait queued there
         self.chain = Chain(self)
-        self._waits: list[Wait] = []  # those on this slot that streams of this process stand behind
+        self._waits: weakref.WeakSet[Wait] = weakref.WeakSet()  # those on this slot that anything here stands behind
         self._last_key = (0, 0)  # a stream's id, and which list of waits it has
         # Streams, by id, where a call that an exception ended may have queued work with no marker behind it.
         self._doubtful: dict[int, tuple[Any, int]] = {}
@@ -322,8 +323,9 @@ class Engine(SlotView, ABC):
                 raise self._error_of(Wait(view, point, key, 0).behind(fate), generation)
             if fate is None:
                 queued.add(key, view, point, 0)
-        if len(self.chain.entries) >= _MANY_ENTRIES:
+        if len(self.chain.entries) >= self.chain.judge_at:
             self._publish_completed()
+            self.chain.judge_at = max(_MANY_ENTRIES, 2 * len(self.chain.entries))
         waits = queued.everything() if self.guard.stands_behind_all else queued.of(key)
         self.chain.extend(generation, stream_id, waits)
         if stream_id != self._last_stream and self.chain.entries and generation > 1:
@@ -411,10 +413,8 @@ class Engine(SlotView, ABC):
 
     def new_wait(self, generation: int, key: int, stream: int) -> Wait:
         """A wait for `generation`, on which there is to be a verdict before this use is released."""
-        if len(self._waits) >= _MANY_ENTRIES:
-            self._waits = [wait for wait in self._waits if wait.known() is None]
         wait = Wait(self, generation, key, stream)
-        self._waits.append(wait)
+        self._waits.add(wait)
         return wait
 
     def _add_marker(self, handle: Any, stream_id: int, ordinal: int) -> None:
@@ -501,7 +501,7 @@ class Engine(SlotView, ABC):
             if self.guard.coordinator_is_alive():
                 raise
         # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
-        for wait in self._waits:
+        for wait in list(self._waits):
             wait.verdict = wait.verdict or self._loss(wait.generation)
         self._destroy_markers()
         return self._destroy_imports()
@@ -567,7 +567,7 @@ class Engine(SlotView, ABC):
 
     def _decide_waits(self) -> bool:
         """Whether there is a verdict on each wait that was queued for this slot; all of them are over."""
-        for wait in self._waits:
+        for wait in list(self._waits):
             if wait.known() is None:
                 if self.is_recorder or not self._accepts(wait.generation):
                     self.behind.nudge(self.recorder)

@@ -13,11 +13,14 @@ from ipcsync._engines import queued
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued import View, Wait
 
+_MANY = 16
+
 
 class Entry(NamedTuple):
-    """A generation that is not settled: the waits that were queued before it, and whose work they are."""
+    """Generations that are not settled, `first` to `last`: the waits queued before them, and whose work they are."""
 
-    generation: int
+    first: int
+    last: int
     stream: int
     waits: tuple[Wait, ...]
     bits: int
@@ -32,6 +35,7 @@ class Chain:
         self.loss: Loss | None = None
         self.lost_from = 0
         self.wants_break = self.has_asked = False
+        self.judge_at = _MANY  # with so many entries a record judges first
 
     # --- before a record ----------------------------------------------------------------------------------------------
 
@@ -44,7 +48,8 @@ class Chain:
         for wait, fate in fates:
             if isinstance(fate, Loss):
                 raise wait.behind(fate).error(view.name, view.label, generation)
-        queued.drop([wait for wait, _ in fates if wait.verdict is True])
+        if known := [wait for wait, _ in fates if wait.verdict is True]:
+            queued.drop(known)
         pending = tuple(wait for wait, fate in fates if fate is None)
         if not pending:
             return
@@ -55,14 +60,24 @@ class Chain:
             bits |= self._evidence(wait, own)
         if self.entries and view.behind.good_bits(view.recorder & 0xFFFF) is None:
             bits |= own
-        if self.entries and self.entries[-1].generation == generation:  # a record that failed, and is made again
-            last = self.entries.pop()
-            pending, bits = (*last.waits, *pending), bits | last.bits
-        self.entries.append(Entry(generation, stream, pending, bits))
+        self._add(Entry(generation, generation, stream, pending, bits))
         view.line.store_bits(self._bits())
         view.line.store_as_of(newest)
         if not view.behind.first:
             view.line.store_behind(view.base + generation)
+
+    def _add(self, entry: Entry) -> None:
+        """Each change is one assignment: an exception may come between any two."""
+        last = self.entries[-1] if self.entries else None
+        if last is None or last.last < entry.first:
+            if last is not None and last[2:] == entry[2:]:  # behind the same waits as the record before
+                self.entries[-1] = last._replace(last=entry.last)
+            else:
+                self.entries.append(entry)
+        elif last[2:] != entry[2:]:  # a record that failed, and is made again
+            merged = entry._replace(waits=(*last.waits, *entry.waits), bits=last.bits | entry.bits, stream=0)
+            kept = [last._replace(last=entry.first - 1)] if last.first < entry.first else []
+            self.entries[-1:] = [*kept, merged]
 
     def _fate(self, wait: Wait) -> Loss | bool | None:
         """`known`, and of an event of this very session: it counts unless it stands behind something itself."""
@@ -101,7 +116,7 @@ class Chain:
             self.entries = self._settle_all(done)
         else:
             self.entries = self._judge_one_by_one(done)
-        settled = min(done, self.entries[0].generation - 1) if self.entries else done
+        settled = min(done, self.entries[0].first - 1) if self.entries else done
         if self.loss is not None:
             settled = min(settled, self.lost_from - 1)
             self.wants_break = settled == self.lost_from - 1
@@ -110,23 +125,24 @@ class Chain:
     def _settle_all(self, done: int) -> list[Entry]:
         """All is well with whom the slot stands behind, found after `done` was: what it waited for was complete too."""
         for entry in self.entries:
-            if entry.generation <= done:
+            if entry.first <= done:
                 for wait in entry.waits:
                     if wait.stream == entry.stream and wait.verdict is None:
                         wait.verdict = True
-        return [entry for entry in self.entries if entry.generation > done]
+        return _behind(self.entries, done)
 
     def _judge_one_by_one(self, done: int) -> list[Entry]:
         """The entries that are still open, or lost."""
         entries = list(self.entries)
-        while entries:
-            first = entries[0]
-            self._find_loss(first)
-            is_open = first.generation > done or any([self._ask(wait) is None for wait in first.waits])  # noqa: C419 - all
-            self._find_loss(first)  # what a driver says may have shown it
-            if is_open or self._is_lost(first.generation):
+        while entries and entries[0].first <= done:
+            fates = [self._ask(wait) for wait in entries[0].waits]
+            self._find_loss(entries[0])
+            if any(fate is not True for fate in fates):
                 break
-            del entries[0]
+            rest = _behind(entries[:1], done)
+            entries[:1] = rest
+            if rest:
+                break
         for entry in entries:
             self._find_loss(entry)  # one behind an open one may be lost already
             for wait in entry.waits:
@@ -140,21 +156,19 @@ class Chain:
         return wait.judged() if fate is None else fate
 
     def _find_loss(self, entry: Entry) -> None:
-        if self.loss is not None:
+        """Everything from the first entry on of which a wait is lost is lost; a later death may lose an earlier one."""
+        if self.loss is not None and entry.first >= self.lost_from:
             return
         for wait in entry.waits:
             fate = self._fate(wait)
             if isinstance(fate, Loss):
-                self.loss, self.lost_from = wait.behind(fate), entry.generation
+                self.loss, self.lost_from = wait.behind(fate), entry.first
                 return
-
-    def _is_lost(self, generation: int) -> bool:
-        return self.loss is not None and generation >= self.lost_from
 
     def tell(self) -> None:
         """Tell the board what was judged; `completed` was stored before."""
         line, base = self._view.line, self._view.base
-        first = self.entries[0].generation if self.entries else 0
+        first = self.entries[0].first if self.entries else 0
         if self._view.behind.first != first:
             line.store_behind(base + first if first else 0)
         line.store_bits(self._bits())
@@ -166,3 +180,8 @@ class Chain:
         for entry in self.entries:
             bits |= entry.bits
         return bits
+
+
+def _behind(entries: list[Entry], done: int) -> list[Entry]:
+    """What is left of entries once all up to `done` is settled."""
+    return [entry._replace(first=max(entry.first, done + 1)) for entry in entries if entry.last > done]

@@ -69,7 +69,7 @@ class Wait:
     `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known.
     """
 
-    __slots__ = ("generation", "key", "stream", "verdict", "view")
+    __slots__ = ("__weakref__", "generation", "key", "stream", "verdict", "view")
 
     def __init__(self, view: View, generation: int, key: int, stream: int) -> None:
         self.view = view

@@ -145,7 +145,7 @@ def test_a_recorder_tells_its_judgement_in_the_models_order(new_rig: NewRig, is_
     _name_more(rig)
     engine = _engine(rig)
     loss = Loss("died", 1 << 16, "a", 7)
-    engine.chain.entries = [Entry(1, 1, (Wait(_other(rig, loss if is_lost else True), 1, 1, 1),), 2)]
+    engine.chain.entries = [Entry(1, 1, 1, (Wait(_other(rig, loss if is_lost else True), 1, 1, 1),), 2)]
     rig.log.clear()
     engine.publish_completed()
     assert _done(rig.log, _JUDGE) == _steps_of(labels, _JUDGE)

@@ -346,6 +346,27 @@ def test_earlier_generation_not_released(timeline: Line) -> None:
     until(lambda: c.call(do.state_of, first) == "broken", "the event is broken at its recorder's word")
 
 
+def test_a_second_death_loses_what_the_first_one_left_open(line: Line) -> None:
+    """B's first record waits for A, its second one for D too; D dies, then A."""
+    data = line.begin()
+    d = line.add("d")
+    d.call(do.hold)
+    further = d.call(do.record, "d/out")
+    b = line.add("b")
+    b.call(do.wait, data)
+    first = b.call(do.record, "b/out")
+    b.call(do.wait, further)
+    b.call(do.record, "b/out")
+    c = line.add("c", records=False)
+    d.kill()
+    until(lambda: b.call(do.loss_of, do.record, "b/out") is not None, "the first death is seen")
+    c.call(do.error_of, do.synchronize_briefly, first)  # has it judged
+    assert b.call(do.words, "b/out")["lost"] == 2
+    pid = line.kill_a()
+    line.assert_lost(c.call(do.await_end, first), pid)
+    assert b.call(do.words, "b/out")["lost"] == 1
+
+
 def test_harvest_stores_nothing_over_a_loss(coordinator: ipcsync.Coordinator, new_peer: NewPeer) -> None:
     """B's heartbeat would store what the driver calls complete."""
     line = _events(coordinator, new_peer)
