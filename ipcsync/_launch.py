@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import shutil
 import signal
@@ -107,6 +108,31 @@ class Coordinator:
         return f"<ipcsync.Coordinator pid={self.pid} {self.endpoint}>"
 
 
+SETTINGS = (
+    "devices",
+    "pool",
+    "max_cuda_events",
+    "lease_ttl",
+    "max_sessions",
+    "max_attachments",
+    "max_streams",
+    "max_name",
+    "max_frame",
+    "max_frames",
+    "max_nesting",
+    "max_strange",
+    "reply_queue",
+    "feed_queue",
+    "remembered_requests",
+    "handshake_s",
+    "exit_when_idle",
+    "spare",
+    "log_level",
+    "log_json",
+)
+"""What `launch` takes besides driver and runtime_dir: the coordinator's flags."""
+
+
 def launch(
     *, driver: str | None = None, runtime_dir: str | None = None, keeper: bool = False, **settings: Any
 ) -> Coordinator:
@@ -117,8 +143,14 @@ def launch(
     its own, started by exec, and ends with this one. With a `keeper`, whose process `pid` then is, another coordinator
     goes on when one dies.
 
-    Raises ConnectError if it does not start, whose reason is on stderr; TypeError for a setting of no flag's type.
+    Raises ConnectError if it does not start, whose reason is on stderr; TypeError for a setting that there is not, or
+    of no flag's type.
     """
+    unknown = sorted(settings.keys() - SETTINGS)
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], SETTINGS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f": those of `ipcsync coordinator` are {', '.join(SETTINGS)}"
+        raise TypeError(f"launch() has no setting {unknown[0]!r}{hint}")
     command = [sys.executable, "-m", "ipcsync_coordinator", "--keeper" if keeper else "--no-keeper"]
     for name, value in settings.items():
         flag = f"--{name.replace('_', '-')}"
@@ -139,7 +171,10 @@ def _start(command: list[str], runtime_dir: str | None) -> Coordinator:
         _remove_abandoned()
         runtime_dir = tempfile.mkdtemp(prefix=f"{directory_prefix()}{os.getpid()}-{start_time(os.getpid())}-")
     command += ["--runtime-dir", runtime_dir, "--exit-with", f"{os.getpid()}:{start_time(os.getpid())}"]
-    return Coordinator(command, environment(), runtime_dir, temporary)
+    from ipcsync._drivers import WARNED
+
+    # If there is no CUDA driver, this process says so when it connects; once is enough.
+    return Coordinator(command, {**environment(), WARNED: "1"}, runtime_dir, temporary)
 
 
 def directory_prefix() -> str:

@@ -49,7 +49,9 @@ class Board:
         magic, version, self.epoch, pid, started, namespace, owner, _, _, self.sessions, self.slots = _HEADER.unpack(
             header
         )
-        if magic != layout.MAGIC or version != layout.VERSION or length != layout.size(self.sessions, self.slots):
+        if magic == layout.MAGIC and version != layout.VERSION:
+            raise ProtocolError(f"{path} is of version {version}, and this is version {layout.VERSION}", code="version")
+        if magic != layout.MAGIC or length != layout.size(self.sessions, self.slots):
             raise ProtocolError(f"{path} is no board of version {layout.VERSION}", code="board")
         # mmap keeps a duplicate of its descriptor, which forked children inherit: mapped by way of the lifeline's own,
         # a child would hold the lifeline for as long as it lives.

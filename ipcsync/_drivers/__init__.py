@@ -38,6 +38,9 @@ __all__ = [
 
 log = logging.getLogger("ipcsync")
 
+WARNED = "IPCSYNC_WARNED_OF_NO_DRIVER"
+"""The environment variable of a process whose parent has said already that there is no CUDA driver."""
+
 _lock = CallLock()
 _chosen: ModuleType | None = None
 
@@ -70,7 +73,9 @@ def _choose(wanted: str) -> ModuleType:
             return cuda
         if wanted == "cuda":
             raise NoDriver(f"IPCSYNC_DRIVER=cuda, but the CUDA driver does not work here: {reason}")
-        log.warning("no CUDA driver here (%s): using the host driver, which moves no GPU", reason)
+        if not os.environ.get(WARNED):
+            log.warning("no CUDA driver here (%s): using the host driver, which moves no GPU", reason)
+            os.environ[WARNED] = "1"  # the processes that this one starts need not say it again
     from ipcsync._drivers import host
 
     unwrap(host.cuInit(0), "cuInit")

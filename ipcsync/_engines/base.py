@@ -23,6 +23,7 @@ from ipcsync._engines.slot_view import FOREVER, Guard, SlotView, deadline_of
 from ipcsync._locks import CallLock, holding, trying
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import (
@@ -356,6 +357,7 @@ class Engine(SlotView, ABC):
         if type(stream) is Stream:
             handle, ordinal = stream._handle, stream._index
         else:
+            refuse_small_number(stream, 0)  # the default streams' too: wait(1) is a timeout that somebody meant
             handle, ordinal = stream_handle(stream)
         if handle is not self._last_plain:
             if int(handle) in LEGACY:

@@ -186,6 +186,14 @@ class Event:
         if self._handle is None:
             self._create(None, parse(None))
         if self._export is None:
+            if not self._flags & EVENT_INTERPROCESS:
+                raise DriverError(
+                    "this event was made without interprocess=True, and CUDA exports no such event: make it as "
+                    "ipcsync.Event(interprocess=True)",
+                    code=400,
+                    name="CUDA_ERROR_INVALID_HANDLE",
+                    call="cuIpcGetEventHandle",
+                )
             with OnDevice(self._index):
                 self._export = _drivers.handle_bytes(
                     unwrap(context.driver().cuIpcGetEventHandle(self._handle), "cuIpcGetEventHandle")

@@ -13,9 +13,11 @@ from ipcsync._native import context
 from ipcsync._native.capture import is_capturing
 from ipcsync.typing import EventLike, StreamLike
 
-__all__ = ["event_handle", "ordinal_of_stream", "pointer", "stream_pointer", "torch_stream"]
+__all__ = ["event_handle", "ordinal_of_stream", "pointer", "refuse_small_number", "stream_pointer", "torch_stream"]
 
 _POINTERS = 1 << 64
+_NO_OBJECT = 4096  # below it nothing is ever mapped
+_AFTER_LEGACY = 3
 
 
 def pointer(value: Any, noun: str) -> int | None:  # noqa: ANN401 - whatever a user gave
@@ -36,11 +38,19 @@ def pointer(value: Any, noun: str) -> int | None:  # noqa: ANN401 - whatever a u
     return address
 
 
+def refuse_small_number(value: object, least: int) -> None:
+    """Raise TypeError for a number from `least` to 4095, where no object lies: a timeout given for a stream."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and least <= value < _NO_OBJECT:
+        raise TypeError(f"{value!r} is no stream; did you mean timeout={value!r}?")
+
+
 def stream_pointer(stream: StreamLike | None) -> int:
     """The CUstream address of another library's stream object, or of an int.
 
-    Raises TypeError for what is no stream; ValueError for an int that is no address.
+    Raises TypeError for what is no stream, an int from 3 to 4095 too (0, 1 and 2 are the default streams); ValueError
+    for an int that is no address.
     """
+    refuse_small_number(stream, _AFTER_LEGACY)
     address = pointer(stream, "stream")
     if address is not None:
         return address
@@ -93,6 +103,8 @@ def event_handle(event: EventLike) -> DriverObject:
     Raises TypeError for what is no event.
     """
     address = pointer(event, "event")
+    if address is not None and address < _NO_OBJECT:
+        raise TypeError(f"{address} is no event: no object lies at an address below {_NO_OBJECT}")
     if address is None and not isinstance(event, type):
         address = pointer(getattr(event, "cuda_event", None), "event")
         if address == 0:

@@ -31,6 +31,7 @@ from ipcsync.errors import (
     DeviceMismatch,
     DriverError,
     EngineMismatch,
+    EventClosed,
     InvalidDevice,
     IpcSyncError,
     Reentered,
@@ -48,6 +49,7 @@ _Key: TypeAlias = tuple[int, int]
 
 _TELL_S = 0.5
 _BREAK_S = 0.05
+_MANY_POINTS = 64  # attachments for points, most of which may be over by now and hold slots of others
 _ENGINES: dict[str, type[EventEngine | TimelineEngine]] = {"event": EventEngine, "timeline": TimelineEngine}
 
 
@@ -94,6 +96,12 @@ class Opening:
         self.key = key
         self._table = table
 
+    def again(self) -> Opening:
+        """A further one, for a copy of the event object. EventClosed if this one is closed."""
+        if self._table is None:
+            raise EventClosed("the event was closed in this process")
+        return self._table.open_again(self)
+
     def close(self, *, wait: bool = True) -> None:
         """End it; the last one ends the attachment. Twice does nothing, and finishes what was begun.
 
@@ -119,6 +127,7 @@ class AttachmentTable:
         tracing: Tracing | None = None,
     ) -> None:
         self.waits = waits
+        self._since_beat = 0  # attachments made for points since the last one
         self._tracing = tracing
         self._board = board
         self._guard = guard
@@ -158,6 +167,20 @@ class AttachmentTable:
             lock.unwind()
             raise
         return result
+
+    def end(self) -> None:
+        """The session is over: forget what it was asked through, which would keep the session for the collector."""
+        self._send = _nobody_to_tell
+
+    @holding("_lock")
+    def open_again(self, opening: Opening) -> Opening:
+        """A further opening of the same use. EventClosed if that one is closed."""
+        if opening.attached is None or opening not in self._opened.get(opening.key, ()):
+            raise EventClosed("the event was closed in this process")
+        another = Opening()
+        another.bind(self, opening.key, opening.attached)
+        self._opened[opening.key].add(another)
+        return another
 
     @property
     def is_in_use_below(self) -> bool:
@@ -214,6 +237,8 @@ class AttachmentTable:
         if opening is not None:
             opening.bind(self, key, attached)
             self._opened.setdefault(key, set()).add(opening)
+        else:
+            self._since_beat += 1
         self._engines[key] = engine
         return attached
 
@@ -361,6 +386,7 @@ class AttachmentTable:
 
     def beat(self) -> None:
         """From the heartbeat's thread: publish, end what is over or was left undone, and release what has drained."""
+        self._since_beat = 0
         for key, engine in list(self._engines.items()):
             engine.publish_completed()
             openings = self._opened.get(key)
@@ -405,6 +431,17 @@ class AttachmentTable:
             else:
                 self._tell_draining(engine, drained=self._is_drained(engine))
         return count
+
+    def relieve(self) -> None:
+        """Before a further attachment for a point: end what nothing uses, if many were made since the last beat.
+
+        Here, since a thread that attaches and attaches may leave the heartbeat's little time; and others wait for these
+        slots, however long this lease's TTL is.
+        """
+        if self._since_beat >= _MANY_POINTS:
+            self._since_beat = 0
+            with suppress(IpcSyncError):  # which the heartbeat meets, too
+                self.beat()
 
     def collect(self) -> int:
         """For `ipc_collect`: end what nothing uses; how many imports were closed."""
@@ -461,6 +498,10 @@ class AttachmentTable:
     def drop_pending_closes(self) -> None:
         """The session is over: its end told all."""
         self._pending_closes.clear()
+
+
+def _nobody_to_tell(body: Close | Break, _timeout: float) -> object:
+    raise ClientClosed(f"the session is over; the close of slot {body.slot} went with it")
 
 
 def _close_of(engine: Engine, *, let_go: bool = True, drained: bool = False) -> tuple[Close, str]:

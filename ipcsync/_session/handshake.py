@@ -41,6 +41,10 @@ def greet(
             f"no coordinator answered at {connection.endpoint} within {timeout} s; start one with: ipcsync coordinator",
             endpoint=connection.endpoint,
         ) from None
+    except ProtocolError as error:
+        if error.code != "version":
+            raise
+        raise _other_version(f"the coordinator at {connection.endpoint}", error, connection.endpoint) from None
     except ConnectError as error:
         error.endpoint = connection.endpoint
         raise
@@ -55,6 +59,10 @@ def open_board(welcome: Welcome, endpoint: str, timeout: float) -> Board:
         raise ConnectError(
             f"the coordinator's board {welcome.board} cannot be opened here: {error.strerror}", endpoint=endpoint
         ) from error
+    except ProtocolError as error:
+        if error.code != "version":
+            raise
+        raise _other_version("the coordinator's board", error, endpoint) from None
     try:
         if board.epoch != welcome.epoch:
             raise ConnectError(f"the board {welcome.board} is of another coordinator", endpoint=endpoint)
@@ -63,6 +71,13 @@ def open_board(welcome: Welcome, endpoint: str, timeout: float) -> Board:
         board.close()
         raise
     return board
+
+
+def _other_version(what: str, error: ProtocolError, endpoint: str) -> ConnectError:
+    return ConnectError(
+        f"{what} is of another version of ipcsync: {error}; install the same one for both, and start both anew",
+        endpoint=endpoint,
+    )
 
 
 def _hold_lifeline(board: Board, index: int, endpoint: str, timeout: float) -> None:

@@ -23,6 +23,7 @@ from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, Session
 log = logging.getLogger("ipcsync")
 
 _LIFELINE_S = 0.25
+_LONGEST_BEAT_S = 2.0  # at a beat, what is over is given back: others wait for it, however long this lease's TTL is
 
 
 class SessionLease:
@@ -41,7 +42,7 @@ class SessionLease:
         self._line = board.session(welcome.line)
         self._at_beat = at_beat
         self._ttl_ns = int(welcome.lease_ttl * 1e9)
-        self._beat_s = welcome.heartbeat
+        self._beat_s = min(welcome.heartbeat, _LONGEST_BEAT_S)
         self._problem: IpcSyncError | None = None
         self._label, _ = board.who(welcome.serial)
         self._closed = False
@@ -228,6 +229,7 @@ class SessionLease:
         os.close(self._wake_read)
         if self._pidfd is not None:
             self._pidfd.close()
+        self._at_beat = _nothing  # a circle with the session would keep board and descriptors for the garbage collector
 
     @holding("_waking")
     def _close_wake(self) -> None:
@@ -241,3 +243,7 @@ class SessionLease:
     def drop_in_child(self) -> None:
         """In a forked child: give up the lifeline's descriptor, and nothing else."""
         self.board.drop_descriptor()
+
+
+def _nothing() -> None:
+    """What a lease that is over has to do at a beat."""

@@ -277,6 +277,7 @@ class Session:
         if found is not None:
             return found
         seconds = self.timeout if timeout is None else timeout
+        self.attachments.relieve()
         return self.attachments.change(seconds, partial(self._attach, where, seconds))
 
     def _attach(self, where: tuple[int, int], timeout: float) -> AttachmentRef:

@@ -67,6 +67,7 @@ class Shutdown:
 
     def end(self) -> None:
         """Give everything up."""
+        self._attachments.end()
         self._lease.stop()
         self._connection.close()
         self.forget_child()

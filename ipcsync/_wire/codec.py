@@ -50,7 +50,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview, wh
             raise ProtocolError(f"not {what}: {type(error).__name__}: {error}", code="malformed") from None
         value = (None,)
     if value[0] != VERSION:
-        raise ProtocolError(f"not {what} of protocol version {VERSION}", code="version")
+        theirs = f"is of protocol version {value[0]}" if isinstance(value[0], int) else "is none that can be read here"
+        raise ProtocolError(f"{what} {theirs}, and this is version {VERSION}", code="version")
     return value
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from ipcsync._engines import deadline_of, queued
 from ipcsync._locks import CallLock
@@ -22,7 +22,15 @@ from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, bound
-from ipcsync.errors import DeviceMismatch, InvalidDevice, ProtocolError, Reentered, WaitTimeout
+from ipcsync.errors import (
+    DeviceMismatch,
+    EventClosed,
+    InvalidDevice,
+    ProtocolError,
+    QuotaExceeded,
+    Reentered,
+    WaitTimeout,
+)
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
@@ -30,7 +38,9 @@ if TYPE_CHECKING:
 
     from ipcsync._engines.traced import Tracing
 
-_UNNAMED_DEPTH = 16
+UNNAMED_DEPTH = 16
+_MANY_UNNAMED = 32
+_LOOKS = 16  # at so many unnamed events before a further one is made
 _StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]  # address, thread or 0, ordinal, engine
 
 
@@ -78,12 +88,18 @@ class Client:
         if chains not in ("stream", "session"):
             raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
-        endpoint = endpoint if endpoint is not None else endpoints.default_endpoint()
+        endpoint = _plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
         self._unnamed: dict[_StreamKey, SharedEvent] = {}
+        self._look_from = 0
         self._unnamed_lock = CallLock()
         stands_behind_all = chains == "session"
         self._session = Session(
-            endpoint, name or "", timeout=timeout, lease_ttl=lease_ttl, tracing=tracing, behind_all=stands_behind_all
+            endpoint,
+            _plain(name or ""),
+            timeout=timeout,
+            lease_ttl=lease_ttl,
+            tracing=tracing,
+            behind_all=stands_behind_all,
         )
 
     @property
@@ -154,7 +170,7 @@ class Client:
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for a bad name, WaitTimeout,
         and ValueError for an invalid depth, engine or timeout.
         """
-        _check_name(name)
+        name = _checked_name(name)
         openings = [Opening()]
         try:
             (opened,) = self._open([name], openings, recorder, device, engine, depth, timeout)
@@ -177,12 +193,10 @@ class Client:
 
         Many requests are under way at once, so a hundred events take little more time than a few.
         """
-        names = list(names)
-        for name in names:
-            _check_name(name)
-        openings = [Opening() for _ in names]
+        checked = [_checked_name(name) for name in names]
+        openings = [Opening() for _ in checked]
         try:
-            return self._open(names, openings, recorder, device, engine, depth, timeout)
+            return self._open(checked, openings, recorder, device, engine, depth, timeout)
         except BaseException:
             self._session.abandon(openings)
             raise
@@ -212,12 +226,23 @@ class Client:
         return [SharedEvent(opening, is_recorder=bool(recorder)) for opening in openings]
 
     def record(
-        self, stream: StreamLike | None = None, *, engine: EngineChoice = "auto", after: Iterable[Point] = ()
+        self,
+        stream: StreamLike | None = None,
+        *,
+        engine: EngineChoice = "auto",
+        timeout: float | None = None,
+        depth: int = UNNAMED_DEPTH,
+        after: Iterable[Point] = (),
     ) -> Point:
         """Record on this client's unnamed event for `stream`, leased once: the everyday way to hand work on.
 
-        It stands behind what `SharedEvent.record` says. Raises what that does; the first record on a stream asks the
-        coordinator, later ones do not. Once part of what was recorded there is lost, a new event takes its place.
+        It blocks while `depth` records of the stream are in flight (1 to 1024; that of the stream's first record; no
+        limit on the `timeline` engine), at most `timeout` seconds. The first record on a stream asks the coordinator,
+        at most `client.timeout` seconds; later ones do not. A stream that is new takes over the event of one whose
+        work is complete once the client has 32 of them, so a program may make a stream for each piece of work.
+
+        It stands behind what `SharedEvent.record` says; once part of what was recorded there is lost, a new event takes
+        its place. Raises what that does, and what `event` does at a stream's first record.
         """
         self._session.check()
         handle, ordinal = stream_handle(stream)
@@ -227,8 +252,8 @@ class Client:
         key: _StreamKey = (address, get_ident() if address in LEGACY else 0, ordinal, engine)
         event = self._unnamed.get(key)
         if event is None or event.is_lost:
-            event = self._unnamed_event(key)
-        return event.record_on(handle, ordinal, bound(after) if after else ())
+            event = self._unnamed_event(key, depth)
+        return event._record_on(handle, ordinal, timeout, bound(after) if after else ())
 
     def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Block until `stream` is past the waits that were lost, at most `timeout` seconds, and forget them.
@@ -246,8 +271,8 @@ class Client:
             raise WaitTimeout(f"the stream was not past its lost waits within {timeout} s", timeout=timeout)
         queued.drop(lost)
 
-    def _unnamed_event(self, key: _StreamKey) -> SharedEvent:
-        """The unnamed event of a stream, opened if there is none yet."""
+    def _unnamed_event(self, key: _StreamKey, depth: int) -> SharedEvent:
+        """The unnamed event of a stream: its own, another's whose work is complete, or a new one."""
         lock = self._unnamed_lock
         if lock.is_mine() and lock.is_held_below():
             raise Reentered("this client's first record on a stream is under way, which a first record here interrupts")
@@ -259,15 +284,43 @@ class Client:
                     del self._unnamed[key]
                     event.close()
                     event = None
+                if event is None and len(self._unnamed) >= _MANY_UNNAMED:
+                    event = self._take_over(key, depth)
                 if event is None:
-                    (event,) = self._open([""], openings, True, key[2], key[3], _UNNAMED_DEPTH)
-                    self._unnamed[key] = event
+                    event = self._open_unnamed(key, openings, depth)
                 return event
         except BaseException:
             lock.unwind()
             if key not in self._unnamed:
                 self._session.abandon(openings)
             raise
+
+    def _open_unnamed(self, key: _StreamKey, openings: list[Opening], depth: int) -> SharedEvent:
+        try:
+            (event,) = self._open([""], openings, True, key[2], key[3], depth)
+        except QuotaExceeded:
+            idle = self._take_over(key, depth)
+            if idle is None:
+                raise
+            return idle
+        self._unnamed[key] = event
+        return event
+
+    def _take_over(self, key: _StreamKey, depth: int) -> SharedEvent | None:
+        """An unnamed event of the same kind whose work is complete, taken from its stream; None if there is none.
+
+        Its points stay good: a generation is complete once all before it are, whichever stream it was recorded on. The
+        other stream's next record takes an event as that of a new one.
+        """
+        others = list(self._unnamed)
+        self._look_from = (self._look_from + _LOOKS) % max(len(others), 1)  # busy ones are not looked at again at once
+        for other in (others[self._look_from :] + others)[:_LOOKS]:
+            event = self._unnamed[other]
+            if other[2:] == key[2:] and _is_idle(event) and (event.depth == depth or event.engine == "timeline"):
+                self._unnamed[key] = event
+                del self._unnamed[other]
+                return event
+        return None
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the first sight of an event.
@@ -289,9 +342,8 @@ class Client:
         The first to name it decides device (the current one by default) and priority. DeviceMismatch for another
         device than that, or one that this process does not see.
         """
-        _check_name(name)
         body = messages.OpenStream(
-            name=name,
+            name=_checked_name(name),
             device="" if device is None else uuid_of(devices.parse(device)),
             default_device=uuid_of(current_ordinal()),
             priority=priority,
@@ -307,7 +359,7 @@ class Client:
 
     def list_events(self, prefix: str = "", *, timeout: float | None = None) -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included."""
-        return self._session.request(messages.ListEvents(prefix), messages.EventList, timeout).events
+        return self._session.request(messages.ListEvents(_plain(prefix, "prefix")), messages.EventList, timeout).events
 
     def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The sessions that live."""
@@ -317,7 +369,7 @@ class Client:
         self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None
     ) -> list[AttachmentInfo]:
         """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000."""
-        body = messages.ListAttachments(prefix, limit)
+        body = messages.ListAttachments(_plain(prefix, "prefix"), limit)
         return self._session.request(body, messages.AttachmentList, timeout).attachments
 
     def stats(self, timeout: float | None = None) -> Stats:
@@ -343,7 +395,7 @@ class Client:
         Sessions are told of whatever the `prefix`, which is of events' names. ValueError for a timeout that is negative
         or NaN.
         """
-        return self._session.notices(prefix, self._session_prefix, timeout)
+        return self._session.notices(_plain(prefix, "prefix"), self._session_prefix, timeout)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -363,6 +415,9 @@ class Client:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client is one session of one process: connect again, in the process that needs one")
+
     def __repr__(self) -> str:
         state = "connected" if self.is_connected else "closed"
         return f"<ipcsync.Client {self.name!r} {state} {self.endpoint}>"
@@ -378,9 +433,24 @@ def _tracing(directory: str | os.PathLike[str], name: str) -> Tracing | None:
     return Tracing(prepare(directory), name)
 
 
-def _check_name(name: str) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"a name is a str, but got {type(name).__name__}")
+def _is_idle(event: SharedEvent) -> bool:
+    """Whether all that was recorded on it is complete, and more can be."""
+    try:
+        return not event.is_lost and event.state == "open" and event.completed == event.generation
+    except EventClosed:
+        return False
+
+
+def _plain(text: str, what: str = "name") -> str:
+    """The text as a plain str: what numpy, an enum or a user derives from str does not travel."""
+    if not isinstance(text, str):
+        raise TypeError(f"a {what} is a str, but got {type(text).__name__}")
+    return str.__str__(text)
+
+
+def _checked_name(name: str) -> str:
+    name = _plain(name)
     reason = names.why_not(name)
     if reason:
         raise ProtocolError(f"the name {name!r:.80} {reason}", code="name")
+    return name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync._drivers import DriverObject
 from ipcsync._native import fork
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ipcsync._engines import Engine
+
+
+# What a user of torch.cuda.Event tries first.
+_POINTS = "its points have it: take the one that record() gave, event.at(generation) or event.latest, and call point."
+_HINTS = {
+    "wait": f": {_POINTS}wait(stream)",
+    "query": f": {_POINTS}query()",
+    "synchronize": f": {_POINTS}synchronize(timeout)",
+    "elapsed_time": ": it has no timing; use ipcsync.Event(enable_timing=True) within one process",
+    "ipc_handle": ": event.handles has those of its ring, and other processes open it by its name",
+}
 
 
 class SharedEvent:
@@ -112,9 +123,11 @@ class SharedEvent:
             return Point(self._attached, engine.record(handle, ordinal, timeout, bound(after)))
         return Point(self._attached, engine.record(handle, ordinal, timeout))
 
-    def record_on(self, handle: DriverObject, ordinal: int, after: Sequence[tuple[Engine, int]] = ()) -> Point:
+    def _record_on(
+        self, handle: DriverObject, ordinal: int, timeout: float | None, after: Sequence[tuple[Engine, int]] = ()
+    ) -> Point:
         """Record on the CUstream `handle` of device `ordinal`, without asking whose it is; for `Client.record`."""
-        return Point(self._attached, self._engine.record(handle, ordinal, None, after))
+        return Point(self._attached, self._engine.record(handle, ordinal, timeout, after))
 
     @property
     def is_lost(self) -> bool:
@@ -165,6 +178,25 @@ class SharedEvent:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __copy__(self) -> Self:
+        """A further object over the same use, as if the name were opened again: each is closed by itself."""
+        self._check()
+        return type(self)(self._opening.again(), is_recorder=self._is_recorder)
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
+        """The same."""
+        return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a shared event does not travel: send bytes(point), or open it by its name in the other process with "
+            "client.event(name)"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = _HINTS.get(name, "")
+        raise AttributeError(f"a SharedEvent has no {name!r}{hint}", name=name, obj=self)
 
     def __repr__(self) -> str:
         if not self._is_open or fork.is_in_bad_fork():

@@ -23,7 +23,7 @@ from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
 from ipcsync.client.aio.runner import Runner, Threads, run, run_alone
-from ipcsync.client.client import Client, connect
+from ipcsync.client.client import UNNAMED_DEPTH, Client, connect
 from ipcsync.client.event import SharedEvent
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
@@ -189,18 +189,24 @@ class AsyncClient:
         return [AsyncSharedEvent(event, self._runner) for event in opened]
 
     async def record(
-        self, stream: StreamLike | None = None, *, engine: EngineChoice = "auto", after: Iterable[AsyncPoint] = ()
+        self,
+        stream: StreamLike | None = None,
+        *,
+        engine: EngineChoice = "auto",
+        timeout: float | None = None,
+        depth: int = UNNAMED_DEPTH,
+        after: Iterable[AsyncPoint] = (),
     ) -> AsyncPoint:
-        """Record on this client's unnamed event for `stream`; as `Client.record`."""
+        """Record on this client's unnamed event for `stream`; as `Client.record`, and the task waits for room."""
         self._client._session.check()
         chosen = resolve(stream)
         address = chosen.stream_id
         key = (address, get_ident() if address in LEGACY else 0, chosen.device_index, engine)
         event = self._client._unnamed.get(key)
         if event is None or event.is_lost:
-            event = await self._runner.request(partial(self._client._unnamed_event, key))
+            event = await self._runner.request(partial(self._client._unnamed_event, key, depth))
         points = [point._point for point in after]
-        return AsyncPoint(await self._runner.record(event, chosen, stream, None, points), self._runner)
+        return AsyncPoint(await self._runner.record(event, chosen, stream, timeout, points), self._runner)
 
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipcsync._native import fork
 from ipcsync._native.device import Device
+from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import resolve
 from ipcsync._session.waits import Pending
 from ipcsync.client.aio.runner import Runner, run_alone, runners, soon
@@ -168,6 +169,7 @@ class AsyncPoint:
     ) -> None:
         """Have all work submitted to `stream` from now on wait for this point; as `Point.wait`."""
         fork.check()
+        refuse_small_number(stream, 0)
         chosen = resolve(stream)
         runner, point = await self._bound()
         await runner.wait(point, chosen, stream, timeout, ahead=ahead)

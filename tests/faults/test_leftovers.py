@@ -1,0 +1,85 @@
+"""Row 49: what is used for a moment, again and again, leaves nothing, with the garbage collector off.
+
+IPCSYNC_MANY=5000 makes it 10,000 streams and threads.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import ipcsync
+from tests.faults.fixtures import ENGINES
+from tests.kit.until import until
+
+MANY = int(os.environ.get("IPCSYNC_MANY", "300"))
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """As servers for inference have it: `gc.disable()`, or `gc.freeze()`."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_row_49_short_lived_streams_and_threads_use_up_no_events(client: ipcsync.Client, no_collector: None) -> None:
+    for _ in range(2 * MANY):
+        client.record(ipcsync.Stream()).synchronize(10)
+    for _ in range(MANY // 8):
+        threads = [threading.Thread(target=lambda: client.record().synchronize(10)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert client.stats()["pool_in_use"] <= 32 + 2 * 8
+
+
+def _descriptors() -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            kind = re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{name}").split("-")[0])
+        except FileNotFoundError:
+            continue
+        found[kind] = found.get(kind, 0) + 1
+    return found
+
+
+def test_row_49_connecting_and_closing_leaves_nothing_for_the_collector(
+    coordinator: ipcsync.Coordinator, no_collector: None
+) -> None:
+    for _ in range(3):
+        ipcsync.connect(coordinator.endpoint).close()
+    threads, descriptors = threading.active_count(), sum(_descriptors().values())
+    mappings = len(Path("/proc/self/maps").read_text().splitlines())
+    for _ in range(MANY // 5):
+        with ipcsync.connect(coordinator.endpoint) as client, client.event("e", recorder=True) as event:
+            event.record(ipcsync.Stream()).synchronize(10)
+    until(lambda: threading.active_count() <= threads, "the end of the threads")
+    assert sum(_descriptors().values()) <= descriptors + 3, _descriptors()
+    assert len(Path("/proc/self/maps").read_text().splitlines()) <= mappings + 20
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_row_49_slots_that_a_peer_used_for_a_moment_are_free_long_before_its_ttl(
+    new_coordinator: Callable[..., ipcsync.Coordinator], engine: ipcsync.typing.EngineName
+) -> None:
+    """It takes a point, and keeps nothing: the next events must not wait for a third of ten minutes."""
+    coordinator = new_coordinator(lease_ttl=600.0, pool=max(MANY, 256))
+    with (
+        ipcsync.connect(coordinator.endpoint, name="maker") as maker,
+        ipcsync.connect(coordinator.endpoint, name="user") as user,
+    ):
+        stream = ipcsync.Stream()
+        for number in range(3 * max(MANY, 256)):
+            with maker.event(f"e{number}", recorder=True, engine=engine) as event:
+                user.point(bytes(event.record(stream))).synchronize(10)
+        until(lambda: maker.stats()["quarantined"] == 0, "the end of the quarantine")
