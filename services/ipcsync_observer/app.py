@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from ipcsync_observer.sampler import Sampler
 STATIC = Path(__file__).parent / "static"
 
 _MAX_FILTER = 255
+_MOST_STREAMS = 100
 
 
 class Observer:
@@ -32,6 +34,7 @@ class Observer:
         self._sampler = sampler
         self._period_s = period_s
         self._registry = metrics.registry(sampler)
+        self._streams: weakref.WeakSet[AsyncIterator[bytes]] = weakref.WeakSet()  # of pages that are open
         self.ending = asyncio.Event()
 
     async def page(self, _: Request) -> Response:
@@ -58,7 +61,12 @@ class Observer:
 
     async def stream(self, request: Request) -> Response:
         """The state again and again (server-sent events): first with the lanes, then without what is known already."""
-        return StreamingResponse(self._states(_filter(request)), media_type="text/event-stream")
+        if len(self._streams) >= _MOST_STREAMS:
+            problem = f"{_MOST_STREAMS} pages are open already"
+            return JSONResponse({"problem": problem}, status_code=503, headers={"Retry-After": "10"})
+        states = self._states(_filter(request))
+        self._streams.add(states)
+        return StreamingResponse(states, media_type="text/event-stream")
 
     async def _states(self, contains: str) -> AsyncIterator[bytes]:
         with_lanes = True

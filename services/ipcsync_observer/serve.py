@@ -14,12 +14,13 @@ import uvicorn
 
 from ipcsync._logs import fields
 from ipcsync_observer.app import Observer
+from ipcsync_observer.connections import PatientProtocol
 from ipcsync_observer.sampler import Sampler
 
 log = logging.getLogger("ipcsync.observer")
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-_MOST_REQUESTS = 128  # at once, open pages included
+_BACKLOG = 128
 
 
 class _Server(uvicorn.Server):
@@ -49,7 +50,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(_MOST_REQUESTS)
+        listening.listen(_BACKLOG)
     except OSError:
         listening.close()
         raise
@@ -71,7 +72,7 @@ async def _serve(listening: socket.socket, sampler: Sampler, period_s: float) ->
         access_log=False,
         server_header=False,
         ws="none",
-        limit_concurrency=_MOST_REQUESTS,
+        http=PatientProtocol,
         timeout_graceful_shutdown=2,
     )
     log.info("ready", extra=fields(url=f"http://{f'[{host}]' if ':' in host else host}:{port}/"))

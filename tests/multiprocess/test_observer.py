@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import signal
@@ -14,11 +16,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from tests.kit.browser import eventually
 from tests.kit.peer import Peer
 from tests.multiprocess.observing import DIRECT, PERIOD_S, Observer, running
 
@@ -358,3 +362,70 @@ def test_a_wrong_call_has_status_2(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "ipcsync_observer", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2, done.stderr
+
+
+# --- row 50: connections that say nothing -----------------------------------------------------------------------------
+
+
+def _assert_answers(observer: Observer) -> None:
+    assert observer.get("/healthz/ready")[0] == 200
+    assert observer.metrics()["ipcsync_up", ()] == 1
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: ", b"\x16\x03\x01"], ids=["idle", "half", "noise"]
+)
+def test_row_50_a_thousand_connections_that_ask_for_nothing_keep_nobody_out(observer: Observer, sent: bytes) -> None:
+    address = urlsplit(observer.url)
+    held = []
+    try:
+        for _ in range(1000):
+            connection = socket.create_connection((address.hostname, address.port), timeout=10)
+            held.append(connection)
+            if sent:
+                with contextlib.suppress(ConnectionError):  # others needed its place already
+                    connection.send(sent)
+        _assert_answers(observer)
+        assert len(os.listdir(f"/proc/{observer.process.pid}/fd")) < 600
+        eventually(lambda: all(map(_is_closed, held)), "the end of all that asked for nothing")
+        _assert_answers(observer)
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return not connection.recv(4096) or _is_closed(connection)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_row_50_pages_that_are_open_keep_no_health_check_out(observer: Observer) -> None:
+    address = urlsplit(observer.url)
+    request = f"GET /api/stream HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode()
+    pages = []
+    try:
+        for _ in range(110):
+            pages.append(socket.create_connection((address.hostname, address.port), timeout=10))
+            pages[-1].sendall(request)
+        answers = [page.recv(12) for page in pages]
+        assert answers == [b"HTTP/1.1 200"] * 100 + [b"HTTP/1.1 503"] * 10
+        _assert_answers(observer)
+    finally:
+        for page in pages:
+            page.close()
+    eventually(lambda: observer.get("/api/state")[0] == 200, "an answer")
+
+
+def test_row_50_a_connection_that_is_kept_alive_asks_again(observer: Observer) -> None:
+    address = urlsplit(observer.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
+    for _ in range(3):
+        connection.request("GET", "/healthz/ready")
+        response = connection.getresponse()
+        assert (response.status, response.read()[:1]) == (200, b"{")
+    connection.close()
