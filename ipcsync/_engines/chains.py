@@ -5,6 +5,7 @@ The words have one writer, the recorder, and are read as `behind` says. All that
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -30,12 +31,18 @@ class Chain:
     """One slot's, in its recorder's process."""
 
     def __init__(self, view: View) -> None:
-        self._view = view
+        self._reference = weakref.ref(view)  # its engine holds the chain: a circle would wait for the garbage collector
         self.entries: list[Entry] = []
         self.loss: Loss | None = None
         self.lost_from = 0
         self.wants_break = self.has_asked = False
         self.judge_at = _MANY  # with so many entries a record judges first
+
+    @property
+    def _view(self) -> View:
+        view = self._reference()
+        assert view is not None, "the chain is its engine's, and called by it alone"
+        return view
 
     # --- before a record ----------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class Life:
         """Have the word let go of before another process may get it: it is 0 when this returns."""
         self._end.set()
         self._await_end(threading.TIMEOUT_MAX)
+        self._on_nudge = _nothing  # whose it was need not wait for the garbage collector
 
     def _await_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -78,3 +79,7 @@ class Life:
             self._is_given_up = True
             self._end.set()
             self._await_end(_GIVE_UP_S)
+
+
+def _nothing() -> None:
+    """What a nudge does once the word was let go of."""

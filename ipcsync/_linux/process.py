@@ -30,6 +30,14 @@ def pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
+def time_namespace() -> int:
+    """The inode of this process's time namespace, 0 where the kernel has none: CLOCK_MONOTONIC is the same in one."""
+    try:
+        return os.stat("/proc/self/ns/time").st_ino
+    except FileNotFoundError:
+        return 0
+
+
 def shm_identity() -> str:
     """Which /dev/shm this process sees: equal where it is the same mount."""
     status = os.stat("/dev/shm")  # noqa: S108 - only looked at

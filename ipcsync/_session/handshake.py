@@ -10,7 +10,7 @@ from typing import TypeVar
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._engines import deadline_of
-from ipcsync._linux.process import pid_namespace, shm_identity
+from ipcsync._linux.process import pid_namespace, shm_identity, time_namespace
 from ipcsync._session.connection import Connection
 from ipcsync._wire.messages import Hello, Message, Welcome
 from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
@@ -30,6 +30,7 @@ def greet(
         driver=_drivers.name(),
         name=name,
         namespace=pid_namespace(),
+        time_namespace=time_namespace(),
         shm=shm_identity(),
         pid=os.getpid(),
         lease_ttl=lease_ttl,

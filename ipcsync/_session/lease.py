@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import select
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic_ns
@@ -18,7 +19,7 @@ from ipcsync._linux.process import PidFd, Process, pid_namespace
 from ipcsync._locks import CallLock, holding
 from ipcsync._native import fork
 from ipcsync._wire.messages import Welcome
-from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionExpired
+from ipcsync.errors import ClientClosed, CoordinatorLost, IpcSyncError, ProtocolError, SessionExpired
 
 log = logging.getLogger("ipcsync")
 
@@ -51,7 +52,7 @@ class SessionLease:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._standing, self._live = self._line.standing, words(LIVE, welcome.serial)
         self._last_ns = monotonic_ns()
-        self.look = Look(fork.mark(), board, self._line, welcome.serial, LIVE, self._check_slowly)
+        self.look = Look(fork.mark(), board, self._line, welcome.serial, LIVE, _slowly(weakref.ref(self)))
         self.look.good_until = self._last_ns + self._ttl_ns
         self.check = self.look.check
         self._line.heartbeat = self._last_ns
@@ -81,7 +82,7 @@ class SessionLease:
 
     # --- looks --------------------------------------------------------------------------------------------------------
 
-    def _check_slowly(self) -> None:
+    def check_slowly(self) -> None:
         """Something is wrong: say what."""
         fork.check()
         if self._problem is not None:
@@ -243,6 +244,18 @@ class SessionLease:
     def drop_in_child(self) -> None:
         """In a forked child: give up the lifeline's descriptor, and nothing else."""
         self.board.drop_descriptor()
+
+
+def _slowly(reference: weakref.ref[SessionLease]) -> Callable[[], None]:
+    """What the quick look calls when something is wrong; held by the lease, it must not hold the lease."""
+
+    def check() -> None:
+        lease = reference()
+        if lease is None:
+            raise ClientClosed("the session is over: connect anew")
+        lease.check_slowly()
+
+    return check
 
 
 def _nothing() -> None:

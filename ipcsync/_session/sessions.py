@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
 from ipcsync._native import fork
-from ipcsync.errors import ConnectError
+from ipcsync.errors import ClientClosed, ConnectError, EventClosed
 
 if TYPE_CHECKING:
     from ipcsync._session.attachments import AttachmentRef
@@ -66,8 +67,21 @@ def session_of(epoch: bytes) -> Member:
     raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
 
 
+def _hush_daemons() -> None:
+    """Daemon threads end with the program, wherever they are: that their waits end first is no news to anybody."""
+    told = threading.excepthook
+
+    def tell(args: threading.ExceptHookArgs) -> None:
+        is_end = issubclass(args.exc_type, EventClosed | ClientClosed)
+        if not (is_end and args.thread is not None and args.thread.daemon):
+            told(args)
+
+    threading.excepthook = tell
+
+
 def _close_at_exit() -> None:
     """Close what the program left open, so that work it finished stays good: an exit without a word is a death."""
+    _hush_daemons()
     for references in list(_sessions.values()):
         for reference in references:
             session = reference()

@@ -31,6 +31,7 @@ class Hello(Message, frozen=True):
     driver: Text
     name: Annotated[str, Meta(max_length=255)] = ""
     namespace: Count = 0  # inode of the pid namespace
+    time_namespace: Count = 0  # and of the time namespace, which heartbeats and deadlines are of; 0: there is none
     shm: Text = ""  # which /dev/shm the process sees, as device:inode
     pid: Count = 0  # as the process sees itself; compared with the coordinator's own, never an identity
     lease_ttl: float | None = None

@@ -98,6 +98,8 @@ class Dispatcher:
     def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
         op = request.op
         if op == "hello":
+            assert isinstance(request.body, messages.Hello)
+            self._handlers.refuse_other_clock(request.body)  # before its deadline, which is by that clock
             return None if self._is_late(request, now_ns) else self._welcome(request, sender, now_ns)
         entry = self._sessions.find(request.token)
         if entry is None:

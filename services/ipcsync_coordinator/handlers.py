@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ipcsync._board import Board
-from ipcsync._linux.process import pid_namespace, shm_identity
+from ipcsync._linux.process import pid_namespace, shm_identity, time_namespace
 from ipcsync._logs import fields
 from ipcsync._wire import messages
 from ipcsync.errors import (
@@ -67,6 +67,7 @@ class Handlers:
         self._feed_endpoint = feed_endpoint
         self._room = room  # how many sessions the file descriptors allow
         self._namespace = pid_namespace()
+        self._time_namespace = time_namespace()
         self._shm = shm_identity()
         self._began_ns = time.monotonic_ns()
         self.table: dict[str, Callable[[SessionEntry, Any], messages.Message]] = {
@@ -86,6 +87,17 @@ class Handlers:
         }
 
     # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def refuse_other_clock(self, hello: messages.Hello) -> None:
+        """Raise ConnectError for a process whose CLOCK_MONOTONIC is another one.
+
+        One that is behind would have every request dropped as late, one that is ahead a lease that never runs out.
+        """
+        if hello.time_namespace and self._time_namespace and hello.time_namespace != self._time_namespace:
+            raise ConnectError(
+                "the process and the coordinator are in two time namespaces, and leases are told by a clock that both "
+                "must share: start them in the same one"
+            )
 
     def hello(self, hello: messages.Hello, sender: Sender, now_ns: int) -> messages.Welcome:
         """Open a session for the process that `sender` names."""

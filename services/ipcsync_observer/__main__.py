@@ -35,7 +35,7 @@ def main(host: str, port: int, endpoint: str | None, period: float, log_level: s
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRA:
             raise
-        raise Failed(f"the observer needs {missing}; install it with: pip install 'ipcsync[observer]'") from None
+        raise Failed(f"the observer needs {missing}; in a checkout of ipcsync: pip install -e '.[observer]'") from None
     from ipcsync._logs import configure
     from ipcsync._wire import endpoints
     from ipcsync.errors import ConnectError

@@ -1,8 +1,10 @@
-"""Rows 4, 5, 16, 18 and 19: leases that run out, are asked for too late, or are asked for wrongly."""
+"""Rows 4, 5, 16, 18, 19 and 53: leases that run out, are asked for too late, or are asked for wrongly."""
 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -313,3 +315,50 @@ def test_row_19_the_granted_ttl_is_the_one_that_holds(
         fixtures.resume(each.pid)
     assert patient.call(actions.error_of, actions.stats) == ""
     assert impatient.call(actions.error_of, actions.stats) == "SessionExpired"
+
+
+# --- row 53 -----------------------------------------------------------------------------------------------------------
+
+_CONNECT = """
+import ipcsync, sys
+try:
+    ipcsync.connect(sys.argv[1], timeout=20).close()
+except ipcsync.ConnectError as error:
+    sys.exit(f"{error.endpoint}: {error}")
+"""
+_UNSHARED = ["unshare", "--fork", "--kill-child", "--time", "--monotonic"]
+
+
+def _no_time_namespace() -> str:
+    """Why a process cannot be put into a time namespace here, empty if one can."""
+    try:
+        done = subprocess.run([*_UNSHARED, "100", "true"], capture_output=True, text=True, timeout=30, check=False)
+    except FileNotFoundError:
+        return "there is no unshare(1) here"
+    return "" if done.returncode == 0 else f"no new time namespace here: {done.stderr.strip()}"
+
+
+@pytest.fixture
+def time_namespaces() -> None:
+    """Skips where a process cannot be put into one."""
+    if reason := _no_time_namespace():
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("seconds", [-100, 100_000], ids=["behind", "ahead"])
+def test_row_53_a_process_with_another_clock_is_refused_and_told_why(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, seconds: int, time_namespaces: None
+) -> None:
+    command = [*_UNSHARED, str(seconds), sys.executable, "-c", _CONNECT, coordinator.endpoint]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{coordinator.endpoint}: ")
+    assert "two time namespaces" in done.stderr
+    assert [row.name for row in client.list_sessions()] == ["main"], "no lease, and so none that lasts for ever"
+
+
+@pytest.mark.process
+def test_row_53_processes_that_share_a_clock_of_their_own_are_served(time_namespaces: None) -> None:
+    program = "import ipcsync\nwith ipcsync.launch() as c:\n    ipcsync.connect(c.endpoint).close()\n"
+    command = [*_UNSHARED, "100000", sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).returncode == 0

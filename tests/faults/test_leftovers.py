@@ -64,8 +64,9 @@ def test_row_49_connecting_and_closing_leaves_nothing_for_the_collector(
         with ipcsync.connect(coordinator.endpoint) as client, client.event("e", recorder=True) as event:
             event.record(ipcsync.Stream()).synchronize(10)
     until(lambda: threading.active_count() <= threads, "the end of the threads")
-    assert sum(_descriptors().values()) <= descriptors + 3, _descriptors()
-    assert len(Path("/proc/self/maps").read_text().splitlines()) <= mappings + 20
+    # ZeroMQ closes its sockets a moment later, on a thread of its own.
+    until(lambda: sum(_descriptors().values()) <= descriptors + 3, "the end of the descriptors")
+    until(lambda: len(Path("/proc/self/maps").read_text().splitlines()) <= mappings + 20, "the end of the mappings")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -73,13 +74,14 @@ def test_row_49_slots_that_a_peer_used_for_a_moment_are_free_long_before_its_ttl
     new_coordinator: Callable[..., ipcsync.Coordinator], engine: ipcsync.typing.EngineName
 ) -> None:
     """It takes a point, and keeps nothing: the next events must not wait for a third of ten minutes."""
-    coordinator = new_coordinator(lease_ttl=600.0, pool=max(MANY, 256))
+    pool = 4 * MANY
+    coordinator = new_coordinator(lease_ttl=600.0, pool=pool)
     with (
         ipcsync.connect(coordinator.endpoint, name="maker") as maker,
         ipcsync.connect(coordinator.endpoint, name="user") as user,
     ):
         stream = ipcsync.Stream()
-        for number in range(3 * max(MANY, 256)):
+        for number in range(2 * pool):
             with maker.event(f"e{number}", recorder=True, engine=engine) as event:
                 user.point(bytes(event.record(stream))).synchronize(10)
         until(lambda: maker.stats()["quarantined"] == 0, "the end of the quarantine")

@@ -148,7 +148,7 @@ def test_a_setting_that_there_is_not_is_a_type_error_with_a_hint() -> None:
 
 
 def test_launch_knows_every_setting_of_the_coordinator() -> None:
-    assert {"runtime_dir", "driver", *_launch.SETTINGS} == set(Settings.__dataclass_fields__)
+    assert {"runtime_dir", "driver", "keeper", *_launch.SETTINGS} == set(Settings.__dataclass_fields__)
 
 
 def _answer_as_another_version(socket: zmq.Socket[bytes]) -> None:
@@ -194,6 +194,7 @@ with ipcsync.launch(log_level="warning") as coordinator, ipcsync.connect(coordin
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.environ["IPCSYNC_DRIVER"] != "host", reason="here is a CUDA driver, of which nobody warns")
 def test_that_there_is_no_driver_is_said_once_for_all_processes_of_a_program() -> None:
     env = {**os.environ, "IPCSYNC_DRIVER": "auto"}
@@ -269,3 +270,36 @@ def test_a_record_without_a_name_has_depth_and_timeout(client: ipcsync.Client) -
             client.record(other, engine="event", timeout=0)
     with pytest.raises(ValueError, match="depth"):
         client.record(ipcsync.Stream(), depth=0)
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+_DAEMONS = """
+import sys, threading
+import ipcsync
+client = ipcsync.connect(sys.argv[1])
+event = client.event("never")
+ready = threading.Barrier(4)
+
+def wait(call):
+    ready.wait()
+    call()
+
+waits = [event.at(1).synchronize, event.at(1).wait, lambda: list(client.watch())]
+for call in waits:
+    threading.Thread(target=wait, args=(call,), daemon=True).start()
+ready.wait()
+"""
+
+
+@pytest.mark.process
+def test_daemon_threads_that_wait_when_the_program_ends_print_nothing(coordinator: ipcsync.Coordinator) -> None:
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", _DAEMONS, coordinator.endpoint],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")

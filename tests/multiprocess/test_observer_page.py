@@ -24,7 +24,7 @@ _NAMES = "return [...document.querySelectorAll('#events tbody th')].map((cell) =
 _COMPLETE = """
     const row = [...document.querySelectorAll('#events tbody tr')].find((row) => row.cells[0].textContent === arguments[0]);
     const cells = Object.fromEntries([...row?.cells ?? []].map((cell) => [cell.dataset.label, cell.textContent]));
-    return cells.complete === arguments[1] && cells;
+    return cells['known complete'] === arguments[1] && cells;
 """  # noqa: E501 - JavaScript
 
 
@@ -64,6 +64,7 @@ def test_the_page_shows_what_happens_while_it_happens(
     event = recorder.event("kv/layer-0", recorder=True, engine="event")
     waiter.event("kv/layer-0")
     recorder.event(_EVIL, recorder=True)
+    recorder.event("kv/\u202esnekot", recorder=True)
     event.record(stream).synchronize(10)
     browser.look(width=1280, height=900)
     browser.open(observer.url)
@@ -73,7 +74,7 @@ def test_the_page_shows_what_happens_while_it_happens(
         "1",
         what="the event is shown, with its first generation complete",
     )
-    assert (shown["state"], shown["engine"], shown["generation"]) == ("open", "event", "1")
+    assert (shown["state"], shown["engine"], shown["recorded"]) == ("open", "event", "1")
     assert (shown["last recorder"], shown["attached"]) == ("prefill", "2")
 
     # Live: without another look at the page's address.
@@ -84,17 +85,26 @@ def test_the_page_shows_what_happens_while_it_happens(
         what="a lane has grown",
     )
 
+    # What the lane shows is said: the generations at its edges, and the time.
+    axes = browser.run(
+        "return [...document.querySelectorAll('.plot')].map((plot) => [...plot.querySelectorAll('span')].map((each) => each.textContent))"  # noqa: E501 - JavaScript
+    )
+    assert all(axis[2:] == ["60 s ago", "30 s", "now"] for axis in axes)
+    assert all(axis[0].isdigit() and axis[1].isdigit() and int(axis[0]) > int(axis[1]) for axis in axes)
+
     # Who records, who waits: as a picture, and as text.
     edges = browser.run(
         "return [...document.querySelectorAll('.edge')].map((edge) => edge.getAttribute('class').split(' ')[1]).sort()"
     )
-    assert edges == ["records", "records", "waits"]
+    assert edges == ["records", "records", "records", "waits"]
     texts = browser.run("return [...document.querySelectorAll('#links li')].map((item) => item.textContent)")
     assert sorted(texts)[0] == "decode waits on kv/layer-0"
     assert "prefill records on kv/layer-0" in texts
 
     # A name is text, whatever it holds.
     assert _EVIL in browser.run(_NAMES)
+    assert r"kv/\u{202e}snekot" in browser.run(_NAMES)
+    assert "\u202e" not in browser.run("return document.body.outerHTML")
     assert browser.run("return document.querySelectorAll('main img, main script').length") == 0
     assert browser.run("return document.title").startswith("ipcsync")
 

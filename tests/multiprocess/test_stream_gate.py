@@ -120,6 +120,7 @@ print("held")
 """
 
 
+@pytest.mark.process
 def test_a_process_that_ends_with_a_closed_gate_ends_at_once_and_quietly() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", _HELD_AT_EXIT], capture_output=True, text=True, timeout=30, check=True

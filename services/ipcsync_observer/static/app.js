@@ -18,14 +18,14 @@ function sum(counts) {
 }
 
 const events = new Table(byId("events"), [
-  { name: "name", text: (event) => event.name || `(unnamed, slot ${event.slot})`, value: (event) => event.name },
+  { name: "name", text: (event) => event.name || (event.recorder ? `(unnamed, of ${event.recorder})` : `(unnamed, slot ${event.slot})`), value: (event) => event.name },
   { name: "state", text: (event) => event.state, value: (event) => event.state, class: (event) => event.state },
   { name: "engine", text: (event) => event.engine, value: (event) => event.engine },
-  { name: "generation", number: true, text: (event) => whole.format(event.generation), value: (event) => event.generation },
-  { name: "complete", number: true, text: (event) => whole.format(event.completed), value: (event) => event.completed },
+  { name: "recorded", number: true, text: (event) => whole.format(event.generation), value: (event) => event.generation },
+  { name: "known complete", number: true, text: (event) => whole.format(event.completed), value: (event) => event.completed },
   { name: "a second", number: true, text: (event) => (event.rate === null ? "–" : event.rate.toFixed(1)), value: (event) => event.rate ?? -1 },
   {
-    name: "pending for", number: true, text: (event) => (event.pending_s ? seconds(event.pending_s) : "–"),
+    name: "unconfirmed for", number: true, text: (event) => (event.pending_s ? seconds(event.pending_s) : "–"),
     value: (event) => event.pending_s, class: (event) => (event.pending_s > 5 ? "old" : ""),
   },
   { name: "last recorder", text: (event) => event.recorder || "–", value: (event) => event.recorder },

@@ -8,25 +8,32 @@ const MOST_DRAWN = 40; // sessions or events in one column of the picture
 
 function element(name, attributes, text) {
   const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes ?? {})) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
+  for (const [key, value] of Object.entries(attributes ?? {})) made.setAttribute(key, printable(value));
+  if (text !== undefined) made.textContent = printable(text);
   return made;
 }
 
 function drawn(name, attributes, text) {
   const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, printable(value));
+  if (text !== undefined) made.textContent = printable(text);
   return made;
 }
 
 // What did not change is left alone: a selection stays, and a screen reader has nothing to say again.
 function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  const shown = printable(text);
+  if (node.textContent !== shown) node.textContent = shown;
 }
 
 function setAttribute(node, name, value) {
-  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  const shown = printable(value);
+  if (node.getAttribute(name) !== shown) node.setAttribute(name, shown);
+}
+
+// What does not print is escaped: in a name, U+202E turns the direction of what follows.
+function printable(text) {
+  return String(text).replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
 }
 
 // --- tables ----------------------------------------------------------------------------------------------------------
@@ -109,29 +116,42 @@ function compare(a, b) {
 
 // --- lanes -----------------------------------------------------------------------------------------------------------
 
-// Generations over the last minute: what was recorded above, what is complete below, and between them what is pending.
+// Generations over the last minute: what was recorded above, what is known complete below, and between them what is
+// unconfirmed. To the left the generations at its edges, below it the time.
 function drawLane(cell, points, now, state) {
   const { width, height, seconds } = LANE;
-  let picture = cell.firstChild;
-  if (picture === null) {
-    picture = drawn("svg", { class: "lane", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" });
-    picture.append(drawn("path", { class: "pending" }), drawn("path", { class: "made" }), drawn("path", { class: "done" }));
-    cell.append(picture);
+  let box = cell.firstChild;
+  if (box === null) {
+    const made = drawn("svg", { class: "lane", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" });
+    const ticks = [1, 2, 3].map((quarter) => `M${(quarter * width) / 4} 0V${height}`).join("");
+    made.append(drawn("path", { class: "ticks", d: ticks }));
+    made.append(drawn("path", { class: "unconfirmed" }), drawn("path", { class: "made" }), drawn("path", { class: "done" }));
+    const heights = element("div", { class: "heights", "aria-hidden": "true" }), times = element("div", { class: "times", "aria-hidden": "true" });
+    heights.append(element("span"), element("span"));
+    times.append(element("span", {}, `${seconds} s ago`), element("span", {}, `${seconds / 2} s`), element("span", {}, "now"));
+    box = element("div", { class: "plot" });
+    box.append(heights, made, times);
+    cell.append(box);
   }
+  const [heights, picture] = box.children;
   const low = points.length ? points[0][2] : 0;
   const high = Math.max(points.length ? points[points.length - 1][1] : 0, low + 1);
   const x = (t) => Math.max(0, (1 - (now - t) / seconds) * width).toFixed(1);
   const y = (value) => (height - 2 - ((value - low) / (high - low)) * (height - 4)).toFixed(1);
   const steps = (at) => points.map((point, index) => (index ? `H${x(point[0])}V${y(point[at])}` : `M${x(point[0])} ${y(point[at])}`)).join("");
   const back = points.map((point, index) => [point, index]).reverse().map(([point, index]) => `V${y(point[2])}H${x(points[Math.max(index - 1, 0)][0])}`);
-  const [pending, made, done] = picture.children;
-  setAttribute(pending, "d", points.length > 1 ? `${steps(1)}${back.join("")}Z` : "");
+  const [, unconfirmed, made, done] = picture.children;
+  setText(heights.firstChild, short(high));
+  setText(heights.lastChild, short(low));
+  setAttribute(unconfirmed, "d", points.length > 1 ? `${steps(1)}${back.join("")}Z` : "");
   setAttribute(made, "d", steps(1));
   setAttribute(done, "d", steps(2));
   setAttribute(picture, "class", `lane ${state}`);
   const first = points.length ? points[0][1] : 0, last = points.length ? points[points.length - 1] : [0, 0, 0];
-  setAttribute(picture, "aria-label", `generation ${first} to ${last[1]} within the last minute, ${last[1] - last[2]} pending`);
+  setAttribute(picture, "aria-label", `generation ${first} to ${last[1]} within the last minute, ${last[1] - last[2]} unconfirmed`);
 }
+
+const short = ((format) => (count) => format.format(count))(new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }));
 
 // --- who records, who waits ------------------------------------------------------------------------------------------
 
