@@ -150,7 +150,7 @@ def test_a_coordinator_killed_on_the_way_ends_no_session_and_changes_no_result(d
     assert demo.left() == []
 
 
-@pytest.mark.parametrize("workers", ["1", "4"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.thorough), "4"])
 @pytest.mark.parametrize("engine", ["event", "timeline"])
 @pytest.mark.parametrize("asynchronous", ["0", "1"])
 def test_without_the_waits_the_result_is_corrupt(
@@ -172,6 +172,7 @@ def test_corruption_is_one_line_on_stderr(demo: Demo) -> None:
     assert "\x1b" not in out + err
 
 
+@pytest.mark.driver
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_workers_does_what_the_plan_says(demo: Demo, tmp_path: Path, workers: int) -> None:
     data = bytes(range(256)) * 40 + b"and a short last chunk"

@@ -36,6 +36,7 @@ def _run(name: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
 
 
+@pytest.mark.driver
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_recipe_runs_by_its_command(name: str) -> None:
     done = _run(name)
