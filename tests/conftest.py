@@ -111,7 +111,7 @@ def peer(new_peer: Callable[..., Peer]) -> Peer:
     return new_peer()
 
 
-_STARTS_PROCESSES = {"new_coordinator", "new_peer", "pytester"}
+_STARTS_PROCESSES = {"ipcsync_coordinator", "ipcsync_spawn", "new_coordinator", "new_peer", "pytester"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,14 @@ _MODULES = (
     "tests.kit.remote",
 )
 """What is imported before anything is forked, every module of the packages included."""
-_READ_AT_START = ("PYTHONPATH", "PYTHONWARNINGS")
+_TAKEN_OVER = ("PYTHONPATH", "PYTHONWARNINGS")
+_READ_AT_START = ("LD_", "PYTHON")  # how variables begin that the loader or the interpreter reads once
 _ROOT = Path(__file__).parents[2]
 _PR_SET_CHILD_SUBREAPER = 36
 _ABOVE = 512  # descriptors that come are kept above those that they are to be
 _libc = ctypes.CDLL(None)
 _Popen = subprocess.Popen
+_at_install: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class _Zygote:
         self.owner = os.getpid()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if name not in _READ_AT_START}
+        environment = {name: value for name, value in _at_install.items() if name not in _TAKEN_OVER}
         with theirs:
             self._process = _Popen(
                 [sys.executable, "-c", "from tests.kit.zygote import main; main()", str(theirs.fileno())],
@@ -150,12 +152,17 @@ def _is_ours(command: Any, environment: dict[str, str]) -> bool:
         return False
     if not isinstance(command, list) or command[:1] != [sys.executable] or command[1:3] not in PROGRAMS:
         return False
-    settings = {name for name in environment if name.startswith("PYTHON")} - set(_READ_AT_START)
-    return all(environment[name] == os.environ.get(name) for name in settings)
+    return _read_at_start(environment) == _read_at_start(_at_install)
+
+
+def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    taken = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
+    return {name: value for name, value in taken.items() if name not in _TAKEN_OVER}
 
 
 def install() -> None:
     """From now on `subprocess.Popen` of this process has the zygote start what is named in `PROGRAMS`."""
+    _at_install.update(os.environ)
     subprocess.Popen = _ForkedPopen  # type: ignore[misc]
 
 
