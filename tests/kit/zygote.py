@@ -91,7 +91,7 @@ class _Zygote:
                 [sys.executable, "-c", "from tests.kit.zygote import main; main()", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=_ROOT,
-                env={**environment, "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "services")])},
+                env={**environment, "PYTHONPATH": str(_ROOT)},
             )
         atexit.register(self.close)
 
@@ -178,7 +178,8 @@ def main() -> None:
         importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"a process with {threads} threads cannot be forked"
-    own_path = [entry for entry in sys.path if entry not in ("", str(_ROOT), str(_ROOT / "services"))]
+    own_path = [entry for entry in sys.path if entry]
+    own_path.remove(str(_ROOT))  # as far as it comes from PYTHONPATH
     gc.collect()
     gc.freeze()  # what lies here already is left alone by the collector, and so stays shared
     with asked:

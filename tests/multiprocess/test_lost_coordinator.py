@@ -75,6 +75,7 @@ def test_calls_that_are_made_as_it_dies_say_so_and_not_what_the_driver_says(
         go_on()
 
 
+@pytest.mark.process
 def test_a_coordinator_that_is_stopped_as_soon_as_it_is_ready_ends_in_order(capfd: pytest.CaptureFixture[str]) -> None:
     # Ticks this frequent make it likely that one is due when the sockets are gone.
     assert [ipcsync.launch(lease_ttl=0.2, log_level="error").stop() for _ in range(5)] == [0] * 5

@@ -16,7 +16,7 @@ from tests.kit.browser import Browser
 
 pytest.importorskip("mkdocs", reason="the docs group is not installed (make install installs it)")
 
-pytestmark = pytest.mark.timeout(300)  # a browser on a busy machine
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 _ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 120.0

@@ -13,6 +13,8 @@ import pytest
 import ipcsync
 from ipcsync._engines import compiled, core_python
 
+pytestmark = pytest.mark.process
+
 _TELL = """
 import json, ipcsync
 compiled = ipcsync.__compiled__
