@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,13 @@ from ipcsync._session.session import Session
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.interrupt_stage import Stage
-from tests.faults.interrupting import HAS_INSTRUCTIONS, called_within
+from tests.faults.interrupting import HAS_INSTRUCTIONS, called_within, interrupted
 from tests.faults.interrupts import SCENES, interrupt
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 _ROOT = Path(__file__).parents[2]
 _KIND = "instruction" if HAS_INSTRUCTIONS else "line"
 _SOME = 12 if _KIND == "line" else 60  # points of each call
@@ -52,17 +57,15 @@ def stage(coordinator: ipcsync.Coordinator, engine: EngineName) -> Iterator[Stag
 
 @pytest.mark.parametrize("call", [call for call in SCENES if call != "launch"])
 def test_row_41_an_exception_at_any_point_of_a_call_breaks_no_promise(stage: Stage, call: str) -> None:
-    points = interrupt(stage, call, _KIND, every=10**9).points and _count(stage, call)
+    points = _count(stage, call)
     result = interrupt(stage, call, _KIND, every=max(1, points // _SOME), first=1 + hash(call) % 5)
     assert not result.failures, "\n".join(result.failures)
     assert result.points >= min(points, _SOME) // 2
 
 
-def _count(stage: Stage, call: str) -> int:
-    from tests.faults.interrupting import interrupted
-
+def _count(stage: Stage, call: str, kind: str = _KIND) -> int:
     fn, after = SCENES[call](stage)
-    outcome = interrupted(fn, 0, _KIND)
+    outcome = interrupted(fn, 0, kind)
     after(outcome)
     return outcome.points
 
@@ -111,7 +114,12 @@ def _replies_are_lost(patch: pytest.MonkeyPatch) -> None:
 
 def _close_is_done_by_its_caller(patch: pytest.MonkeyPatch) -> None:
     run = SessionLease.run
-    patch.setattr(SessionLease, "run", lambda self, until: run(self, lambda: self._closed))
+
+    def until_stopped(self: SessionLease, _: Callable[[], bool]) -> None:
+        with suppress(OSError):  # its descriptors are closed under it
+            run(self, lambda: self._closed)
+
+    patch.setattr(SessionLease, "run", until_stopped)
 
     def close(self: Session) -> None:
         if not self.is_closed:
@@ -177,10 +185,10 @@ def test_row_42_handlers_and_finalizers_may_call_anything_in_the_middle_of_anyth
     _run(program, engine)
 
 
-@pytest.mark.parametrize("nested", ["record", "query", "wait", "close", "open", "stats", "point"])
 @pytest.mark.parametrize("call", ["record", "wait", "query", "event", "close of an event", "record, unnamed"])
-def test_row_42_a_call_within_a_call_works_or_raises_at_once(stage: Stage, call: str, nested: str) -> None:
+def test_row_42_a_call_within_a_call_works_or_raises_at_once(stage: Stage, call: str) -> None:
     errors: list[ipcsync.IpcSyncError] = []
+    nested = ""
     closing: list[ipcsync.SharedEvent] = []
 
     def within() -> None:
@@ -198,11 +206,12 @@ def test_row_42_a_call_within_a_call_works_or_raises_at_once(stage: Stage, call:
         except ipcsync.IpcSyncError as error:
             errors.append(error)
 
-    fn, after = SCENES[call](stage)
+    points = _count(stage, call, "line")
+    stage.event.record(stage.stream).synchronize(10)
     data = bytes(stage.seen.at(1))
-    points = _count(stage, call)
-    after(called_within(fn, 0, "line", within))
-    for number in range(1, points + 1, max(1, points // 8)):
+    step = max(1, points // 28)
+    kinds = itertools.cycle(["record", "query", "wait", "close", "open", "stats", "point"])
+    for number, nested in zip(range(1, points + 1, step), kinds, strict=False):
         closing.append(stage.client.event(stage.name(), recorder=True, engine=stage.engine))
         stage.event.record(stage.stream).synchronize(10)
         fn, after = SCENES[call](stage)

@@ -1,0 +1,151 @@
+"""Threads of one client that would be in each other's way: rows 47, 51 and 52."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._native import context
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.kit.until import until
+
+_TTL_S = 1.0
+NewClient = Callable[..., ipcsync.Client]
+
+
+@pytest.fixture(params=["event", "timeline"])
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    """Each engine."""
+    name: EngineName = request.param
+    return name
+
+
+# --- row 47 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["record", "wait"])
+def test_row_47_a_drivers_call_that_blocks_for_longer_than_the_ttl_costs_no_session(
+    new_client: NewClient, engine: EngineName, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, peer = new_client("slow", lease_ttl=_TTL_S), new_client("peer")
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    event, source = client.event("e", recorder=True, engine=engine), peer.event("s", recorder=True, engine=engine)
+    event.record(stream).synchronize(10)
+    driver: Any = context.driver()
+    name = {
+        ("record", "event"): "cuEventRecord",
+        ("record", "timeline"): "cuStreamWriteValue64",
+        ("wait", "event"): "cuStreamWaitEvent",
+        ("wait", "timeline"): "cuStreamWaitValue64",
+    }[what, engine]
+    real = getattr(driver, name)
+    blocked: list[str] = []
+
+    def slow(*args: Any) -> Any:
+        if threading.current_thread() is threading.main_thread() and not blocked:
+            blocked.append(name)
+            time.sleep(3 * client.lease_ttl)  # as behind a full queue: the GIL is released, other threads run
+        return real(*args)
+
+    with StreamGate(other) as gate:
+        point = client.point(bytes(source.record(other)))
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, name, slow)
+            if what == "record":
+                event.record(stream)
+            else:
+                point.wait(stream)
+        assert blocked
+        gate.open()
+    event.record(stream).synchronize(10)
+    assert client.is_connected
+    assert "slow" in [row.name for row in peer.list_sessions()]
+
+
+# --- row 51 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_row_51_a_done_callback_that_would_end_its_thread_keeps_no_other_from_being_called(
+    client: ipcsync.Client, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def give_up(_: ipcsync.Point) -> None:
+        raise error
+
+    stream, called = ipcsync.Stream(), threading.Event()
+    client.record(stream).add_done_callback(give_up)
+    until(lambda: "a done callback of" in caplog.text, "what it raised is logged")
+    client.record(stream).add_done_callback(lambda _: called.set())
+    assert called.wait(10)
+
+
+def test_row_51_a_done_callback_that_does_not_return_keeps_no_other_from_being_called(client: ipcsync.Client) -> None:
+    stream, go_on, called = ipcsync.Stream(), threading.Event(), threading.Event()
+    client.record(stream).add_done_callback(lambda _: go_on.wait(60))
+    client.record(stream).add_done_callback(lambda _: called.set())
+    try:
+        assert called.wait(20)
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_row_51_asynchronous_waits_end_beside_a_bad_callback(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, returns: bool
+) -> None:
+    go_on = threading.Event()
+
+    def bad(_: ipcsync.AsyncPoint) -> None:
+        raise SystemExit
+
+    async def wait() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as own:
+            stream = ipcsync.Stream()
+            first = own._client.point(bytes(client.record(stream)))
+            first.add_done_callback(bad if returns else lambda _: go_on.wait(60))  # type: ignore[arg-type]
+            event = await own.event("e")
+            with pytest.raises(ipcsync.WaitTimeout):
+                await asyncio.wait_for(event.at(1).synchronize(timeout=0.2), 20)
+            recorder = client.event("e", recorder=True)
+            recorder.record(stream)
+            await asyncio.wait_for(event.at(1).synchronize(timeout=20), 30)
+            go_on.set()
+
+    asyncio.run(wait())
+
+
+# --- row 52 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_52_threads_that_open_and_close_one_name_do_not_end_each_others_event(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    errors: list[BaseException] = []
+    rounds = [0, 0, 0]
+    end = time.monotonic() + 3
+
+    def work(number: int) -> None:
+        stream = ipcsync.Stream()
+        try:
+            while time.monotonic() < end:
+                with client.event("shared", recorder=True, engine=engine) as event:
+                    for _ in range(3):
+                        event.record(stream, timeout=20)
+                rounds[number] += 1
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[:3]
+    assert min(rounds) > 0
