@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ipcsync._board import Board
@@ -185,7 +186,8 @@ class Handlers:
         if session.state == "live":
             self._metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how=how))
-        self._journal.make_room(self._size_of_end(session))
+        with suppress(QuotaExceeded):  # a death cannot be refused: it is appended if there is room, or at a later tick
+            self._journal.make_room(self._size_of_end(session))
         # Who never was ready, and has no lifeline, does not use the board: its line needs no proof of death.
         if how == "pidfd" or not (entry.is_ready or self._board.has_lifeline(line)):
             self._registry.bury(session)

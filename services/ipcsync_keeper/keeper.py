@@ -49,7 +49,8 @@ class Keeper:
         self._serving: Child | None = None
         self._spare: Child | None = None
         self._candidate: Child | None = None  # of the code on disk, started to take over
-        self._is_ready = False
+        self._is_ready = self._is_reloading = False
+        self._versions: dict[str, str] | None = None  # that all coordinators over these holdings speak
         self._start_at: float | None = 0.0
         self._spare_at = 0.0
         self._fruitless = 0
@@ -78,18 +79,22 @@ class Keeper:
         while True:
             message = child.link.receive(None)
             assert message is not None
-            number, op, arguments = message
             child.is_asking = True
-            if op == "serving":
-                child.is_serving = True
-                self._wake()
-                child.link.send(number, False, None)
-                continue
-            try:
-                child.link.send(number, False, getattr(self._holdings.events, op)(*arguments))
-            except IpcSyncError as error:
-                child.link.send(number, True, codec.failure_of(error))
+            child.link.send(*self._answer(child, *message))
             child.is_asking = False
+
+    def _answer(self, child: Child, number: int, op: str, arguments: list[object]) -> tuple[int, bool, object]:
+        if op == "serving":
+            child.is_serving = True
+            self._wake()
+            return number, False, None
+        try:
+            return number, False, getattr(self._holdings.events, op)(*arguments)
+        except IpcSyncError as error:
+            return number, True, codec.failure_of(error)
+        except Exception as error:  # whatever was asked: the next question is answered
+            log.exception("a question could not be answered", extra=fields(op=op))
+            return number, True, codec.failure_of(IpcSyncError(f"the keeper failed inside: {type(error).__name__}"))
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -153,6 +158,7 @@ class Keeper:
             self._status = 0
         elif self._candidate is None and self._serving is not None and self._serving.is_serving:
             self._manager.reloading()
+            self._is_reloading = True
             self._candidate = Child(self._holdings, self._command)
         else:
             self._tell_outcome("another start is under way")
@@ -167,12 +173,14 @@ class Keeper:
             child = None
         if child is not None:
             if child.versions is None and _has_spoken(child):
-                self._served.put(child)
+                self._let_serve(child)
             elif child.versions is None and time.monotonic() - child.began > _START_S:
                 child.kill()
             elif child.is_serving and not self._is_ready:
                 self._is_ready = True
                 self._tell_ready()
+            elif child.is_serving and self._is_reloading and self._candidate is None:
+                self._end_reload("")
         elif self._status is None and self._start_at is not None and time.monotonic() >= self._start_at:
             self._start_at = None
             self._start()
@@ -183,10 +191,19 @@ class Keeper:
         if child is None or child.versions is None:
             child = child or Child(self._holdings, self._command)
         else:
-            self._served.put(child)
+            self._let_serve(child)
         self._serving = child
         self._holdings.journal.words[journal_files.REPLIES] = 0
         self._beat_at = time.monotonic()
+
+    def _let_serve(self, child: Child) -> None:
+        """It speaks. The code on disk may be another by now: one that does not fit is none to go on with."""
+        self._versions = self._versions or child.versions
+        if child.versions == self._versions:
+            self._served.put(child)
+        else:
+            log.error("the code on disk does not fit", extra=fields(differs=_differing(child.versions, self._versions)))
+            child.kill()
 
     def _see_end(self, child: Child, status: int) -> None:
         """It has ended, whatever the status: a death, unless it told before."""
@@ -195,6 +212,8 @@ class Keeper:
             self._status = max(status, 0)
             return
         log.error("the coordinator died", extra=fields(pid=child.pid, status=status, starts=self._holdings.starts))
+        if self._is_reloading and self._candidate is None:
+            self._end_reload(f"the new coordinator ended before it served: status {status}")
         is_fruitless = now - child.began < _QUICK_S and not words[journal_files.REPLIES]
         self._fruitless = self._fruitless + 1 if is_fruitless else 0
         if not self._is_ready:
@@ -224,23 +243,19 @@ class Keeper:
             self._refuse(f"the new coordinator did not start: status {child.end()}")
         elif child.versions is None and not _has_spoken(child):
             return
-        elif self._serving is not None and child.versions != self._serving.versions:
-            theirs, ours = child.versions or {}, self._serving.versions or {}
-            different = ", ".join(name for name in ours if theirs.get(name) != ours[name])
+        elif child.versions != self._versions:
+            differing = _differing(child.versions, self._versions)
             child.end()
-            self._refuse(f"the new code speaks another version of: {different}; a full restart is needed")
+            self._refuse(f"the new code speaks another version of: {differing}; a full restart is needed")
         else:
             self._replace(child)
 
     def _refuse(self, why: str) -> None:
         self._candidate = None
-        log.error("not reloaded", extra=fields(why=why))
-        self._tell_outcome(why)
-        self._manager.ready("goes on as it was")
+        self._end_reload(why)
 
     def _replace(self, child: Child) -> None:
         """The old one ends after the request in hand; the very process that was checked goes on."""
-        began = time.monotonic()
         self._candidate = None
         if self._serving is not None:
             self._serving.end(_STOP_S)
@@ -248,9 +263,16 @@ class Keeper:
             self._spare.end()
         self._spare, self._start_at = child, None
         self._start()
-        log.info("reloaded", extra=fields(pid=child.pid, pause_s=round(time.monotonic() - began, 3)))
-        self._tell_outcome("")
-        self._manager.ready("reloaded")
+
+    def _end_reload(self, why: str) -> None:
+        """Say what came of it: why it failed, or nothing."""
+        self._is_reloading = False
+        if why:
+            log.error("not reloaded", extra=fields(why=why))
+        else:
+            log.info("reloaded", extra=fields(starts=self._holdings.starts))
+        self._tell_outcome(why)
+        self._manager.ready(f"not reloaded: {why}" if why else "reloaded")
 
     def _tell_outcome(self, why: str) -> None:
         path = os.path.join(self._holdings.directory.path, OUTCOME)
@@ -306,6 +328,10 @@ def _has_terminal() -> bool:
     except OSError:
         return False
     return True
+
+
+def _differing(theirs: dict[str, str] | None, ours: dict[str, str] | None) -> str:
+    return ", ".join(name for name, version in (ours or {}).items() if (theirs or {}).get(name) != version)
 
 
 def _has_spoken(child: Child) -> bool:

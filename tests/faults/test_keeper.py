@@ -25,6 +25,7 @@ from tests.faults.fixtures import Blocked, state_of
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
+pytestmark = pytest.mark.process
 _ENGINES = pytest.mark.parametrize("engine", fixtures.ENGINES)
 
 
@@ -86,10 +87,10 @@ def test_row_54_calls_that_are_blocked_in_every_way_go_on(client: ipcsync.Client
     with ipcsync.connect(client.endpoint, name="other", timeout=20.0) as other:
         event = client.event("one", recorder=True, engine=engine, depth=1)
         seen = other.event("one", engine=engine)
-        wait = Blocked(lambda: seen.at(1).wait(timeout=DEADLINE_S), "wait_recorded")
-        synchronize = Blocked(lambda: seen.at(1).synchronize(timeout=DEADLINE_S), "wait_recorded")
+        wait = Blocked(lambda: seen.at(1).wait(timeout=DEADLINE_S), "await_recorded")
+        synchronize = Blocked(lambda: seen.at(1).synchronize(timeout=DEADLINE_S), "await_recorded")
         died = _kill(client)
-        request = Blocked(lambda: other.event("two"), "request_many")
+        request = Blocked(lambda: other.event("two"), "exchange")
         until(lambda: _gone(died), "the coordinator is dead")
         event.record().synchronize(timeout=DEADLINE_S)
         assert wait.outcome() is None
@@ -235,7 +236,7 @@ def test_row_56_a_recorder_that_dies_while_there_is_no_coordinator(client: ipcsy
         pid = peer.call(_record_forever, client.endpoint, engine)
         seen = client.event("theirs", engine=engine)
         seen.at(1).synchronize(timeout=DEADLINE_S)
-        blocked = Blocked(lambda: seen.at(99).wait(timeout=DEADLINE_S), "wait_recorded")
+        blocked = Blocked(lambda: seen.at(99).wait(timeout=DEADLINE_S), "await_recorded")
         coordinator = _pid(client)
         fixtures.stop(coordinator)  # first, so that it sees nothing of the other death
         os.kill(pid, signal.SIGKILL)
@@ -343,6 +344,16 @@ def test_row_57_code_that_does_not_fit_is_refused_and_the_old_one_goes_on(
     assert _pid(client) != pid
 
 
+def test_row_57_a_death_after_which_only_code_that_does_not_fit_is_there_is_the_end(
+    kept: Coordinator, client: ipcsync.Client, script: Path
+) -> None:
+    event = client.event("held", recorder=True)
+    pid = _pid(client)
+    script.write_text("version")
+    os.kill(pid, signal.SIGKILL)
+    _assert_given_up(kept, client, event)
+
+
 def test_row_57_without_a_keeper_a_reload_is_refused_and_harms_nobody() -> None:
     with ipcsync.launch() as alone, ipcsync.connect(alone.endpoint) as client:
         outcome = _reload(alone)
@@ -398,7 +409,7 @@ def test_row_58_a_coordinator_that_dies_again_and_again_is_given_up(
 def test_row_59_the_keepers_death_is_the_coordinators(kept: Coordinator, client: ipcsync.Client) -> None:
     pid = _pid(client)
     event = client.event("held", recorder=True)
-    blocked = Blocked(lambda: event.at(5).wait(timeout=DEADLINE_S), "wait_recorded")
+    blocked = Blocked(lambda: event.at(5).wait(timeout=DEADLINE_S), "await_recorded")
     os.kill(kept.pid, signal.SIGKILL)
     began = time.monotonic()
     assert isinstance(blocked.outcome(), ipcsync.CoordinatorLost)
