@@ -66,8 +66,8 @@ def die_with(parent: int) -> None:
 
     The kernel's parent is a thread (prctl(2), PR_SET_PDEATHSIG): a child goes with the thread that started it.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before we asked
+    refused = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if refused or os.getppid() != parent:  # it was gone before we asked
         os._exit(1)
 
 

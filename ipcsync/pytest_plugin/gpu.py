@@ -16,8 +16,8 @@ _ASK_S = 60.0
 
 
 @functools.cache
-def why_not() -> str:
-    """Why no test that needs a GPU can run here; empty if it can. The first call may start a process for a second."""
+def why_not() -> str | None:
+    """Why no test that needs a GPU can run here; None if it can. The first call may start a process for a second."""
     if not any(os.path.exists(path) for path in KERNEL_DRIVERS):
         return "no real GPU here: NVIDIA's kernel driver is not loaded"
     try:
@@ -33,4 +33,4 @@ def why_not() -> str:
         return f"no usable GPU here: the CUDA driver did not answer within {_ASK_S:g} s"
     if asked.returncode != 0:
         return f"no usable GPU here: {(asked.stderr.strip() or 'the CUDA driver does not load').splitlines()[-1]}"
-    return "" if int(asked.stdout) > 0 else "no GPU is visible here"
+    return None if int(asked.stdout) > 0 else "no GPU is visible here"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import itertools
@@ -17,6 +16,7 @@ import msgspec
 from ipcsync._board import Board
 from ipcsync._board.runtime_dir import Place
 from ipcsync._linux import locks
+from ipcsync._linux.child import die_with
 from ipcsync._wire import messages
 from ipcsync_coordinator.driver_work import DriverWork, KeepersDriver, OwnDriver
 from ipcsync_keeper import journal_files, link
@@ -24,7 +24,6 @@ from ipcsync_keeper.holdings import Fixed, Holdings, Terms
 from ipcsync_keeper.journal_files import JournalFiles
 from ipcsync_keeper.link import Link
 
-_PR_SET_PDEATHSIG = 1
 _OOM_SCORE = 200  # above the keeper's: of the two, this one can be had again
 
 
@@ -92,9 +91,7 @@ def receive(kept: str) -> Given:
 def _end_with_keeper(keeper: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are the keeper's business
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() != keeper:
-        sys.exit(0)
+    die_with(keeper)
     try:
         with open("/proc/self/oom_score_adj", "r+") as file:
             score = int(file.read())

@@ -130,14 +130,14 @@ class ForeignPeer(Peer):
         return [*self._enter, sys.executable, "-m", "tests.faults.foreign", str(fd)]
 
     @staticmethod
-    def why_not() -> str:
-        """Why a pid namespace cannot be made here, empty if one can."""
+    def why_not() -> str | None:
+        """Why a pid namespace cannot be made here, None if one can."""
         try:
             enter = [*_UNSHARE, "sh", "-c", _ALONE, "sh", "true"]
             done = subprocess.run(enter, capture_output=True, check=False, timeout=DEADLINE_S)
         except FileNotFoundError:
             return "there is no unshare(1) here"
-        return "" if done.returncode == 0 else f"no new pid namespace here: {done.stderr.decode().strip()}"
+        return None if done.returncode == 0 else f"no new pid namespace here: {done.stderr.decode().strip()}"
 
 
 def finish(point: ipcsync.Point) -> None:

@@ -20,8 +20,8 @@ _LAST_PID = "/proc/sys/kernel/ns_last_pid"
 _TRIES = 50
 
 
-def why_not(outer_namespace: int) -> str:
-    """Why no pid can be chosen here, empty if one can. AssertionError in the namespace `outer_namespace`."""
+def why_not(outer_namespace: int) -> str | None:
+    """Why no pid can be chosen here, None if one can. AssertionError in the namespace `outer_namespace`."""
     assert pid_namespace() != outer_namespace, "a pid is chosen in a namespace of its own only"
     assert tempfile.gettempdir() == "/dev/shm/tmp", "and where nobody else's files are"
     try:
@@ -29,7 +29,7 @@ def why_not(outer_namespace: int) -> str:
             file.write(file.read().strip())
     except OSError as error:
         return f"a pid cannot be chosen here: {error.strerror}"
-    return ""
+    return None
 
 
 def _peer_with_pid(pid: int, outer_namespace: int) -> Peer:

@@ -33,10 +33,10 @@ _ARGUMENTS = (
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def why_not() -> str:
-    """Why there can be no browser here, empty if there can."""
+def why_not() -> str | None:
+    """Why there can be no browser here, None if there can."""
     missing = [name for name in ("chromedriver", "chromium") if shutil.which(name) is None]
-    return f"{' and '.join(missing)} not found (Debian: apt-get install chromium chromium-driver)" if missing else ""
+    return f"{' and '.join(missing)} not found (Debian: apt-get install chromium chromium-driver)" if missing else None
 
 
 class Browser:

@@ -46,8 +46,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
     """A fresh browser with a window of a laptop's width."""
-    if browsers.why_not():
-        pytest.skip(browsers.why_not())
+    reason = browsers.why_not()
+    if reason:
+        pytest.skip(reason)
     with Browser(tmp_path) as one:
         one.look(width=_WIDTH, height=1000)
         yield one

@@ -7,7 +7,6 @@ cannot have been replaced by another process of its pid.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import random
 import select
@@ -25,6 +24,7 @@ import zmq
 import ipcsync._drivers.cuda
 import ipcsync._drivers.host
 import ipcsync.client.client
+from ipcsync._linux.child import die_with
 from tests.soak import worker
 from tests.soak.history import DEEDS, History, Op, Record, Result
 from tests.soak.oracle import Truth
@@ -37,7 +37,6 @@ assert ipcsync.client.client
 TTL_S = 3.0
 TICK_S = 0.02
 _END_S = worker.LONG_S + 15.0  # by then the slowest call of a worker has ended
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -198,9 +197,8 @@ def fork(run: Callable[[], None]) -> int:
         return pid
     status = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not orphaned, even inside a driver call
-        if os.getppid() == parent:
-            run()
+        die_with(parent)
+        run()
         atexit._run_exitfuncs()
         status = 0
     except BaseException:  # noqa: BLE001 - it must not return into the parent's code

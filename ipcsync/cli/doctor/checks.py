@@ -246,15 +246,15 @@ def _engine(context: Context, engine: EngineName, what: str) -> Outcome:
     return "fail", text, "Neither engine works between two processes here, so nothing can be shared."
 
 
-def _why_not(context: Context, engine: EngineName, device: int) -> str:
-    """Why an engine does not work on a device, empty if it does."""
+def _why_not(context: Context, engine: EngineName, device: int) -> str | None:
+    """Why an engine does not work on a device, None if it does."""
     try:
         report = context.workers["recorder"].call(actions.check, endpoint=context.endpoint, device=device)[engine]
         if report["ok"]:
             two_process_checks.hand_over(context.workers, context.endpoint, engine, device)
     except TrialError as error:
         return str(error)
-    return str(report["why"])
+    return str(report["why"]) or None
 
 
 def _cpu_writes(context: Context) -> Outcome:
