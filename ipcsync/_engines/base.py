@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -79,7 +78,6 @@ class Engine(SlotView, ABC):
         self._last_waiter: tuple[Any, int] = (None, 0)  # of one that was queued, and its stream's id
         self._markers: dict[int, Any] = {}  # by stream id: an event behind the last wait queued there
         self.chain = Chain(self)
-        self._waits: weakref.WeakSet[Wait] = weakref.WeakSet()  # those on this slot that anything here stands behind
         self._last_key = (0, 0)  # a stream's id, and which list of waits it has
         # Streams, by id, where a call that an exception ended may have queued work with no marker behind it.
         self._doubtful: dict[int, tuple[Any, int]] = {}
@@ -318,6 +316,8 @@ class Engine(SlotView, ABC):
     def _stand_behind(self, handle: Any, stream_id: int, generation: int, after: Sequence[tuple[Engine, int]]) -> None:
         """Before the driver's record: tell the board what it will stand behind. Raises RecorderLost if that is lost."""
         key = self._key_of(handle, stream_id, self.ordinal)
+        if not (self.chain.entries or after or key in queued.lists or self.guard.stands_behind_all):
+            return
         for view, point in after:
             fate = view.fate(point)
             if isinstance(fate, Loss):
@@ -413,12 +413,6 @@ class Engine(SlotView, ABC):
         self._raise_if_orphaned()
         return stream_id
 
-    def new_wait(self, generation: int, key: int, stream: int) -> Wait:
-        """A wait for `generation`, on which there is to be a verdict before this use is released."""
-        wait = Wait(self, generation, key, stream)
-        self._waits.add(wait)
-        return wait
-
     def _add_marker(self, handle: Any, stream_id: int, ordinal: int) -> None:
         """Remember behind which place of the stream the work just queued is over."""
         marker = self._markers.get(stream_id)
@@ -503,7 +497,7 @@ class Engine(SlotView, ABC):
             if self.guard.coordinator_is_alive():
                 raise
         # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
-        for wait in list(self._waits):
+        for wait in queued.waits_on(self):
             wait.verdict = wait.verdict or self._loss(wait.generation)
         self._destroy_markers()
         return self._destroy_imports()
@@ -569,7 +563,7 @@ class Engine(SlotView, ABC):
 
     def _decide_waits(self) -> bool:
         """Whether there is a verdict on each wait that was queued for this slot; all of them are over."""
-        for wait in list(self._waits):
+        for wait in queued.waits_on(self):
             if wait.known() is None:
                 if self.is_recorder or not self._accepts(wait.generation):
                     self.behind.nudge(self.recorder)

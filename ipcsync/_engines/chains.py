@@ -37,6 +37,7 @@ class Chain:
         self.lost_from = 0
         self.wants_break = self.has_asked = False
         self.judge_at = _MANY  # with so many entries a record judges first
+        self._is_holder = False
 
     @property
     def _view(self) -> View:
@@ -75,6 +76,9 @@ class Chain:
 
     def _add(self, entry: Entry) -> None:
         """Each change is one assignment: an exception may come between any two."""
+        if not self._is_holder:
+            queued.holders.add(self)
+            self._is_holder = True
         last = self.entries[-1] if self.entries else None
         if last is None or last.last < entry.first:
             if last is not None and last[2:] == entry[2:]:  # behind the same waits as the record before
@@ -171,6 +175,10 @@ class Chain:
             if isinstance(fate, Loss):
                 self.loss, self.lost_from = wait.behind(fate), entry.first
                 return
+
+    def waits(self) -> Iterable[Wait]:
+        """All that its entries wait for."""
+        return [wait for entry in self.entries for wait in entry.waits]
 
     def tell(self) -> None:
         """Tell the board what was judged; `completed` was stored before."""

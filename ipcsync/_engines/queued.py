@@ -7,6 +7,7 @@ lost stays, and spoils the stream for every record, until `forget`.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -25,6 +26,8 @@ _DISABLE_TIMING = 2
 _SLICE_NS = 50_000_000
 _MANY = 64
 
+holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+"""What else has waits: the chains of this process's recorders."""
 lists: dict[int, dict[int, Wait]] = {}
 """By stream, then by slot. Empty while nothing is pending, which is all that a record looks at."""
 
@@ -59,8 +62,12 @@ class View(Protocol):
     def accepts(self, generation: int) -> bool:
         """Whether a waiter would accept `generation` now, with a look at the driver."""
 
-    def new_wait(self, generation: int, key: int, stream: int) -> Wait:
-        """A wait for `generation`, on which there is to be a verdict before the use is released."""
+
+class Holder(Protocol):
+    """Who has waits besides the streams."""
+
+    def waits(self) -> Iterable[Wait]:
+        """Those on which there is no verdict yet, and others."""
 
 
 class Wait:
@@ -69,7 +76,7 @@ class Wait:
     `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known.
     """
 
-    __slots__ = ("__weakref__", "generation", "key", "stream", "verdict", "view")
+    __slots__ = ("generation", "key", "stream", "verdict", "view")
 
     def __init__(self, view: View, generation: int, key: int, stream: int) -> None:
         self.view = view
@@ -118,7 +125,7 @@ class _Table:
         """The next record on that stream stands behind `generation`; told before the wait is queued."""
         last = lists.get(key, {}).get(id(view))
         if last is None or last.generation < generation or last.verdict is True:
-            wait = view.new_wait(generation, key, stream)
+            wait = Wait(view, generation, key, stream)
             lists.setdefault(key, {})[id(view)] = wait
         if len(lists) > self._sweep_at:  # also of streams that nobody records on any more
             self.drop([wait for wait in self.everything() if wait.known() is True])
@@ -142,6 +149,12 @@ class _Table:
 
 _table = _Table()
 add, drop, everything = _table.add, _table.drop, _table.everything
+
+
+def waits_on(view: View) -> list[Wait]:
+    """All waits for a slot that anything here stands behind."""
+    held = [wait for holder in list(holders) for wait in holder.waits()]
+    return [wait for wait in (*everything(), *held) if wait.view is view]
 
 
 def of(key: int) -> list[Wait]:
