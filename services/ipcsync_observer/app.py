@@ -1,4 +1,4 @@
-"""The HTTP side: /metrics, /healthz, /api/state, and the page."""
+"""The HTTP side: /metrics, /healthz, /api/state, /openapi.json, and the page."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ipcsync_observer import metrics
+from ipcsync_observer.description import MAX_FILTER, openapi
 from ipcsync_observer.guard import Guard
 from ipcsync_observer.sampler import Sampler
 
 STATIC = Path(__file__).parent / "static"
 
-_MAX_FILTER = 255
 _MOST_STREAMS = 100
 
 
@@ -54,6 +54,10 @@ class Observer:
     async def metrics(self, _: Request) -> Response:
         """The figures, in Prometheus's text form."""
         return Response(metrics.render(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def description(self, _: Request) -> Response:
+        """What each path answers, as OpenAPI has it."""
+        return JSONResponse(openapi())
 
     async def state(self, request: Request) -> Response:
         """All that the page shows, as JSON."""
@@ -93,6 +97,7 @@ class Observer:
                 Route("/healthz", self.healthz),
                 Route("/healthz/ready", self.ready),
                 Route("/metrics", self.metrics),
+                Route("/openapi.json", self.description),
                 Route("/api/state", self.state),
                 Route("/api/stream", self.stream),
                 Mount("/static", StaticFiles(directory=STATIC)),
@@ -103,7 +108,7 @@ class Observer:
 
 
 def _filter(request: Request) -> str:
-    return request.query_params.get("contains", "")[:_MAX_FILTER]
+    return request.query_params.get("contains", "")[:MAX_FILTER]
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

@@ -1,0 +1,152 @@
+"""What the observer serves, as OpenAPI 3.1 has it: made from the types of what it answers."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import msgspec
+
+import ipcsync
+from ipcsync import AttachmentInfo, SessionInfo
+from ipcsync.typing import EngineName, EventState, Stats
+
+MAX_FILTER = 255
+"""How much of the filter for events is heeded, in characters."""
+
+
+class Health(TypedDict):
+    """Live: this answers. Ready: the coordinator answers within a second; if not, `problem` says why."""
+
+    live: bool
+    ready: bool
+    problem: str
+
+
+class Readiness(TypedDict):
+    """Whether the coordinator answers within a second; if not, `problem` says why."""
+
+    ready: bool
+    problem: str
+
+
+class Problem(TypedDict):
+    """Why there is no answer."""
+
+    problem: str
+
+
+class _EventBase(TypedDict):
+    name: str
+    device: str
+    engine: EngineName
+    state: EventState
+    generation: int
+    completed: int
+    attached: int
+    recorder: str
+    slot: int
+    incarnation: int
+    rate: float | None
+    pending_s: float
+
+
+class Event(_EventBase, total=False):
+    """One event at one look. `rate` in generations a second, null until two looks saw it and once it is finished.
+
+    `lane` holds [seconds, generation, completed] of the looks of the last minute; the stream tells it once.
+    """
+
+    lane: list[tuple[float, int, int]]
+
+
+class State(TypedDict):
+    """What the page shows. Before the first answer of a coordinator, `stats` and the lists are empty."""
+
+    at: float
+    ready: bool
+    problem: str
+    endpoint: str
+    epoch: str
+    period_s: float
+    stats: Stats
+    sessions: list[SessionInfo]
+    sessions_total: int
+    events: list[Event]
+    events_found: int
+    events_total: int
+    links: list[AttachmentInfo]
+
+
+def openapi() -> dict[str, Any]:
+    """The description of every path but the page's own files."""
+    _, schemas = msgspec.json.schema_components(
+        [State, Health, Readiness, Problem], ref_template="#/components/schemas/{name}"
+    )
+    for schema in schemas.values():
+        if "properties" in schema:
+            schema["additionalProperties"] = False
+    nothing_yet = {"type": "object", "maxProperties": 0}
+    properties = schemas["State"]["properties"]
+    properties["stats"] = {"anyOf": [properties["stats"], nothing_yet]}
+    contains = {
+        "name": "contains",
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": f"only events whose names hold this, whatever its case; {MAX_FILTER} characters of it count",
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ipcsync observer",
+            "version": ipcsync.__version__,
+            "description": "The sessions and events of one coordinator. All of it is read-only.",
+        },
+        "paths": {
+            "/": _get("The page.", {"200": _answer("the page", "text/html", {"type": "string"})}),
+            "/healthz": _get("Whether this answers, and the coordinator does.", {"200": _json("always", "Health")}),
+            "/healthz/ready": _get(
+                "The same by the status, for probes.",
+                {
+                    "200": _json("the coordinator is ready", "Readiness"),
+                    "503": _json("it is not", "Readiness"),
+                },
+            ),
+            "/metrics": _get(
+                "The figures, in Prometheus's text form.",
+                {"200": _answer("the figures", "text/plain", {"type": "string"})},
+            ),
+            "/openapi.json": _get(
+                "This description.", {"200": _answer("the description", "application/json", {"type": "object"})}
+            ),
+            "/api/state": _get("All that the page shows.", {"200": _json("the state", "State")}, contains),
+            "/api/stream": _get(
+                "The state once a period, each as the data of a server-sent event: the first with the events' lanes.",
+                {
+                    "200": _answer("states without end", "text/event-stream", {"type": "string"}),
+                    "503": _json("too many pages are open", "Problem"),
+                },
+                contains,
+            ),
+        },
+        "components": {
+            "schemas": schemas,
+            "responses": {
+                "Misdirected": _answer(
+                    "a server on loopback was asked by a name that is not of loopback", "text/plain", {"type": "string"}
+                )
+            },
+        },
+    }
+
+
+def _answer(description: str, media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {media_type: {"schema": schema}}}
+
+
+def _json(description: str, name: str) -> dict[str, Any]:
+    return _answer(description, "application/json", {"$ref": f"#/components/schemas/{name}"})
+
+
+def _get(summary: str, answers: dict[str, Any], *parameters: dict[str, Any]) -> dict[str, Any]:
+    responses = {**answers, "421": {"$ref": "#/components/responses/Misdirected"}}
+    return {"get": {"summary": summary, "parameters": list(parameters), "responses": responses}}
