@@ -136,39 +136,50 @@ def test_refusals_say_why_and_change_nothing(scene: Scene) -> None:
     recorder, other = scene.session("r"), scene.session("o")
     slot = scene.open(recorder, "e", recorder=True)
     scene.registry.take_changes()
-    with pytest.raises(RecorderTaken) as taken:
+    recorder.pid = 17
+    with pytest.raises(
+        RecorderTaken, match=r"^the session 'r' \(pid 17\) records on 'e', .* give each .* closed it$"
+    ) as taken:
         scene.open(other, "e", recorder=True)
-    assert taken.value.recorder == "r"
-    with pytest.raises(DeviceMismatch):
+    assert (taken.value.recorder, taken.value.event, taken.value.pid) == ("r", "e", 17)
+    with pytest.raises(DeviceMismatch, match=r"^the event 'e' is on device gpu, not other$"):
         scene.open(other, "e", device="other")
-    with pytest.raises(EngineMismatch):
+    with pytest.raises(EngineMismatch, match=r"^the event 'e' uses the engine 'event', not 'timeline'$"):
         scene.open(other, "e", engine="timeline")
     for index, incarnation in ((slot.index, 2), (slot.index + 1, 1)):
-        with pytest.raises(EventClosed):
+        with pytest.raises(EventClosed, match=f"^no slot {index} with incarnation {incarnation}$"):
             scene.registry.close(other, index, incarnation, let_go=True)
-        with pytest.raises(EventClosed):
+        with pytest.raises(EventClosed, match=f"^no slot {index} with incarnation {incarnation}$"):
+            scene.registry.break_event(other, index, incarnation)
+        with pytest.raises(EventClosed, match=rf"\(slot {index}, incarnation {incarnation}\) is gone$"):
             scene.registry.attach(other, index, incarnation)
-    with pytest.raises(EventClosed):
+    with pytest.raises(EventClosed, match=r"^this session is not attached to slot 0: it cannot close it for others$"):
         scene.close(other, slot)
-    with pytest.raises(ProtocolError):
-        scene.open(other, "../e")
-    with pytest.raises(ProtocolError):
-        scene.session("a\x00")
+    with pytest.raises(EventClosed, match=r"^this session does not record on slot 0: it cannot break it$"):
+        scene.registry.break_event(other, 0, 1)
+    for call, what in (
+        (lambda: scene.open(other, "../e"), "an event's name"),
+        (lambda: scene.registry.stream(other, "../s", "", "gpu", 0), "a stream's name"),
+        (lambda: scene.session("a\x00"), "a session's name"),
+    ):
+        with pytest.raises(ProtocolError, match=f"^{what} ") as caught:
+            call()
+        assert caught.value.code == "name"
     assert scene.happened() == []
     assert not other.attached
 
 
 def test_each_limit_is_told_and_a_close_makes_room(scene: Scene) -> None:
     sessions = [scene.session(str(number)) for number in range(4)]
-    with pytest.raises(QuotaExceeded) as caught:
+    with pytest.raises(QuotaExceeded, match=r"^there are 4 sessions already \(--max-sessions\)$") as caught:
         scene.session()
     assert caught.value.limit == 4
     slots = [scene.open(sessions[0], f"e{number}", recorder=True) for number in range(3)]
-    with pytest.raises(QuotaExceeded) as caught:
+    with pytest.raises(QuotaExceeded, match=r"^this session is attached to 3 events already$") as caught:
         scene.open(sessions[0], "e3")
     assert caught.value.limit == 3
     scene.open(sessions[1], "e3")
-    with pytest.raises(QuotaExceeded, match="--pool") as caught:
+    with pytest.raises(QuotaExceeded, match=r"^all 4 shared events are in use \(--pool\)$") as caught:
         scene.open(sessions[1], "e4")
     assert caught.value.limit == 4
     scene.close(sessions[0], slots[0])
@@ -176,7 +187,7 @@ def test_each_limit_is_told_and_a_close_makes_room(scene: Scene) -> None:
     assert scene.registry.high_water == 4
     scene.registry.stream(sessions[0], "a", "", "gpu", 0)
     scene.registry.stream(sessions[0], "b", "", "gpu", 0)
-    with pytest.raises(QuotaExceeded) as caught:
+    with pytest.raises(QuotaExceeded, match=r"^there are 2 named streams$") as caught:
         scene.registry.stream(sessions[0], "c", "", "gpu", 0)
     assert caught.value.limit == 2
 
@@ -185,7 +196,8 @@ def test_a_named_stream_is_as_the_first_said_until_the_last_is_gone(scene: Scene
     first, second = scene.session("1"), scene.session("2")
     assert scene.registry.stream(first, "s", "", "gpu", -3) == ("gpu", -3)
     assert scene.registry.stream(second, "s", "", "other", 0) == ("gpu", -3)
-    with pytest.raises(DeviceMismatch):
+    assert scene.registry.stream(second, "s", "gpu", "other", 0) == ("gpu", -3)
+    with pytest.raises(DeviceMismatch, match=r"^the stream 's' is on device gpu, not other$"):
         scene.registry.stream(second, "s", "other", "other", 0)
     scene.registry.end_session(first, let_go=True)
     assert scene.registry.stream(second, "s", "", "x", 0) == ("gpu", -3)
@@ -238,3 +250,35 @@ def test_what_a_recorder_closed_may_still_be_broken_unless_all_of_it_is_complete
         scene.registry.close(recorder, slot.index, slot.incarnation, let_go=False, drained=drained)
         scene.registry.break_event(recorder, slot.index, slot.incarnation)
         assert scene.happened()[-1] == kind
+
+
+@pytest.mark.parametrize(("let_go", "was_broken"), [(False, True), (True, False)])
+def test_a_slot_that_is_freed_says_whether_it_was_broken(scene: Scene, let_go: bool, was_broken: bool) -> None:
+    recorder = scene.session("r")
+    slot = scene.open(recorder, "e", recorder=True)
+    if let_go:
+        scene.close(recorder, slot)
+    scene.registry.bury(recorder)
+    (freed,) = [change for change in scene.registry.take_changes() if change.kind == "freed"]
+    assert (freed.slot, freed.was_broken) == (slot, was_broken)
+
+
+def test_how_a_session_ended_is_told_and_the_first_end_counts(scene: Scene) -> None:
+    states = []
+    for end in (scene.registry.expire, scene.registry.bury, lambda it: scene.registry.end_session(it, let_go=True)):
+        session = scene.session("s")
+        end(session)
+        states.append(session.state)
+        scene.registry.bury(session)
+        states.append(session.state)
+    assert states == ["expired", "expired", "closed", "closed", "closed", "closed"]
+
+
+def test_a_use_of_which_nothing_is_known_is_broken_and_written_down(scene: Scene) -> None:
+    recorder = scene.session("r")
+    slot = scene.open(recorder, "e", recorder=True)
+    scene.registry.take_touched()
+    scene.happened()
+    scene.registry.break_slot(slot)
+    assert (slot.state, scene.registry.find("e"), scene.happened()) == ("broken", None, ["broken"])
+    assert scene.registry.take_touched() == ([slot], [])

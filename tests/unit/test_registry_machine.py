@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,7 @@ from ipcsync_coordinator.registry import Limits, Registry, Session, Slot
 from tests.unit.registry_model import Key, Model, Use
 
 _LIMITS = Limits(slots=3, sessions=3, attachments=2, streams=2)
+_NOBODY = 1 << 40  # the serial of no session
 _NAMES = ("", "a", "b")
 _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}
 
@@ -71,6 +73,8 @@ class Machine(RuleBasedStateMachine):
         self.replay.resync(messages.SnapshotReply(0, [], []))
         self.late: Replay | None = None
         self.numbers = itertools.count()
+
+        self.journal: dict[tuple[str, int], Any] = {}  # each slot and session as it was when it was touched last
 
     def teardown(self) -> None:
         self.board.close()
@@ -233,6 +237,35 @@ class Machine(RuleBasedStateMachine):
         self.late = Replay("")
         self.late.resync(self._snapshot())
 
+    @rule()
+    def be_replaced(self) -> None:
+        """By another registry, which goes on with what this one had."""
+        old, new = self.registry, self.registry_type(_LIMITS)
+        known = {
+            serial: replace(session, attached=set(), left=set(), streams=set(session.streams))
+            for serial, session in old.sessions.items()
+        }
+        self.sessions.update(known)
+        slots = [
+            replace(
+                slot,
+                recorder=known.get(slot.recorder.serial, slot.recorder) if slot.recorder is not None else None,
+                active=set(slot.active),
+                lingering=set(slot.lingering),
+                left=slot.left | {_NOBODY},  # what is gone is not asked for
+            )
+            for slot in old.slots.values()
+        ]
+        new.restore(list(known.values()), slots, list(old._free_lines))
+        new.count, new.high_water, new.streams = old.count, old.high_water, dict(old.streams)
+        new.touched_slots.update(slots)
+        new.touched_sessions.update(known.values())
+        assert not any(_NOBODY in slot.left for slot in slots)
+        for serial, session in known.items():
+            assert session.attached == old.sessions[serial].attached
+            assert session.left == {slot.index for slot in slots if serial in slot.left}
+        self.registry = new
+
     # --- what always holds --------------------------------------------------------------------------------------------
 
     def _snapshot(self) -> messages.SnapshotReply:
@@ -314,11 +347,37 @@ class Machine(RuleBasedStateMachine):
             assert state == (FREE if session is None else LIVE if session.state == "live" else EXPIRED)
 
     @invariant()
+    def what_is_not_touched_is_as_it_was(self) -> None:
+        slots, sessions = self.registry.take_touched()
+        self.journal.update((("slot", slot.index), _slot_as_it_is(slot)) for slot in slots)
+        for session in sessions:
+            if session.serial in self.registry.sessions:
+                self.journal["session", session.serial] = (session.state, frozenset(session.streams))
+            else:
+                self.journal.pop(("session", session.serial), None)
+        now: dict[tuple[str, int], Any] = {}
+        for index, slot in self.registry.slots.items():
+            *rest, left = self.journal["slot", index]
+            there = left & self.registry.sessions.keys()  # of a session that is gone, nobody asks any more
+            assert (*rest, there) == _slot_as_it_is(slot)
+            now["slot", index] = self.journal["slot", index]
+        for session in self.registry.sessions.values():
+            now["session", session.serial] = (session.state, frozenset(session.streams))
+        assert self.journal == now
+        assert self.registry.take_touched() == ([], [])
+
+    @invariant()
     def nothing_grows_that_should_not(self) -> None:
         assert len(self.registry.slots) <= _LIMITS.slots
         assert len(self.registry.sessions) <= _LIMITS.sessions
         for session in self.registry.sessions.values():
             assert len(session.left) <= _LIMITS.slots
+
+
+def _slot_as_it_is(slot: Slot) -> Any:
+    recorder = None if slot.recorder is None else slot.recorder.serial
+    sets = frozenset(slot.active), frozenset(slot.lingering), frozenset(slot.left)
+    return slot.state, slot.incarnation, slot.name, recorder, slot.is_drained, *sets
 
 
 SETTINGS = settings(
