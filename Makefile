@@ -6,6 +6,7 @@
 # make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
 # make coverage   which lines of the product the tests run, in their processes too
+# make mutants  planted mistakes in registry, dispatcher, effects and engines: those that the tests find
 # make lint   ruff and mypy --strict
 # make docs   the API reference and the pages, in site/
 # make wheels   the wheels of a release in dist/wheels: with the compiled core and without, each tried
@@ -116,6 +117,11 @@ coverage: install
 	$(BIN)/coverage json --quiet -o build/coverage/lines.json
 	$(BIN)/python -m tests.kit.covered build/coverage/lines.json
 
+# PARTS="registry effects" for some of them, ARGS="--sample 200" for some mutants of each.
+mutants: install
+	$(BIN)/python -m pip install --quiet --group mutants
+	nice $(BIN)/python -m tests.mutation $(PARTS) $(ARGS)
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -143,4 +149,4 @@ clean:
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .PHONY: install demo check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
-  test-oldest test-newest coverage soak soak-restarts lint docs dist wheels clean
+  test-oldest test-newest coverage mutants soak soak-restarts lint docs dist wheels clean

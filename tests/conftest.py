@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 # Before anything of ipcsync is imported. Each run has a segment of its own: the software drivers' machine, as it were,
@@ -34,6 +35,11 @@ from tests.kit import zygote
 from tests.kit.peer import Peer
 
 pytest_plugins = ("pytester",)
+
+# For `python -m tests.mutation`: the same examples for each mutant, and no time spent on making a failure small.
+hypothesis.settings.register_profile(
+    "mutants", derandomize=True, database=None, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
+)
 
 zygote.install()
 
