@@ -23,9 +23,11 @@ from ipcsync._engines.base import Engine
 from ipcsync._engines.event import EventEngine
 from ipcsync._engines.slot_view import Guard
 from ipcsync._engines.timeline import TimelineEngine
+from ipcsync._locks import CallLock, holding
 from ipcsync._trace.layout import Kind, Outcome
 from ipcsync._trace.writer import Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
+from ipcsync._worker import Worker
 from ipcsync.errors import EventClosed, IpcSyncError, RecorderLost, StreamCapturing
 
 log = logging.getLogger("ipcsync")
@@ -98,7 +100,7 @@ class Traced(Engine):
         self._ranges = ranges
         self._queued: deque[tuple[int, int, int]] = deque()  # generation, stream's id, when: those not looked at yet
         self._held: list[tuple[int, int, int]] = []  # the others, as a heap
-        self._learning = threading.Lock()
+        self._learning = CallLock()
         self._releases = _releases
         self.is_watched = False
 
@@ -164,19 +166,19 @@ class Traced(Engine):
         """Whether any queued wait is not known to be released."""
         return bool(self._queued or self._held)
 
+    @holding("_learning")
     def learn_releases(self) -> int:
         """Write which queued waits are released; how many of them. The rest of a closed use `try_release` writes."""
         count = 0
-        with self._learning:
-            while self._queued:
-                heapq.heappush(self._held, self._queued.popleft())
-            while self._held and not self.is_closed:  # the lowest generation first: none is complete before it
-                generation = self._held[0][0]
-                outcome = _OK if generation <= self.known_complete else self._outcome(generation)
-                if outcome is None:
-                    break
-                self._write_release(outcome)
-                count += 1
+        while self._queued:
+            heapq.heappush(self._held, self._queued.popleft())
+        while self._held and not self.is_closed:  # the lowest generation first: none is complete before it
+            generation = self._held[0][0]
+            outcome = _OK if generation <= self.known_complete else self._outcome(generation)
+            if outcome is None:
+                break
+            self._write_release(outcome)
+            count += 1
         return count
 
     def _outcome(self, generation: int) -> int | None:
@@ -203,14 +205,17 @@ class Traced(Engine):
         """Let go of everything if no queued wait is pending; that is then written of each."""
         if not super().try_release():
             return False
-        with self._learning:
-            # Until the coordinator is told, nobody uses the slot anew: its state is still this use's.
-            is_known = self.guard.coordinator_is_alive() and self.line.state != BROKEN
-            while self._queued:
-                heapq.heappush(self._held, self._queued.popleft())
-            while self._held:
-                self._write_release(_OK if is_known or self._held[0][0] <= self.known_complete else _UNSEEN)
+        self._write_rest()
         return True
+
+    @holding("_learning")
+    def _write_rest(self) -> None:
+        # Until the coordinator is told, nobody uses the slot anew: its state is still this use's.
+        is_known = self.guard.coordinator_is_alive() and self.line.state != BROKEN
+        while self._queued:
+            heapq.heappush(self._held, self._queued.popleft())
+        while self._held:
+            self._write_release(_OK if is_known or self._held[0][0] <= self.known_complete else _UNSEEN)
 
 
 class TracedEventEngine(Traced, EventEngine):
@@ -231,20 +236,18 @@ class Releases:
     """The thread that asks which queued waits are released; started with the first, asleep while there is none."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self._engines: dict[Traced, int] = {}  # and when anything was queued there last
         self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("ipcsync-trace", lambda: True, self._run)
 
+    @holding("_lock")
     def watch(self, engine: Traced) -> None:
         """Ask for this engine's waits, until it has none for a while."""
-        with self._lock:
-            engine.is_watched = True
-            self._engines[engine] = monotonic_ns()
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="ipcsync-trace", daemon=True)
-                self._thread.start()
-            self._wake.set()
+        self._engines[engine] = monotonic_ns()
+        self._worker.ensure()
+        self._wake.set()
+        engine.is_watched = True
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import Any
 
 from cuda.bindings.driver import CUipcEventHandle
@@ -22,6 +21,7 @@ from ipcsync._drivers.constants import (
     EVENT_DISABLE_TIMING,
     EVENT_INTERPROCESS,
 )
+from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork, release
 from ipcsync._native.capture import is_capturing, relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
@@ -46,7 +46,7 @@ _HANDLE_FAULTS = {
 
 # Held while an event is created, so that two threads that record it first make one. Reentrant, because the garbage
 # collector may run a finalizer that records.
-_creating = threading.RLock()
+_creating = CallLock()
 
 
 class Event:
@@ -227,20 +227,22 @@ class Event:
 
     def _create(self, stream: StreamLike | None, index: int) -> None:
         """Create the event in the stream's own context, or in the current one of the device for None."""
-        with _creating:
-            if self._handle is not None:
-                return
-            api = context.driver()
-            with OnDevice(index, _context_for(stream)):
-                handle = unwrap(api.cuEventCreate(self._flags), "cuEventCreate")
-                if self._flags & EVENT_INTERPROCESS:
-                    # Now, because it wants a current context. If it fails, so it will in `ipc_handle`, which says so:
-                    # within one process the event is as good as any.
-                    exported = api.cuIpcGetEventHandle(handle)
-                    if exported[0] == SUCCESS:
-                        self._export = _drivers.handle_bytes(exported[1])
-            self._index = index
-            self._handle = handle
+        under(_creating, self._create_once, stream, index)
+
+    def _create_once(self, stream: DriverObject, index: int) -> None:
+        if self._handle is not None:
+            return
+        api = context.driver()
+        with OnDevice(index, _context_for(stream)):
+            handle = unwrap(api.cuEventCreate(self._flags), "cuEventCreate")
+            if self._flags & EVENT_INTERPROCESS:
+                # Now, because it wants a current context. If it fails, so it will in `ipc_handle`, which says so:
+                # within one process the event is as good as any.
+                exported = api.cuIpcGetEventHandle(handle)
+                if exported[0] == SUCCESS:
+                    self._export = _drivers.handle_bytes(exported[1])
+        self._index = index
+        self._handle = handle
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._flags & EVENT_INTERPROCESS:

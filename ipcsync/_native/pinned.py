@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import mmap
-import threading
 
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync._drivers.constants import MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE
+from ipcsync._locks import CallLock, under
 from ipcsync._native import context, fork
 from ipcsync._native.capture import relaxed_call
 from ipcsync.errors import DriverError
@@ -21,8 +21,12 @@ log = logging.getLogger("ipcsync")
 
 PAGE = mmap.PAGESIZE
 _FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP
-_lock = threading.Lock()
-_ordinals: dict[int, int] = {}  # by page: a device whose context was current when it was registered
+_ALREADY_REGISTERED, _NOT_REGISTERED = 712, 713
+_lock = CallLock()
+# By page: a device whose context was current when it was registered. Until it is among the second, an exception may have
+# ended that call, with the page registered or not.
+_ordinals: dict[int, int] = {}
+_registered: set[int] = set()
 
 
 def page(address: int) -> int:
@@ -30,13 +34,25 @@ def page(address: int) -> int:
 
     A context must be current. Raises DriverError where the driver refuses, as it does for pages of a file on disk.
     """
-    driver = _drivers.load()
-    with _lock:
-        if address not in _ordinals:
-            # To CUDA this is an unsafe call, which would spoil a capture that another thread makes.
-            unwrap(relaxed_call(driver.cuMemHostRegister, address, PAGE, _FLAGS), "cuMemHostRegister")
-            _ordinals[address] = context.current_ordinal()
-    return int(unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
+    if address not in _registered:
+        under(_lock, _register, address)
+    return int(unwrap(_drivers.load().cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
+
+
+def _register(address: int) -> None:
+    if address in _registered:
+        return
+    was_begun = address in _ordinals
+    _ordinals[address] = context.current_ordinal()
+    # To CUDA this is an unsafe call, which would spoil a capture that another thread makes.
+    result = relaxed_call(_drivers.load().cuMemHostRegister, address, PAGE, _FLAGS)
+    if not (was_begun and result[0] == _ALREADY_REGISTERED):
+        try:
+            unwrap(result, "cuMemHostRegister")
+        except DriverError:
+            del _ordinals[address]
+            raise
+    _registered.add(address)
 
 
 def word(address: int) -> int:
@@ -54,14 +70,19 @@ def unpin(address: int, length: int) -> bool:
     """Unregister those pages, to which no queued work may write any more; whether none is left registered."""
     if fork.is_in_bad_fork():
         return False
-    with _lock:
-        for start in [start for start in _ordinals if address <= start < address + length]:
-            try:
-                with context.OnDevice(_ordinals[start]):
-                    result = relaxed_call(_drivers.load().cuMemHostUnregister, start)
+    return under(_lock, _unregister, address, length)
+
+
+def _unregister(address: int, length: int) -> bool:
+    for start in [start for start in _ordinals if address <= start < address + length]:
+        try:
+            with context.OnDevice(_ordinals[start]):
+                result = relaxed_call(_drivers.load().cuMemHostUnregister, start)
+            if start in _registered or result[0] != _NOT_REGISTERED:
                 unwrap(result, "cuMemHostUnregister")
-            except DriverError as error:
-                log.debug("a page stays registered: %s", error)
-                return False
-            del _ordinals[start]
+        except DriverError as error:
+            log.debug("a page stays registered: %s", error)
+            return False
+        _registered.discard(start)
+        _ordinals.pop(start, None)
     return True

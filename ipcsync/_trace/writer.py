@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import threading
 import time
 from pathlib import Path
 from threading import get_ident
 from typing import NamedTuple, Protocol
 
 from ipcsync._linux.fork import ForkMark
+from ipcsync._locks import CallLock, under
 from ipcsync._trace.layout import (
     ENTRIES,
     ENTRIES_AT,
@@ -35,7 +35,7 @@ _pack = ENTRY.pack_into
 _SIZE = ENTRY.size
 
 _writers: dict[Path, Writer] = {}
-_opening = threading.Lock()
+_opening = CallLock()
 
 
 class Put(Protocol):
@@ -70,11 +70,13 @@ def prepare(directory: str | os.PathLike[str]) -> Path:
 def writer_in(directory: Path) -> Writer:
     """This process's writer for a directory. OSError if the file cannot be made, or there is no room for all of it."""
     writer = _writers.get(directory)
+    return under(_opening, _make_writer, directory) if writer is None or writer.is_of_parent else writer
+
+
+def _make_writer(directory: Path) -> Writer:
+    writer = _writers.get(directory)
     if writer is None or writer.is_of_parent:
-        with _opening:
-            writer = _writers.get(directory)
-            if writer is None or writer.is_of_parent:
-                writer = _writers[directory] = Writer(directory)
+        writer = _writers[directory] = Writer(directory)
     return writer
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
+from ipcsync._locks import CallLock, under
 from ipcsync._native import fork
 from ipcsync.client.client import Client, connect
 from ipcsync.errors import ClientClosed, SessionLost
 
-_lock = threading.RLock()  # a finalizer or a signal handler may ask in the middle of a connect
+_lock = CallLock()  # a finalizer or a signal handler may ask in the middle of a connect
 _client: Client | None = None
 _listeners: list[Callable[[Client], object]] = []
 
@@ -25,12 +25,15 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
     afterwards, and what `connect` raises.
     """
     fork.arm()  # before the lock, which a child may find held for ever
-    with _lock:
-        client = _present() or _connect()
-        if on_connect is not None and on_connect not in _listeners:
-            _listeners.append(on_connect)
-            on_connect(client)
-        return client
+    return under(_lock, _get, on_connect)
+
+
+def _get(on_connect: Callable[[Client], object] | None) -> Client:
+    client = _present() or _connect()
+    if on_connect is not None and on_connect not in _listeners:
+        _listeners.append(on_connect)
+        on_connect(client)
+    return client
 
 
 def _present() -> Client | None:
