@@ -23,8 +23,8 @@ PAGE = mmap.PAGESIZE
 _FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP
 _ALREADY_REGISTERED, _NOT_REGISTERED = 712, 713
 _lock = CallLock()
-# By page: a device whose context was current when it was registered. Until it is among the second, an exception may have
-# ended that call, with the page registered or not.
+# By page: a device whose context was current when it was registered. Until the page is among the second, an exception
+# may have ended that call, with the page registered or not.
 _ordinals: dict[int, int] = {}
 _registered: set[int] = set()
 

@@ -209,26 +209,36 @@ class AttachmentTable:
         work here.
         """
         key = (reply.slot, reply.incarnation)
-        engine = self._engines.get(key)
-        if engine is None or engine.is_closed:
-            engine = self._make(reply)  # not under the lock: a driver's call may block
-            for old in list(self._draining):
-                if (old.slot, old.incarnation) == key:
-                    engine.chain = old.chain  # its own event, seen anew: one judgement for both
-        try:
-            return self._put(key, engine, reply, opening)
-        except BaseException:
-            if self._engines.get(key) is not engine:
-                engine.close()
-                self._draining.append(engine)
-            raise
+        while True:
+            engine = self._engines.get(key)
+            if engine is None or engine.is_closed:
+                engine = self._make_anew(key, reply)  # not under the lock: a driver's call may block
+            try:
+                attached = self._put(key, engine, reply, opening)
+            except BaseException:
+                if self._engines.get(key) is not engine:
+                    engine.close()
+                    self._draining.append(engine)
+                raise
+            if attached is not None:
+                return attached
+
+    def _make_anew(self, key: _Key, reply: Attachment) -> EventEngine | TimelineEngine:
+        engine = self._make(reply)
+        for old in list(self._draining):
+            if (old.slot, old.incarnation) == key:
+                engine.chain = old.chain  # its own event, seen anew: one judgement for both
+        return engine
 
     @holding("_lock")
     def _put(
         self, key: _Key, engine: EventEngine | TimelineEngine, reply: Attachment, opening: Opening | None
-    ) -> AttachmentRef:
+    ) -> AttachmentRef | None:
+        """None if another thread's close, the last over it until now, has ended the use meanwhile."""
         if self._is_closed:
             raise ClientClosed("the client was closed while the event was opened")
+        if engine.is_closed:
+            return None
         known = self._engines.get(key)
         if known is not None and known is not engine:  # one whose end was begun and not finished
             self._begin_close(key)
