@@ -44,6 +44,7 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     stats = {
         "sessions": 3, "pool_size": 10, "pool_in_use": 2, "pool_high_water": 4, "cuda_events": 8, "quarantined": 1,
         "quarantine_oldest_s": 1.5, "oldest_lease_s": 60.5, "attachments": 5, "feed_number": 12, "uptime_s": 99.5,
+        "starts": 2, "start_s": 0.25,
         **counted.stats(),
     }  # fmt: skip
     rows = [SeenEvent(_info(state=state), None, 0.0, []) for state in ("open", "open", "broken")]
