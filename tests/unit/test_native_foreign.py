@@ -134,9 +134,15 @@ def test_events_of_others_are_waited_for() -> None:
     assert waited == [stream]
 
 
+class WithoutEvent:
+    """An event object of cuda.core's kind that has no event any more."""
+
+    handle = 0
+
+
 def test_a_null_event_is_a_driver_error() -> None:
     with pytest.raises(ipcsync.DriverError) as caught:
-        ipcsync.Stream().wait_event(0)
+        ipcsync.Stream().wait_event(WithoutEvent())
     assert caught.value.code == 400
 
 
