@@ -383,8 +383,12 @@ def test_full_ring_behind_the_dead(coordinator: ipcsync.Coordinator, new_peer: N
     b = line.peers["b"]
     b.begin(do.loss_of, do.record, "b/out", "another stream")
     until(lambda: state_waits(b), "the record waits for room")
-    pid = line.kill_a()
-    loss = b.result()
+    fixtures.stop(coordinator.pid)  # no break is needed for it
+    try:
+        pid = line.kill_a()
+        loss = b.result()
+    finally:
+        fixtures.resume(coordinator.pid)
     assert loss is not None
     assert (loss["cause"], loss["session"], loss["pid"]) == ("behind", "a", pid)
 
@@ -494,6 +498,18 @@ def test_let_go_behind_the_dead(line: Line) -> None:
     c = line.add("c", records=False)
     line.assert_lost(c.call(do.await_end, point), pid)
     until(lambda: b.call(do.loss_of, do.record, "b/out") is not None, "the stream is spoiled")
+
+
+def test_let_go_of_what_is_well(line: Line) -> None:
+    data = line.begin()
+    point = line.follow("b", data)
+    b, c = line.peers["b"], line.add("c", records=False)
+    b.call(do.forget_point, data)
+    assert b.call(do.draining) == 1  # its stream still waits there
+    line.peers["a"].call(do.open_gate)
+    until(lambda: not b.call(do.draining), "B has let go")
+    assert c.call(do.await_end, point) is None
+    assert b.call(do.loss_of, do.record, "b/out") is None
 
 
 def test_the_name_is_free_and_the_slot_comes_back_once_a_lost_event_is_closed(line: Line) -> None:
