@@ -146,6 +146,11 @@ def test_a_null_event_is_a_driver_error() -> None:
     assert caught.value.code == 400
 
 
+def test_a_null_event_is_refused_before_the_driver_sees_it() -> None:
+    with pytest.raises(TypeError, match="0 is no event"):
+        ipcsync.Stream().wait_event(0)
+
+
 def test_a_stream_is_no_event() -> None:
     stream = ipcsync.Stream()
     for wrong in (stream, ipcsync.Stream(), WithProtocol(stream.cuda_stream)):
