@@ -158,8 +158,10 @@ def test_a_process_that_calls_exec_is_told_at_once_and_keeps_no_slot(
 
 
 _ENDS_SLOWLY = """
-import ctypes, sys, ipcsync
+import atexit, ctypes, sys, ipcsync
+from ipcsync import testing
 from ipcsync.testing import StreamGate
+atexit.unregister(testing._release_all)  # what is in flight stays so to the end
 libc = ctypes.CDLL(None)
 # An exit handler of C's that takes long, as a driver's may.
 libc["__cxa_atexit"](ctypes.cast(libc.pause, ctypes.c_void_p), None, None)
