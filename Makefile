@@ -89,6 +89,12 @@ soak: install
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
 	$(BIN)/python -m tests.soak.chains --seconds 120 --lanes 4
 
+# The rows that a coordinator's end, its requests and its leases are in, over coordinators that have a keeper.
+test-keeper: install
+	IPCSYNC_TEST_KEEPER=1 IPCSYNC_DRIVER=host $(BIN)/python -m pytest -n $(WORKERS) tests/faults/test_keeper.py tests/faults/test_requests.py \
+	  tests/faults/test_feed.py tests/faults/test_leases.py tests/faults/test_coordinator_life.py tests/faults/test_files.py \
+	  tests/faults/test_deaths.py tests/faults/test_hostile_input.py $(ARGS)
+
 # The same with a keeper, and its coordinator killed every five seconds.
 soak-restarts: install
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1 --coordinator-kills 5
@@ -149,4 +155,4 @@ clean:
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .PHONY: install demo check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
-  test-oldest test-newest coverage mutants soak soak-restarts lint docs dist wheels clean
+  test-oldest test-newest coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean

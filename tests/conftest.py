@@ -34,6 +34,9 @@ from ipcsync.typing import EngineName
 from tests.kit import zygote
 from tests.kit.peer import Peer
 
+if os.environ.get("IPCSYNC_TEST_KEEPER"):  # the same tests, over coordinators that have a keeper
+    (ipcsync.launch.__kwdefaults__ or {})["keeper"] = True
+
 pytest_plugins = ("pytester",)
 
 # For `python -m tests.mutation`: the same examples for each mutant, and no time spent on making a failure small.

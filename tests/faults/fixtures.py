@@ -71,14 +71,23 @@ def state_of(pid: int) -> str:
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP, and wait until it has stopped."""
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: state_of(pid) == "T", f"process {pid} stopped")
+    """SIGSTOP, and wait until it has stopped; of a keeper, its coordinator too."""
+    for each in (pid, *_kept_by(pid)):
+        os.kill(each, signal.SIGSTOP)
+        until(lambda: state_of(each) == "T", f"process {each} stopped")  # noqa: B023 - called at once
 
 
 def resume(pid: int) -> None:
     """SIGCONT."""
-    os.kill(pid, signal.SIGCONT)
+    for each in (*_kept_by(pid), pid):
+        os.kill(each, signal.SIGCONT)
+
+
+def _kept_by(pid: int) -> list[int]:
+    """The coordinator of a keeper, where the run is over such ones (IPCSYNC_TEST_KEEPER)."""
+    if not os.environ.get("IPCSYNC_TEST_KEEPER"):
+        return []
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def kill(coordinator: Coordinator, client: ipcsync.Client) -> None:
