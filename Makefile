@@ -41,8 +41,9 @@ DRIVER_TESTS := $(shell grep -rl --include='test_*.py' 'mark\.driver' tests) -m 
 
 test: test-host test-host-async test-gpu test-simcuda
 
+# In pure Python; the passes below have the compiled core, where there is one.
 test-host: install
-	IPCSYNC_DRIVER=host $(PYTEST) $(or $(PASS),$(ONCE)) $(ARGS)
+	IPCSYNC_COMPILED=0 IPCSYNC_DRIVER=host $(PYTEST) $(or $(PASS),$(ONCE)) $(ARGS)
 
 # With every operation sent through the stream's thread.
 test-host-async: install
@@ -73,6 +74,7 @@ test-simcuda: install
 test-all: lint benchmarks test-oldest test-newest soak
 	$(MAKE) test PASS='$(EVERYTHING)' IPCSYNC_SOAK_SECONDS=60
 	$(MAKE) test-host IPCSYNC_TEST_ZYGOTE=0
+	IPCSYNC_COMPILED=0 $(MAKE) test-simcuda
 
 # What of `test-all` is neither a driver's nor another library's.
 test-thorough: install

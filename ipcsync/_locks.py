@@ -40,8 +40,8 @@ class HeldBelow(Exception):  # noqa: N818 - it is turned into an error that says
     """A call further down this thread's stack holds the lock, and what was called here cannot go before that."""
 
 
-class CallLock(RLock):  # type: ignore[misc] # final for typeshed alone
-    """A reentrant lock that is free once no call that took it runs any more."""
+class Unwinding:
+    """What a reentrant lock needs to be free once no call that took it runs any more."""
 
     __slots__ = ()
 
@@ -50,8 +50,7 @@ class CallLock(RLock):  # type: ignore[misc] # final for typeshed alone
         def is_mine(self) -> bool:
             """Whether the calling thread holds it."""
 
-    else:
-        is_mine = RLock._is_owned  # noqa: SLF001 - as it is, in C: the name in which Condition asks for it
+        def release(self) -> None: ...
 
     def is_held_below(self) -> bool:
         """Whether a call further down this thread's stack has the lock, which this thread owns, in a local variable.
@@ -71,6 +70,15 @@ class CallLock(RLock):  # type: ignore[misc] # final for typeshed alone
         """Release what this thread still holds of it; nothing if it holds nothing."""
         while self.is_mine():
             self.release()
+
+
+class CallLock(Unwinding, RLock):  # type: ignore[misc] # final for typeshed alone
+    """A reentrant lock that is free once no call that took it runs any more."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+        is_mine = RLock._is_owned  # noqa: SLF001 - as it is, in C: the name in which Condition asks for it
 
 
 def under(lock: CallLock, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

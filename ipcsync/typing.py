@@ -125,6 +125,10 @@ class ClientStats(TypedDict):
 
     messages_sent: int
     full_ring_waits: int
+    shortcuts: int
+    """Calls that the compiled core made; 0 without it, and on the host driver."""
+    slow_calls: int
+    """Calls that the compiled core left to the Python engine."""
 
 
 class Stats(TypedDict):

@@ -177,6 +177,11 @@ class Board:
         return SlotLine(self.words, self.address, offset, range(first, first + -(-self.sessions // 64)))
 
     @property
+    def running_header_address(self) -> int:
+        """Address of `running_header` in this process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.running_header))
+
+    @property
     def heartbeat(self) -> int:
         """CLOCK_MONOTONIC in ns at the coordinator's last beat."""
         return self.words[layout.H_HEARTBEAT]

@@ -8,18 +8,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, NoReturn
 
 from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureStatus
 
+from ipcsync import _drivers
 from ipcsync._board import BROKEN, CLOSED, OPEN, Board
 from ipcsync._drivers import SUCCESS, unwrap
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Chain
+from ipcsync._engines.compiled import COMPILED, CallLock, bind_driver, know_streams
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued import Wait
 from ipcsync._engines.slot_view import FOREVER, Guard, SlotView, deadline_of
-from ipcsync._locks import CallLock, holding, trying
+from ipcsync._locks import holding, trying
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
@@ -90,9 +93,9 @@ class Engine(SlotView, ABC):
 
     # --- waits on the host --------------------------------------------------------------------------------------------
 
-    def synchronize(self, generation: int, timeout: float | None) -> None:
-        """Block until `generation` is complete."""
-        deadline = deadline_of(timeout)
+    def synchronize(self, generation: int, timeout: float | None, began: int = 0) -> None:
+        """Block until `generation` is complete, at most `timeout` seconds from now, or from `began` in ns."""
+        deadline = deadline_of(timeout, began)
         self.check()
         if self.is_complete(generation):
             return
@@ -406,12 +409,15 @@ class Engine(SlotView, ABC):
             if may_be_queued:
                 self._doubt(handle, stream_id, ordinal)
             raise
+        self._look_after_wait(generation)
+        return stream_id
+
+    def _look_after_wait(self, generation: int) -> None:
+        """The driver may let a stream pass what a dead process never did, or never exported so that it holds: raise."""
         if self._words[self._state_index] != OPEN or self.behind.stands(generation):
             self._raise_if_finished(generation)
-        # The driver may let the stream pass what a dead process never did, or never exported so that it holds.
         self._raise_if_dead(generation)
         self._raise_if_orphaned()
-        return stream_id
 
     def _add_marker(self, handle: Any, stream_id: int, ordinal: int) -> None:
         """Remember behind which place of the stream the work just queued is over."""
@@ -422,6 +428,7 @@ class Engine(SlotView, ABC):
             with OnDevice(ordinal):
                 marker = unwrap(self._driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
             marker = self._markers.setdefault(stream_id, marker)
+            self._keep_marker(stream_id, marker)
         result = self._driver.cuEventRecord(marker, handle)
         if result[0] is not SUCCESS:
             unwrap(result, "cuEventRecord")
@@ -519,6 +526,7 @@ class Engine(SlotView, ABC):
 
     def _destroy_marker(self, stream_id: int) -> None:
         # Forgotten first: an exception that comes between may cost an event, and never destroys one twice.
+        self._keep_marker(stream_id, 0)
         marker = self._markers.pop(stream_id)
         unwrap(self._driver.cuEventDestroy(marker), "cuEventDestroy")
 
@@ -596,6 +604,23 @@ class Engine(SlotView, ABC):
             self.guard.check_liveness()
             raise
 
+    def _take_shortcuts(self) -> None:
+        """From now on have the compiled core make what calls it can, if there is one: on the cuda driver, untraced."""
+        if not self.is_traced and _drivers.name() == "cuda" and _bind():
+            self.shorten(getattr(self.guard, "look", None), self.kind == "timeline", queued.lists, self.chain)
+
+    def _stands_behind_none(self) -> bool:
+        """Whether the stream recorded on last has no list of waits, so that a shortcut may record there."""
+        last_id, key = self._last_key
+        return last_id == self._last_stream and key not in queued.lists and not self.guard.stands_behind_all
+
+    def _tell_of_wait(self, stream_id: int, generation: int) -> bool:
+        """Before a shortcut queues a wait: have the stream's next record stand behind it; False if it is unknown."""
+        last_id, key = self._last_key
+        if stream_id == last_id:
+            queued.add(key, self, generation, stream_id)
+        return stream_id == last_id
+
     # --- what an engine does ------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -644,6 +669,16 @@ class Engine(SlotView, ABC):
     def _destroy_imports(self) -> bool:
         """Destroy the imports; False while another thread opens or destroys some. Called with the lock held."""
         return True
+
+
+@cache
+def _bind() -> bool:
+    """Whether the compiled core has the driver's functions."""
+    know_streams(Stream)
+    why_not = bind_driver()
+    if why_not and COMPILED:
+        log.warning("no call takes a shortcut: the binding does not give what the compiled core needs: %s", why_not)
+    return not why_not
 
 
 def _id_of(driver: Any, handle: Any) -> int:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
+from ipcsync import _locks
 from ipcsync._engines import core_python
 
-__all__ = ["COMPILED", "WHY_NOT", "built_with"]
+__all__ = [
+    "COMPILED",
+    "WHY_NOT",
+    "CallLock",
+    "Core",
+    "EventBase",
+    "Look",
+    "PointBase",
+    "bind_driver",
+    "built_with",
+    "know_streams",
+    "shortened",
+]
 
 
 def built_with() -> str:
@@ -27,8 +42,7 @@ def _load() -> tuple[ModuleType, str]:
     if wanted == "0":
         return core_python, "IPCSYNC_COMPILED=0"
     try:
-        from ipcsync._engines import core
-
+        core = importlib.import_module("ipcsync._engines.core")
         theirs = core.INTERFACE
     except ImportError as error:
         why_not = built_with().removeprefix("pure: ")
@@ -47,4 +61,24 @@ _core, WHY_NOT = _load()
 COMPILED = not WHY_NOT
 """Whether the core is the compiled one; if not, `WHY_NOT` says why."""
 
-Look: type[core_python.Look] = _core.Look
+if TYPE_CHECKING:
+    from ipcsync._engines.core_python import (
+        Core,
+        EventBase,
+        Look,
+        PointBase,
+        bind_driver,
+        know_streams,
+        shortened,
+    )
+    from ipcsync._locks import CallLock
+else:
+    Core, EventBase, Look, PointBase = _core.Core, _core.EventBase, _core.Look, _core.PointBase
+    bind_driver, know_streams, shortened = _core.bind_driver, _core.know_streams, _core.shortened
+    CallLock = _locks.CallLock
+    if COMPILED:
+
+        class CallLock(_locks.Unwinding, _core.Lock):
+            """A reentrant lock that is free once no call that took it runs any more; shortcuts take it too."""
+
+            __slots__ = ()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappushpop
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipcsync._board.lines import words
 
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
     from ipcsync._board import Board, SessionLine
     from ipcsync._linux.fork import ForkMark
 
-INTERFACE = 1
+T = TypeVar("T", bound=type)
+
+INTERFACE = 2
 """What the modules around the core expect of it; raised with any change that an older binary does not know."""
 
 
@@ -23,6 +26,8 @@ class Look:
     """
 
     __slots__ = ("_fork_mark", "_header", "_live", "_running_header", "_slowly", "_standing", "good_until")
+
+    shortcuts = slow_calls = 0  # calls that the compiled core took, and those that it left to the Python engine
 
     def __init__(
         self, fork_mark: ForkMark, board: Board, line: SessionLine, serial: int, live: int, slowly: Callable[[], None]
@@ -43,3 +48,61 @@ class Look:
         ):
             return
         self._slowly()
+
+
+class Core:
+    """What an engine is made over: the attributes that shortcuts use, and what each core does its own way.
+
+    The compiled one holds `known_complete`, the counts of records, the locks and the last streams as C values.
+    """
+
+    known_complete: int
+
+    def __init__(self) -> None:
+        self.known_complete = 0
+        self._seen = [0]  # the true `known_complete`, of which the attribute may be an older value
+
+    def shorten(self, look: object, is_timeline: bool, waits: dict[int, Any], chain: object) -> None:
+        """Begin to take shortcuts, of which there are none here.
+
+        `waits` are those that this process has queued, by stream: a record behind any of them is no shortcut, nor is
+        anything of a recorder that has a chain.
+        """
+
+    def _keep_event(self, index: int, address: Any) -> None:
+        """Know the CUevent of the ring at `index`."""
+
+    def _keep_marker(self, stream: int, address: Any) -> None:
+        """Know the event that is recorded behind the waits on a stream; 0: it is about to be destroyed."""
+
+    def _knows_complete(self, generation: int) -> bool:
+        return generation <= self._seen[0]
+
+    def _note_complete(self, generation: int) -> None:
+        """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
+        heappushpop(self._seen, generation)  # the greater one stays, in a single step
+        self.known_complete = self._seen[0]
+
+
+class PointBase:
+    """What a point holds."""
+
+    __slots__ = ("_attached", "_generation")
+
+
+class EventBase:
+    """What a shared event holds."""
+
+
+def shortened(names: str) -> Callable[[T], T]:  # noqa: ARG001 - the compiled one's
+    """A class decorator: its methods `names` become what their compiled shortcuts leave to them, if there are any."""
+    return lambda cls: cls
+
+
+def bind_driver() -> str:
+    """Take the driver's functions for the shortcuts; why not, or an empty text."""
+    return "pure Python"
+
+
+def know_streams(cls: type) -> None:
+    """Tell which class has the address of its stream in `_pointer`."""

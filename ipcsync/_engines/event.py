@@ -35,6 +35,7 @@ class EventEngine(Engine):
         # Generations of ours known complete.
         self._completed = min(max(self.line.completed - self.base, 0), self._recorded)
         self._room = self._completed + self.depth
+        self._take_shortcuts()
 
     @holding("_lock")
     def open_first(self) -> None:
@@ -51,6 +52,7 @@ class EventEngine(Engine):
                 self.guard.check_liveness()  # the coordinator's events go with it
                 raise
             self._ring[index] = event
+            self._keep_event(index, event)
         return event
 
     def _open_import(self, generation: int) -> None:
@@ -161,5 +163,7 @@ class EventEngine(Engine):
         return self.board.epoch, self._serials[index]
 
     def _destroy_imports(self) -> bool:
+        for index in range(self.depth):
+            self._keep_event(index, 0)
         # All, whatever the ring says: an exception may have kept what was opened from being put there.
         return all(imports.release(self, self._key(index)) for index in range(self.depth))

@@ -10,11 +10,11 @@ A generation counts as complete here only in these cases:
 from __future__ import annotations
 
 import time
-from heapq import heappushpop
 from typing import NoReturn, Protocol
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
 from ipcsync._engines.behind import Behind
+from ipcsync._engines.compiled import Core
 from ipcsync._engines.loss import Cause, Loss
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
@@ -43,13 +43,14 @@ class Guard(Protocol):
     """Whether each record of the session stands behind every wait of the process, whatever its stream."""
 
 
-class SlotView:
+class SlotView(Core):
     """One attachment's view of one slot. Thread-safe.
 
     `known_complete` is the highest generation that this process knows complete, kept for itself.
     """
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment) -> None:
+        super().__init__()
         self.name = attachment.name
         self.slot = attachment.slot
         self.incarnation = attachment.incarnation
@@ -59,10 +60,8 @@ class SlotView:
         self.board = board
         self.line: SlotLine = board.slot(attachment.slot)
         self.guard = guard
-        self.known_complete = 0
         self.is_closed = False
         self._lost_from = FOREVER  # from this generation on, RecorderLost was raised here, and will be for ever
-        self._seen = [0]  # the true `known_complete`, of which the attribute may be an older value
         self._guard_check = guard.check
         self._words = board.words
         self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices
@@ -122,7 +121,7 @@ class SlotView:
 
     def is_complete(self, generation: int) -> bool:
         """Whether the board, or this process's memory, says that `generation` is complete."""
-        if generation <= self.known_complete or generation <= self._seen[0]:
+        if generation <= self.known_complete or self._knows_complete(generation):
             return True
         if generation >= self._lost_from:
             self._raise_lost(generation)
@@ -141,11 +140,6 @@ class SlotView:
             return False
         self._note_complete(done)
         return True
-
-    def _note_complete(self, generation: int) -> None:
-        """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
-        heappushpop(self._seen, generation)  # the greater one stays, in a single step
-        self.known_complete = self._seen[0]
 
     @property
     def _is_orphaned(self) -> bool:
@@ -311,10 +305,10 @@ class SlotView:
             self._raise_lost(generation)
 
 
-def deadline_of(timeout: float | None) -> int:
-    """CLOCK_MONOTONIC in ns at which `timeout` seconds from now are over. ValueError for a negative one or NaN."""
+def deadline_of(timeout: float | None, began: int = 0) -> int:
+    """CLOCK_MONOTONIC in ns when `timeout` seconds are over, from `began` or now. ValueError: negative, or NaN."""
     if timeout is None:
         return FOREVER
     if not timeout >= 0:
         raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
-    return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)
+    return (began or time.monotonic_ns()) + int(min(timeout, 1e9) * 1e9)

@@ -38,6 +38,7 @@ class TimelineEngine(Engine):
         super().__init__(board, guard, attachment, ordinal)
         self._address = 0  # of the word, for this process's device: the registration is portable
         self._word_futex = Futex(self.line.completed_address)
+        self._take_shortcuts()
 
     @holding("_lock")
     def open_first(self) -> None:

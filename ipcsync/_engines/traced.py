@@ -144,12 +144,12 @@ class Traced(Engine):
                 self._releases.watch(self)
         return stream_id
 
-    def synchronize(self, generation: int, timeout: float | None) -> None:
+    def synchronize(self, generation: int, timeout: float | None, began: int = 0) -> None:
         """Block until `generation` is complete."""
-        began = monotonic_ns()
+        began = began or monotonic_ns()
         try:
             with self._range(Kind.SYNCHRONIZE):
-                super().synchronize(generation, timeout)
+                super().synchronize(generation, timeout, began)
         except BaseException:
             self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns(), _FAILED)
             raise

@@ -375,7 +375,13 @@ class Client:
     def stats(self, timeout: float | None = None) -> Stats:
         """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
         stats: dict[str, Any] = dict(self._session.request(messages.Stats(), messages.Counters, timeout).stats)
-        stats["client"] = {"messages_sent": self.messages_sent, "full_ring_waits": self._session.lease.full_rings}
+        lease = self._session.lease
+        stats["client"] = {
+            "messages_sent": self.messages_sent,
+            "full_ring_waits": lease.full_rings,
+            "shortcuts": lease.look.shortcuts,
+            "slow_calls": lease.look.slow_calls,
+        }
         return cast("Stats", stats)
 
     def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync._drivers import DriverObject
+from ipcsync._engines.compiled import EventBase, shortened
 from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync._native.stream import Stream, stream_handle
@@ -32,7 +33,8 @@ _HINTS = {
 }
 
 
-class SharedEvent:
+@shortened("record")
+class SharedEvent(EventBase):
     """A named channel of GPU work: one session records on it, any number wait.
 
     Made by `Client.event`. Each record makes the next generation, and gives the point that stands for it. A context
@@ -44,6 +46,7 @@ class SharedEvent:
         self._opening = opening
         self._attached = opening.attached
         self._engine = opening.attached.engine
+        self._point_type = Point
         self._is_recorder = is_recorder
         self._is_open = True
 

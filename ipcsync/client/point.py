@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ipcsync._engines.compiled import PointBase, shortened
 from ipcsync._native import fork
 from ipcsync._session import sessions
 from ipcsync._session.waits import Pending
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from ipcsync._session.attachments import AttachmentRef
 
 
-class Point:
+@shortened("__init__ wait query synchronize")
+class Point(PointBase):
     """A record of a shared event, or one to come. Immutable and hashable; equal points are the same record.
 
     `bytes(point)` is 48 bytes for one's own message; `client.point(data)` makes it a point again, in any process that
@@ -30,7 +32,7 @@ class Point:
     SessionExpired if the client's session is over, and ForkedProcessError in a forked child.
     """
 
-    __slots__ = ("__weakref__", "_attached", "_generation", "_unbound")
+    __slots__ = ("__weakref__", "_unbound")
 
     _attached: AttachmentRef | None
     _unbound: PointKey  # of a point without `_attached`: an unpickled one that was not used yet

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipcsync
 from ipcsync._board import SessionLine, SlotLine
+from ipcsync._engines import compiled
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
 from ipcsync.testing import StreamGate
@@ -23,6 +25,7 @@ _points: dict[str, ipcsync.Point] = {}
 _streams: list[ipcsync.Stream] = []
 _gates: list[StreamGate] = []
 _kept: list[ipcsync.Coordinator] = []
+_hooks: list[Any] = []  # C callbacks, which must outlive their use
 
 STEPS = ("before the driver's call", "before it is published", "before the wake")
 
@@ -142,6 +145,17 @@ def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
     engine: Any = event._engine
     slot_line: Any = SlotLine
     left = [number]
+    if has_shortcuts():
+        with engine._lock:
+            engine._open_import(engine._recorded + 1)  # else the record is none for a shortcut
+        signal_at_compiled_step(
+            {
+                "before the driver's call": ("cuEventRecord", "cuStreamWriteValue64"),
+                "before it is published": ("store recorded",),
+                "before the wake": ("wake",),
+            }[step],
+            left,
+        )
 
     def first(call: Callable[..., Any]) -> Callable[..., Any]:
         def signal_then_call(*args: Any) -> Any:
@@ -158,6 +172,45 @@ def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
     else:
         assert step == "before the wake"
         engine.line.futex = _Futex(engine.line.futex.wait, first(engine.line.futex.wake))
+
+
+def has_shortcuts() -> bool:
+    """Whether this process's calls are made by the compiled core."""
+    return compiled.COMPILED and ipcsync.driver_name() == "cuda"
+
+
+def signal_at_compiled_step(names: Sequence[str], left: list[int], at: int = 0) -> None:
+    """Have this process send itself the signal in `left` before the compiled core takes such a step, after `at`."""
+    core: Any = importlib.import_module("ipcsync._engines.core")
+    wanted = {core.STEPS.index(name) for name in names}
+    passed = itertools.count()
+
+    def step(number: int) -> None:
+        if number in wanted and next(passed) >= at and left:
+            os.kill(os.getpid(), left.pop())
+
+    _hooks.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(step))
+    core.set_hook(ctypes.cast(_hooks[-1], ctypes.c_void_p).value)
+
+
+def steps_of(call: str, name: str) -> int:
+    """How many steps the compiled core takes for one more record of an event, or one more wait for a point."""
+    core: Any = importlib.import_module("ipcsync._engines.core")
+    taken: list[int] = []
+    _hooks.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(taken.append))
+    core.set_hook(ctypes.cast(_hooks[-1], ctypes.c_void_p).value)
+    before = client()._session.lease.look.shortcuts
+    _CALLS[call](name)
+    core.set_hook(0)
+    assert client()._session.lease.look.shortcuts == before + 1, "it was no shortcut"
+    return len(taken)
+
+
+def die_at_step(call: str, name: str, at: int) -> None:
+    """SIGKILL before the compiled core's step number `at` of a call."""
+    core: Any = importlib.import_module("ipcsync._engines.core")
+    signal_at_compiled_step(core.STEPS, [signal.SIGKILL], at)
+    _CALLS[call](name)
 
 
 class _Futex:
@@ -225,3 +278,6 @@ def launch_coordinator() -> tuple[int, int]:
     started = start_time(coordinator.pid)
     assert started is not None
     return coordinator.pid, started
+
+
+_CALLS: dict[str, Callable[[str], Any]] = {"record": record, "wait": wait_on_stream}

@@ -31,16 +31,19 @@ def told(value: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", _TELL], env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("value", ["auto", "1"])
 @needs_core
 def test_a_core_that_was_built_is_used(value: str) -> None:
     assert json.loads(told(value).stdout) == [True, "", "ipcsync._engines.core"]
 
 
+@pytest.mark.process
 def test_0_is_pure_python() -> None:
     assert json.loads(told("0").stdout) == [False, "IPCSYNC_COMPILED=0", "ipcsync._engines.core_python"]
 
 
+@pytest.mark.process
 def test_another_value_is_refused() -> None:
     assert "IPCSYNC_COMPILED must be auto, 0 or 1, but is 'yes'" in told("yes").stderr
 

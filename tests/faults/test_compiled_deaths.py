@@ -1,0 +1,92 @@
+"""Row 3 at every step of the compiled core: who is killed there publishes nothing by halves, and every wait ends."""
+
+from __future__ import annotations
+
+import pytest
+
+import ipcsync
+from ipcsync._engines import compiled
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.faults import actions, fixtures
+from tests.faults.fixtures import Blocked, until_lost
+from tests.kit.peer import Peer
+from tests.kit.until import until
+
+pytestmark = [
+    pytest.mark.driver,
+    pytest.mark.skipif(
+        not compiled.COMPILED or ipcsync.driver_name() != "cuda",
+        reason=f"no call is made by the compiled core: {compiled.WHY_NOT or 'the host driver is Python'}",
+    ),
+]
+
+_STEPS = {"event": 14, "timeline": 15}  # of a record; a wait that is queued takes no more than these
+_WAIT_STEPS = {"event": 23, "timeline": 24}
+_BEFORE_PUBLISHED = {"event": 9, "timeline": 10}
+
+
+def _warm(coordinator: ipcsync.Coordinator, peer: Peer, engine: EngineName) -> None:
+    """A recorder that has recorded on all of its ring."""
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
+    for _ in range(5):
+        peer.call(actions.record_complete, "e")
+
+
+def test_a_record_has_the_steps_that_are_killed_below(
+    coordinator: ipcsync.Coordinator, peer: Peer, engine: EngineName
+) -> None:
+    _warm(coordinator, peer, engine)
+    assert peer.call(actions.steps_of, "record", "e") == _STEPS[engine]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", range(max(_STEPS.values())))
+def test_row_03_a_recorder_killed_before_any_compiled_step_leaves_nothing_half_published(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName, at: int
+) -> None:
+    if at >= _STEPS[engine]:
+        return  # a record on this engine has one step less
+    _warm(coordinator, peer, engine)
+    event = client.event("e", engine=engine)
+    stream = ipcsync.Stream()
+    sixth = event.at(6)
+    waiting = [Blocked(sixth.synchronize, "await_recorded"), Blocked(lambda: sixth.wait(stream), "await_recorded")]
+
+    peer.begin(actions.die_at_step, "record", "e", at)
+
+    outcomes = [call.outcome() for call in waiting]
+    is_published = at >= _BEFORE_PUBLISHED[engine] + 1
+    assert event.generation == (6 if is_published else 5)
+    for outcome in outcomes:
+        assert isinstance(outcome, ipcsync.RecorderLost) or (is_published and outcome is None)
+    until_lost(client, "pidfd")
+    assert event.at(5).query()
+    with pytest.raises(ipcsync.RecorderLost):
+        event.at(7).query()
+    with client.event("e", recorder=True, engine=engine) as anew:
+        fixtures.finish(anew.record(stream if outcomes[1] is not None and not is_published else ipcsync.Stream()))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", range(max(_WAIT_STEPS.values())))
+def test_row_03_a_waiter_killed_before_any_compiled_step_harms_nobody(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName, at: int
+) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    stream = ipcsync.Stream()
+    peer.call(actions.connect, coordinator.endpoint, "waiter")
+    with StreamGate(stream) as gate:
+        point = event.record(stream)
+        peer.call(actions.take, bytes(point), "p")
+        peer.call(actions.wait_on_stream, "p")
+        steps = peer.call(actions.steps_of, "wait", "p")
+        assert steps <= _WAIT_STEPS[engine]
+        peer.begin(actions.die_at_step, "wait", "p", min(at, steps - 1))
+        until_lost(client, "pidfd")
+        assert (event.state, event.completed) == ("open", 0)
+        gate.open()
+        fixtures.finish(point)
+    fixtures.finish(event.record(stream))
+    event.close()
+    until(lambda: client.stats()["pool_in_use"] == 0, "the slot free again")

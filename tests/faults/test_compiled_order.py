@@ -1,0 +1,202 @@
+"""The compiled core's steps are the model's: `test_board_order`, on the binary that runs; and its planted mistakes.
+
+A shortcut takes all steps of the model in its order, or it changes nothing and leaves the call to the Python engine.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ipcsync._board import BROKEN, OPEN, layout
+from ipcsync._engines import compiled
+from tests.faults.board_recorder import Model
+from tests.faults.board_world import Process, Scenario, World
+from tests.faults.compiled_rig import Rig
+from tests.faults.explorer import Program, run_alone
+from tests.faults.test_board_order import _WITHIN, CASES, Case, _run_model
+
+if not compiled.COMPILED and compiled.WHY_NOT != "IPCSYNC_COMPILED=0":
+    pytest.skip(f"there is no compiled core: {compiled.WHY_NOT}", allow_module_level=True)
+core: Any = pytest.importorskip("ipcsync._engines.core")
+
+_SHORT = {name: case for name, case in CASES.items() if case.call in ("query", "synchronize", "wait", "record")}
+# What the shortcut does to the end. It must: a call that silently left the shortcuts would still be right, and slow.
+MINE = [
+    "query: complete on the board",
+    "query: not recorded",
+    "query: pending",
+    "query: complete by the driver",
+    "synchronize: complete on the board",
+    "synchronize: complete by the driver",
+    "synchronize: recorded while it sleeps",
+    "wait: complete on the board",
+    "wait: recorded",
+    "wait: recorded while it sleeps",
+    "wait: timeline",
+    "record: room in the ring",
+    "record: room after a look",
+    "record: another stream",
+    "record: the first",
+    "record: timeline",
+    "record: timeline, another stream",
+]
+_CHANGES = ("store ", "wake", "cuEventRecord", "cuStreamWait", "cuStreamWrite", "mark")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., tuple[list[str], str]]]:
+    """Makes a case's call, by the shipped core or another build of it."""
+    rigs: list[Rig] = []
+
+    def run(case: Case, module: ModuleType = core) -> tuple[list[str], str]:
+        rigs.append(Rig(module, tmp_path, case))
+        try:
+            return rigs[-1].call()
+        finally:
+            rigs[-1].close()
+
+    yield run
+    compiled.bind_driver()
+
+
+def expected(case: Case) -> tuple[list[str], str]:
+    """The model's steps. A synchronize by shortcut waits for the record, then asks as `query` does."""
+    if case.call != "synchronize":
+        steps, outcome = _run_model(case)
+        # Asked once for each stream, by the Python engine: where it was not, the wait is none for a shortcut.
+        return [step for step in steps if step != "cuStreamGetFlags"], outcome
+    model = Model(Scenario(engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True))
+    world = World(
+        state=case.state,
+        recorded=case.recorded,
+        completed=case.completed,
+        ring=tuple(range(1, case.depth + 1)),
+        truth=frozenset(range(1, 9) if case.says_complete else ()),
+        lies=not case.is_alive,
+        processes=(Process(is_alive=case.is_alive), Process()),
+    )
+
+    def program() -> Program:
+        yield from model.check(1)
+        if (yield from model.is_complete(1, case.generation)):
+            return "ok"
+        yield from model.await_recorded(1, case.generation)
+        result = yield from model.query(1, "w", case.generation)
+        return "ok" if result == "True" else result
+
+    labels, outcome = run_alone(
+        world, program(), lambda label, world: world._replace(**case.meanwhile) if label == "sleep" else world
+    )
+    return [label for label in labels if label not in _WITHIN], outcome
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_a_shortcut_takes_the_steps_of_the_model_in_its_order(name: str, run: Any) -> None:
+    steps, outcome = run(CASES[name])
+    assert ([step for step in steps if step != "fence"], outcome) == expected(CASES[name])
+
+
+@pytest.mark.parametrize("name", sorted(set(_SHORT) - set(MINE)))
+def test_any_other_call_changes_nothing_and_is_left_to_the_python_engine(name: str, run: Any) -> None:
+    steps, outcome = run(CASES[name])
+    if outcome == "QueuedError":  # the wait was queued: what was taken is the model's, up to the look that failed
+        assert steps == expected(CASES[name])[0][: len(steps)]
+    else:
+        assert outcome == "NotMeError"
+        assert not [step for step in steps if step.startswith(_CHANGES)]
+    assert steps.count("lock") == steps.count("unlock")
+
+
+def test_a_fence_stands_between_the_record_and_the_look_at_the_state(run: Any) -> None:
+    steps, _ = run(CASES["record: room in the ring"])
+    assert steps[steps.index("store recorded") + 1] == "fence"
+
+
+def test_an_event_that_breaks_during_a_record_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaking(rig: Rig, *_: int) -> int:
+        rig.put("state", BROKEN)
+        return 0
+
+    monkeypatch.setattr(Rig, "cuEventRecord", breaking)
+    assert run(CASES["record: room in the ring"])[1] == "NotOpenError"
+
+
+def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
+    board = layout
+    assert core.LAYOUT == (
+        board.H_STATE + 1,
+        board.L_INCARNATION,
+        board.L_STATE,
+        board.L_RECORDER,
+        board.L_RECORDED,
+        board.L_COMPLETED,
+        board.L_BEHIND,
+        board.L_LOST,
+        board.S_SERIAL,
+        board.S_OWNER,
+        board.HEADER // 8,
+        board.WORDS,
+        OPEN,
+        BROKEN,
+        0x4000_0000,
+        16,
+    )
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+MISTAKES = {
+    1: ("publish before the driver's call", "record: room in the ring"),
+    2: ("wake before publish", "record: room in the ring"),
+    3: ("no look after the record", "record: room in the ring"),
+    4: ("marker before the wait", "wait: recorded"),
+    5: ("the lock left out", "record: room in the ring"),
+    6: ("the fence left out", "record: room in the ring"),
+    7: ("the recorder asked before the driver", "query: complete by the driver"),
+    8: ("no look after the wait", "wait: recorded"),
+}
+_SOURCE = Path(compiled.__file__).with_name("core.pyx")
+
+
+@pytest.fixture(scope="module")
+def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The core in C."""
+    pytest.importorskip("Cython", reason="Cython is not here")
+    compiler = shutil.which("cc")
+    if compiler is None or not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        pytest.skip("there is no C compiler, or no headers of Python's")
+    target = tmp_path_factory.mktemp("core") / "core.c"
+    subprocess.run(
+        [sys.executable, "-m", "cython", "-3", "--module-name", "core", str(_SOURCE), "-o", str(target)], check=True
+    )
+    return target
+
+
+@pytest.mark.thorough
+@pytest.mark.process
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[name.replace(" ", "-") for name, _ in MISTAKES.values()])
+def test_a_mistake_planted_in_the_compiled_core_is_found(mistake: int, translated: Path, run: Any) -> None:
+    import importlib.util
+
+    folder = translated.parent / str(mistake)
+    folder.mkdir()
+    command = ["cc", "-O0", "-w", "-fPIC", "-shared", f"-DMISTAKE={mistake}", f"-I{sysconfig.get_paths()['include']}"]
+    subprocess.run([*command, str(translated), "-o", str(folder / "core.so")], check=True)
+    spec = importlib.util.spec_from_file_location("core", folder / "core.so")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    case = CASES[MISTAKES[mistake][1]]
+    steps, outcome = run(case, module)
+    has_fence = case.call != "record" or "fence" in steps
+    assert not has_fence or ([step for step in steps if step != "fence"], outcome) != expected(case)

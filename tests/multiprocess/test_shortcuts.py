@@ -1,0 +1,145 @@
+"""The compiled core's shortcuts: which calls they make, that they are counted, and that threads may share them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._engines import compiled, queued
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.kit.until import until
+
+pytestmark = [
+    pytest.mark.driver,
+    pytest.mark.skipif(
+        not compiled.COMPILED or ipcsync.driver_name() != "cuda",
+        reason=f"no call is made by the compiled core: {compiled.WHY_NOT or 'the host driver is Python'}",
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_queued() -> None:
+    """Waits that other tests left on streams of theirs: while there are any, only the last stream has shortcuts."""
+    queued.lists.clear()
+
+
+class Foreign:
+    """Another library's stream."""
+
+    def __init__(self, stream: ipcsync.Stream) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream.cuda_stream
+
+
+def taken(client: ipcsync.Client, call: Callable[[], object], times: int = 1) -> tuple[int, int]:
+    """How many shortcuts were taken, and how many calls were left to the Python engine."""
+    before: Any = client.stats()["client"]
+    for _ in range(times):
+        call()
+    after: Any = client.stats()["client"]
+    return after["shortcuts"] - before["shortcuts"], after["slow_calls"] - before["slow_calls"]
+
+
+def test_a_second_record_on_a_stream_is_a_shortcut(client: ipcsync.Client, engine: EngineName) -> None:
+    stream = ipcsync.Stream()
+    event = client.event("e", recorder=True, engine=engine)
+    for _ in range(event.depth):  # each opens an event of the ring
+        event.record(stream).synchronize(10)
+    assert taken(client, lambda: event.record(stream).synchronize(10), 8)[0] >= 8
+    assert event.generation == event.depth + 8
+
+
+def test_foreign_streams_and_addresses_are_shortcuts_too(client: ipcsync.Client, engine: EngineName) -> None:
+    stream = ipcsync.Stream()
+    event = client.event("e", recorder=True, engine=engine, depth=1)
+    for how in (Foreign(stream), stream.cuda_stream):
+        event.record(stream).synchronize(10)
+        shortcuts = 0
+        for _ in range(4):
+            shortcuts += taken(client, lambda how=how: event.record(how))[0]  # type: ignore[misc]
+            event.at(event.generation).synchronize(10)
+        assert shortcuts >= 3  # one may have found the ring full
+
+
+def test_a_recorder_that_alternates_between_streams_takes_shortcuts_in_order(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    streams = [ipcsync.Stream(), ipcsync.Stream()]
+    event = client.event("e", recorder=True, engine=engine, depth=8)
+    for number in range(16):
+        event.record(streams[number % 2]).synchronize(10)
+    with StreamGate(streams[0]) as gate:
+        shortcuts, _ = taken(client, lambda: [event.record(stream) for stream in streams])
+        assert shortcuts == 2
+        assert not event.at(17).query()
+        assert not event.at(18).query()  # though nothing else holds the second stream
+        gate.open()
+    event.at(18).synchronize(10)
+
+
+def test_waits_and_queries_are_shortcuts(client: ipcsync.Client, engine: EngineName) -> None:
+    other = ipcsync.connect(client._session.endpoint)
+    stream, waiting = ipcsync.Stream(), ipcsync.Stream()
+    event = client.event("e", recorder=True, engine=engine)
+    with other:
+        with StreamGate(stream) as gate:
+            point = other.point(bytes(event.record(stream)))
+            point.wait(waiting)  # makes the marker
+            assert taken(other, lambda: point.wait(waiting))[0] == 1
+            assert not point.query()
+            assert not waiting.query()
+            gate.open()
+        point.synchronize(10)
+        waiting.synchronize()
+        assert taken(other, point.query, 3)[0] == 3
+        assert taken(other, lambda: point.wait(waiting), 3)[0] == 3
+        assert taken(other, lambda: point.synchronize(10), 3)[0] == 3
+
+
+def test_what_is_rare_is_left_to_the_python_engine(client: ipcsync.Client, engine: EngineName) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    assert taken(client, event.record) == (0, 1)  # the default stream
+    with pytest.raises(TypeError, match="a stream is"):
+        event.record("none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout is"):
+        event.at(1).wait(ipcsync.Stream(), timeout=-1)
+    with pytest.raises(ValueError, match="timeout is"):
+        event.at(1).synchronize(float("nan"))
+    with pytest.raises(ipcsync.WaitTimeout):
+        event.at(99).synchronize(0.01)
+
+
+def test_threads_that_record_together_leave_no_gap(client: ipcsync.Client, engine: EngineName) -> None:
+    event = client.event("e", recorder=True, engine=engine, depth=8)
+    made: list[int] = []
+    seen: list[int] = []
+    is_over = threading.Event()
+
+    def record() -> None:
+        stream = ipcsync.Stream()
+        made.extend(event.record(stream).generation for _ in range(200))
+
+    def look() -> None:
+        while not is_over.is_set():
+            seen.append(event.completed)
+
+    threads = [threading.Thread(target=record) for _ in range(8)]
+    looker = threading.Thread(target=look)
+    for thread in [*threads, looker]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    event.at(1600).synchronize(60)
+    is_over.set()
+    looker.join()
+    assert sorted(made) == list(range(1, 1601))
+    assert seen == sorted(seen)
+    until(lambda: event.completed == 1600, "all of them complete")
