@@ -72,6 +72,11 @@ class AsyncSharedEvent:
         return self._event.completed
 
     @property
+    def state(self) -> EventState:
+        """One of "open", "broken" (the recorder died) and "closed"."""
+        return self._event.state
+
+    @property
     def is_lost(self) -> bool:
         """Whether part of what this process recorded stood behind a wait that was lost: no record is possible here."""
         return self._event.is_lost
