@@ -27,7 +27,7 @@ from ipcsync_keeper.journal_files import (
 
 _HEAD = 8  # of a record: its length and its checksum, 4 bytes each
 _LEAST_ROOM = 256 * 1024
-_LEAST_LIMIT = 4 * 1024 * 1024
+_LEAST_LIMIT = 1024 * 1024  # a start reads all of it
 _POISON = 2  # so many coordinators died with it in hand
 
 

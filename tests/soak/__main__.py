@@ -30,7 +30,17 @@ import ipcsync
 from tests.soak.history import Op, Result
 from tests.soak.history_checker import check
 from tests.soak.history_facts import Report, Violation
-from tests.soak.leaks import ask, board_of, descriptors, kill_child_of, private_kib, shared_files, warm_up
+from tests.soak.leaks import (
+    ask,
+    board_of,
+    children_of,
+    descriptors,
+    kill_children_of,
+    private_kib,
+    shared_files,
+    starts_of,
+    warm_up,
+)
 from tests.soak.oracle import Truth
 from tests.soak.processes import TICK_S, TTL_S, Herd, Options
 from tests.soak.session import Plan
@@ -48,6 +58,7 @@ class Soak:
         self.private: list[tuple[float, int]] = []  # (seconds, KiB) of the coordinator
         self.stats: dict[str, Any] = {}
         self.coordinator_kills = 0
+        self.board = ""
 
     def run(self) -> Report:
         """Soak, then check."""
@@ -57,7 +68,7 @@ class Soak:
         mine = len(descriptors(os.getpid()))
         keeper = options.coordinator_kills > 0
         with ipcsync.launch(lease_ttl=TTL_S, log_level="error", keeper=keeper) as coordinator:
-            board = board_of(coordinator.pid)
+            self.board = board = board_of(*(children_of(coordinator.pid) if keeper else [coordinator.pid]))
             plan = Plan(
                 self.directory, coordinator.endpoint, options.processes, options.names, options.engine, options.seed,
                 options.processes / options.operations,
@@ -91,9 +102,10 @@ class Soak:
         kill_at = self.options.coordinator_kills
         while (now := time.monotonic() - began) < self.options.seconds:
             self.herd.tick()
-            if 0 < kill_at <= now:
+            # One that serves: a start that is killed three times before its first reply is given up, and should be.
+            if 0 < kill_at <= now and starts_of(self.board) == self.coordinator_kills + 1:
                 kill_at = now + self.options.coordinator_kills
-                self.coordinator_kills += kill_child_of(pid)
+                self.coordinator_kills += kill_children_of(pid)
             if now >= len(self.private):
                 self.private.append((now, private_kib(pid)))
             select.select([], [], [], TICK_S)

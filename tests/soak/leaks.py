@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ipcsync
+from ipcsync._board import layout
 from tests.soak.processes import fork
 
 
@@ -69,13 +70,25 @@ def descriptors(pid: int) -> list[str]:
     return sorted(found)
 
 
-def kill_child_of(keeper: int) -> int:
+def children_of(keeper: int) -> list[int]:
+    """The coordinator that a keeper has started."""
+    return [int(child) for child in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()]
+
+
+def kill_children_of(keeper: int) -> int:
     """Kill the coordinator that a keeper has started; how many there were."""
-    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    children = children_of(keeper)
     for child in children:
         with contextlib.suppress(ProcessLookupError):  # it has died by itself, which the next start tells
-            os.kill(int(child), signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
     return len(children)
+
+
+def starts_of(path: str) -> int:
+    """How many coordinators have served over the board at `path`."""
+    with open(path, "rb") as file:
+        file.seek(8 * layout.H_STARTS)
+        return int.from_bytes(file.read(8), "little")
 
 
 def private_kib(pid: int) -> int:
