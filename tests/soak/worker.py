@@ -31,6 +31,7 @@ _SHORT_S, _PATIENT_S = 0.2, 6.0  # for what need not come
 _REQUEST_S = 15.0
 _CLOSELY_S = 0.02
 _MOST_ABANDONED = 4
+_GOODBYE_S = 10.0
 _MOST_TRIES = 5  # to connect, if this process is stopped each time
 _MOST_OPEN = 6
 _REQUEST = Record(Op.CONNECT, Result.OK, timeout_ms=int(_REQUEST_S * 1000))
@@ -79,7 +80,8 @@ class Worker:
         self._live()
         self._end_session()
         if before and not self._streams.abandoned:
-            after = self._least_descriptors(len(before))
+            # A goodbye that a coordinator did not live to take is said again by a later beat.
+            after = self._least_descriptors(len(before), _GOODBYE_S)
             self._notes.state(Op.DESCRIPTORS, Result.OK, slot=len(before), generation=len(after))
             if len(after) > len(before):
                 self._notes.explain(RuntimeError(f"open at rest, at first: {before}; now: {after}"))
@@ -110,10 +112,10 @@ class Worker:
         return self._least_descriptors(0)
 
     @staticmethod
-    def _least_descriptors(enough: int) -> list[str]:
-        """Where they lead once they are down to `enough`, or else after a second: ZeroMQ closes on its own thread."""
+    def _least_descriptors(enough: int, seconds: float = 1.0) -> list[str]:
+        """Where they lead once they are down to `enough`, or else after so long: ZeroMQ closes on its own thread."""
         gc.collect()
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + seconds
         while len(found := descriptors()) > enough and time.monotonic() < deadline:
             select.select([], [], [], 0.02)
         return found
