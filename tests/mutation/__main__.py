@@ -58,7 +58,11 @@ PARTS = {
     ),
     "effects": Part(
         ("ipcsync_coordinator/effects.py",),
-        ("tests/unit/test_effects.py", "tests/unit/test_dispatcher.py", "tests/faults/test_board_order.py"),
+        ("tests/unit/test_effects.py", "tests/faults/test_board_order.py"),
+    ),
+    "attachments": Part(
+        ("ipcsync/_session/attachments.py",),
+        ("tests/unit/test_attachments.py",),
     ),
     "engines": Part(
         (
