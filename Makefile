@@ -6,7 +6,7 @@
 # make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
 # make coverage   which lines of the product the tests run, in their processes too
-# make mutants  planted mistakes in registry, dispatcher, effects and engines: those that the tests find
+# make mutants  planted mistakes in registry, dispatcher, effects, attachments and engines: those that the tests find
 # make lint   ruff and mypy --strict
 # make docs   the API reference and the pages, in site/
 # make wheels   the wheels of a release in dist/wheels: with the compiled core and without, each tried
