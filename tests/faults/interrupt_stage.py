@@ -105,14 +105,15 @@ class Stage:
     def check_gone(self, name: str) -> None:
         """Nobody has the event any more, so that another session can open it as its recorder."""
         # A request that an exception ended may be on its way yet; what it opens is given back.
-        until(lambda: self._opens(name), f"{name} is given back", self.wait_s)
+        until(lambda: self._opens(name), f"{name} can be opened by another session", self.wait_s)
+        until(lambda: name not in [row.name for row in self.peer.list_events(name)], f"{name} is gone", self.wait_s)
 
     def _opens(self, name: str) -> bool:
         try:
             self.peer.event(name, recorder=True, engine=self.engine).close()
         except ipcsync.RecorderTaken:
             return False
-        return not self.peer.list_events(name)
+        return True
 
     def check_ended(self, session: str) -> None:
         """There is no session of the name."""
