@@ -8,6 +8,7 @@ from __future__ import annotations
 import _thread
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -15,6 +16,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 log = logging.getLogger("ipcsync")
+
+_PAUSE_S = 0.001
 
 
 def start(target: Callable[[], object], name: str, on_failure: Callable[[BaseException], object]) -> threading.Thread:
@@ -67,10 +70,15 @@ class Worker:
                 self._running.release()
 
     def join(self, timeout: float) -> None:
-        """Wait until the thread ends, if another than the calling one works."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
+        """Wait until all work is done, `timeout` seconds at most; not in the thread that works.
+
+        Whether a thread works yet is not asked: one that `ensure` has started may still be on its way.
+        """
+        deadline = time.monotonic() + timeout
+        while (self._has_work() or self._running.locked()) and time.monotonic() < deadline:
+            if self._thread is threading.current_thread():
+                return
+            time.sleep(_PAUSE_S)
 
 
 class Errand(Generic[T]):

@@ -126,7 +126,7 @@ _STARTS_PROCESSES = {"ipcsync_coordinator", "ipcsync_spawn", "new_coordinator", 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what starts processes by a fixture; what starts them by itself says so."""
     for item in items:
-        if _STARTS_PROCESSES.intersection(getattr(item, "fixturenames", ())):
+        if _STARTS_PROCESSES.intersection(getattr(item, "fixturenames", ())) or "simcuda" in item.path.parts:
             item.add_marker(pytest.mark.process)
 
 

@@ -116,7 +116,7 @@ def _close_is_done_by_its_caller(patch: pytest.MonkeyPatch) -> None:
     run = SessionLease.run
 
     def until_stopped(self: SessionLease, _: Callable[[], bool]) -> None:
-        with suppress(OSError):  # its descriptors are closed under it
+        with suppress(OSError, ValueError):  # its descriptors are closed under it
             run(self, lambda: self._closed)
 
     patch.setattr(SessionLease, "run", until_stopped)

@@ -250,7 +250,7 @@ def test_what_is_no_board_is_refused_and_leaves_no_descriptor(board: Board, tmp_
     path.write_bytes(data)
     with pytest.raises(ProtocolError) as caught:
         Board.open(str(path))
-    assert caught.value.code == "board"
+    assert caught.value.code == ("version" if name == "another version" else "board")
     assert not _descriptors(str(path))
 
 
