@@ -36,8 +36,8 @@ _HOME = {
             "current_stream default_stream ExternalStream is_current_stream_capturing set_stream Stream stream"
         ),
         "ipcsync.client": (
-            "aconnect AsyncClient AsyncPoint AsyncSharedEvent AttachmentInfo Client connect default_client EventInfo "
-            "Notice Point SessionInfo SharedEvent synchronize_all wait_all"
+            "aconnect AsyncClient AsyncPoint AsyncReservation AsyncSharedEvent AttachmentInfo Client connect "
+            "default_client EventInfo Notice Point Reservation SessionInfo SharedEvent synchronize_all wait_all"
         ),
     }.items()
     for name in names.split()

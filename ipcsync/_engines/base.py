@@ -91,6 +91,11 @@ class Engine(SlotView, ABC):
         self.publish_completed()
         return max(self.known_complete, min(self._board_completed(), self.generation, self._lost_from - 1))
 
+    @property
+    def recorded_here(self) -> int:
+        """The last generation that this session recorded, published or about to be; 0 for none."""
+        return self._recorded
+
     # --- waits on the host --------------------------------------------------------------------------------------------
 
     def synchronize(self, generation: int, timeout: float | None, began: int = 0) -> None:

@@ -11,19 +11,22 @@ from ipcsync.client.default import default_client
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.fan_in import synchronize_all, wait_all
 from ipcsync.client.point import Point
+from ipcsync.client.reservation import Reservation
 
 if TYPE_CHECKING:
-    from ipcsync.client.aio.client import AsyncClient, AsyncPoint, AsyncSharedEvent, aconnect
+    from ipcsync.client.aio.client import AsyncClient, AsyncPoint, AsyncReservation, AsyncSharedEvent, aconnect
 
 __all__ = [
     "AsyncClient",
     "AsyncPoint",
+    "AsyncReservation",
     "AsyncSharedEvent",
     "AttachmentInfo",
     "Client",
     "EventInfo",
     "Notice",
     "Point",
+    "Reservation",
     "SessionInfo",
     "SharedEvent",
     "aconnect",
@@ -33,7 +36,7 @@ __all__ = [
     "wait_all",
 ]
 
-_ASYNC = {"AsyncClient", "AsyncPoint", "AsyncSharedEvent", "aconnect"}
+_ASYNC = {"AsyncClient", "AsyncPoint", "AsyncReservation", "AsyncSharedEvent", "aconnect"}
 
 
 def __getattr__(name: str) -> object:

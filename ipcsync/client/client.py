@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ipcsync._engines import deadline_of, queued
-from ipcsync._locks import CallLock
 from ipcsync._native import device as devices
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
@@ -21,14 +20,14 @@ from ipcsync._wire import endpoints, messages, names
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.opening import open_events
 from ipcsync.client.point import Point, bound
+from ipcsync.client.reservation import RING, Reservation
+from ipcsync.client.unnamed import UnnamedEvents
 from ipcsync.errors import (
     DeviceMismatch,
-    EventClosed,
     InvalidDevice,
     ProtocolError,
-    QuotaExceeded,
-    Reentered,
     WaitTimeout,
 )
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
 
 UNNAMED_DEPTH = 16
-_MANY_UNNAMED = 32
-_LOOKS = 16  # at so many unnamed events before a further one is made
-_StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]  # address, thread or 0, ordinal, engine
 
 
 def connect(
@@ -89,9 +85,6 @@ class Client:
             raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
         endpoint = _plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
-        self._unnamed: dict[_StreamKey, SharedEvent] = {}
-        self._look_from = 0
-        self._unnamed_lock = CallLock()
         stands_behind_all = chains == "session"
         self._session = Session(
             endpoint,
@@ -101,6 +94,7 @@ class Client:
             tracing=tracing,
             behind_all=stands_behind_all,
         )
+        self._unnamed = UnnamedEvents(self._session)
 
     @property
     def endpoint(self) -> str:
@@ -173,7 +167,7 @@ class Client:
         name = _checked_name(name)
         openings = [Opening()]
         try:
-            (opened,) = self._open([name], openings, recorder, device, engine, depth, timeout)
+            (opened,) = open_events(self._session, [name], openings, recorder, device, engine, depth, timeout)
             return opened
         except BaseException:
             self._session.abandon(openings)
@@ -196,34 +190,10 @@ class Client:
         checked = [_checked_name(name) for name in names]
         openings = [Opening() for _ in checked]
         try:
-            return self._open(checked, openings, recorder, device, engine, depth, timeout)
+            return open_events(self._session, checked, openings, recorder, device, engine, depth, timeout)
         except BaseException:
             self._session.abandon(openings)
             raise
-
-    def _open(
-        self,
-        names: Sequence[str],
-        openings: Sequence[Opening],
-        recorder: bool,
-        device: DeviceLike | None,
-        engine: EngineChoice,
-        depth: int,
-        timeout: float | None = None,
-    ) -> list[SharedEvent]:
-        """Open events for `openings`, which the caller abandons if an exception comes before it has the events."""
-        self._session.check()
-        if isinstance(depth, bool) or not isinstance(depth, int):
-            raise TypeError(f"depth is an int, but got {type(depth).__name__}")
-        if not 1 <= depth <= 1024:
-            raise ValueError(f"depth is from 1 to 1024, but got {depth}")
-        if engine not in ("auto", "event", "timeline"):
-            raise ValueError(f"engine is 'auto', 'event' or 'timeline', but got {engine!r}")
-        wanted = "" if device is None else uuid_of(devices.parse(device))
-        default = uuid_of(current_ordinal())
-        bodies = [messages.Open(name, bool(recorder), wanted, default, engine, depth) for name in names]
-        self._session.open(bodies, openings, timeout)
-        return [SharedEvent(opening, is_recorder=bool(recorder)) for opening in openings]
 
     def record(
         self,
@@ -249,11 +219,29 @@ class Client:
         # A reused address means the old stream is gone, so its event can serve the new one. The default streams'
         # handles may mean another stream in each thread.
         address = int(handle)
-        key: _StreamKey = (address, get_ident() if address in LEGACY else 0, ordinal, engine)
-        event = self._unnamed.get(key)
+        key = (address, get_ident() if address in LEGACY else 0, ordinal, engine)
+        event = self._unnamed.events.get(key)
         if event is None or event.is_lost:
-            event = self._unnamed_event(key, depth)
+            event = self._unnamed.take(key, depth)
         return event._record_on(handle, ordinal, timeout, bound(after) if after else ())
+
+    def reserve(
+        self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None
+    ) -> Reservation:
+        """A point that this session will record later, on whichever stream of `device` (the current one by default).
+
+        For those who must send the point first. Each takes a place of the coordinator's until it is closed. `timeout`
+        in seconds, for the coordinator's answer; `client.timeout` by default.
+
+        Raises EngineMismatch, QuotaExceeded and WaitTimeout; ValueError for an invalid engine or timeout.
+        """
+        openings = [Opening()]
+        try:
+            (event,) = open_events(self._session, [""], openings, True, device, engine, RING, timeout)
+            return Reservation(event)
+        except BaseException:
+            self._session.abandon(openings)
+            raise
 
     def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Block until `stream` is past the waits that were lost, at most `timeout` seconds, and forget them.
@@ -270,57 +258,6 @@ class Client:
         if not queued.await_passed(handle, ordinal, deadline, self._session.check_liveness):
             raise WaitTimeout(f"the stream was not past its lost waits within {timeout} s", timeout=timeout)
         queued.drop(lost)
-
-    def _unnamed_event(self, key: _StreamKey, depth: int) -> SharedEvent:
-        """The unnamed event of a stream: its own, another's whose work is complete, or a new one."""
-        lock = self._unnamed_lock
-        if lock.is_mine() and lock.is_held_below():
-            raise Reentered("this client's first record on a stream is under way, which a first record here interrupts")
-        openings = [Opening()]
-        try:
-            with lock:
-                event = self._unnamed.get(key)
-                if event is not None and event.is_lost:
-                    del self._unnamed[key]
-                    event.close()
-                    event = None
-                if event is None and len(self._unnamed) >= _MANY_UNNAMED:
-                    event = self._take_over(key, depth)
-                if event is None:
-                    event = self._open_unnamed(key, openings, depth)
-                return event
-        except BaseException:
-            lock.unwind()
-            if key not in self._unnamed:
-                self._session.abandon(openings)
-            raise
-
-    def _open_unnamed(self, key: _StreamKey, openings: list[Opening], depth: int) -> SharedEvent:
-        try:
-            (event,) = self._open([""], openings, True, key[2], key[3], depth)
-        except QuotaExceeded:
-            idle = self._take_over(key, depth)
-            if idle is None:
-                raise
-            return idle
-        self._unnamed[key] = event
-        return event
-
-    def _take_over(self, key: _StreamKey, depth: int) -> SharedEvent | None:
-        """An unnamed event of the same kind whose work is complete, taken from its stream; None if there is none.
-
-        Its points stay good: a generation is complete once all before it are, whichever stream it was recorded on. The
-        other stream's next record takes an event as that of a new one.
-        """
-        others = list(self._unnamed)
-        self._look_from = (self._look_from + _LOOKS) % max(len(others), 1)  # busy ones are not looked at again at once
-        for other in (others[self._look_from :] + others)[:_LOOKS]:
-            event = self._unnamed[other]
-            if other[2:] == key[2:] and _is_idle(event) and (event.depth == depth or event.engine == "timeline"):
-                self._unnamed[key] = event
-                del self._unnamed[other]
-                return event
-        return None
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the first sight of an event.
@@ -437,14 +374,6 @@ def _tracing(directory: str | os.PathLike[str], name: str) -> Tracing | None:
     from ipcsync._trace.writer import prepare
 
     return Tracing(prepare(directory), name)
-
-
-def _is_idle(event: SharedEvent) -> bool:
-    """Whether all that was recorded on it is complete, and more can be."""
-    try:
-        return not event.is_lost and event.state == "open" and event.completed == event.generation
-    except EventClosed:
-        return False
 
 
 def _plain(text: str, what: str = "name") -> str:

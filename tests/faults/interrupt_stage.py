@@ -66,6 +66,11 @@ class Stage:
         self.peer.point(bytes(point)).synchronize(self.wait_s)
         return point
 
+    @property
+    def unnamed(self) -> int:
+        """How many unnamed events the client has."""
+        return len([row for row in self.peer.list_events() if not row.name and row.recorder == self.client.name])
+
     def require(self, condition: object, what: str) -> None:
         """An invariant."""
         if not condition:
@@ -137,7 +142,7 @@ def _module_locks() -> Iterator[tuple[str, Any]]:
 
 def _locks_of(client: ipcsync.Client) -> Iterator[tuple[str, Any]]:
     session: Session = client._session
-    parts = [client, session, session.connection, session.attachments, session.lease]
+    parts = [client, client._unnamed, session, session.connection, session.attachments, session.lease]
     parts += [*session.attachments._engines.values(), *session.attachments._draining]
     for part in parts:
         for name, value in vars(part).items():

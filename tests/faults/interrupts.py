@@ -13,6 +13,7 @@ import faulthandler
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import ipcsync
@@ -20,6 +21,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.interrupt_stage import Call, Stage
 from tests.faults.interrupting import HAS_INSTRUCTIONS, Outcome, interrupted
+from tests.kit.until import until
 
 _RENEW = 100  # calls after which a scene has new events
 _STUCK_S = 60.0
@@ -122,6 +124,31 @@ def record_unnamed(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
     return lambda: stage.client.record(stream, engine=stage.engine), after
 
 
+def reserve(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
+    before = stage.unnamed
+
+    def after(outcome: Outcome) -> None:
+        if outcome.result is not None:
+            outcome.result.close()
+        outcome.forget()
+        until(lambda: stage.unnamed <= before, "what was reserved is given back", stage.wait_s)
+
+    return lambda: stage.client.reserve(engine=stage.engine), after
+
+
+def record_reserved(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
+    reservation = stage.client.reserve(engine=stage.engine)
+    theirs = stage.peer.point(bytes(reservation.point))
+
+    def after(_: Outcome) -> None:
+        with suppress(ipcsync.EventClosed):  # it was made, and then the exception came
+            reservation.record(stage.stream)
+        theirs.synchronize(stage.wait_s)
+        reservation.close()
+
+    return lambda: reservation.record(stage.stream), after
+
+
 def close_event(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
     event = stage.client.event(stage.name(), recorder=True, engine=stage.engine)
     event.record(stage.stream)
@@ -199,6 +226,8 @@ SCENES: dict[str, Scene] = {
     "events": open_many,
     "point": point,
     "record, unnamed": record_unnamed,
+    "reserve": reserve,
+    "record of a reservation": record_reserved,
     "close of an event": close_event,
     "close of a client": close_client,
     "connect": connect,

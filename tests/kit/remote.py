@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +16,7 @@ from tests.kit.until import DEADLINE_S
 
 _clients: dict[str, ipcsync.Client] = {}
 _events: dict[str, ipcsync.SharedEvent] = {}
+_reservations: dict[str, ipcsync.Reservation] = {}
 _streams: dict[str, ipcsync.Stream] = {}
 _gates: dict[str, StreamGate] = {}
 _CLONE_NEWNS = 0x00020000
@@ -61,6 +64,31 @@ def let_go(name: str = "main") -> None:
 def record(name: str, on: str = "main", times: int = 1) -> list[bytes]:
     """Record on a stream; the points' bytes."""
     return [bytes(_events[name].record(stream(on))) for _ in range(times)]
+
+
+def reserve(name: str, options: dict[str, Any] | None = None) -> bytes:
+    """Reserve a point and keep the reservation; the point's bytes."""
+    reservation = _reservations[name] = client().reserve(**(options or {}))
+    return bytes(reservation.point)
+
+
+def record_reserved(name: str, on: str = "main") -> bytes:
+    """Make the record that was reserved."""
+    return bytes(_reservations[name].record(stream(on)))
+
+
+def close_reserved(name: str) -> None:
+    """Close a reservation."""
+    _reservations.pop(name).close()
+
+
+def drop_reserved(name: str) -> int:
+    """Drop a reservation without a word; how many warnings there were."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        del _reservations[name]
+        gc.collect()
+    return len([each for each in seen if issubclass(each.category, ResourceWarning)])
 
 
 def wait(data: bytes, on: str = "main", options: dict[str, Any] | None = None, device: Any = None) -> None:

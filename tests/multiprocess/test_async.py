@@ -59,6 +59,7 @@ def test_every_name_of_the_client_is_there(coordinator: ipcsync.Coordinator) -> 
         (ipcsync.Client, ipcsync.AsyncClient),
         (ipcsync.SharedEvent, ipcsync.AsyncSharedEvent),
         (ipcsync.Point, ipcsync.AsyncPoint),
+        (ipcsync.Reservation, ipcsync.AsyncReservation),
     ]:
         wanted = {name for name in vars(kind) if not name.startswith("_")}
         assert not wanted - set(dir(twin)), twin
@@ -77,6 +78,26 @@ def test_every_name_of_the_client_is_there(coordinator: ipcsync.Coordinator) -> 
             assert (await one.check())["event"]["ok"]
             assert (one.name, one.endpoint, one.epoch) == ("one", coordinator.endpoint, two.epoch)
             assert one.is_connected
+
+    asyncio.run(scenario())
+
+
+def test_a_reserved_point_is_waited_for_before_its_record(coordinator: ipcsync.Coordinator, engine: EngineName) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            async with await one.reserve(engine=engine) as reservation:
+                theirs = await two.point(bytes(reservation.point))
+                waiting = asyncio.create_task(theirs.synchronize(10))
+                done, _ = await asyncio.wait([waiting], timeout=0.05)
+                assert not done
+                assert await reservation.record(ipcsync.Stream()) == reservation.point
+                await waiting
+                with pytest.raises(ipcsync.EventClosed):
+                    await reservation.record()
+            async with await one.reserve(engine=engine) as reservation:
+                theirs = await two.point(bytes(reservation.point))
+            with pytest.raises(ipcsync.RecorderLost):
+                await theirs.synchronize(10)
 
     asyncio.run(scenario())
 

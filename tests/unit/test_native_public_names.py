@@ -44,6 +44,7 @@ NATIVE = [
 SERVICE = [
     "AsyncClient",
     "AsyncPoint",
+    "AsyncReservation",
     "AsyncSharedEvent",
     "AttachmentInfo",
     "Client",
@@ -51,6 +52,7 @@ SERVICE = [
     "EventInfo",
     "Notice",
     "Point",
+    "Reservation",
     "SessionInfo",
     "SharedEvent",
     "aconnect",

@@ -22,15 +22,17 @@ from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
+from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.aio.runner import Runner, Threads, run, run_alone
 from ipcsync.client.client import UNNAMED_DEPTH, Client, connect
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.reservation import Reservation
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AsyncClient", "AsyncPoint", "AsyncSharedEvent", "aconnect"]
+__all__ = ["AsyncClient", "AsyncPoint", "AsyncReservation", "AsyncSharedEvent", "aconnect"]
 
 T = TypeVar("T")
 
@@ -202,11 +204,18 @@ class AsyncClient:
         chosen = resolve(stream)
         address = chosen.stream_id
         key = (address, get_ident() if address in LEGACY else 0, chosen.device_index, engine)
-        event = self._client._unnamed.get(key)
+        event = self._client._unnamed.events.get(key)
         if event is None or event.is_lost:
-            event = await self._runner.request(partial(self._client._unnamed_event, key, depth))
+            event = await self._runner.request(partial(self._client._unnamed.take, key, depth))
         points = [point._point for point in after]
         return AsyncPoint(await self._runner.record(event, chosen, stream, timeout, points), self._runner)
+
+    async def reserve(
+        self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None
+    ) -> AsyncReservation:
+        """A point that this session will record later; as `Client.reserve`. If it is cancelled, it is closed again."""
+        reserve = partial(self._client.reserve, device=device, engine=engine, timeout=timeout)
+        return AsyncReservation(await self._runner.request(reserve, Reservation.close), self._runner)
 
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""

@@ -1,0 +1,57 @@
+"""Reservations for asyncio. They wrap the ones without `Async` in their names; `aio` says how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ipcsync._native import fork
+from ipcsync._native.stream import resolve
+from ipcsync.client.aio.event import AsyncPoint
+from ipcsync.client.aio.runner import Runner, run_alone
+from ipcsync.client.reservation import Reservation
+from ipcsync.typing import StreamLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class AsyncReservation:
+    """One record that this session will make, for asyncio; see `Reservation`. Made by `AsyncClient.reserve`.
+
+    An asynchronous context manager that closes it.
+    """
+
+    def __init__(self, reservation: Reservation, runner: Runner) -> None:
+        self._reservation = reservation
+        self._runner = runner
+
+    @property
+    def point(self) -> AsyncPoint:
+        """The point of the record, made already or not."""
+        return AsyncPoint(self._reservation.point, self._runner)
+
+    async def record(self, stream: StreamLike | None = None, *, after: Iterable[AsyncPoint] = ()) -> AsyncPoint:
+        """Record after all work submitted to `stream` so far, once; as `Reservation.record`."""
+        chosen = resolve(stream, self._reservation.point.device.index)
+        points = [each._point for each in after]
+        point = await self._runner.drive(partial(self._reservation.record, chosen, after=points), chosen, stream)
+        return AsyncPoint(point, self._runner)
+
+    async def close(self) -> None:
+        """End it; as `Reservation.close`. A cancelled close goes on by itself."""
+        if not fork.is_in_bad_fork():
+            await run_alone(self._reservation.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._reservation).replace("Reservation", "AsyncReservation", 1)

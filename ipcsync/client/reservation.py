@@ -1,0 +1,104 @@
+"""A point that travels before its record: for whoever must name the end of work before the work is submitted."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from ipcsync._locks import CallLock, trying
+from ipcsync._native import fork
+from ipcsync.client.event import SharedEvent
+from ipcsync.client.point import Point
+from ipcsync.errors import EventClosed
+from ipcsync.typing import StreamLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# One record, and room for what follows one that an exception interrupted: `Engine._make_record` makes that one anew.
+RING = 2
+
+
+class Reservation:
+    """One record that this session will make, on a stream that is not known yet. Made by `Client.reserve`.
+
+    Its point may be sent at once. Whoever waits for it waits until the record is made, or goes `ahead` of it; it never
+    passes because nothing was recorded so far. It ends in RecorderLost if the reservation is closed, or its process
+    dies, before the record.
+
+    A context manager that closes it. Keep it open until those who were sent the point have begun to use it: a point of
+    a closed reservation whose work is complete is EventClosed to whoever sees it first then. One that is dropped
+    without being closed is closed with a ResourceWarning.
+    """
+
+    def __init__(self, event: SharedEvent) -> None:
+        self._event = event
+        self._point = event.at(1)
+        self._lock = CallLock()
+        self._finalizer = weakref.finalize(self, _drop, event)
+        self._finalizer.atexit = False
+
+    @property
+    def point(self) -> Point:
+        """The point of the record, made already or not."""
+        return self._point
+
+    def record(self, stream: StreamLike | None = None, *, after: Iterable[Point] = ()) -> Point:
+        """Record after all work submitted to `stream` so far, and after the points `after`; the reserved point.
+
+        Once: EventClosed for another record, also from another thread while one is under way, and for a closed
+        reservation. Raises what `SharedEvent.record` does; if nothing was recorded, it can be tried again.
+        """
+        self._event._check()
+        point = self._record(stream, after)
+        if point is None:
+            raise EventClosed(f"a record of {self._event._engine.label}, a reservation, is under way: it is for one")
+        return point
+
+    @trying("_lock")
+    def _record(self, stream: StreamLike | None, after: Iterable[Point]) -> Point:
+        engine = self._event._engine
+        if engine.recorded_here:
+            raise EventClosed(
+                f"this reservation ({engine.label}) was recorded: it is for one record; reserve a further one"
+            )
+        self._event.record(stream, after=after)
+        return self._point
+
+    def close(self) -> None:
+        """End it: if it was not recorded, whoever waits for its point gets RecorderLost. Twice is nothing.
+
+        Its place with the coordinator is free once what was recorded is complete and nobody is attached any more.
+        """
+        self._finalizer.detach()
+        self._event.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a reservation does not travel: send bytes(reservation.point)")
+
+    def __repr__(self) -> str:
+        if self._event._engine.is_closed or fork.is_in_bad_fork():
+            return f"<ipcsync.Reservation slot {self._event._engine.slot} closed>"
+        state = "recorded" if self._event._engine.recorded_here else "not recorded"
+        return f"<ipcsync.Reservation slot {self._event._engine.slot} {state}>"
+
+
+def _drop(event: SharedEvent) -> None:
+    """The finalizer of a reservation that was not closed."""
+    if fork.is_in_bad_fork() or event._engine.is_closed:
+        return
+    event._opening.close(wait=False)  # the heartbeat's thread tells the coordinator
+    warnings.warn(
+        f"a reservation ({event._engine.label}) was dropped before it was closed", ResourceWarning, stacklevel=2
+    )

@@ -1,0 +1,88 @@
+"""A client's unnamed events: one for each stream that it records on, and whose they are as streams come and go."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from ipcsync._locks import CallLock
+from ipcsync._session.attachments import Opening
+from ipcsync._session.session import Session
+from ipcsync.client.event import SharedEvent
+from ipcsync.client.opening import open_events
+from ipcsync.errors import EventClosed, QuotaExceeded, Reentered
+from ipcsync.typing import EngineChoice
+
+StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
+"""A stream's address, its thread if the address means another stream on each (else 0), its ordinal, and the engine."""
+
+_MANY = 32
+_LOOKS = 16  # at so many events before a further one is made
+
+
+class UnnamedEvents:
+    """The events behind `Client.record`; `events` are those that there are, by stream."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.events: dict[StreamKey, SharedEvent] = {}
+        self._look_from = 0
+        self._lock = CallLock()
+
+    def take(self, key: StreamKey, depth: int) -> SharedEvent:
+        """The event of a stream: its own, another's whose work is complete, or a new one."""
+        lock = self._lock
+        if lock.is_mine() and lock.is_held_below():
+            raise Reentered("this client's first record on a stream is under way, which a first record here interrupts")
+        openings = [Opening()]
+        try:
+            with lock:
+                event = self.events.get(key)
+                if event is not None and event.is_lost:
+                    del self.events[key]
+                    event.close()
+                    event = None
+                if event is None and len(self.events) >= _MANY:
+                    event = self._take_over(key, depth)
+                if event is None:
+                    event = self._open(key, openings, depth)
+                return event
+        except BaseException:
+            lock.unwind()
+            if key not in self.events:
+                self._session.abandon(openings)
+            raise
+
+    def _open(self, key: StreamKey, openings: list[Opening], depth: int) -> SharedEvent:
+        try:
+            (event,) = open_events(self._session, [""], openings, True, key[2], key[3], depth)
+        except QuotaExceeded:
+            idle = self._take_over(key, depth)
+            if idle is None:
+                raise
+            return idle
+        self.events[key] = event
+        return event
+
+    def _take_over(self, key: StreamKey, depth: int) -> SharedEvent | None:
+        """An event of the same kind whose work is complete, taken from its stream; None if there is none.
+
+        Its points stay good: a generation is complete once all before it are, whichever stream it was recorded on. The
+        other stream's next record takes an event as that of a new one.
+        """
+        others = list(self.events)
+        self._look_from = (self._look_from + _LOOKS) % max(len(others), 1)  # busy ones are not looked at again at once
+        for other in (others[self._look_from :] + others)[:_LOOKS]:
+            event = self.events[other]
+            if other[2:] == key[2:] and _is_idle(event) and (event.depth == depth or event.engine == "timeline"):
+                self.events[key] = event
+                del self.events[other]
+                return event
+        return None
+
+
+def _is_idle(event: SharedEvent) -> bool:
+    """Whether all that was recorded on it is complete, and more can be."""
+    try:
+        return not event.is_lost and event.state == "open" and event.completed == event.generation
+    except EventClosed:
+        return False
