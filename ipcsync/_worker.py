@@ -18,6 +18,37 @@ T = TypeVar("T")
 log = logging.getLogger("ipcsync")
 
 _PAUSE_S = 0.001
+_SLICE_S = 0.05
+
+
+class Latch:
+    """Set once, and waited for by any thread, whose wait an exception may end anywhere.
+
+    `threading.Event` is made of a condition, and a signal's handler that raises while that takes its lock anew leaves a
+    RuntimeError in place of what it raised.
+    """
+
+    __slots__ = ("_lock", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._lock = threading.Lock()  # held until it is set
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Let all go on; twice does nothing. By one thread, in which no exception of a call's arrives."""
+        if not self.is_set:
+            self.is_set = True
+            self._lock.release()
+
+    def wait(self, timeout: float = threading.TIMEOUT_MAX) -> bool:
+        """Whether it was set within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        # In slices: a wait that was left between the two calls keeps the lock, and then only the word tells the others.
+        while not self.is_set and (left := deadline - time.monotonic()) > 0:
+            if self._lock.acquire(timeout=min(left, _SLICE_S)):
+                self._lock.release()
+        return self.is_set
 
 
 def start(target: Callable[[], object], name: str, on_failure: Callable[[BaseException], object]) -> threading.Thread:
@@ -90,7 +121,7 @@ class Errand(Generic[T]):
     def __init__(self, function: Callable[[], T], undo: Callable[[T], object]) -> None:
         self._function = function
         self._undo = deque([undo])  # until it is called, once
-        self._is_done = threading.Event()
+        self._is_done = Latch()
         self._is_wanted = True
         self._results: list[T] = []
         self._error: BaseException | None = None
@@ -122,7 +153,7 @@ class Errand(Generic[T]):
 
     def _undo_if_unwanted(self) -> None:
         # Asked on both sides, each after its own word: one of them sees the other's.
-        if self._is_wanted or not self._is_done.is_set() or not self._results:
+        if self._is_wanted or not self._is_done.is_set or not self._results:
             return
         try:
             undo = self._undo.popleft()

@@ -28,7 +28,7 @@ from ipcsync._session.waits import Waits
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
-from ipcsync._worker import start
+from ipcsync._worker import Latch, start
 from ipcsync.errors import ClientClosed, CoordinatorLost
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ class Session:
     """One session, with a lease that lives as long as this process does. Thread-safe.
 
     It is begun and ended by its own thread, the heartbeat's: the calls ask for that and wait, so that an exception may
-    end them anywhere. Construction raises ConnectError if there is no coordinator, or it is of another uid, protocol
-    version or driver.
+    end them anywhere. Construction opens nothing yet, so that whoever calls `begin` has it.
     """
 
     connection: Connection
@@ -56,16 +55,7 @@ class Session:
     attachments: AttachmentTable
     _shutdown: Shutdown
 
-    def __init__(
-        self,
-        endpoint: str,
-        name: str = "",
-        *,
-        timeout: float = DEFAULT_TIMEOUT_S,
-        lease_ttl: float | None = None,
-        tracing: Tracing | None = None,
-        behind_all: bool = False,
-    ) -> None:
+    def __init__(self, endpoint: str, name: str = "", *, behind_all: bool = False) -> None:
         self.endpoint = endpoint
         self.name = name
         self.timeout = DEFAULT_TIMEOUT_S  # of requests that say nothing else
@@ -73,21 +63,31 @@ class Session:
         self._behind_all = behind_all
         self.waits = Waits()
         self._failure: BaseException | None = None
-        self._has_begun = threading.Event()  # or has failed to
-        self._has_ended = threading.Event()  # as far as `close` waits for it
+        self._has_begun = Latch()  # or has failed to
+        self._has_ended = Latch()  # as far as `close` waits for it
         self._is_over = False
         self._closer = 0  # the thread that waits for the end
-        _drivers.load()  # here, for its errors and warnings; the thread finds it loaded
-        begin = partial(self._run, timeout, lease_ttl, tracing)
         self._thread: threading.Thread | None = None
+
+    def begin(
+        self, timeout: float = DEFAULT_TIMEOUT_S, lease_ttl: float | None = None, tracing: Tracing | None = None
+    ) -> None:
+        """Open it, once. ConnectError if there is no coordinator, or one of another uid, protocol version or driver."""
+        _drivers.load()  # here, for its errors and warnings; the thread finds it loaded
         try:
-            start(begin, "ipcsync-heartbeat", self._fail)
+            start(partial(self._run, timeout, lease_ttl, tracing), "ipcsync-heartbeat", self._fail)
             self._has_begun.wait()
             if self._failure is not None:
                 raise self._failure
         except BaseException:
-            self.is_closed = True  # the thread ends what it has begun
+            self.drop()
             raise
+
+    def drop(self) -> None:
+        """Nobody has it: the thread ends what it has begun, and nobody waits for that."""
+        self.is_closed = True
+        if self._has_begun.is_set and self._failure is None and not fork.is_in_bad_fork():
+            self.lease.wake()
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 

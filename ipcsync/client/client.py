@@ -60,7 +60,14 @@ def connect(
     a timeout that is negative or NaN; OSError if nothing can be written to the trace's directory.
     """
     fork.arm()
-    return Client(endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace, chains=chains)
+    client = Client.__new__(Client)
+    try:
+        # Called by name: from a construction, a signal's handler may raise before anybody has what was constructed.
+        Client.__init__(client, endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace, chains=chains)
+        return client
+    except BaseException:
+        client._drop()
+        raise
 
 
 class Client:
@@ -85,16 +92,15 @@ class Client:
             raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
         endpoint = _plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
-        stands_behind_all = chains == "session"
-        self._session = Session(
-            endpoint,
-            _plain(name or ""),
-            timeout=timeout,
-            lease_ttl=lease_ttl,
-            tracing=tracing,
-            behind_all=stands_behind_all,
-        )
+        self._session = Session(endpoint, _plain(name or ""), behind_all=chains == "session")
         self._unnamed = UnnamedEvents(self._session)
+        self._session.begin(timeout, lease_ttl, tracing)
+
+    def _drop(self) -> None:
+        """Nobody has the client, however far it was made."""
+        session: Session | None = getattr(self, "_session", None)
+        if session is not None:
+            session.drop()
 
     @property
     def endpoint(self) -> str:

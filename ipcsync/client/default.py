@@ -55,10 +55,13 @@ def _present() -> Client | None:
 def _connect() -> Client:
     global _client  # noqa: PLW0603 - one a process
     client = connect()
-    if _client is not None:  # a call in the middle of this one, on the same thread, was first
-        client.close()
-        return _client
-    _client = client
+    try:
+        if _client is not None:  # a call in the middle of this one, on the same thread, was first
+            return _client
+        _client = client
+    finally:
+        if _client is not client:
+            client.close()
     for listener in _listeners:
         listener(client)
     return client

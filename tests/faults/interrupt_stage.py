@@ -114,6 +114,8 @@ class Stage:
         until(lambda: name not in [row.name for row in self.peer.list_events(name)], f"{name} is gone", self.wait_s)
 
     def _opens(self, name: str) -> bool:
+        for client in (self.client, self.peer):
+            client._session.lease.wake()  # its thread does what a call left undone; at its next beat without this
         try:
             self.peer.event(name, recorder=True, engine=self.engine).close()
         except ipcsync.RecorderTaken:

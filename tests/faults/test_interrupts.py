@@ -9,6 +9,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +26,9 @@ from ipcsync._session.session import Session
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.interrupt_stage import Stage
-from tests.faults.interrupting import HAS_INSTRUCTIONS, called_within, interrupted
+from tests.faults.interrupting import HAS_INSTRUCTIONS, Interruption, called_within, interrupted
 from tests.faults.interrupts import SCENES, interrupt
+from tests.kit.until import until
 
 pytestmark = [
     pytest.mark.process,
@@ -68,6 +70,23 @@ def _count(stage: Stage, call: str, kind: str = _KIND) -> int:
     outcome = interrupted(fn, 0, kind)
     after(outcome)
     return outcome.points
+
+
+@pytest.mark.parametrize("step", [Session.begin, ipcsync.Client.__init__], ids=["begin", "init"])
+def test_row_41_an_exception_once_the_session_has_begun_leaves_none(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, step: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def do_and_raise(self: Any, *args: Any, **options: Any) -> None:
+        step(self, *args, **options)
+        raise Interruption
+
+    threads = threading.active_count()
+    with monkeypatch.context() as patch:
+        patch.setattr(Session if step is Session.begin else ipcsync.Client, step.__name__, do_and_raise)
+        with pytest.raises(Interruption):
+            ipcsync.connect(coordinator.endpoint, name="dropped")
+    until(lambda: "dropped" not in [row.name for row in client.list_sessions()], "the session has ended")
+    until(lambda: threading.active_count() == threads, "its threads have ended")
 
 
 @pytest.mark.parametrize("program", ["records", "requests", "connects", "closes"])
@@ -138,16 +157,16 @@ def _connect_leaves_its_thread(patch: pytest.MonkeyPatch) -> None:
         run(self, lambda: False if not _claimed(self) else until())
 
     claimed: list[SessionLease] = []
-    init = Session.__init__
+    begin = Session.begin
 
-    def construct(self: Session, *args: Any, **options: Any) -> None:
-        init(self, *args, **options)
+    def begin_and_claim(self: Session, *args: Any) -> None:
+        begin(self, *args)
         claimed.append(self.lease)
 
     def _claimed(lease: SessionLease) -> bool:
         return lease in claimed
 
-    patch.setattr(Session, "__init__", construct)
+    patch.setattr(Session, "begin", begin_and_claim)
     patch.setattr(SessionLease, "run", until_closed_by_its_user)
 
 
