@@ -125,10 +125,12 @@ class AttachmentTable:
         send: Callable[[Close | Break, float], object],
         waits: Waits,
         tracing: Tracing | None = None,
+        shown: Callable[[str], str] = str,
     ) -> None:
         self.waits = waits
         self._since_beat = 0  # attachments made for points since the last one
         self._tracing = tracing
+        self._shown = shown
         self._board = board
         self._guard = guard
         self._send = send
@@ -259,6 +261,7 @@ class AttachmentTable:
             raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
         make = _ENGINES[reply.engine] if self._tracing is None else self._tracing.engine
         engine = make(self._board, self._guard, reply, ordinal)
+        engine.name = self._shown(reply.name)
         if (reply.engine, ordinal) not in self._works_on:
             try:
                 engine.open_first()

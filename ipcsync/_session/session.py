@@ -48,6 +48,8 @@ class Session:
 
     It is begun and ended by its own thread, the heartbeat's: the calls ask for that and wait, so that an exception may
     end them anywhere. Construction opens nothing yet, so that whoever calls `begin` has it.
+
+    `shown(name)` is what the user calls the event that the coordinator knows by that name.
     """
 
     connection: Connection
@@ -55,7 +57,9 @@ class Session:
     attachments: AttachmentTable
     _shutdown: Shutdown
 
-    def __init__(self, endpoint: str, name: str = "", *, behind_all: bool = False) -> None:
+    def __init__(
+        self, endpoint: str, name: str = "", *, behind_all: bool = False, shown: Callable[[str], str] = str
+    ) -> None:
         self.endpoint = endpoint
         self.name = name
         self.timeout = DEFAULT_TIMEOUT_S  # of requests that say nothing else
@@ -67,6 +71,7 @@ class Session:
         self._has_ended = Latch()  # as far as `close` waits for it
         self._is_over = False
         self._closer = 0  # the thread that waits for the end
+        self._shown = shown
         self._thread: threading.Thread | None = None
 
     def begin(
@@ -137,7 +142,7 @@ class Session:
         self.lease = SessionLease(board, welcome, self.endpoint, self._at_beat)
         self.lease.stands_behind_all = self._behind_all
         undo.callback(self.lease.stop)
-        self.attachments = AttachmentTable(board, self.lease, self._send_close, self.waits, tracing)
+        self.attachments = AttachmentTable(board, self.lease, self._send_close, self.waits, tracing, self._shown)
         self._shutdown = Shutdown(connection, welcome.token, self.lease, self.attachments)
         connection.request(messages.Ready(), self.token, timeout, self.lease.check_liveness)
         self.lease.show()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from msgspec.structs import replace
 
 from ipcsync._engines import deadline_of, queued
 from ipcsync._native import device as devices
@@ -16,10 +19,11 @@ from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import Opening
 from ipcsync._session.feed import Notice
 from ipcsync._session.session import Session
-from ipcsync._wire import endpoints, messages, names
+from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.naming import Naming, plain
 from ipcsync.client.opening import open_events
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import RING, Reservation
@@ -27,7 +31,6 @@ from ipcsync.client.unnamed import UnnamedEvents
 from ipcsync.errors import (
     DeviceMismatch,
     InvalidDevice,
-    ProtocolError,
     WaitTimeout,
 )
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
@@ -48,6 +51,7 @@ def connect(
     lease_ttl: float | None = None,
     trace: str | os.PathLike[str] | None = None,
     chains: str = "stream",
+    prefix: str = "",
 ) -> Client:
     """Open a session with a coordinator.
 
@@ -55,6 +59,8 @@ def connect(
     others see of this session; `timeout` in seconds, for a daemon that is just starting too; `lease_ttl` in seconds
     asks for another TTL than the coordinator's, which clamps it (`client.lease_ttl` is what it granted); `trace` is a
     directory to which this process writes what it does with shared events, $IPCSYNC_TRACE by default, "" for none.
+    `prefix` stands before the name of every event and stream that this client opens, lists and watches; here they are
+    shown without it. So two jobs that share a coordinator never meet, and neither sees the other's names.
 
     Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; ValueError for
     a timeout that is negative or NaN; OSError if nothing can be written to the trace's directory.
@@ -63,7 +69,16 @@ def connect(
     client = Client.__new__(Client)
     try:
         # Called by name: from a construction, a signal's handler may raise before anybody has what was constructed.
-        Client.__init__(client, endpoint, name=name, timeout=timeout, lease_ttl=lease_ttl, trace=trace, chains=chains)
+        Client.__init__(
+            client,
+            endpoint,
+            name=name,
+            timeout=timeout,
+            lease_ttl=lease_ttl,
+            trace=trace,
+            chains=chains,
+            prefix=prefix,
+        )
         return client
     except BaseException:
         client._drop()
@@ -87,12 +102,15 @@ class Client:
         lease_ttl: float | None = None,
         trace: str | os.PathLike[str] | None = None,
         chains: str = "stream",
+        prefix: str = "",
     ) -> None:
         if chains not in ("stream", "session"):
             raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
+        self._naming = Naming(prefix)
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
-        endpoint = _plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
-        self._session = Session(endpoint, _plain(name or ""), behind_all=chains == "session")
+        endpoint = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
+        stands_behind_all = chains == "session"
+        self._session = Session(endpoint, plain(name or ""), behind_all=stands_behind_all, shown=self._naming.shown)
         self._unnamed = UnnamedEvents(self._session)
         self._session.begin(timeout, lease_ttl, tracing)
 
@@ -116,6 +134,11 @@ class Client:
     def name(self) -> str:
         """What others see of this session."""
         return self._session.name
+
+    @property
+    def prefix(self) -> str:
+        """What stands before this client's names of events and streams for everybody else; "" by default."""
+        return self._naming.prefix
 
     @property
     def session_id(self) -> str:
@@ -170,10 +193,10 @@ class Client:
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for a bad name, WaitTimeout,
         and ValueError for an invalid depth, engine or timeout.
         """
-        name = _checked_name(name)
+        wanted = [self._naming.full(name)]
         openings = [Opening()]
         try:
-            (opened,) = open_events(self._session, [name], openings, recorder, device, engine, depth, timeout)
+            (opened,) = self._open(wanted, openings, recorder, device, engine, depth, timeout)
             return opened
         except BaseException:
             self._session.abandon(openings)
@@ -193,13 +216,27 @@ class Client:
 
         Many requests are under way at once, so a hundred events take little more time than a few.
         """
-        checked = [_checked_name(name) for name in names]
+        checked = [self._naming.full(name) for name in names]
         openings = [Opening() for _ in checked]
         try:
-            return open_events(self._session, checked, openings, recorder, device, engine, depth, timeout)
+            return self._open(checked, openings, recorder, device, engine, depth, timeout)
         except BaseException:
             self._session.abandon(openings)
             raise
+
+    def _open(
+        self,
+        names: Sequence[str],
+        openings: Sequence[Opening],
+        recorder: bool,
+        device: DeviceLike | None,
+        engine: EngineChoice,
+        depth: int,
+        timeout: float | None,
+    ) -> list[SharedEvent]:
+        return self._naming.asking(
+            lambda: open_events(self._session, names, openings, recorder, device, engine, depth, timeout)
+        )
 
     def record(
         self,
@@ -286,7 +323,7 @@ class Client:
         device than that, or one that this process does not see.
         """
         body = messages.OpenStream(
-            name=_checked_name(name),
+            name=self._naming.full(name),
             device="" if device is None else uuid_of(devices.parse(device)),
             default_device=uuid_of(current_ordinal()),
             priority=priority,
@@ -302,7 +339,9 @@ class Client:
 
     def list_events(self, prefix: str = "", *, timeout: float | None = None) -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included."""
-        return self._session.request(messages.ListEvents(_plain(prefix, "prefix")), messages.EventList, timeout).events
+        body = messages.ListEvents(self._naming.begin(prefix))
+        rows = self._session.request(body, messages.EventList, timeout).events
+        return [replace(row, name=self._naming.shown(row.name)) for row in rows] if self.prefix else rows
 
     def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The sessions that live."""
@@ -312,8 +351,9 @@ class Client:
         self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None
     ) -> list[AttachmentInfo]:
         """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000."""
-        body = messages.ListAttachments(_plain(prefix, "prefix"), limit)
-        return self._session.request(body, messages.AttachmentList, timeout).attachments
+        body = messages.ListAttachments(self._naming.begin(prefix), limit)
+        rows = self._session.request(body, messages.AttachmentList, timeout).attachments
+        return [replace(row, event=self._naming.shown(row.event)) for row in rows] if self.prefix else rows
 
     def stats(self, timeout: float | None = None) -> Stats:
         """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
@@ -344,7 +384,12 @@ class Client:
         Sessions are told of whatever the `prefix`, which is of events' names. ValueError for a timeout that is negative
         or NaN.
         """
-        return self._session.notices(_plain(prefix, "prefix"), self._session_prefix, timeout)
+        return self._notices(prefix, timeout)
+
+    def _notices(self, prefix: str, timeout: float | None, look: Callable[[], None] | None = None) -> Iterator[Notice]:
+        begin = self._naming.begin(prefix)
+        notices = self._session.notices(begin, self._session_prefix, timeout, look)
+        return _shown(notices, self._naming) if self.prefix else notices
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -372,6 +417,12 @@ class Client:
         return f"<ipcsync.Client {self.name!r} {state} {self.endpoint}>"
 
 
+def _shown(notices: Iterator[Notice], naming: Naming) -> Iterator[Notice]:
+    for notice in notices:
+        is_event = not notice.kind.startswith("session_")
+        yield dataclasses.replace(notice, name=naming.shown(notice.name)) if is_event else notice
+
+
 def _tracing(directory: str | os.PathLike[str], name: str) -> Tracing | None:
     """What the engines of a client named `name` write to, None without a directory."""
     if not os.fspath(directory):
@@ -380,18 +431,3 @@ def _tracing(directory: str | os.PathLike[str], name: str) -> Tracing | None:
     from ipcsync._trace.writer import prepare
 
     return Tracing(prepare(directory), name)
-
-
-def _plain(text: str, what: str = "name") -> str:
-    """The text as a plain str: what numpy, an enum or a user derives from str does not travel."""
-    if not isinstance(text, str):
-        raise TypeError(f"a {what} is a str, but got {type(text).__name__}")
-    return str.__str__(text)
-
-
-def _checked_name(name: str) -> str:
-    name = _plain(name)
-    reason = names.why_not(name)
-    if reason:
-        raise ProtocolError(f"the name {name!r:.80} {reason}", code="name")
-    return name

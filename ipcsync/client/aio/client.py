@@ -45,6 +45,7 @@ def aconnect(
     lease_ttl: float | None = None,
     trace: str | os.PathLike[str] | None = None,
     chains: str = "stream",
+    prefix: str = "",
 ) -> Connecting:
     """Open a session with a coordinator; as `connect`, and with its errors.
 
@@ -52,7 +53,7 @@ def aconnect(
     """
     fork.arm()
     options: dict[str, Any] = {"name": name, "timeout": timeout, "lease_ttl": lease_ttl, "trace": trace}
-    return Connecting(_open(partial(connect, endpoint, **options, chains=chains)))
+    return Connecting(_open(partial(connect, endpoint, **options, chains=chains, prefix=prefix)))
 
 
 class Connecting(Coroutine[Any, Any, "AsyncClient"]):
@@ -124,6 +125,11 @@ class AsyncClient:
     def name(self) -> str:
         """What others see of this session."""
         return self._client.name
+
+    @property
+    def prefix(self) -> str:
+        """What stands before this client's names of events and streams for everybody else; "" by default."""
+        return self._client.prefix
 
     @property
     def session_id(self) -> str:
@@ -272,7 +278,7 @@ class AsyncClient:
                 raise _WatchOver
             self._client._session.check_liveness()
 
-        notices = self._client._session.notices(prefix, self._client._session_prefix, timeout, look)
+        notices = self._client._notices(prefix, timeout, look)
         own = ThreadPoolExecutor(1, "ipcsync-watch")
         try:
             while (notice := await run(own, partial(_next, notices))) is not None:
