@@ -11,7 +11,7 @@ import sys
 import tempfile
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ipcsync._linux.child import environment, read_line
 from ipcsync._linux.process import is_running, pid_namespace, start_time
@@ -103,6 +103,9 @@ class Coordinator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a coordinator is this process's child: send its endpoint, a str, and call connect(endpoint)")
 
     def __repr__(self) -> str:
         return f"<ipcsync.Coordinator pid={self.pid} {self.endpoint}>"

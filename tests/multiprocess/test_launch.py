@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -39,3 +40,10 @@ def test_a_launch_in_another_pid_namespace_removes_nothing_of_ours(
     assert other.returncode == 0, other.stderr
     with ipcsync.connect(coordinator.endpoint) as client:
         assert client.is_connected
+
+
+def test_a_coordinator_does_not_travel_but_its_endpoint_does(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
+    with pytest.raises(TypeError, match="send its endpoint"):
+        pickle.dumps(new_coordinator())
