@@ -153,7 +153,16 @@ class Stats(TypedDict):
     latency: Latency
     uptime_s: float
     starts: int
+    """Coordinators that have served over the same events: above 1 only with a keeper."""
     start_s: float
+    """Since when the last of them serves."""
+    pause_s: float
+    """For how long none served before it; 0 for the first."""
+    restarts: dict[str, int]
+    """Why each of them followed another: one died, one hung and was killed, or new code was loaded (`reloaded`)."""
     pid: int
     keeper_pid: int
+    """Equal to `pid` without a keeper, as the memory of both is."""
+    memory_bytes: int
+    keeper_memory_bytes: int
     client: ClientStats

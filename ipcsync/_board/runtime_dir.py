@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import json
 import os
 import signal
 import stat
@@ -15,7 +16,7 @@ from ipcsync._wire import endpoints
 LOCK = "lock"
 KEEPER = "keeper"  # behind the pid in the lock file of a coordinator that has one
 RELOAD = signal.SIGUSR2  # asks a keeper to go on with the code on disk
-OUTCOME = "reload.json"  # what came of the last time, in the directory
+OUTCOME = "reload.json"  # what came of the last reload, in the directory
 SHUT = ".full"  # behind the name of a socket while nobody may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 
@@ -183,6 +184,28 @@ class Place:
             for old, new in names:
                 with _gone_is_fine():
                     os.rename(old, new)
+
+
+def write_outcome(path: str, began_ns: int, why_not: str) -> None:
+    """Tell in the runtime directory `path` what came of the reload that began at `began_ns`. OSError if it is full."""
+    name = os.path.join(path, OUTCOME)
+    with open(f"{name}.new", "w", opener=_private) as file:
+        json.dump({"began_ns": began_ns, "why_not": why_not}, file)
+    os.rename(f"{name}.new", name)
+
+
+def read_outcome(path: str) -> tuple[int, str]:
+    """When the last reload began of which the outcome is told, and why it failed, empty if it did not; else (0, "")."""
+    try:
+        with open(os.path.join(path, OUTCOME), "rb") as file:
+            found = json.load(file)
+        return int(found["began_ns"]), str(found["why_not"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0, ""
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def who_serves(path: str) -> tuple[int, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 
@@ -23,6 +24,34 @@ def is_running(pid: int, started: int) -> bool:
         return process.is_alive()
     finally:
         process.close()
+
+
+def watched(process: str) -> PidFd | None:
+    """The descriptor of the process that is meant by PID:START, its start time; None if it has ended."""
+    pid, _, started = process.partition(":")
+    try:
+        found = PidFd(int(pid))
+    except ProcessLookupError:
+        return None
+    return found if is_running(int(pid), int(started)) else None
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal: then SIGHUP may say that it was closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory of a process that is in RAM (proc(5), statm), what it shares with others included; 0 if unknown."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except (OSError, IndexError):
+        return 0
 
 
 def pid_namespace() -> int:
@@ -114,6 +143,10 @@ class PidFd:
     def is_dead(self) -> bool:
         """Whether the process has ended."""
         return bool(self._poll.poll(0))
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the process ends within so many seconds."""
+        return bool(self._poll.poll(math.ceil(seconds * 1000)))
 
     def close(self) -> None:
         """Give the descriptor back; twice does nothing."""

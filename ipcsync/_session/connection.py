@@ -21,6 +21,10 @@ from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, Reentered,
 
 _RETRY_NS = 1_000_000_000
 _SLICE_NS = 50_000_000
+_EAGER_NS, _EAGER_SLICE_NS = (
+    250_000_000,
+    10_000_000,
+)  # at first, in which a coordinator that died is followed by another
 _LONGEST_S = 1e9
 _NOW, _IN, _IN_OR_OUT = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)  # an enum costs in each call
 
@@ -166,13 +170,15 @@ class Connection:
         wanted = {request.id: request for request in requests}
         resend_at = sent_to = 0
         was_sent = False
+        eager_until = time.monotonic_ns() + _EAGER_NS
         while (missing := [r for r in requests if r.reply is None]) and (now := time.monotonic_ns()) < deadline:
             if now >= resend_at or sent_to != self.starts():
                 # The same ids: if only a reply was lost, the coordinator gives it again and does nothing twice.
                 sent_to = self.starts()
                 was_sent = self._send_late_again(socket) and self._try_send(socket, missing)
                 resend_at = now + _RETRY_NS if was_sent else 0
-            slice_ms = max(1, min(_SLICE_NS, deadline - now) // 1_000_000)
+            longest = _EAGER_SLICE_NS if now < eager_until else _SLICE_NS
+            slice_ms = max(1, min(longest, deadline - now) // 1_000_000)
             if not was_sent:
                 socket.poll(slice_ms, _IN_OR_OUT)
             self._receive(socket, wanted, slice_ms if was_sent else 0)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import time
-from typing import Any
 
 import click
 
@@ -28,7 +25,7 @@ def command(runtime_dir: str | None) -> None:
     The new code is started beside the old one, and takes over if it speaks the same versions of everything; requests
     pause meanwhile for some milliseconds. Exit status 1, and why, if it cannot: the old one goes on then.
     """
-    from ipcsync._board.runtime_dir import KEEPER, OUTCOME, RELOAD, who_serves
+    from ipcsync._board.runtime_dir import KEEPER, RELOAD, read_outcome, who_serves
     from ipcsync._linux.process import PidFd
     from ipcsync._wire import endpoints
 
@@ -46,22 +43,13 @@ def command(runtime_dir: str | None) -> None:
     signal.pidfd_send_signal(keeper.fileno(), RELOAD)
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline and not keeper.is_dead:
-        outcome = _read(os.path.join(path, OUTCOME))
-        if outcome.get("at_ns", 0) > asked_ns:
-            if outcome["why"]:
-                raise Failed(f"not reloaded, the old code goes on: {outcome['why']}")
+        began_ns, why_not = read_outcome(path)
+        if began_ns > asked_ns:
+            if why_not:
+                raise Failed(f"not reloaded: {why_not}")
             click.echo("reloaded")
             return
         time.sleep(0.01)
     raise Failed(
         "the keeper ended meanwhile" if keeper.is_dead else f"no outcome within {_PATIENCE_S:g} s; see its log"
     )
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -21,7 +21,7 @@ from ipcsync_coordinator import config
 
 if TYPE_CHECKING:
     from ipcsync_coordinator.given import Given
-    from ipcsync_keeper.holdings import Fixed
+    from ipcsync_holdings.holdings import Fixed
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -76,7 +76,7 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
 
 
 def _fixed(settings: config.Settings) -> Fixed:
-    from ipcsync_keeper.holdings import Fixed
+    from ipcsync_holdings.holdings import Fixed
 
     return Fixed(
         os.path.abspath(settings.runtime_dir),
@@ -89,7 +89,7 @@ def _fixed(settings: config.Settings) -> Fixed:
 
 def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> None:
     """Exec, so that a supervisor's signals reach the keeper; each coordinator gets the same flags."""
-    from ipcsync_keeper.__main__ import Plan
+    from ipcsync_keeper.keeper import Plan
 
     command = [sys.executable, *PROGRAM, *_without_own(sys.argv[1:])]
     plan = Plan(_fixed(settings), command, settings.spare, settings.log_level, settings.log_json, ready_fd, exit_with)
@@ -117,6 +117,7 @@ def _serve_kept(settings: config.Settings, kept: str) -> int:
     # Whatever serving needs is imported before it is this process's turn.
     from ipcsync_coordinator import given, server  # noqa: F401
 
+    _freeze()
     what = given.receive(kept)
     fixed = what.terms.fixed
     settings = dataclasses.replace(
@@ -126,9 +127,10 @@ def _serve_kept(settings: config.Settings, kept: str) -> int:
 
 
 async def _serve_for_keeper(settings: config.Settings, what: Given) -> int:
+    """Serve, and end the process; UNREADABLE if it cannot begin."""
     from ipcsync_coordinator.journal import JournalError
     from ipcsync_coordinator.server import Server
-    from ipcsync_keeper.keeper import UNREADABLE
+    from ipcsync_holdings.journal_files import UNREADABLE
 
     began = time.monotonic()
     try:
@@ -150,13 +152,17 @@ async def _serve_for_keeper(settings: config.Settings, what: Given) -> int:
         await server.run()
     finally:
         server.close()
-    return server.status
+    logging.shutdown()
+    os._exit(
+        server.status
+    )  # the next coordinator waits for this end: what is left here is memory of this process's own
 
 
 async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> int:
     os.environ["IPCSYNC_DRIVER"] = settings.driver
     began = time.monotonic()
     from ipcsync._board.runtime_dir import RuntimeDirError
+    from ipcsync._linux.process import watched
     from ipcsync._linux.service_manager import ServiceManager
     from ipcsync_coordinator import given
     from ipcsync_coordinator.server import Server
@@ -177,8 +183,7 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
         return 1
     try:
         if exit_with is not None:
-            pid, _, started = exit_with.partition(":")
-            server.end_with(int(pid), int(started))
+            server.end_with(watched(exit_with))
         _freeze()
         endpoint = endpoints.endpoint_in(settings.runtime_dir)
         log.info(

@@ -14,8 +14,8 @@ from ipcsync._logs import fields
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Failure
 from ipcsync.errors import IpcSyncError, WaitTimeout
-from ipcsync_keeper.events import EventStore, SharedCudaEvent
-from ipcsync_keeper.link import Link
+from ipcsync_holdings.events import EventStore, SharedCudaEvent
+from ipcsync_holdings.link import Link
 
 log = logging.getLogger("ipcsync.coordinator")
 

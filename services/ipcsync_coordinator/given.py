@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import msgspec
 
 from ipcsync._board import Board
-from ipcsync._board.runtime_dir import Place
+from ipcsync._board.runtime_dir import RELOAD, Place
 from ipcsync._linux import locks
 from ipcsync._linux.child import die_with
 from ipcsync._wire import messages
 from ipcsync_coordinator.driver_work import DriverWork, KeepersDriver, OwnDriver
-from ipcsync_keeper import journal_files, link
-from ipcsync_keeper.holdings import Fixed, Holdings, Terms
-from ipcsync_keeper.journal_files import JournalFiles
-from ipcsync_keeper.link import Link
+from ipcsync_holdings import journal_files, link
+from ipcsync_holdings.holdings import Fixed, Holdings, Terms
+from ipcsync_holdings.journal_files import JournalFiles
+from ipcsync_holdings.link import Link
 
 _OOM_SCORE = 200  # above the keeper's: of the two, this one can be had again
 
@@ -89,7 +89,7 @@ def receive(kept: str) -> Given:
 
 
 def _end_with_keeper(keeper: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, RELOAD):
         signal.signal(number, signal.SIG_IGN)  # they are the keeper's business
     die_with(keeper)
     try:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from ipcsync._board import Board
-from ipcsync._linux.process import pid_namespace, shm_identity, time_namespace
+from ipcsync._linux.process import pid_namespace, resident_bytes, shm_identity, time_namespace
 from ipcsync._logs import fields
 from ipcsync._wire import messages
 from ipcsync.errors import (
@@ -30,7 +30,7 @@ from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.registry import Registry, Session, Slot
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_keeper.holdings import Terms
+from ipcsync_holdings.holdings import Terms
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -70,7 +70,7 @@ class Handlers:
         self._namespace = pid_namespace()
         self._time_namespace = time_namespace()
         self._shm = shm_identity()
-        self._began_ns = time.monotonic_ns()
+        self._serves_ns = time.monotonic_ns()
         self.table: dict[str, Callable[[SessionEntry, Any], messages.Message]] = {
             "ready": self._ready,
             "open": self._open,
@@ -86,6 +86,10 @@ class Handlers:
             "probe": self._probe,
             "bye": self._bye,
         }
+
+    def serve(self) -> None:
+        """Requests are answered from now on."""
+        self._serves_ns = time.monotonic_ns()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -320,9 +324,13 @@ class Handlers:
             **self._metrics.stats(),
             "uptime_s": (now_ns - self._terms.started_ns) / 1e9,
             "starts": self._terms.starts,
-            "start_s": (now_ns - self._began_ns) / 1e9,
+            "start_s": (now_ns - self._serves_ns) / 1e9,
+            "pause_s": (self._serves_ns - self._terms.unserved_ns) / 1e9 if self._terms.unserved_ns else 0.0,
+            "restarts": self._terms.restarts,
             "pid": os.getpid(),
             "keeper_pid": self._terms.keeper_pid,
+            "memory_bytes": resident_bytes(os.getpid()),
+            "keeper_memory_bytes": resident_bytes(self._terms.keeper_pid),
         }
 
 

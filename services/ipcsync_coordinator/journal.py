@@ -14,7 +14,7 @@ import msgspec
 
 from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator.records import Record
-from ipcsync_keeper.journal_files import (
+from ipcsync_holdings.journal_files import (
     CARRIED_OUT,
     CURRENT,
     IN_HAND,

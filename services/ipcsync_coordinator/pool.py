@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ipcsync._logs import fields
 from ipcsync.errors import DeviceMismatch, IpcSyncError, QuotaExceeded
 from ipcsync_coordinator.driver_work import DriverWork, Made
-from ipcsync_keeper.events import SharedCudaEvent
+from ipcsync_holdings.events import SharedCudaEvent
 
 log = logging.getLogger("ipcsync.coordinator")
 

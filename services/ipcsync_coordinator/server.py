@@ -154,6 +154,7 @@ class Server:
             self._loop.add_reader(_fd(socket), drain)
             self._loop.call_soon(drain)  # what came before the reader was there gives no edge any more
         self._loop.call_soon(self._tick)
+        self.handlers.serve()
         self.board.starts = self._given.terms.starts
         self._given.tell_serving()
         await self._done.wait()
@@ -164,19 +165,13 @@ class Server:
         """Begin to end."""
         self._done.set()
 
-    def end_with(self, pid: int, started: int) -> None:
-        """End when the process `pid` that started at `started` does."""
-        from ipcsync._linux.process import is_running
-
-        try:
-            parent = PidFd(pid)
-        except ProcessLookupError:
+    def end_with(self, parent: PidFd | None) -> None:
+        """End when that process does; now if it has."""
+        if parent is None:
             self.stop()
-            return
-        self._loop.add_reader(parent, self.stop)
-        self._parent = parent
-        if not is_running(pid, started):
-            self.stop()
+        else:
+            self._loop.add_reader(parent, self.stop)
+            self._parent = parent
 
     def _drain_link(self) -> None:
         if isinstance(self._given.work, KeepersDriver):

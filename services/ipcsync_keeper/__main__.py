@@ -9,24 +9,13 @@ import sys
 import msgspec
 
 from ipcsync._board.runtime_dir import KEEPER, RuntimeDirError
+from ipcsync._linux.process import watched
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import configure, fields
-from ipcsync_keeper.holdings import Fixed, Holdings
-from ipcsync_keeper.keeper import Keeper
+from ipcsync_holdings.holdings import Holdings
+from ipcsync_keeper.keeper import Keeper, Plan
 
 log = logging.getLogger("ipcsync.coordinator")
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """What the command line asked for. `command` starts a coordinator; `exit_with` is PID:START or nothing."""
-
-    fixed: Fixed
-    command: list[str]
-    spare: bool
-    log_level: str
-    log_json: bool
-    ready_fd: int | None = None
-    exit_with: str | None = None
 
 
 def main(plan: Plan) -> int:
@@ -34,6 +23,9 @@ def main(plan: Plan) -> int:
     configure(plan.log_level, as_json=plan.log_json)
     os.environ["IPCSYNC_DRIVER"] = plan.fixed.driver
     manager = ServiceManager()
+    parent = watched(plan.exit_with) if plan.exit_with else None
+    if plan.exit_with and parent is None:
+        return 0
     try:
         holdings = Holdings(plan.fixed)
     except Exception as error:
@@ -41,7 +33,6 @@ def main(plan: Plan) -> int:
         why = error if isinstance(error, RuntimeDirError) else f"{type(error).__name__}: {error}"
         log.error("cannot start", extra=fields(why=why), exc_info=not is_plain)
         return 1
-
     holdings.directory.sign(KEEPER)
 
     def ready() -> None:
@@ -52,11 +43,7 @@ def main(plan: Plan) -> int:
             os.close(plan.ready_fd)
         manager.ready(f"serves {endpoint}")
 
-    keeper = Keeper(holdings, plan.command, manager, ready, spare=plan.spare)
-    if plan.exit_with is not None:
-        pid, _, started = plan.exit_with.partition(":")
-        keeper.end_with(int(pid), int(started))
-    status = keeper.run()
+    status = Keeper(plan, holdings, manager, parent, ready).run()
     log.info("stopped")
     return status
 

@@ -1,8 +1,9 @@
 """A coordinator that dies where a script says: run by `tests.faults.patched scripted`, with or without a keeper.
 
 The script is a file of one line. "die N": SIGKILL at the N-th step from then on that a transition takes, once: the file
-is emptied before. "crash": end at the start. "version": speak another version of the journal. What is not there, or
-empty, says nothing. Whatever it says, a request for an event whose name begins with "poison" kills.
+is emptied before. "crash": end at the start. "version": speak another version of the journal. "noise": greet the keeper
+as no coordinator does. What is not there, or empty, says nothing. Whatever it says, a request for an event whose name
+begins with "poison" kills.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ def follow(path: str) -> None:
     words = _words(script)
     if words[0] == "crash":
         sys.exit(7)
+    if words[0] == "noise":
+        from ipcsync_coordinator import given
+
+        given.versions = lambda: {"journal": ["a list"]}  # type: ignore[dict-item] # as no coordinator does
     if words[0] == "version":
-        from ipcsync_keeper import journal_files
+        from ipcsync_holdings import journal_files
 
         journal_files.VERSION += 1
     from ipcsync_coordinator.effects import Effects

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import resource
 import signal
 import stat
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._board.runtime_dir import OUTCOME, RELOAD
 from ipcsync._launch import Coordinator
 from ipcsync.typing import EngineName
 from tests.faults import fixtures
@@ -125,6 +127,56 @@ def test_row_54_who_watches_is_told_of_the_restart_and_misses_no_change(client: 
     assert notices.count(("opened", "before")) == 1, "no change twice"
     assert notices.count(("opened", "after")) == 1
     assert kinds.count("session_closed") == 0
+
+
+def test_row_54_somebody_who_kills_one_after_the_other_ends_nothing(kept: Coordinator, client: ipcsync.Client) -> None:
+    """SIGKILL is somebody else's doing: that nothing was answered meanwhile is no reason to give up."""
+    with client.event("held", recorder=True) as event:
+        for _ in range(5):
+            starts = client._session.lease.board.starts
+            (pid,) = _children(kept)
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: client._session.lease.board.starts > starts, "the next one serves")  # noqa: B023 - at once
+        event.record().synchronize(timeout=DEADLINE_S)
+        stats = client.stats()
+    assert stats["starts"] == 6
+    assert stats["restarts"] == {"died": 5, "hung": 0, "reloaded": 0}
+    assert stats["pause_s"] > 0
+
+
+def test_row_54_without_a_descriptor_to_start_another_with_the_keeper_waits_until_there_is_one(
+    kept: Coordinator, client: ipcsync.Client
+) -> None:
+    pid = _pid(client)
+    _, most = limits = resource.prlimit(kept.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (3, most))
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: _gone(pid), "the coordinator is dead")
+    with pytest.raises(ipcsync.WaitTimeout):
+        client.stats(timeout=1.0)
+    assert kept.is_running
+    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, limits)
+    assert client.stats()["starts"] == 2
+
+
+def test_row_54_a_spare_that_dies_counts_for_nothing(script: Path) -> None:
+    with (
+        fixtures.launch_patched("scripted", fixtures.private_dir(), "--keeper", "--spare") as kept,
+        ipcsync.connect(kept.endpoint, timeout=20.0) as client,
+        client.event("held", recorder=True) as event,
+    ):
+        pid = _pid(client)
+        (spare,) = until(lambda: _children(kept) - {pid}, "a spare")
+        os.kill(spare, signal.SIGKILL)
+        until(lambda: _gone(spare), "the spare is dead")
+        assert _kill(client) == pid
+        event.record().synchronize(timeout=DEADLINE_S)
+        assert client.stats()["starts"] == 2
+        assert client.stats()["events"] == 1
+
+
+def _children(kept: Coordinator) -> set[int]:
+    return set(map(int, Path(f"/proc/{kept.pid}/task/{kept.pid}/children").read_text().split()))
 
 
 # --- row 55 -----------------------------------------------------------------------------------------------------------
@@ -283,16 +335,16 @@ def _attach(endpoint: str) -> None:
 # --- row 57 -----------------------------------------------------------------------------------------------------------
 
 
+def _begin_reload(kept: Coordinator) -> subprocess.Popen[str]:
+    program = "from ipcsync.cli import main; main()"
+    command = [sys.executable, "-c", program, "reload", "--runtime-dir", kept.runtime_dir]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def _reload(kept: Coordinator) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-c",
-        "from ipcsync.cli import main; main()",
-        "reload",
-        "--runtime-dir",
-        kept.runtime_dir,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False)
+    process = _begin_reload(kept)
+    out, errors = process.communicate(timeout=2 * DEADLINE_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 
 def test_row_57_upgrades_under_load_are_not_noticed(kept: Coordinator, client: ipcsync.Client) -> None:
@@ -327,7 +379,30 @@ def test_row_57_upgrades_under_load_are_not_noticed(kept: Coordinator, client: i
     assert client.stats()["sessions"] == 1
 
 
-@pytest.mark.parametrize(("words", "why"), [("version", "another version of: journal"), ("crash", "status 7")])
+def test_row_57_two_reloads_at_once_are_both_done(kept: Coordinator, client: ipcsync.Client) -> None:
+    with client.event("held", recorder=True) as event:
+        begun = [_begin_reload(kept) for _ in range(2)]
+        said = [process.communicate(timeout=2 * DEADLINE_S)[0] for process in begun]
+        assert said == ["reloaded\n"] * 2
+        assert client.stats()["restarts"]["reloaded"] in (1, 2), "asked for at once, they may be one"
+        event.record().synchronize(timeout=DEADLINE_S)
+
+
+def test_row_57_an_outcome_that_cannot_be_told_ends_nothing(kept: Coordinator, client: ipcsync.Client) -> None:
+    """As where the directory's disk is full: the keeper logs it, and the command has to give up waiting."""
+    path = Path(kept.runtime_dir, f"{OUTCOME}.new")
+    path.mkdir()
+    os.kill(kept.pid, RELOAD)
+    until(lambda: client.stats()["starts"] == 2, "the new one")
+    path.rmdir()
+    assert _reload(kept).returncode == 0
+    assert client.stats()["restarts"]["reloaded"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [("version", "another version of: journal"), ("crash", "status 7"), ("noise", "killed by SIGKILL")],
+)
 def test_row_57_code_that_does_not_fit_is_refused_and_the_old_one_goes_on(
     kept: Coordinator, client: ipcsync.Client, script: Path, words: str, why: str
 ) -> None:

@@ -43,7 +43,7 @@ PROGRAMS = [
 started: list[object] = []
 """The commands of all processes that this one has started by `subprocess.Popen`."""
 
-_PACKAGES = ("ipcsync.client", "ipcsync_coordinator", "ipcsync_keeper")
+_PACKAGES = ("ipcsync.client", "ipcsync_coordinator", "ipcsync_holdings", "ipcsync_keeper")
 _MODULES = (
     "cuda.bindings.driver",
     "ipcsync._drivers.cuda",

@@ -30,9 +30,9 @@ from ipcsync_coordinator.recovery import recover
 from ipcsync_coordinator.registry import Limits, Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
-from ipcsync_keeper.holdings import Fixed, Terms
-from ipcsync_keeper.journal_files import JournalFiles
+from ipcsync_holdings.events import EventStore, SharedCudaEvent, served_devices
+from ipcsync_holdings.holdings import Fixed, Terms
+from ipcsync_holdings.journal_files import JournalFiles
 from tests.unit import frames
 
 _SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
@@ -88,7 +88,8 @@ class World:
         self.differing = recover(journal, self.registry, self.sessions, effects, self.board, time.monotonic_ns())
         fixed = Fixed("/", "host", None, _SETTINGS.pool, _SETTINGS.max_sessions)
         name = _drivers.name()
-        terms = Terms(fixed, self.board.epoch, self.board.path, name, devices, os.getpid(), time.monotonic_ns(), 1, [])
+        now_ns = time.monotonic_ns()
+        terms = Terms(fixed, self.board.epoch, self.board.path, name, devices, os.getpid(), now_ns, 1, {}, 0, [])
         self.handlers = Handlers(
             _SETTINGS,
             self.registry,

@@ -21,7 +21,7 @@ from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.transactions import Transactions
-from ipcsync_keeper import journal_files
+from ipcsync_holdings import journal_files
 from tests.unit.test_dispatcher import _SENDER, World
 
 _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}

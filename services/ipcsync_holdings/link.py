@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-VERSION = 1  # of the questions, and of what a coordinator is passed on
+VERSION = 2  # of the questions, and of what a coordinator is passed on
 _LENGTH = 4
 _CHUNK = 1 << 18
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 
 VERSION = 1
+UNREADABLE = 3
+"""The exit status of a coordinator that cannot read it."""
 
 # Words of 8 bytes. Which log counts (0 or 1); of each, how many bytes are valid, and up to which one all that follows
 # from its records has been carried out.
@@ -40,10 +43,14 @@ class JournalFiles:
         for descriptor in self.descriptors:
             os.close(descriptor)
 
-    def save(self, path: str) -> None:
-        """Write what counts to a file that only this user reads, for inspection."""
+    def save(self, directory: str) -> str:
+        """Write what counts to a file that only this user reads, for inspection; its path, or why there is none."""
         which = self.words[CURRENT] & 1
-        data = os.pread(self.logs[which], self.words[VALID + which], 0)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
+        path = os.path.join(directory, f"journal-{time.time_ns()}")
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(os.pread(self.logs[which], self.words[VALID + which], 0))
+        except OSError as error:
+            return f"not kept: {error}"
+        return path

@@ -7,16 +7,22 @@ import os
 import resource
 import socket
 import time
+from collections import Counter
+from typing import Literal
 
 import msgspec
 
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._board.runtime_dir import RuntimeDir
-from ipcsync_keeper.events import EventStore, SharedCudaEvent, served_devices
-from ipcsync_keeper.journal_files import JournalFiles
+from ipcsync_holdings.events import EventStore, SharedCudaEvent, served_devices
+from ipcsync_holdings.journal_files import JournalFiles
 
 log = logging.getLogger("ipcsync.coordinator")
+
+
+Reason = Literal["died", "hung", "reloaded"]
+"""Why a coordinator followed another one: it was killed because it hung, new code took over, or any other end."""
 
 
 class Fixed(msgspec.Struct, frozen=True):
@@ -30,7 +36,11 @@ class Fixed(msgspec.Struct, frozen=True):
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What a coordinator is told when it begins. `started_ns` is when the keeper did, on CLOCK_MONOTONIC."""
+    """What a coordinator is told when it begins. Times are of CLOCK_MONOTONIC, in ns.
+
+    `started_ns` is when what it holds was made, `unserved_ns` since when no coordinator serves, 0 at the first start.
+    `restarts` counts the ends of those before it, by reason.
+    """
 
     fixed: Fixed
     epoch: bytes
@@ -40,6 +50,8 @@ class Terms(msgspec.Struct, frozen=True):
     keeper_pid: int
     started_ns: int
     starts: int
+    restarts: dict[Reason, int]
+    unserved_ns: int
     events: list[SharedCudaEvent]
 
 
@@ -50,6 +62,7 @@ class Holdings:
         self.fixed = fixed
         self.started_ns = time.monotonic_ns()
         self.starts = 0
+        self.restarts: Counter[Reason] = Counter({"died": 0, "hung": 0, "reloaded": 0})
         self.directory = RuntimeDir(fixed.runtime_dir)
         try:
             devices = served_devices(fixed.devices)
@@ -70,7 +83,12 @@ class Holdings:
             raise
         self._devices = list(devices)
 
-    def next_terms(self) -> Terms:
+    @property
+    def descriptors(self) -> list[int]:
+        """What a coordinator in a process of its own is passed on: journal, sockets, the directory's lock."""
+        return [*self.journal.descriptors, *(listening.fileno() for listening in self.sockets), self.directory.lock]
+
+    def next_terms(self, unserved_ns: int = 0) -> Terms:
         """The terms of the next start."""
         self.starts += 1
         return Terms(
@@ -82,6 +100,8 @@ class Holdings:
             os.getpid(),
             self.started_ns,
             self.starts,
+            dict(self.restarts),
+            unserved_ns,
             self.events.held(),
         )
 
