@@ -122,7 +122,7 @@ def _build(source: Path, target: Path) -> str:
     from Cython.Compiler.Main import CompilationOptions, compile_single
 
     paths = sysconfig.get_paths()
-    headers = [f"-I{folder}" for folder in dict.fromkeys((paths["include"], paths["platinclude"]))]
+    headers = [f"-I{folder}" for folder in dict.fromkeys((paths["include"], paths["platinclude"], source.parent))]
     with tempfile.TemporaryDirectory(prefix="ipcsync-core-") as name:
         generated, built = Path(name, "core.c"), Path(name, "core.so")
         options = CompilationOptions(output_file=str(generated), language_level=3)

@@ -91,6 +91,11 @@ class SessionLine:
         return self._words[self._first + S_OWNER]
 
     @property
+    def nudge_address(self) -> int:
+        """Where `nudge` lies."""
+        return self._address + S_NUDGE * 8
+
+    @property
     def owner_address(self) -> int:
         """Address of that word in this process."""
         return self._address + S_OWNER * 8

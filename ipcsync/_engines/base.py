@@ -18,7 +18,7 @@ from ipcsync._board import BROKEN, CLOSED, OPEN, Board
 from ipcsync._drivers import SUCCESS, unwrap
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Chain
-from ipcsync._engines.compiled import COMPILED, CallLock, bind_driver, know_streams
+from ipcsync._engines.compiled import COMPILED, CallLock, bind_driver, is_parked, know_streams, park
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued import Wait
 from ipcsync._engines.slot_view import FOREVER, Guard, SlotView, deadline_of
@@ -454,6 +454,21 @@ class Engine(SlotView, ABC):
         self._publish_recorded()
         self._publish_completed()
 
+    def park_pending(self) -> None:
+        """Have a thread wait in the driver for what was recorded here and is not complete, and wake who waits for it.
+
+        At each beat, and so whenever somebody who waits nudges this session.
+        """
+        if self.is_recorder:
+            self._try_park()
+
+    @trying("_lock")
+    def _try_park(self) -> None:
+        if not self._is_released:
+            events = self._pending_events()
+            if events:
+                park(events, self.line.completed_address)
+
     def _publish_recorded(self) -> None:
         """Publish what was recorded by a call that an exception ended before it could. Called with the lock held."""
         if self._is_interrupted:
@@ -496,7 +511,7 @@ class Engine(SlotView, ABC):
         self._is_released = self._is_released or self._release()
 
     def _release(self) -> bool:
-        if self._inside:
+        if self._inside or self._sleepers:
             return False
         try:
             if self.guard.coordinator_is_alive() and not (
@@ -508,6 +523,8 @@ class Engine(SlotView, ABC):
         except (DriverError, CoordinatorLost):
             if self.guard.coordinator_is_alive():
                 raise
+        if any(map(is_parked, self._markers.values())):
+            return False
         # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
         for wait in queued.waits_on(self):
             wait.verdict = wait.verdict or self._loss(wait.generation)
@@ -538,7 +555,7 @@ class Engine(SlotView, ABC):
     def _drop_markers(self) -> bool:
         """Destroy the markers that are over; whether all were. Called with the lock held."""
         for stream_id, marker in list(self._markers.items()):
-            if self._is_done(marker):
+            if self._is_done(marker) and not is_parked(marker):
                 self._destroy_marker(stream_id)
         return not self._markers
 
@@ -611,7 +628,7 @@ class Engine(SlotView, ABC):
 
     def _take_shortcuts(self) -> None:
         """From now on have the compiled core make what calls it can, if there is one: on the cuda driver, untraced."""
-        if not self.is_traced and _drivers.name() == "cuda" and _bind():
+        if _drivers.name() == "cuda" and _bind() and not self.is_traced:
             self.shorten(getattr(self.guard, "look", None), self.kind == "timeline", queued.lists, self.chain)
 
     def _stands_behind_none(self) -> bool:
@@ -660,6 +677,10 @@ class Engine(SlotView, ABC):
 
     def _publish_completed(self) -> None:
         """Store in `completed` what is known complete. Called with the lock held."""
+
+    def _pending_events(self) -> list[Any]:
+        """CUDA events behind what was recorded and is not complete, in order. Called with the lock held."""
+        return []
 
     def _publish_known(self, generation: int) -> None:
         """Tell the board what the recorder itself found complete."""

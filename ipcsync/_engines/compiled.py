@@ -21,7 +21,10 @@ __all__ = [
     "PointBase",
     "bind_driver",
     "built_with",
+    "is_parked",
     "know_streams",
+    "park",
+    "parked",
     "shortened",
 ]
 
@@ -68,13 +71,17 @@ if TYPE_CHECKING:
         Look,
         PointBase,
         bind_driver,
+        is_parked,
         know_streams,
+        park,
+        parked,
         shortened,
     )
     from ipcsync._locks import CallLock
 else:
     Core, EventBase, Look, PointBase = _core.Core, _core.EventBase, _core.Look, _core.PointBase
     bind_driver, know_streams, shortened = _core.bind_driver, _core.know_streams, _core.shortened
+    park, is_parked, parked = _core.park, _core.is_parked, _core.parked
     CallLock = _locks.CallLock
     if COMPILED:
 

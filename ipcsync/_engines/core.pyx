@@ -55,6 +55,7 @@ cdef extern from * nogil:
         struct timespec limit = {ns / 1000000000LL, ns % 1000000000LL};
         syscall(SYS_futex, word, private ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT, seen, &limit, 0, 0);
     }
+    static inline void ipcsync_add(int *count, int value) { __atomic_add_fetch(count, value, __ATOMIC_ACQ_REL); }
     static inline uint64_t ipcsync_thread(void) { return (uint64_t)(uintptr_t)pthread_self(); }
     """
     const int MISTAKE
@@ -67,9 +68,24 @@ cdef extern from * nogil:
     int64_t ipcsync_now()
     void ipcsync_futex_wake(void *word, bint private, int count)
     void ipcsync_futex_wait(void *word, bint private, uint32_t seen, int64_t ns)
+    void ipcsync_add(int *count, int value)
     uint64_t ipcsync_thread()
 
-INTERFACE = 2
+cdef extern from "parking.h" nogil:
+    const int64_t LOOK_LATEST_NS
+    const int MOST_EVENTS
+    struct patience:
+        int64_t look
+        int64_t nudged
+        int64_t gap
+    int await_work(void *event, const uint64_t *word, uint64_t wanted, int64_t until, const void *nudge, patience *last)
+    bint park_for "park"(void **events, int count, const void *word)
+    bint is_in_berth "is_parked"(void *event)
+    int64_t rings()
+    int berths_taken()
+    void bind_parking(void *query, void *synchronize, void *get_context, void *set_context, void *exchange_mode)
+
+INTERFACE = 3
 
 cdef enum:  # of the board: `layout.py` is held against these by a test
     HEADER = 9
@@ -82,6 +98,7 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     LOST = 12
     S_SERIAL = 1
     S_OWNER = 9
+    S_NUDGE = 10
     FIRST_SESSION = 512  # words
     LINE = 16
     OPEN = 1
@@ -92,21 +109,21 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     SLICE_NS = 50000000
     NOT_READY = 600
 
-LAYOUT = (HEADER, INCARNATION, STATE, RECORDER, RECORDED, COMPLETED, BEHIND, LOST, S_SERIAL, S_OWNER, FIRST_SESSION, LINE,
-          OPEN, BROKEN, OWNER_DIED, MANY_MARKERS)
+LAYOUT = (HEADER, INCARNATION, STATE, RECORDER, RECORDED, COMPLETED, BEHIND, LOST, S_SERIAL, S_OWNER, S_NUDGE,
+          FIRST_SESSION, LINE, OPEN, BROKEN, OWNER_DIED, MANY_MARKERS)
 
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 cdef enum Step:
     GUARD, OWN_CLOSED, LOAD_INCARNATION, LOAD_STATE, LOAD_RECORDER, LOAD_RECORDED, LOAD_COMPLETED, ALIVE, COORDINATOR
     CAPTURING, GET_ID, LOCK, UNLOCK, EVENT_RECORD, MARK, STREAM_WAIT, WRITE_VALUE, WAIT_VALUE, EVENT_QUERY
-    STORE_RECORDED, FENCE, STORE_COMPLETED, WAKE, SLEEP, LOAD_BEHIND, LOAD_LOST
+    STORE_RECORDED, FENCE, STORE_COMPLETED, WAKE, SLEEP, LOAD_BEHIND, LOAD_LOST, AWAIT_WORK
 
 STEPS = (
     "guard.check", "own is_closed", "load incarnation", "load state", "load recorder", "load recorded",
     "load completed", "recorder alive?", "coordinator?", "cuStreamIsCapturing", "cuStreamGetId", "lock", "unlock",
     "cuEventRecord", "mark", "cuStreamWaitEvent", "cuStreamWriteValue64", "cuStreamWaitValue64", "cuEventQuery",
-    "store recorded", "fence", "store completed", "wake", "sleep", "load behind", "load lost",
+    "store recorded", "fence", "store completed", "wake", "sleep", "load behind", "load lost", "await work",
 )
 
 ctypedef void (*Hook)(int) noexcept nogil
@@ -151,6 +168,9 @@ FUNCTIONS = {
     "cuThreadExchangeStreamCaptureMode": b"CUresult (CUstreamCaptureMode *)",
     "cuStreamWriteValue64": b"CUresult (CUstream, CUdeviceptr, cuuint64_t, unsigned int)",
     "cuStreamWaitValue64": b"CUresult (CUstream, CUdeviceptr, cuuint64_t, unsigned int)",
+    "cuEventSynchronize": b"CUresult (CUevent)",
+    "cuCtxGetCurrent": b"CUresult (CUcontext *)",
+    "cuCtxSetCurrent": b"CUresult (CUcontext)",
 }
 
 
@@ -166,6 +186,13 @@ def bind_functions(dict addresses):
     cuThreadExchangeStreamCaptureMode = <CallMode><uintptr_t>addresses["cuThreadExchangeStreamCaptureMode"]
     cuStreamWriteValue64 = <CallValue><uintptr_t>addresses["cuStreamWriteValue64"]
     cuStreamWaitValue64 = <CallValue><uintptr_t>addresses["cuStreamWaitValue64"]
+    bind_parking(
+        cuEventQuery,
+        <void *><uintptr_t>addresses["cuEventSynchronize"],
+        <void *><uintptr_t>addresses["cuCtxGetCurrent"],
+        <void *><uintptr_t>addresses["cuCtxSetCurrent"],
+        cuThreadExchangeStreamCaptureMode,
+    )
     is_bound = True
 
 
@@ -180,6 +207,28 @@ def bind_driver():
     except (ImportError, AttributeError, KeyError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+# --- waits of the host ------------------------------------------------------------------------------------------------
+
+
+def park(events, uintptr_t word):
+    """As in `core_python`."""
+    cdef Handle handles[MOST_EVENTS]
+    cdef int count = 0
+    for event in events[:MOST_EVENTS] if is_bound else ():
+        handles[count] = <Handle><uintptr_t>int(event)
+        count += 1
+    return bool(park_for(handles, count, <const void *>word))
+
+
+def is_parked(event):
+    """As in `core_python`."""
+    return bool(is_in_berth(<Handle><uintptr_t>int(event)))
+
+
+def parked():
+    """As in `core_python`."""
+    return berths_taken(), rings()
 
 # --- locks ------------------------------------------------------------------------------------------------------------
 
@@ -319,6 +368,8 @@ cdef class Core:
     cdef public uint64_t incarnation, base, _address
     cdef public bint is_closed, is_recorder, _is_interrupted
     cdef public int depth
+    cdef public int _sleepers
+    cdef patience patience
     cdef public object _lock, _record_lock
     cdef Lock lock, record_lock
     cdef uint64_t _stream, recent[RECENT]
@@ -342,6 +393,7 @@ cdef class Core:
             self.lock, self.record_lock = self._lock, self._record_lock
             self.is_timeline = is_timeline
             self.waits, self.chain_of = waits, chain
+            self.patience.look = LOOK_LATEST_NS
             self.look = look if self.ring != NULL else None
 
     @property
@@ -373,6 +425,16 @@ cdef class Core:
                 self.markers[index].stream = stream
                 self.markers[index].event = event
                 return
+
+    def _await_work(self, event, uintptr_t word, uint64_t wanted, int64_t until, uintptr_t nudge):
+        """As in `core_python`."""
+        cdef Handle handle = <Handle><uintptr_t>int(event)
+        if not is_bound:
+            return None
+        with nogil:
+            await_work(handle, <const uint64_t *>word, wanted, until, <const void *>nudge, &self.patience)
+        PyErr_CheckSignals()
+        return True
 
     def _knows_complete(self, int64_t generation):
         return generation <= self.known_complete
@@ -680,18 +742,49 @@ cdef class Core:
             if self.load(LOAD_RECORDED, RECORDED) == recorded:
                 return False
 
+    cdef int await_done(self, int64_t generation, int64_t until) noexcept nogil:
+        """Sleep until the driver says that a recorded generation is complete; then as `query`."""
+        cdef Handle event = NULL
+        if not self.is_timeline:
+            if not self.take():
+                return -1
+            event = NULL if self.closed() else self.event(generation)
+            if event != NULL:
+                ipcsync_add(&self._sleepers, 1)  # whoever would destroy the import looks for them under the lock
+            self.give()
+            if event == NULL:
+                return -1
+        step(AWAIT_WORK)
+        if not await_work(
+            event, self.place + COMPLETED, self.base + generation, until, self.nudge_of_recorder(), &self.patience
+        ):
+            generation = 0
+        if event != NULL:
+            ipcsync_add(&self._sleepers, -1)
+        return self.ask_anew(generation) if generation and self.good() else -1
+
+    cdef inline const void *nudge_of_recorder(self) noexcept nogil:
+        cdef uint64_t line = self.load(LOAD_RECORDER, RECORDER) & 0xFFFF
+        return self.look.header + FIRST_SESSION + line * LINE + S_NUDGE if line < self.look.sessions else NULL
+
+    cdef inline int ask_anew(self, int64_t generation) noexcept nogil:
+        cdef int result = self.on_board(generation)
+        return self.ask(generation) if result == 0 and not self.is_timeline else result
+
     cdef bint try_synchronize(self, int64_t generation, int64_t slice_ns) except -1:
         cdef int result = -1
+        cdef int64_t until
         if self.look is None or not self.good() or self.is_chained():
             return False
         with nogil:
+            until = ipcsync_now() + slice_ns
             result = self.on_board(generation)
             if result == 0:
                 result = -1
                 if self.await_record(generation, slice_ns) and self.good():
-                    result = self.on_board(generation)
-                    if result == 0:
-                        result = self.ask(generation)
+                    result = self.ask_anew(generation)
+                    if result == 0 and slice_ns > 0:
+                        result = self.await_done(generation, until)
         if result == 1:
             self.look.shortcuts += 1
         return result == 1

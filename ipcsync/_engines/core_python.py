@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=type)
 
-INTERFACE = 2
+INTERFACE = 3
 """What the modules around the core expect of it; raised with any change that an older binary does not know."""
 
 
@@ -58,6 +58,9 @@ class Core:
 
     known_complete: int
 
+    _sleepers = 0
+    """How many shortcuts sleep until an import of this use is complete, which may not be destroyed then."""
+
     def __init__(self) -> None:
         self.known_complete = 0
         self._seen = [0]  # the true `known_complete`, of which the attribute may be an older value
@@ -74,6 +77,14 @@ class Core:
 
     def _keep_marker(self, stream: int, address: Any) -> None:
         """Know the event that is recorded behind the waits on a stream; 0: it is about to be destroyed."""
+
+    def _await_work(self, event: Any, word: int, wanted: int, until: int, nudge: int) -> bool | None:  # noqa: ARG002
+        """Sleep until `event` is complete, the 64-bit word at that address has reached `wanted`, or `until` in ns.
+
+        Without an event (0) only for the word. `nudge` is the address of the recorder's, which is woken if it takes
+        long. None: not here; else it is time to look.
+        """
+        return None
 
     def _knows_complete(self, generation: int) -> bool:
         return generation <= self._seen[0]
@@ -102,6 +113,24 @@ def shortened(names: str) -> Callable[[T], T]:  # noqa: ARG001 - the compiled on
 def bind_driver() -> str:
     """Take the driver's functions for the shortcuts; why not, or an empty text."""
     return "pure Python"
+
+
+def park(events: list[Any], word: int) -> bool:  # noqa: ARG001 - the compiled one's
+    """Have a thread wait in the driver for these events, in their order, and wake who sleeps on `word` at each.
+
+    False if it does not: there are few such threads, one for a word at most, and none here.
+    """
+    return False
+
+
+def is_parked(event: Any) -> bool:  # noqa: ARG001 - the compiled one's
+    """Whether a thread is in the driver's wait for `event`, or will be: it may not be destroyed then."""
+    return False
+
+
+def parked() -> tuple[int, int]:
+    """How many threads are in the driver's wait now, and how often one of them has woken others so far."""
+    return 0, 0
 
 
 def know_streams(cls: type) -> None:

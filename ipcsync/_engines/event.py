@@ -116,11 +116,18 @@ class EventEngine(Engine):
         event = self._event(generation)
         if self._is_done(event):  # often already: who records and who waits hand work to and fro
             return True
+        if self._await_work(
+            event, self.line.completed_address, self.base + generation, deadline_ns, self._nudge_address()
+        ):
+            return self._is_done(event)
         try:
             return bool(capture.relaxed_call(_drivers.wait_event, event, deadline_ns))
         except DriverError:
             self.guard.check_liveness()
             raise
+
+    def _pending_events(self) -> list[Any]:
+        return [self._event(number) for number in range(self._completed + 1, self._recorded + 1)]
 
     def _publish_completed(self) -> None:
         done = self._completed

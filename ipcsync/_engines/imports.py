@@ -13,6 +13,7 @@ from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
+from ipcsync._engines.compiled import is_parked
 from ipcsync._locks import CallLock, holding, trying
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
@@ -47,9 +48,12 @@ class Imports:
     def release(self, user: object, key: _Key) -> bool:
         """Give one user's use back; the last one destroys the import, which leaves the coordinator's event as it is.
 
-        Nothing, and None, while another thread is at work here, whom a driver's call may keep for long.
+        Nothing, and None, while another thread is at work here, whom a driver's call may keep for long; False while a
+        thread is parked in the driver's wait for it, also if nobody waits for that any more.
         """
         users = self._users.get(key, set())
+        if users <= {user} and key in self._events and is_parked(self._events[key]):
+            return False
         users.discard(user)
         if not users:
             self._users.pop(key, None)

@@ -167,6 +167,11 @@ class SlotView(Core):
         """The serial of the session that records, 0 while none has come."""
         return int(self._words[self._recorder_index])
 
+    def _nudge_address(self) -> int:
+        """Of the recorder's nudge; 0 while none has come."""
+        serial = self.recorder
+        return self.board.session(serial & 0xFFFF).nudge_address if serial else 0
+
     def fate(self, generation: int) -> Loss | bool | None:
         """What the board and this process's memory say of `generation`: True for good, a Loss, None while it is open.
 

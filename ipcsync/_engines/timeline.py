@@ -94,13 +94,17 @@ class TimelineEngine(Engine):
             self.chain.judge(min(count - self.base, self._recorded))
             self.chain.tell()
 
+    def _pending_events(self) -> list[Any]:
+        marker = self._markers.get(self._last_stream)  # of the newest; those who wait for older ones look by themselves
+        is_pending = self.line.completed < self.base + self._recorded
+        return [marker] if is_pending and marker is not None else []
+
     def _driver_query(self, generation: int) -> bool:
         return self._is_on_board(generation)
 
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
         """Look for about 20 µs, then with sleeps that grow to 1 ms; the host driver's writes wake the sleeper."""
         start = time.monotonic_ns()
-        pause = 50_000
         while not self.is_complete(generation):
             now = time.monotonic_ns()
             if now >= deadline_ns:
@@ -110,6 +114,8 @@ class TimelineEngine(Engine):
                 if seen - self.base >= generation:
                     # Released or broken, which the caller finds; else it stands behind something.
                     return seen != INT64_MAX and self.line.state != BROKEN
-                self._word_futex.wait(seen & 0xFFFFFFFF, min(pause, deadline_ns - now))
-                pause = min(pause * 2, 1_000_000)
+                wanted = self.base + generation
+                if not self._await_work(0, self.line.completed_address, wanted, deadline_ns, self._nudge_address()):
+                    pause = min(max((now - start) // 32, 50_000), 1_000_000)
+                    self._word_futex.wait(seen & 0xFFFFFFFF, min(pause, deadline_ns - now))
         return True

@@ -402,11 +402,14 @@ class AttachmentTable:
         self._since_beat = 0
         for key, engine in list(self._engines.items()):
             engine.publish_completed()
+            engine.park_pending()
             openings = self._opened.get(key)
             is_over = engine.state != "open" or key in self._abandoned
             if engine.is_closed or (not openings if openings is not None else is_over):
                 self._drop_if_unused(key)
         self.release_drained()
+        for closed in list(self._draining):
+            closed.park_pending()
         for lost in [*self._engines.values(), *self._draining]:
             if lost.chain.wants_break:
                 self._ask_for_break(lost)

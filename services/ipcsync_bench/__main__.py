@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "records": ("calls", "record, nobody waiting, both engines"),
     "completed": ("calls", "wait and query on a completed point"),
     "pending": ("calls", "wait on a pending point"),
+    "wake_up": ("wake_up", "a wait on the host for work that lasts milliseconds (not on the host driver)"),
     "attach": ("start", "many processes attach to the same events"),
     "start": ("start", "import, coordinator ready, first event"),
     "memory": ("start", "the coordinator's, and a client's share"),

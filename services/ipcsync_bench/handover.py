@@ -1,4 +1,4 @@
-"""Hand-over: a record in one process until a peer's `synchronize` on that generation returns.
+"""Hand-over: a record in one process until a peer's wait for that generation returns.
 
 Each contestant plays ping-pong between two processes; half of a round trip is one hand-over.
 """
@@ -10,9 +10,10 @@ import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import ipcsync
@@ -20,16 +21,21 @@ from ipcsync._linux.futex import Futex
 from ipcsync._linux.process import start_time
 from ipcsync.typing import EngineName
 from ipcsync_bench.peers import Manager, Redis, RedisConnection
-from ipcsync_bench.rows import Row, Target, at_most, compare, interleave
-from ipcsync_bench.workers import Worker, Workers
+from ipcsync_bench.rows import Figures, Row, Target, at_most, compare, interleave, percentile
+from ipcsync_bench.workers import BUSY_THREADS, Worker, Workers, begin_busy_threads
 
 _SLICE_NS = 1_000_000_000
 Turn = Callable[[int], None]
 
 
-def _rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> float:
-    """Play `count` round trips; seconds a hand-over. `mine(n)` tells the peer, `theirs(n)` waits for its n-th."""
-    start = time.perf_counter()
+Times = tuple[float, float]
+"""p50 and p99 of a hand-over, in seconds."""
+
+
+def _rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> Times:
+    """Play `count` round trips. `mine(n)` tells the peer, `theirs(n)` waits for its n-th."""
+    times = []
+    last = time.perf_counter()
     for number in range(1, count + 1):
         if serves:
             mine(number)
@@ -37,16 +43,22 @@ def _rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> float:
         else:
             theirs(number)
             mine(number)
-    return (time.perf_counter() - start) / count / 2
+        now = time.perf_counter()
+        times.append((now - last) / 2)
+        last = now
+    return percentile(times, 50), percentile(times, 99)
 
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
 
 def _points(
-    state: dict[str, Any], endpoint: str, round_name: str, engine: EngineName, count: int, serves: bool
-) -> float:
-    """ipcsync: each side records on its own event and waits for the next generation of the other's."""
+    state: dict[str, Any], endpoint: str, round_name: str, engine: EngineName, by: str, count: int, serves: bool
+) -> Times:
+    """ipcsync: each side records on its own event and waits for the next generation of the other's.
+
+    By `synchronize`, or by `wait` on a stream, which returns once the wait is queued.
+    """
     client = state.get("client")
     if client is None:
         client = state["client"] = ipcsync.connect(endpoint)
@@ -60,18 +72,18 @@ def _points(
 
         recorder.record(stream).synchronize(10)  # both sides are there
         waiter.at(1).synchronize(10)
-        seconds = _rally(
-            tell,
-            lambda number: waiter.at(number + 1).synchronize(10),
-            count,
-            serves=serves,
-        )
+        if by == "wait":
+            waiting = ipcsync.Stream()
+            hear: Turn = lambda number: waiter.at(number + 1).wait(waiting)  # noqa: E731 - one of two
+        else:
+            hear = lambda number: waiter.at(number + 1).synchronize(10)  # noqa: E731
+        seconds = _rally(tell, hear, count, serves=serves)
         waiter.at(count + 1).synchronize(10)
         recorder.at(count + 1).synchronize(10)
     return seconds
 
 
-def _futex(_state: dict[str, Any], path: str, count: int, serves: bool) -> float:
+def _futex(_state: dict[str, Any], path: str, count: int, serves: bool) -> Times:
     """The limit: two words of shared memory, a plain store, a wake, a wait."""
     import ctypes
 
@@ -94,7 +106,7 @@ def _futex(_state: dict[str, Any], path: str, count: int, serves: bool) -> float
     return _rally(tell, wait, count, serves=serves)
 
 
-def _redis(_state: dict[str, Any], path: str, count: int, serves: bool) -> float:
+def _redis(_state: dict[str, Any], path: str, count: int, serves: bool) -> Times:
     """Redis lists: LPUSH to the peer's, BLPOP from one's own."""
     names = [b"a", b"b"]
     mine, theirs = names if serves else names[::-1]
@@ -111,7 +123,7 @@ def _redis(_state: dict[str, Any], path: str, count: int, serves: bool) -> float
         return _rally(tell, wait, count, serves=serves)
 
 
-def _play_inherited(kind: str, mine: Any, theirs: Any, count: int, answer: Connection | None) -> float:
+def _play_inherited(kind: str, mine: Any, theirs: Any, count: int, answer: Connection | None) -> Times:
     """`multiprocessing.Event`, `Pipe` or `Manager().Event`: what a process can only be given when it starts."""
     if kind == "Pipe":
 
@@ -138,7 +150,7 @@ def _play_inherited(kind: str, mine: Any, theirs: Any, count: int, answer: Conne
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _inherited(kind: str, manager: Manager, count: int) -> float:
+def _inherited(kind: str, manager: Manager, count: int) -> Times:
     context = multiprocessing.get_context("spawn")
     ours: Any
     theirs: Any
@@ -154,55 +166,116 @@ def _inherited(kind: str, manager: Manager, count: int) -> float:
     read, write = context.Pipe(duplex=False)
     process = context.Process(target=_play_inherited, args=(*peer_args, count, write), daemon=True)
     process.start()
-    seconds: list[float] = []
-    thread = threading.Thread(target=lambda: seconds.append(_play_inherited(*my_args, count, None)))
+    thread = threading.Thread(target=_play_inherited, args=(*my_args, count, None))
     thread.start()
-    theirs_seconds: float = read.recv()
+    times: Times = read.recv()
     thread.join()
     process.join()
-    return theirs_seconds * 1e6  # the peer's clock starts with its first wait, once it is there
+    return times  # the peer's clock starts once it is there; its first turn has no part in a percentile
 
 
-def _pair(workers: list[Worker], fn: Callable[..., Any], *args: Any) -> float:
-    for worker, serves in zip(workers, (True, False), strict=True):
-        worker.begin(fn, *args, serves)
-    return max(float(worker.result()) for worker in workers) * 1e6
+class _Table:
+    """Two processes that play, and what they play by."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        self.players = stack.enter_context(Workers(2)).all
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ipcsync-bench-"))
+        self._page = Path(folder, "page")
+        self._tag = f"bench-{start_time(self.players[0].pid)}"
+        self._turns = iter(range(1 << 30))
+
+    def _play(self, function: Callable[..., Any], *arguments: Any) -> Times:
+        for player, serves in zip(self.players, (True, False), strict=True):
+            player.begin(function, *arguments, serves)
+        first, second = (player.result() for player in self.players)
+        return max(first[0], second[0]), max(first[1], second[1])
+
+    def ours(self, engine: EngineName, count: int, by: str = "synchronize") -> Times:
+        """By ipcsync."""
+        name = f"{self._tag}/{next(self._turns)}"
+        return self._play(_points, self.coordinator.endpoint, name, engine, by, count)
+
+    def futex(self, count: int) -> Times:
+        """By two words of shared memory."""
+        self._page.write_bytes(bytes(4096))
+        return self._play(_futex, str(self._page), count)
+
+    def redis(self, path: str, count: int) -> Times:
+        """By Redis."""
+        return self._play(_redis, path, count)
+
+
+def _figures(contest: Mapping[str, Callable[[], Times]], rounds: int) -> tuple[Figures, Figures]:
+    """Each contestant's p50 and p99 of each round, in microseconds."""
+    times: dict[str, list[Times]] = {name: [] for name in contest}
+
+    def play(name: str) -> float:
+        times[name].append(contest[name]())
+        return 0.0
+
+    interleave({name: lambda name=name: play(name) for name in contest}, rounds)  # type: ignore[misc]
+    halves = [{name: [run[which] * 1e6 for run in runs] for name, runs in times.items()} for which in (0, 1)]
+    return halves[0], halves[1]
 
 
 def hand_over(rounds: int, scale: float) -> Iterator[Row]:
-    """One record until the peer's `synchronize` returns."""
+    """One record until the peer's `synchronize`, or its `wait` on a stream, returns; alone, and under load."""
     count = max(200, int(2000 * scale))
     with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
-        workers = stack.enter_context(Workers(2)).all
-        manager = stack.enter_context(closing(Manager()))
-        page = stack.enter_context(tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="ipcsync-bench-"))
-        page.truncate(4096)
-        tag = f"bench-{start_time(workers[0].pid)}"
-        turns = iter(range(1 << 30))
-
-        def ours(engine: EngineName) -> float:
-            return _pair(workers, _points, coordinator.endpoint, f"{tag}/{next(turns)}", engine, count)
-
-        def futex() -> float:
-            with open(page.name, "r+b") as file:
-                file.write(bytes(4096))
-            return _pair(workers, _futex, page.name, count)
-
-        contest: dict[str, Callable[[], float]] = {
-            "ipcsync": lambda: ours("event"),
-            "ipcsync, timeline": lambda: ours("timeline"),
-            "bare futex": futex,
-            "Pipe": lambda: _inherited("Pipe", manager, count),
-            "multiprocessing.Event": lambda: _inherited("multiprocessing.Event", manager, count),
-            "Manager().Event": lambda: _inherited("Manager().Event", manager, max(50, count // 10)),
+        table = _Table(stack)
+        ours: dict[str, Callable[[], Times]] = {
+            "hand-over (event)": lambda: table.ours("event", count),
+            "hand-over (timeline)": lambda: table.ours("timeline", count),
+            "wake to stream (event)": lambda: table.ours("event", count, "wait"),
         }
-        if Redis.is_installed():
-            redis = stack.enter_context(closing(Redis()))
-            contest["Redis lists"] = lambda: _pair(workers, _redis, redis.path, count)
-        figures = interleave(contest, rounds)
-        targets: dict[str, Target] = {"bare futex": at_most(1.5), "multiprocessing.Event": at_most(0.6)}
-        timeline = figures.pop("ipcsync, timeline")
-        yield from compare("hand-over (event)", figures, "µs", targets)
-        figures["ipcsync"] = timeline
-        yield from compare("hand-over (timeline)", figures, "µs", targets)
+        yield from _alone(table, ours, rounds, count, stack)
+        with Worker() as busy:
+            busy.begin(_be_busy)
+            yield from _beside_futex(table, ours, rounds, count, "beside a busy process", at_most(1.1))
+            busy.kill()
+        few = max(20, count // 20)
+        slow: dict[str, Callable[[], Times]] = {"hand-over (event)": lambda: table.ours("event", few)}
+        for player in table.players:
+            player.call(_begin_threads)
+        yield from _beside_futex(table, slow, rounds, few, f"{BUSY_THREADS} busy threads in each", at_most(1.3))
+
+
+def _alone(
+    table: _Table, ours: Mapping[str, Callable[[], Times]], rounds: int, count: int, stack: ExitStack
+) -> Iterator[Row]:
+    manager = stack.enter_context(closing(Manager()))
+    peers: dict[str, Callable[[], Times]] = {
+        "bare futex": lambda: table.futex(count),
+        "Pipe": lambda: _inherited("Pipe", manager, count),
+        "multiprocessing.Event": lambda: _inherited("multiprocessing.Event", manager, count),
+        "Manager().Event": lambda: _inherited("Manager().Event", manager, max(50, count // 10)),
+    }
+    if Redis.is_installed():
+        redis = stack.enter_context(closing(Redis()))
+        peers["Redis lists"] = lambda: table.redis(redis.path, count)
+    p50, p99 = _figures({**ours, **peers}, rounds)
+    targets: dict[str, Target] = {"bare futex": at_most(1.1), "multiprocessing.Event": at_most(0.6)}
+    for name in ours:
+        held = {"ipcsync": p50[name], **{peer: p50[peer] for peer in peers}}
+        yield from compare(f"{name}, p50", held, "µs", targets)
+        held = {"ipcsync": p99[name], "bare futex": p99["bare futex"]}
+        yield from compare(f"{name}, p99", held, "µs", {"bare futex": at_most(1.3)})
+
+
+def _beside_futex(
+    table: _Table, ours: Mapping[str, Callable[[], Times]], rounds: int, count: int, load: str, target: Target
+) -> Iterator[Row]:
+    p50, _ = _figures({**ours, "bare futex": lambda: table.futex(count)}, rounds)
+    for name in ours:
+        held = {"ipcsync": p50[name], "bare futex": p50["bare futex"]}
+        yield from compare(f"{name}, {load}, p50", held, "µs", {"bare futex": target})
+
+
+def _be_busy(_state: dict[str, Any]) -> None:
+    while True:
+        sum(range(1000))
+
+
+def _begin_threads(_state: dict[str, Any]) -> None:
+    begin_busy_threads()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-Better = Literal["higher", "lower"]
+Figures = Mapping[str, list[float]]
+"""What each contestant took, one figure a round."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,7 @@ def interleave(contestants: Mapping[str, Callable[[], float]], rounds: int) -> d
     return figures
 
 
-def compare(
-    row: str, figures: Mapping[str, list[float]], unit: str, targets: Mapping[str, Target], ours: str = "ipcsync"
-) -> list[Row]:
+def compare(row: str, figures: Figures, unit: str, targets: Mapping[str, Target], ours: str = "ipcsync") -> list[Row]:
     """A row for each peer in `figures`."""
     return [
         _row(row, peer, figures[ours], theirs, unit, targets.get(peer))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -26,9 +27,32 @@ def _close_all() -> None:
 
 child.at_end.append(_close_all)
 
+BUSY_THREADS = 4
+_stop = threading.Event()
+
+
+def begin_busy_threads() -> None:
+    """In a worker: from now on so many threads compute."""
+    _stop.clear()
+
+    def compute() -> None:
+        while not _stop.is_set():
+            sum(range(500))
+
+    for _ in range(BUSY_THREADS):
+        threading.Thread(target=compute, daemon=True).start()
+
+
+def end_busy_threads() -> None:
+    """In a worker: no more."""
+    _stop.set()
+
 
 class Worker(child.Worker):
     """One process. A function that it runs gets a dict of the worker's own first, for what it keeps between calls."""
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        super().__init__(env=env)
 
     def begin(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         """Have it run a module-level function."""

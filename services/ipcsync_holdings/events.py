@@ -10,6 +10,7 @@ import msgspec
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._drivers.constants import (
+    EVENT_BLOCKING_SYNC,
     EVENT_DISABLE_TIMING,
     EVENT_INTERPROCESS,
     STREAM_NON_BLOCKING,
@@ -58,7 +59,9 @@ class EventStore:
 
     def _make_one(self, device: str) -> SharedCudaEvent:
         driver = _drivers.load()
-        event = _drivers.unwrap(driver.cuEventCreate(EVENT_INTERPROCESS | EVENT_DISABLE_TIMING), "cuEventCreate")
+        # Blocking: who waits on the host for it, or for an import of it, is to sleep, where a driver carries that over.
+        flags = EVENT_INTERPROCESS | EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC
+        event = _drivers.unwrap(driver.cuEventCreate(flags), "cuEventCreate")
         # Exported at once: export wants the context current, and the bytes are the same each time.
         exported = driver.cuIpcGetEventHandle(event)
         if exported[0] is not _drivers.SUCCESS:

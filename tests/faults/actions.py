@@ -13,7 +13,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync._board import SessionLine, SlotLine
-from ipcsync._engines import compiled
+from ipcsync._engines import base, compiled
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
 from ipcsync.testing import StreamGate
@@ -113,6 +113,26 @@ def synchronize(point: str, timeout: float | None = None) -> None:
 
 def synchronize_at(name: str, generation: int, timeout: float | None = None) -> None:
     _events[name].at(generation).synchronize(timeout)
+
+
+def parked() -> tuple[int, int]:
+    """How many threads here are in the driver's wait, and how often one of them has woken others."""
+    return compiled.parked()
+
+
+def park_nobody() -> None:
+    """Have no thread of this peer's wait in the driver."""
+    setattr(base, "park", lambda *_: False)  # noqa: B010 - imported there
+
+
+def close_event(name: str) -> None:
+    _events[name].close()
+
+
+def is_released(name: str) -> bool:
+    engine = _events[name]._engine
+    assert engine is not None
+    return engine._is_released
 
 
 def stats() -> Stats:

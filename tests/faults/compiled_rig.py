@@ -27,6 +27,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuThreadExchangeStreamCaptureMode": (ctypes.POINTER(_INT),),
     "cuStreamWriteValue64": (_POINTER, _WIDE, _WIDE, _INT),
     "cuStreamWaitValue64": (_POINTER, _WIDE, _WIDE, _INT),
+    "cuEventSynchronize": (_POINTER,),
+    "cuCtxGetCurrent": (_POINTER,),
+    "cuCtxSetCurrent": (_POINTER,),
 }
 
 
@@ -192,6 +195,15 @@ class Rig:
 
     def cuStreamGetId(self, _stream: int, stream_id: Any) -> int:  # noqa: N802 - the driver's name
         stream_id[0] = self.case.stream
+        return 0
+
+    def cuEventSynchronize(self, _event: int) -> int:  # noqa: N802 - the driver's name
+        return 0
+
+    def cuCtxGetCurrent(self, _context: int) -> int:  # noqa: N802 - the driver's name
+        return 0
+
+    def cuCtxSetCurrent(self, _context: int) -> int:  # noqa: N802 - the driver's name
         return 0
 
     def cuThreadExchangeStreamCaptureMode(self, _mode: Any) -> int:  # noqa: N802 - the driver's name

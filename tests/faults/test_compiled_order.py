@@ -143,6 +143,7 @@ def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
         board.L_LOST,
         board.S_SERIAL,
         board.S_OWNER,
+        board.S_NUDGE,
         board.HEADER // 8,
         board.WORDS,
         OPEN,
@@ -189,7 +190,8 @@ def test_a_mistake_planted_in_the_compiled_core_is_found(mistake: int, translate
 
     folder = translated.parent / str(mistake)
     folder.mkdir()
-    command = ["cc", "-O0", "-w", "-fPIC", "-shared", f"-DMISTAKE={mistake}", f"-I{sysconfig.get_paths()['include']}"]
+    headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{_SOURCE.parent}"]
+    command = ["cc", "-O0", "-w", "-fPIC", "-shared", f"-DMISTAKE={mistake}", *headers]
     subprocess.run([*command, str(translated), "-o", str(folder / "core.so")], check=True)
     spec = importlib.util.spec_from_file_location("core", folder / "core.so")
     assert spec is not None

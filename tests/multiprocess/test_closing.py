@@ -311,13 +311,16 @@ def test_a_driver_that_fails_keeps_no_client_from_its_goodbye(
     faulted, sound = (client.event(name, recorder=True, engine=engine) for name in ("faulted", "sound"))
     used = faulted._attached.engine
     driver = used._driver
-    faulted.record(ipcsync.Stream())
+    stream = ipcsync.Stream()
+    gate = StreamGate(stream)  # so that no beat finds it complete before the driver fails
+    faulted.record(stream)
     sound.record(ipcsync.Stream()).synchronize(10)
     used._driver = _Broken(driver)  # type: ignore[assignment]
     client.close()
     until(lambda: observer.stats()["pool_in_use"] == 1, "the sound one is free")
     assert [row.state for row in observer.list_events()] == ["closed"]
     used._driver = driver
+    gate.open()
     _assert_all_free(observer)
 
 

@@ -1,0 +1,277 @@
+"""Waits of the host: the recorder parks a thread in the driver and wakes who waits, which nothing else depends on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import ipcsync
+from ipcsync._engines import base, compiled, imports
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.faults import actions, forking
+from tests.faults.fixtures import Blocked, finish, until_lost
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
+
+pytestmark = [
+    pytest.mark.driver,
+    pytest.mark.skipif(
+        not compiled.COMPILED or ipcsync.driver_name() != "cuda",
+        reason=f"nothing is parked: {compiled.WHY_NOT or 'on the host driver whoever completes work wakes who waits'}",
+    ),
+]
+
+_BERTHS = 4
+_BOUND_S = 5.0  # generous: a wait that the driver keeps would last for as long as its gate is closed
+
+
+def _blocked_signals(task: Path) -> int:
+    lines = (task / "status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:"))
+
+
+def _parked_tasks(pid: int) -> list[Path]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [task for task in tasks if (task / "comm").read_text().strip() == "ipcsync-parked"]
+
+
+class Held:
+    """A point of another process's, of work behind a closed gate."""
+
+    def __init__(
+        self, endpoint: str, client: ipcsync.Client, peer: Peer, engine: EngineName = "event", name: str = "e"
+    ) -> None:
+        self.peer = peer
+        peer.call(actions.open_recorder, endpoint, name, engine)
+        self.event = client.event(name)
+        peer.call(actions.hold)
+        self.point = client.point(peer.call(actions.record, name))
+
+    def parked(self) -> int:
+        """How many threads the recorder has in the driver's wait."""
+        return self.peer.call(actions.parked)[0]
+
+    def waiting(self, timeout: float | None = None) -> Blocked:
+        """A thread that waits for the point, for which the recorder has parked one."""
+        blocked = Blocked(lambda: self.point.synchronize(timeout), "_driver_wait")
+        until(lambda: self.parked() == 1, "a thread of the recorder's in the driver's wait")
+        return blocked
+
+    def open(self) -> None:
+        """Let the work end."""
+        self.peer.call(actions.open_gate)
+
+
+@pytest.fixture
+def held(coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName) -> Held:
+    """One of them."""
+    return Held(coordinator.endpoint, client, peer, engine)
+
+
+def test_who_waits_is_woken_by_a_thread_that_the_recorder_has_in_the_driver(held: Held) -> None:
+    call = held.waiting()
+    assert held.peer.call(actions.parked)[1] == 0
+    held.open()
+    assert call.outcome() is None
+    until(lambda: held.peer.call(actions.parked) == (0, 1), "the thread out of the driver's wait, and a ring")
+    assert compiled.parked() == (0, 0)  # nobody waits in the driver for another process's work
+
+
+def test_many_that_wait_for_one_event_need_one_thread(held: Held) -> None:
+    calls = [held.waiting() for _ in range(6)]
+    assert len(_parked_tasks(held.peer.pid)) == 1
+    held.open()
+    assert [call.outcome() for call in calls] == [None] * 6
+
+
+def test_a_ring_of_records_is_told_one_by_one(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    event = client.event("e", recorder=True, engine="event", depth=3)
+    stream = ipcsync.Stream()
+    gates, points = [], []
+    for _ in range(3):
+        gates.append(StreamGate(stream))
+        points.append(event.record(stream))
+    calls = [Blocked(point.synchronize, "_driver_wait") for point in points]
+    until(lambda: compiled.parked()[0] == 1, "a thread in the driver's wait")
+    before = compiled.parked()[1]
+    for number, (gate, call) in enumerate(zip(gates, calls, strict=True), 1):
+        gate.open()
+        assert call.outcome() is None
+        until(lambda number=number: compiled.parked()[1] >= before + number, "a ring")  # type: ignore[misc]
+    until(lambda: compiled.parked()[0] == 0, "nobody left in the driver's wait")
+
+
+def test_a_wait_ends_at_its_deadline(held: Held) -> None:
+    for timeout in (0.0, 0.01, 0.2):
+        began = time.monotonic()
+        with pytest.raises(ipcsync.WaitTimeout):
+            held.point.synchronize(timeout)
+        assert timeout <= time.monotonic() - began < timeout + _BOUND_S
+    held.open()
+    finish(held.point)
+
+
+def test_a_wait_ends_when_its_recorder_is_killed_and_keeps_nothing(held: Held, client: ipcsync.Client) -> None:
+    call = held.waiting()
+    held.peer.kill()
+    assert isinstance(call.outcome(), ipcsync.RecorderLost)
+    until_lost(client, "pidfd")
+    held.event.close()
+    until(lambda: client.stats()["quarantined"] == 0, "the end of the quarantine")
+
+
+def test_a_wait_ends_when_its_event_is_closed(held: Held) -> None:
+    call = held.waiting()
+    engine = held.event._engine
+    assert engine is not None
+    held.event.close()
+    assert isinstance(call.outcome(), ipcsync.EventClosed)
+    until(engine.try_release, "the use released")
+    held.open()
+
+
+def test_a_recorder_that_closes_lets_go_once_its_thread_is_out_of_the_driver(held: Held) -> None:
+    call = held.waiting()
+    held.peer.call(actions.close_event, "e")
+    assert not held.peer.call(actions.is_released, "e")
+    assert held.parked() == 1
+    held.open()
+    assert call.outcome() is None
+    until(lambda: held.peer.call(actions.is_released, "e"), "the use released")
+
+
+def test_nothing_is_destroyed_while_a_thread_may_be_in_the_wait_for_it(
+    client: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    finish(event.record(ipcsync.Stream()))
+    used = event._engine
+    assert used is not None
+    count = imports.count()
+    for module in (base, imports):
+        monkeypatch.setattr(module, "is_parked", lambda _: True)
+    event.close()
+    assert not used.try_release()
+    assert imports.count() == count
+    monkeypatch.undo()
+    until(used.try_release, "the use released")
+    assert imports.count() <= count
+
+
+def test_a_signal_ends_a_wait_at_once(held: Held) -> None:
+    def interrupt() -> None:
+        until(lambda: held.parked() == 1, "a thread in the driver's wait")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=interrupt)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the signal may come as soon as the thread runs
+        sender.start()
+        held.point.synchronize(DEADLINE_S)
+    assert time.monotonic() - began < _BOUND_S
+    sender.join()
+    held.open()
+    finish(held.point)
+
+
+def test_signals_of_the_process_are_not_for_the_thread_in_the_driver(held: Held) -> None:
+    call = held.waiting()
+    (task,) = _parked_tasks(held.peer.pid)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
+        assert _blocked_signals(task) & 1 << (number - 1)
+    held.open()
+    assert call.outcome() is None
+
+
+def test_more_events_than_threads_end_in_any_order(client: ipcsync.Client, engine: EngineName) -> None:
+    count = _BERTHS + 3
+    streams = [ipcsync.Stream() for _ in range(count)]
+    events = [client.event(f"e{number}", recorder=True, engine=engine, depth=1) for number in range(count)]
+    gates = [StreamGate(stream) for stream in streams]
+    points = [event.record(stream) for event, stream in zip(events, streams, strict=True)]
+    calls = [Blocked(point.synchronize, "_driver_wait") for point in points]
+    until(lambda: compiled.parked()[0] == _BERTHS, "as many in the driver's wait as there may be")
+    assert len(_parked_tasks(os.getpid())) == _BERTHS
+    for number in [6, 0, 5, 1, 4, 2, 3]:
+        gates[number].open()
+        assert calls[number].outcome() is None
+
+
+def test_a_ring_that_goes_on_meanwhile_keeps_no_wait(client: ipcsync.Client) -> None:
+    event = client.event("e", recorder=True, engine="event", depth=1)
+    stream = ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        first = event.record(stream)
+        call = Blocked(first.synchronize, "_driver_wait")
+        gate.open()
+    with StreamGate(stream) as gate:
+        second = event.record(stream, timeout=DEADLINE_S)  # on the same CUDA event
+        assert call.outcome() is None
+        gate.open()
+    finish(second)
+
+
+def test_a_recorder_that_parks_nobody_keeps_no_wait(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
+) -> None:
+    """As one without the compiled core: who waits looks from time to time."""
+    peer.call(actions.park_nobody)
+    held = Held(coordinator.endpoint, client, peer, engine)
+    call = Blocked(held.point.synchronize, "_driver_wait")
+    held.open()
+    assert call.outcome() is None
+    assert peer.call(actions.parked) == (0, 0)
+
+
+_ENDS = """
+import sys, time, ipcsync
+from ipcsync.testing import StreamGate
+from ipcsync._engines import base, compiled, imports
+client = ipcsync.connect(sys.argv[1])
+event = client.event("mine", recorder=True, engine=sys.argv[2])
+stream = ipcsync.Stream()
+gate = StreamGate(stream)
+point = event.record(stream)
+while not compiled.parked()[0]:
+    try:
+        point.synchronize(0.1)
+    except ipcsync.WaitTimeout:
+        continue
+print("parked")
+if len(sys.argv) > 3:
+    client.close()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", [(), ("close",)], ids=["as it is", "closed"])
+def test_a_process_ends_though_a_thread_of_it_is_in_the_driver(
+    coordinator: ipcsync.Coordinator, engine: EngineName, how: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-W", "error", "-c", _ENDS, coordinator.endpoint, engine, *how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "parked\n", "")
+
+
+@pytest.mark.parametrize("kind", ["os.fork", "PyDLL"])
+def test_a_forked_child_waits_for_nothing_and_its_parent_goes_on(
+    client: ipcsync.Client, engine: EngineName, kind: str
+) -> None:
+    event = client.event("e", recorder=True, engine=engine)
+    stream = ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        point = event.record(stream)
+        call = Blocked(point.synchronize, "_driver_wait")
+        until(lambda: compiled.parked()[0] == 1, "a thread in the driver's wait")
+        child = forking.Child(kind, lambda: forking.not_refused({"synchronize": lambda: point.synchronize(5)}))
+        assert child.result() == {}
+        gate.open()
+    assert call.outcome() is None
