@@ -82,13 +82,23 @@ class Worker:
         self._work = work
         self._running = threading.Lock()  # held by the thread that works, in which no exception of a call's arrives
         self._thread: threading.Thread | None = None
+        self._looks = threading.Event()  # whether the thread that was started last has come to look for work
+        self._looks.set()
 
     def ensure(self) -> None:
         """Have a thread that sees the work added before this call."""
-        if not self._running.locked():
-            start(self._run, self._name, lambda error: log.error("no thread for %s: %s", self._name, error))
+        if self._running.locked() or not self._looks.is_set():
+            return  # the thread that works, or is to come, sees it
+        looks = threading.Event()
+        start(lambda: self._run(looks), self._name, lambda error: self._fail(looks, error))
+        self._looks = looks  # after it: an exception in between costs a thread too many, never the only one
 
-    def _run(self) -> None:
+    def _fail(self, looks: threading.Event, error: BaseException) -> None:
+        looks.set()
+        log.error("no thread for %s: %s", self._name, error)
+
+    def _run(self, looks: threading.Event) -> None:
+        looks.set()
         # Asked once more with the lock released: who added work while it was held has started no other thread.
         while self._has_work() and self._running.acquire(False):
             self._thread = threading.current_thread()

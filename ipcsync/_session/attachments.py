@@ -335,10 +335,14 @@ class AttachmentTable:
         try:
             return engine.try_release()
         except IpcSyncError as error:
-            level = logging.DEBUG if engine.has_failed else logging.WARNING
-            log.log(level, "cannot let go of the event %r: %s", engine.name, error)
-            engine.has_failed = True
+            self._note_failure(engine, "let go", error)
             return False
+
+    def _note_failure(self, engine: Engine, what: str, error: IpcSyncError) -> None:
+        """Warn of the first failure of each attachment: the next beat meets the same."""
+        level = logging.DEBUG if engine.has_failed else logging.WARNING
+        log.log(level, "cannot %s of the event %r: %s", what, engine.name, error)
+        engine.has_failed = True
 
     def _is_drained(self, engine: Engine) -> bool:
         """Whether a recorder that still drains has no work left."""
@@ -401,7 +405,7 @@ class AttachmentTable:
         """From the heartbeat's thread: publish, end what is over or was left undone, and release what has drained."""
         self._since_beat = 0
         for key, engine in list(self._engines.items()):
-            engine.publish_completed()
+            self._publish_completed(engine)
             engine.park_pending()
             openings = self._opened.get(key)
             is_over = engine.state != "open" or key in self._abandoned
@@ -413,6 +417,13 @@ class AttachmentTable:
         for lost in [*self._engines.values(), *self._draining]:
             if lost.chain.wants_break:
                 self._ask_for_break(lost)
+
+    def _publish_completed(self, engine: Engine) -> None:
+        """A context that is broken costs its own events what they would tell, and no others anything."""
+        try:
+            engine.publish_completed()
+        except DriverError as error:
+            self._note_failure(engine, "tell what is complete", error)
 
     def _ask_for_break(self, engine: Engine) -> None:
         """Have the coordinator break an event of which part is lost: once, and all before that is settled."""

@@ -324,6 +324,22 @@ def test_a_driver_that_fails_keeps_no_client_from_its_goodbye(
     _assert_all_free(observer)
 
 
+def test_a_driver_that_fails_costs_no_lease_and_no_other_event_anything(
+    new_client: NewClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = new_client("client")
+    faulted, sound = (client.event(name, recorder=True, engine="event") for name in ("faulted", "sound"))
+    used = faulted._attached.engine
+    driver = used._driver
+    faulted.record(ipcsync.Stream())
+    used._driver = _Broken(driver)  # type: ignore[assignment]
+    client._session.lease.wake()
+    until(lambda: "cannot tell what is complete of the event 'faulted'" in caplog.text, "a beat met the failure")
+    assert client.is_connected
+    sound.record(ipcsync.Stream()).synchronize(10)
+    used._driver = driver
+
+
 def test_nor_does_it_keep_a_client_that_has_expired_from_its_close(
     new_client: NewClient, observer: ipcsync.Client, engine: EngineName
 ) -> None:

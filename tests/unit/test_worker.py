@@ -3,9 +3,89 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from queue import SimpleQueue
 
-from ipcsync._worker import Latch
+import pytest
+
+from ipcsync import _worker
+from ipcsync._worker import Latch, Worker
 from tests.faults.interrupting import interrupted
+
+Start = tuple[Callable[[], object], Callable[[BaseException], object]]
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[Start]:
+    """The threads that were asked for, which the test runs itself, or fails."""
+    asked: list[Start] = []
+    monkeypatch.setattr(_worker, "start", lambda target, _name, on_failure: asked.append((target, on_failure)))
+    return asked
+
+
+@pytest.fixture
+def queue() -> SimpleQueue[str]:
+    return SimpleQueue()
+
+
+@pytest.fixture
+def done() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def worker(queue: SimpleQueue[str], done: list[str]) -> Worker:
+    return Worker("test", lambda: not queue.empty(), lambda: done.append(queue.get()))
+
+
+def test_much_work_starts_one_thread_however_late_it_runs(
+    worker: Worker, queue: SimpleQueue[str], starts: list[Start], done: list[str]
+) -> None:
+    for i in range(100):
+        queue.put(str(i))
+        worker.ensure()
+    assert len(starts) == 1
+    starts[0][0]()
+    assert done == [str(i) for i in range(100)]
+
+
+def test_work_that_comes_when_the_thread_ends_has_another(
+    worker: Worker, queue: SimpleQueue[str], starts: list[Start], done: list[str]
+) -> None:
+    queue.put("first")
+    worker.ensure()
+    starts[0][0]()
+    queue.put("second")
+    worker.ensure()
+    starts[1][0]()
+    assert done == ["first", "second"]
+
+
+def test_a_thread_that_cannot_be_started_is_asked_for_again(
+    worker: Worker, queue: SimpleQueue[str], starts: list[Start], caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.put("work")
+    worker.ensure()
+    starts[0][1](RuntimeError("can't start new thread"))
+    worker.ensure()
+    assert len(starts) == 2
+    assert "no thread for test: can't start new thread" in caplog.text
+
+
+def test_an_exception_amid_the_start_leaves_a_worker_that_starts_again(
+    worker: Worker, queue: SimpleQueue[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    queue.put("work")
+    with monkeypatch.context() as patch:
+        patch.setattr(_worker, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            worker.ensure()
+    worker.ensure()
+    worker.join(10)
+    assert queue.empty()
 
 
 def test_a_latch_is_set_for_all_who_wait_and_for_who_comes_later() -> None:
