@@ -528,6 +528,7 @@ class Engine(SlotView, ABC):
         # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
         for wait in queued.waits_on(self):
             wait.verdict = wait.verdict or self._loss(wait.generation)
+        queued.let_go(self)
         self._destroy_markers()
         return self._destroy_imports()
 

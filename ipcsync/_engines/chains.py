@@ -52,7 +52,7 @@ class Chain:
         view = self._view
         if self.loss is not None:
             raise self.loss.error(view.name, view.label, generation)
-        fates = [(wait, self._fate(wait)) for wait in waits if wait.view is not view]
+        fates = [(wait, self._fate(wait)) for wait in waits if not wait.is_for(view)]
         for wait, fate in fates:
             if isinstance(fate, Loss):
                 raise wait.behind(fate).error(view.name, view.label, generation)

@@ -1,7 +1,7 @@
 """The waits that this process has queued: for each stream those that its next record stands behind.
 
 The lists are the process's, whichever client queued the wait. A wait leaves its list once it is known good; one that is
-lost stays, and spoils the stream for every record, until `forget`.
+lost stays, and spoils the stream for every record, until `drop`. Neither keeps an engine that was let go of.
 """
 
 from __future__ import annotations
@@ -78,12 +78,29 @@ class Wait:
 
     __slots__ = ("generation", "key", "stream", "verdict", "view")
 
+    view: View
+    verdict: Loss | bool | None
+
     def __init__(self, view: View, generation: int, key: int, stream: int) -> None:
         self.view = view
         self.generation = generation
         self.key = key
         self.stream = stream
-        self.verdict: Loss | bool | None = None
+        self.verdict = None
+
+    @property
+    def place(self) -> int:
+        """Where in its list it stands: one for each view."""
+        return id(self.view)
+
+    def is_for(self, view: View) -> bool:
+        """Whether this is what it waits for."""
+        return self.view is view
+
+    @property
+    def label(self) -> str:
+        """What it waits for, in a text."""
+        return f"generation {self.generation} of {self.view.label}"
 
     def known(self) -> Loss | bool | None:
         """What the board and this process's memory say of it."""
@@ -96,7 +113,7 @@ class Wait:
 
     def behind(self, loss: Loss) -> Loss:
         """What its loss is to a record that stands behind it."""
-        return loss.behind(f"generation {self.generation} of {self.view.label}")
+        return loss.behind(self.label)
 
     def judged(self) -> Loss | bool | None:
         """What a waiter would learn now, with a look at the driver."""
@@ -104,6 +121,33 @@ class Wait:
         if fate is None and self.view.accepts(self.generation) and self.verdict is None:
             self.verdict = True
         return self.verdict
+
+
+class Lost(Wait):
+    """What is left of a lost wait once nothing is asked of its event any more, and its engine is let go of."""
+
+    __slots__ = ("_label",)
+
+    def __init__(self, wait: Wait) -> None:
+        self.generation = wait.generation
+        self.key = wait.key
+        self.stream = wait.stream
+        self.verdict = wait.verdict
+        self._label = wait.label
+
+    @property
+    def place(self) -> int:
+        """Its own: another engine may come to stand where its own was."""
+        return id(self)
+
+    def is_for(self, view: View) -> bool:  # noqa: ARG002 - nobody's any more
+        """False."""
+        return False
+
+    @property
+    def label(self) -> str:
+        """What it waited for, in a text."""
+        return self._label
 
 
 def key_of(driver: Any, handle: Any, stream_id: int, ordinal: int) -> int:
@@ -135,11 +179,25 @@ class _Table:
     def drop(self, waits: Iterable[Wait]) -> None:
         """Take these out: they are known good, or to be forgotten."""
         for wait in waits:
-            held = lists.get(wait.key, {})
-            if held.get(id(wait.view)) is wait:
-                del held[id(wait.view)]
-                if not held:
-                    lists.pop(wait.key, None)
+            self._take_out(wait)
+
+    def _take_out(self, wait: Wait) -> None:
+        held = lists.get(wait.key, {})
+        if held.get(wait.place) is wait:
+            del held[wait.place]
+            if not held:
+                lists.pop(wait.key, None)
+
+    @holding("_lock")
+    def let_go(self, view: View) -> None:
+        """Keep nothing of what was waited for there, on which the verdicts are given, but what is lost of it."""
+        for wait in self.everything():
+            if not wait.is_for(view):
+                continue
+            if wait.verdict is not True:
+                lost = Lost(wait)
+                lists[wait.key][lost.place] = lost  # before the other goes: the stream is spoilt at any moment
+            self._take_out(wait)
 
     @holding("_lock")
     def everything(self) -> list[Wait]:
@@ -148,13 +206,13 @@ class _Table:
 
 
 _table = _Table()
-add, drop, everything = _table.add, _table.drop, _table.everything
+add, drop, let_go, everything = _table.add, _table.drop, _table.let_go, _table.everything
 
 
 def waits_on(view: View) -> list[Wait]:
     """All waits for a slot that anything here stands behind."""
     held = [wait for holder in list(holders) for wait in holder.waits()]
-    return [wait for wait in (*everything(), *held) if wait.view is view]
+    return [wait for wait in (*everything(), *held) if wait.is_for(view)]
 
 
 def of(key: int) -> list[Wait]:

@@ -204,7 +204,6 @@ def test_row_42_handlers_and_finalizers_may_call_anything_in_the_middle_of_anyth
     _run(program, engine)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("call", ["record", "wait", "query", "event", "close of an event", "record, unnamed"])
 def test_row_42_a_call_within_a_call_works_or_raises_at_once(stage: Stage, call: str) -> None:
     errors: list[ipcsync.IpcSyncError] = []

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import ipcsync
+from tests.faults import chain_actions as do
 from tests.faults.fixtures import ENGINES
+from tests.kit.peer import Peer
 from tests.kit.until import until
 
 MANY = int(os.environ.get("IPCSYNC_MANY", "300"))
@@ -53,6 +55,10 @@ def _descriptors() -> dict[str, int]:
     return found
 
 
+def _boards() -> int:
+    return sum(count for kind, count in _descriptors().items() if kind.startswith("/dev/shm/ipcsync"))
+
+
 def test_row_49_connecting_and_closing_leaves_nothing_for_the_collector(
     coordinator: ipcsync.Coordinator, no_collector: None
 ) -> None:
@@ -67,6 +73,53 @@ def test_row_49_connecting_and_closing_leaves_nothing_for_the_collector(
     # ZeroMQ closes its sockets a moment later, on a thread of its own.
     until(lambda: sum(_descriptors().values()) <= descriptors + 3, "the end of the descriptors")
     until(lambda: len(Path("/proc/self/maps").read_text().splitlines()) <= mappings + 20, "the end of the mappings")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_row_49_a_stream_keeps_nothing_of_the_sessions_that_had_it_wait(
+    coordinator: ipcsync.Coordinator,
+    new_peer: Callable[..., Peer],
+    engine: ipcsync.typing.EngineName,
+    no_collector: None,
+) -> None:
+    recorder, stream = new_peer(), ipcsync.Stream()
+    recorder.call(do.connect, coordinator.endpoint, "recorder")
+    recorder.call(do.open_event, "e", engine)
+    data = recorder.call(do.record, "e")
+
+    def wait() -> None:
+        with ipcsync.connect(coordinator.endpoint) as client:
+            client.point(data).wait(stream)
+            stream.synchronize()
+
+    boards = _boards()
+    for _ in range(3):
+        wait()
+    until(lambda: _boards() == boards, "the end of the boards")
+
+
+def test_row_49_nor_of_those_whose_recorder_was_lost_but_that_it_was(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], no_collector: None
+) -> None:
+    stream = ipcsync.Stream()
+    boards = _boards()
+    for name in ("first", "second", "third"):
+        recorder = new_peer()
+        recorder.call(do.connect, coordinator.endpoint, name)
+        recorder.call(do.open_event, name, "timeline")
+        recorder.call(do.hold)
+        with ipcsync.connect(coordinator.endpoint) as client:
+            client.point(recorder.call(do.record, name)).wait(stream)
+            recorder.kill()
+            stream.synchronize()
+        del client, recorder
+    until(lambda: _boards() == boards, "the end of the boards")
+    with ipcsync.connect(coordinator.endpoint) as client:
+        for _ in range(2):
+            with pytest.raises(ipcsync.RecorderLost, match="generation 1 of 'first'"):
+                client.record(stream)
+        client.resume(stream, 10)
+        client.record(stream).synchronize(10)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -157,7 +157,7 @@ class _Checker:
             return
         if record.result not in _MAY[record.op]:
             self._blame("error", life, record)
-        elif record.result == Result.SESSION_EXPIRED and not self._may_expire(life, record.end):
+        elif record.result == Result.SESSION_EXPIRED and not self._may_expire(life, record.start, record.end):
             self._blame("expired", life, f"it was never stopped for a TTL: {record}")
         elif record.result == Result.EVENT_CLOSED and record.op in _POINT_OPS and not left:
             self._blame("closed", life, f"nobody here closed it: {record}")
@@ -167,12 +167,13 @@ class _Checker:
             elif not self._was_overloaded(record.start, record.end):
                 self._blame("lost wake-up", life, f"it ended by its timeout: {record}")
 
-    def _may_expire(self, life: int, until: int) -> bool:
-        """Whether this life was stopped for long before `until`, or its threads could not run."""
+    def _may_expire(self, life: int, start: int, until: int) -> bool:
+        """Whether this life was stopped for long before `until`, or its threads, or any around then, could not run."""
         # A pause shorter than a TTL can expire a session whose last heartbeat was old already.
         stops = self._lives[life].stops
         was_stopped = any(start < until and min(end, until) - start > self._ttl_ns // 2 for start, end in stops)
-        return was_stopped or any(start < until for start, _ in self._lives[life].lates)
+        was_late = any(start < until for start, _ in self._lives[life].lates)
+        return was_stopped or was_late or self._was_overloaded(start - 2 * self._ttl_ns, until)
 
     def _was_overloaded(self, start: int, end: int) -> bool:
         """Whether meanwhile some thread that nobody had stopped was kept waiting for a processor."""
@@ -226,7 +227,7 @@ class _Checker:
         if use is None:
             return True  # its recorder was killed before it could say who it is, or none ever came
         life = self._lives[use.life]
-        if 0 < life.killed_at < until or life.left_at < until or self._may_expire(use.life, until):
+        if 0 < life.killed_at < until or life.left_at < until or self._may_expire(use.life, until, until):
             return True
         return use.closed_at < until and generation > use.recorded
 

@@ -313,6 +313,17 @@ def test_a_session_whose_threads_could_not_run_may_expire(soak: Soak) -> None:
     assert soak.life(WAITER, point(Op.QUERY, Result.SESSION_EXPIRED, 4.0, 4.1)).rules() == []
 
 
+def test_a_session_may_expire_while_the_machine_is_overloaded(soak: Soak) -> None:
+    soak.life(OTHER, Record(Op.LATE, Result.OK, start=2 * _S, end=3 * _S))
+    soak.life(WAITER, point(Op.QUERY, Result.SESSION_EXPIRED, 4.0, 4.1))
+    assert soak.rules() == []
+
+
+def test_a_session_that_expires_long_after_an_overload_is_found(soak: Soak) -> None:
+    soak.life(OTHER, Record(Op.LATE, Result.OK, start=2 * _S, end=3 * _S))
+    assert soak.life(WAITER, point(Op.QUERY, Result.SESSION_EXPIRED, 20.0, 20.1)).rules() == ["expired"]
+
+
 def test_an_event_closed_under_its_user_is_found(soak: Soak) -> None:
     assert soak.life(WAITER, point(Op.QUERY, Result.EVENT_CLOSED, 3.0, 3.1)).rules() == ["closed"]
 

@@ -19,14 +19,12 @@ _ENGINE = os.environ.get("IPCSYNC_SOAK_ENGINE", "")
 _ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", [_ENGINE] if _ENGINE else ["event", "timeline"])
 def test_row_37_a_soak_breaks_no_promise_and_leaves_nothing_behind(engine: EngineName) -> None:
     _soak("--engine", engine)
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_row_37_the_same_while_the_coordinator_is_killed_again_and_again() -> None:
     _soak("--coordinator-kills", "4", "--processes", "24", "--operations", "1000")
