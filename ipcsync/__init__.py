@@ -37,7 +37,8 @@ _HOME = {
         ),
         "ipcsync.client": (
             "aconnect AsyncClient AsyncPoint AsyncReservation AsyncSharedEvent AttachmentInfo Client connect "
-            "default_client EventInfo Notice Point Reservation SessionInfo SharedEvent synchronize_all wait_all"
+            "default_client EventInfo NodeInfo Notice Point Reservation SessionInfo SharedEvent synchronize_all "
+            "wait_all"
         ),
     }.items()
     for name in names.split()

@@ -8,18 +8,22 @@ IpcSyncError(RuntimeError)
 ├── ForkedProcessError          used in a child forked after first use
 ├── StreamCapturing             a record or wait on a stream being captured into a CUDA graph
 ├── ConnectError                no coordinator, or one that does not fit: .endpoint
+│   └── NoBridge                no bridge to other nodes runs beside the coordinator
 ├── SessionLost                 the session is over, connect anew: .endpoint
 │   ├── CoordinatorLost         the coordinator died, stopped or restarted: .pid .cause
 │   └── SessionExpired          this process was silent for longer than its TTL: .session
 ├── ClientClosed                the client was closed: .client .endpoint
 ├── EventClosed                 the event was closed, or a point of an earlier use of its slot: .event
 ├── RecorderLost                nobody is left who could finish it: .event .generation .session .pid .cause .over
+│   └── NodeLost                the node that records is lost to this one: .node .reason
 ├── NotRecorder                 recording without the role: .event .recorder .pid
 │   └── RecorderTaken           another session has the role
 ├── DeviceMismatch              an event, stream or process of another device
 ├── EngineMismatch              the engine cannot do this here
 ├── Reentered                   called in the middle of a call of its own thread, which it cannot go before
 ├── QuotaExceeded               a limit of the coordinator: .limit
+├── NodeNameTaken               another bridge has the node's name in its fleet: .node
+├── FleetUnavailable            what holds the fleet's names did not answer in time: .timeout
 ├── ProtocolError               a malformed frame, field or point: .code
 └── WaitTimeout(TimeoutError)   a wait's own timeout expired: .event .generation .timeout
 
@@ -38,11 +42,15 @@ __all__ = [
     "DriverError",
     "EngineMismatch",
     "EventClosed",
+    "FleetUnavailable",
     "ForkedProcessError",
     "HandleError",
     "InvalidDevice",
     "IpcSyncError",
+    "NoBridge",
     "NoDriver",
+    "NodeLost",
+    "NodeNameTaken",
     "NotRecorder",
     "ProtocolError",
     "QuotaExceeded",
@@ -110,6 +118,10 @@ class ConnectError(IpcSyncError):
     def __init__(self, message: str = "", *, endpoint: str = "") -> None:
         super().__init__(message)
         self.endpoint = endpoint
+
+
+class NoBridge(ConnectError):
+    """No bridge runs beside the coordinator at `endpoint`: start one with `ipcsync bridge` to reach other nodes."""
 
 
 class SessionLost(IpcSyncError):
@@ -197,6 +209,38 @@ class RecorderLost(IpcSyncError):
         self.over = over
 
 
+class NodeLost(RecorderLost):
+    """`node`, on which the event is recorded, is lost to this node; what was known complete here stays good.
+
+    It is lost for good as far as this use of the event goes, also if the node comes back. `reason`:
+    - "silent": nothing was heard of it for longer than the bridge's link TTL;
+    - "restarted": its coordinator died or was started anew;
+    - "bridge": the bridge of one of the two nodes ended, or was silent for longer than its lease's TTL;
+    - "replaced": another machine has taken its name;
+    - "stopped": its bridge said goodbye.
+
+    A lost node need not be dead: its GPU and its network card may go on writing. Memory that they can reach must be
+    revoked before it is used again.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        event: str = "",
+        generation: int = 0,
+        session: str = "",
+        pid: int = 0,
+        cause: Literal["died", "expired", "closed", "behind"] | None = None,
+        over: bool | None = None,
+        node: str = "",
+        reason: Literal["silent", "restarted", "bridge", "replaced", "stopped"] | None = None,
+    ) -> None:
+        super().__init__(message, event=event, generation=generation, session=session, pid=pid, cause=cause, over=over)
+        self.node = node
+        self.reason = reason
+
+
 class NotRecorder(IpcSyncError):
     """This session did not open `event` with `recorder=True`.
 
@@ -236,6 +280,25 @@ class QuotaExceeded(IpcSyncError):
     def __init__(self, message: str = "", *, limit: int = 0) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class NodeNameTaken(IpcSyncError):
+    """Another bridge, which answers, has the name `node` in its fleet."""
+
+    def __init__(self, message: str = "", *, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class FleetUnavailable(IpcSyncError):
+    """What holds the names of nodes and of the fleet's events did not answer within `timeout` seconds.
+
+    Events that are linked go on; only names are out of reach.
+    """
+
+    def __init__(self, message: str = "", *, timeout: float | None = None) -> None:
+        super().__init__(message)
+        self.timeout = timeout
 
 
 class ProtocolError(IpcSyncError):

@@ -22,6 +22,9 @@ FREE, OPEN, BROKEN, CLOSED = 0, 1, 2, 3
 # The coordinator's.
 RUNNING, STOPPED = 1, 2
 
+# Why the node of a broken mirror is lost: a slot's `reason` is the place here.
+REASONS = ("", "silent", "restarted", "bridge", "replaced", "stopped")
+
 INT64_MAX = (1 << 63) - 1  # releases every waiter of a timeline word: CUDA compares cyclically, as signed
 
 # Header words.
@@ -34,7 +37,7 @@ H_PROBE = 16  # written by a stream of the coordinator's, to try whether that wo
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
 S_HEARTBEAT, S_OWNER, S_NUDGE = 8, 9, 10  # nobody stores `nudge`: a futex to wake the client's thread by
 # Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
-L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED = range(5)
+L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED, L_REASON = range(6)
 L_RECORDED, L_COMPLETED, L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT = range(8, 14)
 
 WORDS = LINE // 8

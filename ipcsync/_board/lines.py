@@ -15,6 +15,7 @@ from ipcsync._board.layout import (
     L_EXPIRED,
     L_INCARNATION,
     L_LOST,
+    L_REASON,
     L_RECORDED,
     L_RECORDER,
     L_STATE,
@@ -22,6 +23,7 @@ from ipcsync._board.layout import (
     LABEL,
     LIVE,
     OPEN,
+    REASONS,
     S_HEARTBEAT,
     S_NAMESPACE,
     S_NUDGE,
@@ -278,6 +280,7 @@ class SlotLine:
         words, first = self._words, self._first
         words[first + L_RECORDER] = 0
         words[first + L_WATERMARK] = 0
+        words[first + L_REASON] = 0
         words[first + L_INCARNATION] = incarnation
         if fence:
             fence()
@@ -296,10 +299,20 @@ class SlotLine:
         """Once BROKEN: whether the recorder's session expired; else its process died."""
         return bool(self._words[self._first + L_EXPIRED])
 
-    def break_at(self, watermark: int, *, has_expired: bool = False) -> None:
-        """End the use by the recorder's death or expiry: only what is up to `watermark` stays good (coordinator)."""
+    @property
+    def reason(self) -> str:
+        """Once BROKEN, of a mirror: why its node is lost; "" if the recorder is, or it is no mirror."""
+        code = self._words[self._first + L_REASON]
+        return REASONS[code] if code < len(REASONS) else ""
+
+    def break_at(self, watermark: int, *, has_expired: bool = False, reason: str = "") -> None:
+        """End the use by the recorder's death or expiry: only what is up to `watermark` stays good (coordinator).
+
+        `reason`: of a mirror, why the whole node is lost.
+        """
         self._words[self._first + L_WATERMARK] = watermark
         self._words[self._first + L_EXPIRED] = has_expired
+        self._words[self._first + L_REASON] = REASONS.index(reason)
         self.finish(BROKEN)
 
     def finish(self, state: int) -> None:

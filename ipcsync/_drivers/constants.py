@@ -10,6 +10,7 @@ EVENT_DISABLE_TIMING = 2
 EVENT_INTERPROCESS = 4
 STREAM_NON_BLOCKING = 1
 STREAM_WAIT_VALUE_GEQ = 0  # cyclic: (int64)(*address - value) >= 0
+STREAM_WAIT_VALUE_FLUSH = 1 << 30  # what a remote writer had written before is seen behind the wait
 STREAM_WRITE_VALUE_DEFAULT = 0
 MEMHOSTREGISTER_PORTABLE = 1  # for every context of this process
 MEMHOSTREGISTER_DEVICEMAP = 2

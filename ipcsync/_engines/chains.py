@@ -107,6 +107,8 @@ class Chain:
         serial = theirs.recorder
         if theirs.board.epoch != self._view.board.epoch or not serial or theirs.generation < generation:
             return own
+        if theirs.node:
+            return own  # who records a mirror here is the bridge, which lives when the recorder there has died
         bits = 0
         if serial != self._view.recorder:
             line = theirs.board.session(serial & 0xFFFF)

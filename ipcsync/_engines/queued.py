@@ -36,6 +36,7 @@ class View(Protocol):
     """What a wait, and a recorder's chain, need of an engine."""
 
     name: str
+    node: str
     board: Board
     line: SlotLine
     base: int

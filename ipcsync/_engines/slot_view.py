@@ -10,12 +10,12 @@ A generation counts as complete here only in these cases:
 from __future__ import annotations
 
 import time
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, cast
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
 from ipcsync._engines.behind import Behind
 from ipcsync._engines.compiled import Core
-from ipcsync._engines.loss import Cause, Loss
+from ipcsync._engines.loss import Cause, Loss, Reason
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
 from ipcsync.typing import EventState
@@ -56,6 +56,14 @@ class SlotView(Core):
         self.incarnation = attachment.incarnation
         self.base = attachment.base
         self.is_recorder = attachment.recorder
+        origin = attachment.origin
+        self.node = "" if origin is None else origin.node  # where the event is recorded, "" for this node
+        self.origin = (
+            (board.epoch, self.slot, self.incarnation)
+            if origin is None
+            else (origin.epoch, origin.slot, origin.incarnation)
+        )
+        """(epoch, slot, incarnation) that a point of it names, on every node."""
         self.depth = attachment.depth
         self.board = board
         self.line: SlotLine = board.slot(attachment.slot)
@@ -222,7 +230,9 @@ class SlotView(Core):
         """Why `generation` is lost."""
         if self.behind.is_lost(generation):
             culprit = self.line.culprit
-            return Loss("behind", culprit, *self.board.who(culprit))
+            return Loss("behind", culprit, *self.board.who(culprit), node=self.node)
+        if self.node:
+            return Loss(self._cause(generation), self.recorder, "", 0, node=self.node, reason=self._reason())
         return Loss(self._cause(generation), self.recorder, *self._recorder())
 
     def _error_of(self, loss: Loss, generation: int) -> RecorderLost:
@@ -242,6 +252,16 @@ class SlotView(Core):
         if peer is None or peer.serial != serial:
             peer = self._peer = peer_of(self.board, serial)
         return peer
+
+    def _reason(self) -> Reason | None:
+        """Why the node of a mirror is lost, None if only the recorder there is.
+
+        A mirror that is not broken, though somebody found its recorder dead, has lost its bridge.
+        """
+        state = self._words[self._state_index]
+        if state == BROKEN:
+            return cast("Reason", self.line.reason or None)
+        return "bridge" if state == OPEN else None
 
     def _cause(self, generation: int) -> Cause:
         state = self._words[self._state_index]

@@ -11,9 +11,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from cuda.bindings.driver import CUdevice_attribute
+
 from ipcsync._board import BROKEN, INT64_MAX, Board
 from ipcsync._drivers import SUCCESS, unwrap
-from ipcsync._drivers.constants import STREAM_WAIT_VALUE_GEQ
+from ipcsync._drivers.constants import STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import Guard
 from ipcsync._linux.futex import Futex
@@ -25,6 +27,7 @@ from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineName
 
 _SPIN_NS = 20_000
+_CAN_FLUSH = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
 
 
 class TimelineEngine(Engine):
@@ -38,7 +41,17 @@ class TimelineEngine(Engine):
         super().__init__(board, guard, attachment, ordinal)
         self._address = 0  # of the word, for this process's device: the registration is portable
         self._word_futex = Futex(self.line.completed_address)
-        self._take_shortcuts()
+        self._flags = STREAM_WAIT_VALUE_GEQ
+        if self.node:
+            self._flags |= self._flush()
+        else:
+            self._take_shortcuts()
+
+    def _flush(self) -> int:
+        """For a mirror: what a network card had written before is seen behind the wait, where that can be had."""
+        device = unwrap(self._driver.cuDeviceGet(self.ordinal), "cuDeviceGet")
+        can = unwrap(self._driver.cuDeviceGetAttribute(_CAN_FLUSH, device), "cuDeviceGetAttribute")
+        return STREAM_WAIT_VALUE_FLUSH if can else 0
 
     @holding("_lock")
     def open_first(self) -> None:
@@ -58,7 +71,7 @@ class TimelineEngine(Engine):
 
     def _driver_stream_wait(self, handle: Any, generation: int) -> None:
         address = self._address or self._pointer()
-        result = self._driver.cuStreamWaitValue64(handle, address, self.base + generation, STREAM_WAIT_VALUE_GEQ)
+        result = self._driver.cuStreamWaitValue64(handle, address, self.base + generation, self._flags)
         if result[0] is not SUCCESS:
             unwrap(result, "cuStreamWaitValue64")
 

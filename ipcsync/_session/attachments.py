@@ -142,6 +142,7 @@ class AttachmentTable:
         self._pending_closes: list[tuple[Close, str]] = []  # closes to tell, and of what: "recorder", "other" or "late"
         self._opened: dict[_Key, set[Opening]] = {}  # by event objects; an empty set: the use is to be ended
         self._engines: dict[_Key, EventEngine | TimelineEngine] = {}
+        self._mirrors: dict[tuple[bytes, int, int], _Key] = {}  # by what they mirror
         self._held: dict[_Key, weakref.ref[AttachmentRef]] = {}
         self._abandoned: set[_Key] = set()  # uses that a request may have made for nobody
         self._draining: list[Engine] = []
@@ -195,6 +196,12 @@ class AttachmentTable:
         """The attachment to a slot's use, if there is one."""
         engine = self._engines.get(key)
         return None if engine is None or engine.is_closed else self._hold(key, engine)
+
+    def find_mirror(self, origin: tuple[bytes, int, int]) -> AttachmentRef | None:
+        """The attachment to what mirrors (epoch, slot, incarnation) of another node, if there is one."""
+        key = self._mirrors.get(origin)
+        found = None if key is None else self.find(key)
+        return found if found is not None and found.engine.origin == origin else None
 
     def _hold(self, key: _Key, engine: EventEngine | TimelineEngine) -> AttachmentRef:
         reference = self._held.get(key)
@@ -251,12 +258,15 @@ class AttachmentTable:
             self._opened.setdefault(key, set()).add(opening)
         else:
             self._since_beat += 1
+        if engine.node:
+            self._mirrors[engine.origin] = key
         self._engines[key] = engine
         return attached
 
     def _make(self, reply: Attachment) -> EventEngine | TimelineEngine:
         try:
-            ordinal = context.ordinal_of(reply.device)
+            # A mirror is of no GPU: its word works on every device of this process.
+            ordinal = context.current_ordinal() if reply.origin is not None else context.ordinal_of(reply.device)
         except InvalidDevice as error:
             raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
         make = _ENGINES[reply.engine] if self._tracing is None else self._tracing.engine
@@ -300,6 +310,7 @@ class AttachmentTable:
             if engine not in self._draining:
                 self._draining.append(engine)
             engine.close()
+            self._mirrors.pop(engine.origin, None)
             self._held.pop(key, None)
             del self._engines[key]
 

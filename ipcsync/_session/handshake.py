@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._engines import deadline_of
 from ipcsync._linux.process import pid_namespace, shm_identity, time_namespace
@@ -19,21 +18,29 @@ _M = TypeVar("_M", bound=Message)
 
 
 def greet(
-    connection: Connection, name: str, timeout: float, lease_ttl: float | None, look: Callable[[], None]
+    connection: Connection,
+    name: str,
+    timeout: float,
+    lease_ttl: float | None,
+    look: Callable[[], None],
+    *,
+    driver: str,
+    role: str = "",
 ) -> Welcome:
     """Ask for a session. ConnectError if nobody answers within `timeout` seconds, or it is another driver's.
 
-    `look` is called in every slice of the wait and may raise.
+    `role` is "bridge" for a bridge, which has no driver. `look` is called in every slice of the wait and may raise.
     """
     hello = Hello(
         nonce=os.urandom(16),
-        driver=_drivers.name(),
+        driver=driver,
         name=name,
         namespace=pid_namespace(),
         time_namespace=time_namespace(),
         shm=shm_identity(),
         pid=os.getpid(),
         lease_ttl=lease_ttl,
+        role=role,
     )
     try:
         reply = connection.request(hello, b"", timeout, look)

@@ -16,7 +16,7 @@ from ipcsync import _drivers
 from ipcsync._engines import deadline_of
 from ipcsync._native import device as devices
 from ipcsync._native import fork
-from ipcsync._native.context import count, uuid_of
+from ipcsync._native.context import count, current_ordinal, uuid_of
 from ipcsync._session import feed, handshake, sessions
 from ipcsync._session.attachments import AttachmentRef, AttachmentTable, Opening
 from ipcsync._session.connection import Connection, Request, context
@@ -29,7 +29,7 @@ from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
 from ipcsync._worker import Latch, start
-from ipcsync.errors import ClientClosed, CoordinatorLost
+from ipcsync.errors import ClientClosed
 
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
@@ -128,7 +128,7 @@ class Session:
     def _begin(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None, undo: ExitStack) -> None:
         self.connection = connection = Connection(self.endpoint)
         undo.callback(connection.close)
-        welcome = handshake.greet(connection, self.name, timeout, lease_ttl, self._check_wanted)
+        welcome = handshake.greet(connection, self.name, timeout, lease_ttl, self._check_wanted, driver=_drivers.name())
         board = handshake.open_board(welcome, self.endpoint, timeout)
         undo.callback(board.close)  # and with it the lifeline, so that the line can be another session's
         self.epoch = welcome.epoch
@@ -216,6 +216,13 @@ class Session:
     def _send_close(self, body: messages.Close | messages.Break, timeout: float) -> None:
         self.connection.request(body, self.token, timeout, self.lease.check_coordinator)
 
+    def open_remote(
+        self, bodies: Sequence[messages.Remote], openings: Sequence[Opening], timeout: float | None = None
+    ) -> None:
+        """Attach to events of other nodes, as `open` does to those here."""
+        seconds = self.timeout if timeout is None else timeout
+        self.attachments.change(seconds, partial(self._open, bodies, openings, seconds))
+
     def open(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float | None = None) -> None:
         """Attach to what `bodies` name, each for the opening at its place: all, or none, within `timeout` s in all.
 
@@ -240,7 +247,9 @@ class Session:
             self.abandon(before)
             raise
 
-    def _open(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float) -> None:
+    def _open(
+        self, bodies: Sequence[messages.Open | messages.Remote], openings: Sequence[Opening], timeout: float
+    ) -> None:
         """`open` without its order towards other requests; if any reply is an error, the first of them is raised."""
         self.check()
         requests = [Request(body, self._give_back) for body in bodies]
@@ -268,29 +277,33 @@ class Session:
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event. Asks the coordinator only at the first sight of the event.
 
-        Raises CoordinatorLost for a point of another coordinator or epoch, EventClosed if the event is gone.
+        Raises EventClosed if the event is gone. A point of another epoch is another node's, which the bridge is asked
+        for: NodeLost if there is no such node or no more, NoBridge, and CoordinatorLost where there never was a bridge.
         """
         self.check()
-        if key.epoch != self.epoch:
-            raise CoordinatorLost(
-                f"this point is of another coordinator than the one at {self.endpoint}, or of one that has restarted "
-                "since",
-                endpoint=self.endpoint,
-            )
-        where = (key.slot, key.incarnation)
-        found = self.attachments.find(where)
+        found = self._find(key)
         if found is not None:
             return found
         seconds = self.timeout if timeout is None else timeout
         self.attachments.relieve()
-        return self.attachments.change(seconds, partial(self._attach, where, seconds))
+        return self.attachments.change(seconds, partial(self._attach, key, seconds))
 
-    def _attach(self, where: tuple[int, int], timeout: float) -> AttachmentRef:
-        found = self.attachments.find(where)
+    def _find(self, key: PointKey) -> AttachmentRef | None:
+        if key.epoch != self.epoch:
+            return self.attachments.find_mirror((key.epoch, key.slot, key.incarnation))
+        return self.attachments.find((key.slot, key.incarnation))
+
+    def _attach(self, key: PointKey, timeout: float) -> AttachmentRef:
+        found = self._find(key)
         if found is not None:
             return found
         self.check()
-        request = Request(messages.Attach(*where), self._give_back)
+        if key.epoch == self.epoch:
+            body: Message = messages.Attach(key.slot, key.incarnation)
+        else:
+            device = uuid_of(current_ordinal())
+            body = messages.Remote("attach", "", "", key.epoch, key.slot, key.incarnation, device)
+        request = Request(body, self._give_back)
         try:
             self.connection.exchange([request], self.token, timeout, self.lease.check_liveness)
             reply = self.connection.result_of(request, timeout)

@@ -58,9 +58,13 @@ def remove(session: Member) -> None:
 
 
 def session_of(epoch: bytes) -> Member:
-    """This process's session of an epoch, the first if there are several. ConnectError without one."""
+    """This process's session of an epoch, the first if there are several. ConnectError without one.
+
+    Of another node's epoch: the process's session, if all that it has are of one coordinator.
+    """
     fork.check()
-    for reference in _sessions.get(epoch, []):
+    of_epoch = _sessions.get(epoch) or (next(iter(_sessions.values())) if len(_sessions) == 1 else [])
+    for reference in of_epoch:
         session = reference()
         if session is not None and session.is_connected:
             return session

@@ -35,6 +35,7 @@ class Hello(Message, frozen=True):
     shm: Text = ""  # which /dev/shm the process sees, as device:inode
     pid: Count = 0  # as the process sees itself; compared with the coordinator's own, never an identity
     lease_ttl: float | None = None
+    role: Text = ""  # "bridge": it links this coordinator's events with those of other nodes
 
 
 class Ready(Message, frozen=True):
@@ -121,6 +122,61 @@ class Probe(Message, frozen=True):
     device: Text = ""
 
 
+class Remote(Message, frozen=True):
+    """Ask another node, by way of the bridge; answered when it is.
+
+    `what`: "attach", the use that a point of another epoch names; "open", the event `name` of `node`, or of the fleet
+    where `node` is empty; "claim", the fleet's name `name` for a use that this session records; "nodes"; "events" of
+    `node` whose names begin with `name`.
+    """
+
+    what: Text
+    node: Name = ""
+    name: Name = ""
+    epoch: Annotated[bytes, Meta(max_length=16)] = b""
+    slot: Count = 0
+    incarnation: Count = 0
+    default_device: Text = ""  # UUID that the mirror is said to be on
+
+
+class Import(Message, frozen=True):
+    """Mirror the use of another node's slot, on which the bridge then records, and answer what asked for it (`want`).
+
+    Of a use that is lost for good on this node: Failure.
+    """
+
+    want: Count
+    epoch: Token
+    slot: Count
+    incarnation: Count
+    node: Name
+    name: Name = ""
+
+
+class Answer(Message, frozen=True):
+    """What the bridge found for a `want`; `reply` is a reply's frame, which goes on to who asked."""
+
+    want: Count
+    reply: bytes
+
+
+class Finish(Message, frozen=True):
+    """End a mirror. `state`: "broken", "closed" (what was recorded may still complete), or "unwanted".
+
+    `reason`, of a broken one, is why its node is lost, or else "died" or "expired" of its recorder there. One that
+    other sessions still use is not ended as unwanted.
+    """
+
+    slot: Count
+    incarnation: Count
+    state: Text
+    reason: Text = ""
+
+
+class ListWants(Message, frozen=True):
+    """List what is asked of other nodes and not answered yet, for the bridge."""
+
+
 class Bye(Message, frozen=True):
     """Close the session and all it has. `let_go`: nothing of this process can touch any slot any more."""
 
@@ -152,8 +208,20 @@ class Done(Message, frozen=True):
     """It was done, and there is nothing more to say."""
 
 
+class Origin(Message, frozen=True):
+    """The use of another node's slot that a mirror stands for."""
+
+    epoch: Token
+    slot: Count
+    incarnation: Count
+    node: str
+
+
 class Attachment(Message, frozen=True):
-    """What a session needs to use a shared event. `serials` number the CUDA events behind `handles`, for good."""
+    """What a session needs to use a shared event. `serials` number the CUDA events behind `handles`, for good.
+
+    `origin`, of a mirror: what it mirrors.
+    """
 
     name: str
     slot: Count
@@ -165,6 +233,7 @@ class Attachment(Message, frozen=True):
     recorder: bool
     handles: list[bytes]
     serials: list[int]
+    origin: Origin | None = None
 
 
 class StreamSpec(Message, frozen=True):
@@ -178,7 +247,8 @@ class StreamSpec(Message, frozen=True):
 class EventInfo(Message, frozen=True):
     """One shared event. `device` is a UUID, `attached` a count, `recorder` a session's name or id, empty for none.
 
-    `slot` and `incarnation` tell events apart that have no name, or the same one after another.
+    `slot` and `incarnation` tell events apart that have no name, or the same one after another. `node`: on which it is
+    recorded; empty for the node of the coordinator that was asked.
     """
 
     name: str
@@ -191,6 +261,7 @@ class EventInfo(Message, frozen=True):
     recorder: str
     slot: Count = 0
     incarnation: Count = 0
+    node: str = ""
 
 
 class SessionInfo(Message, frozen=True):
@@ -225,6 +296,49 @@ class AttachmentList(Message, frozen=True):
     """The attachments asked for."""
 
     attachments: list[AttachmentInfo]
+
+
+class NodeInfo(Message, frozen=True):
+    """One node of the fleet, as the bridge beside this coordinator sees it.
+
+    `state` is "linked" while events of it are mirrored here, "known", or "lost", and `reason` then says why; `links`
+    counts the mirrors; `last_heard_s` is None if nothing was heard of it.
+    """
+
+    name: str
+    epoch: bytes
+    state: str
+    links: int
+    last_heard_s: float | None = None
+    reason: str = ""
+
+
+class NodeList(Message, frozen=True):
+    """The nodes of the fleet, the own one first."""
+
+    nodes: list[NodeInfo]
+
+
+class Want(Message, frozen=True):
+    """What a session asked of other nodes, for the bridge to answer before `deadline_ns` (CLOCK_MONOTONIC).
+
+    The other fields are those of `Remote`.
+    """
+
+    number: Count
+    what: str
+    deadline_ns: Count
+    node: str = ""
+    name: str = ""
+    epoch: bytes = b""
+    slot: Count = 0
+    incarnation: Count = 0
+
+
+class WantList(Message, frozen=True):
+    """What is asked and not answered yet."""
+
+    wants: list[Want]
 
 
 class EventList(Message, frozen=True):
@@ -273,7 +387,10 @@ class Failure(Message, frozen=True):
 
 
 class Announcement(Message, frozen=True):
-    """One change. kind: opened, closed, broken, session_opened, session_closed, or tick (the number again)."""
+    """One change. kind: opened, closed, broken, session_opened, session_closed, or tick (the number again).
+
+    For the bridge: wanted, with the `want`; and unwanted, a mirror that nobody else uses any more.
+    """
 
     number: Count
     kind: str
@@ -284,6 +401,7 @@ class Announcement(Message, frozen=True):
     engine: str = ""
     handles: list[bytes] = []
     session: str = ""
+    want: Want | None = None
 
 
 REQUESTS: dict[str, type[Message]] = {
@@ -301,6 +419,11 @@ REQUESTS: dict[str, type[Message]] = {
     "snapshot": Snapshot,
     "probe": Probe,
     "bye": Bye,
+    "remote": Remote,
+    "import": Import,
+    "answer": Answer,
+    "finish": Finish,
+    "wants": ListWants,
 }
 REPLIES: dict[str, type[Message]] = {
     "welcome": Welcome,
@@ -314,6 +437,8 @@ REPLIES: dict[str, type[Message]] = {
     "snapshot": SnapshotReply,
     "probe": ProbeReply,
     "failure": Failure,
+    "nodes": NodeList,
+    "wants": WantList,
 }
 OPS: dict[type[Message], str] = {kind: op for op, kind in REQUESTS.items()}
 ANSWERS: dict[type[Message], str] = {kind: op for op, kind in REPLIES.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ipcsync._session.feed import Notice
-from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
+from ipcsync._wire.messages import AttachmentInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client.client import Client, connect
 from ipcsync.client.default import default_client
 from ipcsync.client.event import SharedEvent
@@ -24,6 +24,7 @@ __all__ = [
     "AttachmentInfo",
     "Client",
     "EventInfo",
+    "NodeInfo",
     "Notice",
     "Point",
     "Reservation",

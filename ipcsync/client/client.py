@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -21,7 +22,8 @@ from ipcsync._session.feed import Notice
 from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
-from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
+from ipcsync._wire.messages import AttachmentInfo, EventInfo, NodeInfo, SessionInfo
+from ipcsync.client import remote
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.naming import Naming, plain
 from ipcsync.client.opening import open_events
@@ -182,6 +184,8 @@ class Client:
         engine: EngineChoice = "auto",
         depth: int = 4,
         timeout: float | None = None,
+        node: str | None = None,
+        fleet: bool = False,
     ) -> SharedEvent:
         """Open the shared event `name`, or create it if nobody has it; whoever records may come first or last.
 
@@ -190,17 +194,60 @@ class Client:
         flight, and is the creator's. `timeout` in seconds, for the coordinator's
         answer; `client.timeout` by default.
 
+        `node` opens the event of that name of another node, for waiting only; whoever records there may come first or
+        last. `fleet=True` opens one that has one recorder in the whole fleet, wherever that is: on the `timeline`
+        engine. Waiters find it once it is claimed. Both need a bridge (`ipcsync bridge`), and raise NoBridge without
+        one, NodeLost if there is no such node, and FleetUnavailable if the fleet's names cannot be asked.
+
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for a bad name, WaitTimeout,
-        and ValueError for an invalid depth, engine or timeout.
+        and ValueError for an invalid depth, engine or timeout, or what does not go together.
         """
         wanted = [self._naming.full(name)]
         openings = [Opening()]
         try:
+            if node is not None:
+                return self._open_remote(wanted, openings, node, recorder, engine, timeout)[0]
+            if fleet:
+                return self._open_in_fleet(wanted, openings, recorder, device, engine, depth, timeout)
             (opened,) = self._open(wanted, openings, recorder, device, engine, depth, timeout)
             return opened
         except BaseException:
             self._session.abandon(openings)
             raise
+
+    def _open_remote(
+        self,
+        names: Sequence[str],
+        openings: Sequence[Opening],
+        node: str,
+        recorder: bool,
+        engine: EngineChoice,
+        timeout: float | None,
+    ) -> list[SharedEvent]:
+        return self._naming.asking(
+            lambda: remote.open_remote(self._session, names, openings, node, recorder, engine, timeout)
+        )
+
+    def _open_in_fleet(
+        self,
+        names: Sequence[str],
+        openings: Sequence[Opening],
+        recorder: bool,
+        device: DeviceLike | None,
+        engine: EngineChoice,
+        depth: int,
+        timeout: float | None,
+    ) -> SharedEvent:
+        (name,), (opening,) = names, openings
+        if not recorder:
+            return self._naming.asking(lambda: remote.find_in_fleet(self._session, name, opening, engine, timeout))
+        remote.refuse_engine(engine)
+        open_here = partial(self._open, names, openings, True, device, "timeline", depth, timeout)
+        return self._naming.asking(lambda: remote.claim(self._session, name, lambda: open_here()[0], timeout))
+
+    def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
+        """The nodes of the fleet, as the bridge of this one sees them: this one first. NoBridge without a bridge."""
+        return self._session.request(messages.Remote("nodes"), messages.NodeList, timeout).nodes
 
     def events(
         self,
@@ -211,6 +258,7 @@ class Client:
         engine: EngineChoice = "auto",
         depth: int = 4,
         timeout: float | None = None,
+        node: str | None = None,
     ) -> list[SharedEvent]:
         """Open many shared events as `event` does, in their order: all, or none, and `timeout` is for all together.
 
@@ -219,6 +267,8 @@ class Client:
         checked = [self._naming.full(name) for name in names]
         openings = [Opening() for _ in checked]
         try:
+            if node is not None:
+                return self._open_remote(checked, openings, node, recorder, engine, timeout)
             return self._open(checked, openings, recorder, device, engine, depth, timeout)
         except BaseException:
             self._session.abandon(openings)
@@ -337,9 +387,16 @@ class Client:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    def list_events(self, prefix: str = "", *, timeout: float | None = None) -> list[EventInfo]:
-        """The shared events whose names begin with `prefix`, those in quarantine included."""
-        body = messages.ListEvents(self._naming.begin(prefix))
+    def list_events(
+        self, prefix: str = "", *, node: str | None = None, timeout: float | None = None
+    ) -> list[EventInfo]:
+        """The shared events whose names begin with `prefix`, those in quarantine included.
+
+        `node`: of those of another node, the ones that can be waited for here. NoBridge, NodeLost, and QuotaExceeded
+        if there are more than one message holds.
+        """
+        begin = self._naming.begin(prefix)
+        body = messages.ListEvents(begin) if node is None else messages.Remote("events", node, begin)
         rows = self._session.request(body, messages.EventList, timeout).events
         return [replace(row, name=self._naming.shown(row.name)) for row in rows] if self.prefix else rows
 

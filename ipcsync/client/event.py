@@ -56,8 +56,13 @@ class SharedEvent(EventBase):
         return self._engine.name
 
     @property
+    def node(self) -> str:
+        """The node on which it is recorded, by its name in the fleet; "" for the node of this process."""
+        return self._engine.node
+
+    @property
     def device(self) -> Device:
-        """The event's device, as this process numbers it."""
+        """The event's device, as this process numbers it; of another node's event, the one that was current here."""
         return self._attached.device
 
     @property

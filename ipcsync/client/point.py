@@ -50,8 +50,7 @@ class Point(PointBase):
     def _key(self) -> PointKey:
         if self._attached is None:
             return self._unbound
-        engine = self._attached.engine
-        return PointKey(engine.board.epoch, engine.slot, engine.incarnation, self._generation)
+        return PointKey(*self._attached.engine.origin, self._generation)
 
     @property
     def generation(self) -> int:
@@ -64,8 +63,13 @@ class Point(PointBase):
         return self._bound().engine.name
 
     @property
+    def node(self) -> str:
+        """The node on which the event is recorded, by its name in the fleet; "" for the node of this process."""
+        return self._bound().engine.node
+
+    @property
     def device(self) -> Device:
-        """The event's device, as this process numbers it."""
+        """The event's device, as this process numbers it; of another node's event, the one that was current here."""
         return self._bound().device
 
     @property

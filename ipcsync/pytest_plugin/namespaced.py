@@ -35,9 +35,11 @@ class NamespacedClient(Client):
         """As `Client.stream`, in the namespace."""
         return super().stream(self._full(name), **options)
 
-    def list_events(self, prefix: str = "", *, timeout: float | None = None) -> list[EventInfo]:
+    def list_events(
+        self, prefix: str = "", *, node: str | None = None, timeout: float | None = None
+    ) -> list[EventInfo]:
         """The namespace's events whose names begin with `prefix`."""
-        return super().list_events(self._full(prefix), timeout=timeout)
+        return super().list_events(self._full(prefix), node=node, timeout=timeout)
 
     def list_attachments(
         self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None

@@ -22,7 +22,7 @@ from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_CHANGING = frozenset(("open", "attach", "close", "break", "stream", "bye"))
+_CHANGING = frozenset(("open", "attach", "close", "break", "stream", "bye", "remote", "import", "finish"))
 _NEEDS_ROOM = _CHANGING | {"hello", "ready"}  # in the journal
 
 
@@ -127,7 +127,7 @@ class Dispatcher:
         if not entry.watch.is_confirmed:
             self._on_confirm(entry, sender)
         self._metrics.requests[op] += 1
-        return self._decide(entry, request)
+        return self._decide(entry, request, sender)
 
     def _is_late(self, request: Request, now_ns: int) -> bool:
         if not 0 < request.deadline_ns < now_ns:
@@ -136,12 +136,17 @@ class Dispatcher:
         self._metrics.count_result(request.op, "late")
         return True
 
-    def _decide(self, entry: SessionEntry, request: Request) -> bytes:
+    def _decide(self, entry: SessionEntry, request: Request, sender: Sender) -> bytes | None:
         op, body = request.op, None
         try:
             if op in _NEEDS_ROOM:
                 self._journal.make_room()
-            body = self._table[op](entry, request.body)
+            if op == "remote":
+                body = self._handlers.fleet.ask(entry, request, sender.routing)
+                if body is None:
+                    return None  # once the bridge has answered
+            else:
+                body = self._table[op](entry, request.body)
             self._metrics.count_result(op, "ok")
         except IpcSyncError as error:
             self._metrics.count_refusal(error, op)

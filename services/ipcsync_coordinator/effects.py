@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
+from ipcsync._board.layout import REASONS
 from ipcsync._logs import fields
 from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.mirrors import Grave, Graves
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.records import Effect
 from ipcsync_coordinator.registry import Change, ChangeKind, Session, Slot
@@ -35,11 +37,14 @@ class Step:
 
 
 class Effects:
-    """Carries out changes. `on_forget` is told of each session whose line is free again."""
+    """Carries out changes. `on_forget` is told of each session whose line is free; `graves` takes lost mirrors."""
 
-    def __init__(self, board: Board, pool: Pool, feed: Feed, on_forget: Callable[[Session], None]) -> None:
+    def __init__(
+        self, board: Board, pool: Pool, feed: Feed, on_forget: Callable[[Session], None], graves: Graves | None = None
+    ) -> None:
         self.pool = pool
         self.feed = feed
+        self._graves = Graves() if graves is None else graves
         self.releaser = Releaser()
         self._board = board
         self._on_forget = on_forget
@@ -54,12 +59,14 @@ class Effects:
             "session_opened": self._plan_assign,
             "session_closed": lambda session: Effect("expire", session.line),
             "line_freed": lambda session: Effect("forget", session.line),
+            "unwanted": lambda _: None,
         }
         self._stores: dict[str, Callable[..., None]] = {
             "open": lambda index, incarnation: self.line(index).open(incarnation),
             "recorder": lambda index, serial: self.line(index).set_recorder(serial),
             "close": lambda index: self.line(index).finish(CLOSED),
             "break": self._store_break,
+            "entomb": self._store_grave,
             "drain": self._store_drain,
             "free": self._store_free,
             "assign": self._store_assign,
@@ -70,6 +77,7 @@ class Effects:
             "opened": self._opened,
             "closed": self._closed,
             "broken": self._broken,
+            "unwanted": self._unwanted,
             "session_opened": self._session_opened,
             "session_closed": self._session_closed,
             "line_freed": on_forget,
@@ -94,9 +102,15 @@ class Effects:
         ]
 
     def _plan_break(self, slot: Slot) -> Effect:
+        is_timeline, reason = slot.engine == "timeline", slot.reason if slot.reason in REASONS else ""
+        if slot.is_grave:
+            return Effect("entomb", slot.index, (slot.base + slot.good, slot.reason == "expired", is_timeline, reason))
         good = _watermark(slot, self.line(slot.index))
+        if slot.origin is not None:
+            slot.good = max(good - slot.base, 0)
+            return Effect("break", slot.index, (good, slot.reason == "expired", is_timeline, reason))
         has_expired = slot.recorder is not None and slot.recorder.state == "expired"
-        return Effect("break", slot.index, (good, has_expired, slot.engine == "timeline"))
+        return Effect("break", slot.index, (good, has_expired, is_timeline, ""))
 
     def _plan_drain(self, slot: Slot) -> Effect | None:
         # All that was recorded is complete.
@@ -108,6 +122,8 @@ class Effects:
         recorded = line.recorded
         is_reusable = line.completed >= recorded and not change.was_broken
         ring, slot.ring = slot.ring, []
+        if slot.origin is not None and change.was_broken:
+            self._graves.dig(slot.origin, Grave(slot.node, slot.good, slot.reason))
         # On either engine: the next use begins where `recorded` stands, and has to find all before it complete.
         return Step(change, Effect("free", slot.index, (recorded,)), ring, is_reusable)
 
@@ -147,9 +163,14 @@ class Effects:
     def _store(self, effect: Effect) -> None:
         self._stores[effect.kind](effect.index, *effect.values)
 
-    def _store_break(self, index: int, watermark: int, has_expired: bool, is_timeline: bool) -> None:
+    def _store_grave(self, index: int, watermark: int, *values: Any) -> None:
+        # It never has a recorder: what is good counts as recorded, and nothing later.
+        self.line(index).publish(watermark)
+        self._store_break(index, watermark, *values)
+
+    def _store_break(self, index: int, watermark: int, has_expired: bool, is_timeline: bool, reason: str) -> None:
         line = self.line(index)
-        line.break_at(watermark, has_expired=has_expired)
+        line.break_at(watermark, has_expired=has_expired, reason=reason)
         if is_timeline:
             self.releaser.hold(index, line)
 
@@ -209,6 +230,10 @@ class Effects:
                 good_to=max(line.watermark - slot.base, 0),
             ),
         )
+
+    def _unwanted(self, slot: Slot) -> None:
+        if slot.is_unwanted:  # still: who takes it up again later finds it gone, and asks anew
+            self._announce("unwanted", slot)
 
     def _quarantine(self, slot: Slot) -> None:
         self._quarantined_ns.setdefault(slot.index, time.monotonic_ns())

@@ -24,7 +24,8 @@ from ipcsync.errors import (
 from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import MAX_TTL, MIN_TTL, Settings
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.listing import attachment_rows, event_rows, session_rows
+from ipcsync_coordinator.fleet import Fleet
+from ipcsync_coordinator.listing import attachment_of, attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.registry import Registry, Session, Slot
@@ -51,6 +52,7 @@ class Handlers:
         metrics: Metrics,
         terms: Terms,
         transactions: Transactions,
+        fleet: Fleet,
         feed_endpoint: str,
         room: Callable[[], int] = lambda: _UNLIMITED,
     ) -> None:
@@ -65,6 +67,7 @@ class Handlers:
         self._terms = terms
         self._journal = transactions.journal
         self._commit = transactions.commit
+        self.fleet = fleet
         self._feed_endpoint = feed_endpoint
         self._room = room  # how many sessions the file descriptors allow
         self._namespace = pid_namespace()
@@ -85,6 +88,7 @@ class Handlers:
             "snapshot": self._snapshot,
             "probe": self._probe,
             "bye": self._bye,
+            **fleet.table,
         }
 
     def serve(self) -> None:
@@ -109,13 +113,15 @@ class Handlers:
         known = self._sessions.of_nonce(hello.nonce)
         if known is not None:
             return self._welcome(known)
-        if hello.driver != self._terms.driver:
+        if hello.role:
+            self._refuse_second_bridge(hello)
+        elif hello.driver != self._terms.driver:
             raise ConnectError(f"this coordinator uses the driver {self._terms.driver!r}, the client {hello.driver!r}")
         ttl = self._granted_ttl(hello.lease_ttl)
         room = self._room()
         if len(self._sessions) >= room:
             raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
-        session = self._registry.open_session(os.urandom(4).hex(), hello.name)
+        session = self._registry.open_session(os.urandom(4).hex(), hello.name, hello.role)
         watch = ProcessWatch(sender.pid, sender.routing, self._board, session.line)
         # Without a start time the pid tells nobody anything: others then ask for the lifeline.
         session.pid, session.started = watch.pid if watch.started else 0, watch.started
@@ -124,6 +130,15 @@ class Handlers:
         self._sessions.add(entry)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
         return self._welcome(entry)
+
+    def _refuse_second_bridge(self, hello: messages.Hello) -> None:
+        if hello.role != "bridge":
+            raise ProtocolError(f"a session's role is 'bridge' or none, not {hello.role!r:.80}", code="role")
+        serving = self._sessions.bridge()
+        if serving is not None:
+            raise ConnectError(
+                f"the bridge {serving.session.who} serves here already, and a coordinator has one: stop that one first"
+            )
 
     def _granted_ttl(self, wanted: float | None) -> float:
         if wanted is None:
@@ -225,7 +240,7 @@ class Handlers:
                 self._effects.pool.give_back(ring)
                 raise
             slot.base = self._effects.line(slot.index).recorded
-        return self._attachment(entry, slot)
+        return attachment_of(slot, entry.session)
 
     def _choose_engine(self, entry: SessionEntry, wanted: str, device: str) -> str:
         """Which engine a new event on `device` uses. EngineMismatch says why the one that is wanted cannot."""
@@ -246,25 +261,11 @@ class Handlers:
         known = self._registry.slots.get(body.slot)
         if known is not None:
             self._refuse_unusable(entry, known)
-        return self._attachment(entry, self._registry.attach(entry.session, body.slot, body.incarnation))
+        return attachment_of(self._registry.attach(entry.session, body.slot, body.incarnation), entry.session)
 
     def _refuse_unusable(self, entry: SessionEntry, slot: Slot) -> None:
         if slot.engine == "event" and entry.why_not_event:
             raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.why_not_event}")
-
-    def _attachment(self, entry: SessionEntry, slot: Slot) -> messages.Attachment:
-        return messages.Attachment(
-            name=slot.name,
-            slot=slot.index,
-            incarnation=slot.incarnation,
-            base=slot.base,
-            device=slot.device,
-            engine=slot.engine,
-            depth=slot.depth,
-            recorder=slot.recorder is entry.session,
-            handles=[shared.handle for shared in slot.ring],
-            serials=[shared.serial for shared in slot.ring],
-        )
 
     def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
         self._registry.close(entry.session, body.slot, body.incarnation, let_go=body.let_go, drained=body.drained)

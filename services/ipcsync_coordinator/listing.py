@@ -8,7 +8,7 @@ from itertools import islice
 
 from ipcsync._board import Board
 from ipcsync._wire import messages
-from ipcsync_coordinator.registry import Registry, Slot
+from ipcsync_coordinator.registry import Registry, Session, Slot
 from ipcsync_coordinator.sessions import SessionEntry
 
 
@@ -36,6 +36,25 @@ def _event(slot: Slot, board: Board) -> messages.EventInfo:
         recorder=slot.recorder.label if slot.recorder else "",
         slot=slot.index,
         incarnation=slot.incarnation,
+        node=slot.node,
+    )
+
+
+def attachment_of(slot: Slot, session: Session) -> messages.Attachment:
+    """What `session` needs to use the event of a slot."""
+    origin = None if slot.origin is None else messages.Origin(*slot.origin, slot.node)
+    return messages.Attachment(
+        name=slot.name,
+        slot=slot.index,
+        incarnation=slot.incarnation,
+        base=slot.base,
+        device=slot.device,
+        engine=slot.engine,
+        depth=slot.depth,
+        recorder=slot.recorder is session,
+        handles=[shared.handle for shared in slot.ring],
+        serials=[shared.serial for shared in slot.ring],
+        origin=origin,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.registry import Registry, Session, Slot
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 
@@ -35,6 +36,11 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     active: list[int]
     lingering: list[int]
     left: list[int]
+    origin: tuple[bytes, int, int] | None = None
+    node: str = ""
+    reason: str = ""
+    good: int = 0
+    is_grave: bool = False
 
     @classmethod
     def of(cls, slot: Slot) -> SlotRecord:
@@ -55,6 +61,11 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             sorted(slot.active),
             sorted(slot.lingering),
             sorted(slot.left),
+            slot.origin,
+            slot.node,
+            slot.reason,
+            slot.good,
+            slot.is_grave,
         )
 
 
@@ -76,6 +87,7 @@ class SessionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_confirmed: bool
     forgotten: int
     streams: list[str]
+    role: str = ""
 
     @classmethod
     def of(cls, session: Session, entry: SessionEntry) -> SessionRecord:
@@ -96,6 +108,7 @@ class SessionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             entry.watch.is_confirmed,
             entry.forgotten,
             sorted(session.streams),
+            session.role,
         )
 
 
@@ -118,6 +131,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     streams: dict[str, tuple[str, int]] = {}  # those of the sessions in this record
     replies: list[Reply] = []
     effects: list[Effect] = []
+    graves: list[tuple[bytes, int, int, str, int, str]] = []  # new ones: epoch, slot, incarnation, node, good, reason
 
 
 def record_of(
@@ -127,6 +141,7 @@ def record_of(
     sessions: Iterable[Session],
     effects: list[Effect],
     replies: list[Reply],
+    graves: Iterable[tuple[Origin, Grave]] = (),
 ) -> Record:
     """The record of a transition that touched those slots and sessions."""
     known, gone, streams = [], [], {}
@@ -139,11 +154,12 @@ def record_of(
         for name in session.streams:
             streams[name] = registry.streams[name]
     touched = [SlotRecord.of(slot) for slot in slots]
-    return Record(registry.count, registry.high_water, touched, known, gone, streams, replies, effects)
+    dug = [(*origin, *grave) for origin, grave in graves]
+    return Record(registry.count, registry.high_water, touched, known, gone, streams, replies, effects, dug)
 
 
 def whole(registry: Registry, table: SessionTable) -> Record:
     """The record of everything."""
     slots, sessions = registry.slots.values(), registry.sessions.values()
     replies = [Reply(*each) for each in table.replies()]
-    return record_of(registry, table, slots, sessions, [], replies)
+    return record_of(registry, table, slots, sessions, [], replies, registry.graves.everything())

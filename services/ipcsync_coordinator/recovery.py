@@ -8,6 +8,7 @@ from ipcsync._board import BROKEN, CLOSED, FREE, OPEN, Board
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.liveness import ProcessWatch
+from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.records import Record, SessionRecord, SlotRecord
 from ipcsync_coordinator.registry import Registry, Session, Slot
@@ -35,6 +36,8 @@ def recover(
         for serial in record.gone:
             sessions.pop(serial, None)
         streams.update(record.streams)
+        for grave in record.graves:
+            registry.graves.restore(Origin(*grave[:3]), Grave(*grave[3:]))
     try:
         _restore(registry, effects.pool, board, slots.values(), sessions.values())
     except KeyError as error:
@@ -65,7 +68,7 @@ def _restore(
 
 
 def _session(record: SessionRecord) -> Session:
-    session = Session(record.id, record.serial, record.serial & 0xFFFF, record.name)
+    session = Session(record.id, record.serial, record.serial & 0xFFFF, record.name, role=record.role)
     session.state = record.state  # type: ignore[assignment] # one of its values
     session.pid = record.pid if record.started else 0
     session.started, session.streams = record.started, set(record.streams)
@@ -92,6 +95,11 @@ def _slot(record: SlotRecord, sessions: dict[int, Session], pool: Pool) -> Slot:
         set(record.lingering),
         set(record.left),
         record.is_drained,
+        None if record.origin is None else Origin(*record.origin),
+        record.node,
+        record.reason,
+        record.good,
+        record.is_grave,
     )
 
 

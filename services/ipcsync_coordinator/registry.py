@@ -26,12 +26,22 @@ from ipcsync.errors import (
     QuotaExceeded,
     RecorderTaken,
 )
+from ipcsync_coordinator.mirrors import Grave, Graves, Origin
 
 SlotState = Literal["free", "open", "broken", "closed"]
 SessionState = Literal["live", "expired", "closed"]
 FinishedState = Literal["broken", "closed"]
 ChangeKind = Literal[
-    "opened", "recorder", "closed", "broken", "drained", "freed", "session_opened", "session_closed", "line_freed"
+    "opened",
+    "recorder",
+    "closed",
+    "broken",
+    "drained",
+    "freed",
+    "session_opened",
+    "session_closed",
+    "line_freed",
+    "unwanted",
 ]
 
 
@@ -60,6 +70,7 @@ class Session:
     attached: set[int] = field(default_factory=set)
     left: set[int] = field(default_factory=set)  # slots of whose `left` it is, or was
     streams: set[str] = field(default_factory=set)
+    role: str = ""  # "bridge"
 
     @property
     def label(self) -> str:
@@ -79,6 +90,10 @@ class Slot:
     `active` have it open; `lingering` closed it but may still touch it; `left` have let go of it. `is_drained` once it
     is closed and all that was recorded is complete: nobody writes its timeline word any more, and who waits ahead for
     more is released.
+
+    A mirror has the use of another node's slot that it stands for as `origin`, and the bridge as its recorder. Once it
+    is broken, `reason` is that of `Finish`, and `good` the last generation that counts; `is_grave`: it was lost before
+    anybody here opened it.
     """
 
     index: int
@@ -95,6 +110,17 @@ class Slot:
     lingering: set[int] = field(default_factory=set)
     left: set[int] = field(default_factory=set)
     is_drained: bool = False
+    origin: Origin | None = None
+    node: str = ""
+    reason: str = ""
+    good: int = 0
+    is_grave: bool = False
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether it is a mirror that nobody but the bridge uses."""
+        recorder = self.recorder
+        return self.origin is not None and recorder is not None and self.active | self.lingering == {recorder.serial}
 
     @property
     def is_quarantined(self) -> bool:
@@ -107,7 +133,8 @@ class Change:
     """One thing that followed from a transition, to be carried out on the board, the pool and the feed.
 
     kind: opened, recorder, closed, broken, drained (all that a closed one's recorder made is complete), freed (slot);
-    session_opened, session_closed, line_freed (session). `was_broken`: of a slot that is freed.
+    unwanted (mirror that nobody but the bridge uses); session_opened, session_closed, line_freed (session).
+    `was_broken`: of a slot that is freed.
     """
 
     kind: ChangeKind
@@ -123,6 +150,8 @@ class Registry:
         self.limits = limits
         self.sessions: dict[int, Session] = {}
         self.names: dict[str, Slot] = {}
+        self.mirrors: dict[Origin, Slot] = {}
+        self.graves = Graves()
         self.slots: dict[int, Slot] = {}
         self.streams: dict[str, tuple[str, int]] = {}
         self.changes: list[Change] = []
@@ -151,7 +180,8 @@ class Registry:
         """Go on with what another registry had, in this empty one. The slots are as they were; the rest follows."""
         self.sessions = {session.serial: session for session in sessions}
         self.slots = {slot.index: slot for slot in slots}
-        self.names = {slot.name: slot for slot in slots if slot.name and slot.state == "open"}
+        self.names = {slot.name: slot for slot in slots if slot.name and slot.state == "open" and slot.origin is None}
+        self.mirrors = {slot.origin: slot for slot in slots if slot.origin is not None and slot.state != "free"}
         self.in_use = sum(slot.state != "free" for slot in slots)
         self._free = [slot.index for slot in slots if slot.state == "free"]
         self._free_lines = deque(free_lines)
@@ -168,7 +198,7 @@ class Registry:
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    def open_session(self, session_id: str, name: str) -> Session:
+    def open_session(self, session_id: str, name: str, role: str = "") -> Session:
         """A new live session; QuotaExceeded if there are too many."""
         if name:
             self._check_name(name, "a session's name")
@@ -178,7 +208,7 @@ class Registry:
             )
         self.count += 1
         line = self._free_lines.popleft()
-        session = Session(session_id, (self.count << 16) | line, line, name)
+        session = Session(session_id, (self.count << 16) | line, line, name, role=role)
         self.sessions[session.serial] = session
         self.touched_sessions.add(session)
         self.changes.append(Change("session_opened", session=session))
@@ -250,23 +280,36 @@ class Registry:
             self.changes.append(Change("recorder", slot=slot))
 
     def create(
-        self, session: Session, name: str, *, recorder: bool, device: str, engine: str, depth: int, ring: Any
+        self,
+        session: Session,
+        name: str,
+        *,
+        recorder: bool,
+        device: str,
+        engine: str,
+        depth: int,
+        ring: Any,
+        origin: Origin | None = None,
+        node: str = "",
     ) -> Slot:
-        """A new event, attached to by `session`; an empty name makes an unnamed one.
+        """A new event, attached to by `session`; an empty name makes an unnamed one, an `origin` a mirror.
 
         Raises QuotaExceeded if every slot is in use (also in quarantine) or the session has too many.
         """
         self.check_room(session, name)
-        assert not (name and name in self.names)
+        assert origin is not None or not (name and name in self.names)
         index = self._free.pop() if self._free else len(self.slots)
         slot = self.slots.setdefault(index, Slot(index))
         slot.incarnation += 1
         slot.state, slot.name, slot.device, slot.engine = "open", name, device, engine
         slot.depth, slot.ring = depth, ring
         slot.recorder, slot.is_drained, slot.left = None, False, set()
+        slot.origin, slot.node, slot.reason, slot.good, slot.is_grave = origin, node, "", 0, False
         self.in_use += 1
         self.high_water = max(self.high_water, self.in_use)
-        if name:
+        if origin is not None:
+            self.mirrors[origin] = slot
+        elif name:
             self.names[name] = slot
         self.changes.append(Change("opened", slot=slot))
         self.join(session, slot, recorder=recorder, device="", engine="auto")
@@ -303,6 +346,48 @@ class Registry:
         self._leave(slot, session, breaks=False, let_go=let_go, drained=drained)
         if session.state != "live" and not session.attached:
             self._end(session, session.state, breaks=False, let_go=True)
+
+    # --- mirrors ------------------------------------------------------------------------------------------------------
+
+    def exhume(self, session: Session, origin: Origin, grave: Grave, device: str) -> Slot:
+        """A mirror of a use that is lost, for who asks for it now: broken, and good as far as the grave says."""
+        slot = self.create(
+            session,
+            "",
+            recorder=False,
+            device=device,
+            engine="timeline",
+            depth=1,
+            ring=[],
+            origin=origin,
+            node=grave.node,
+        )
+        slot.is_grave, slot.good, slot.reason = True, grave.good, grave.reason
+        self._finish(slot, "broken")
+        return slot
+
+    def finish_mirror(self, session: Session, index: int, incarnation: int, state: str, reason: str) -> None:
+        """The bridge ends a mirror. Twice is nothing, and so is a use that is over.
+
+        ProtocolError, `code` "wanted", for one that is unwanted and is not so any more; EventClosed for what is not a
+        mirror of this bridge.
+        """
+        slot = self.slots.get(index)
+        if slot is None or incarnation > slot.incarnation:
+            raise EventClosed(f"no slot {index} with incarnation {incarnation}")
+        if incarnation < slot.incarnation or slot.state in ("broken", "free"):
+            return
+        if slot.origin is None or slot.recorder is not session:
+            raise EventClosed(f"this session is not the bridge that mirrors on slot {index}")
+        if state == "unwanted":
+            if not slot.is_unwanted:
+                raise ProtocolError(f"the mirror on slot {index} is used again", code="wanted")
+            self._leave(slot, session, breaks=False, let_go=True, drained=True)
+        elif state == "broken":
+            slot.reason = reason
+            self._finish(slot, "broken")
+        elif slot.state == "open":
+            self._finish(slot, "closed")
 
     def break_event(self, session: Session, index: int, incarnation: int) -> None:
         """The recorder says that part of what it recorded is lost. Twice is nothing, and so is a use that is over.
@@ -355,7 +440,11 @@ class Registry:
         slot.active.add(session.serial)
 
     def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool, drained: bool = False) -> None:
-        """`breaks`: whether a recorder that leaves breaks the event, or merely finishes it."""
+        """`breaks`: whether a recorder that leaves breaks the event, or merely finishes it.
+
+        A bridge that leaves a mirror breaks it, unless all that was recorded there is complete.
+        """
+        breaks = breaks or (slot.origin is not None and not drained)
         self.touched_slots.add(slot)
         slot.active.discard(session.serial)
         if let_go:
@@ -379,6 +468,8 @@ class Registry:
                 self._drain(slot)  # nobody recorded, and nobody will: who waits ahead is released
         if not slot.active and not slot.lingering:
             self._release(slot)
+        elif slot.is_unwanted and slot.recorder is not session:
+            self.changes.append(Change("unwanted", slot=slot))
 
     def _drain(self, slot: Slot) -> None:
         if not slot.is_drained:
@@ -389,6 +480,8 @@ class Registry:
         self.touched_slots.add(slot)
         first = slot.state == "open"
         slot.state = state
+        if state == "broken" and slot.origin is not None and not slot.reason:
+            slot.reason = "bridge"
         if self.names.get(slot.name) is slot:
             del self.names[slot.name]
         if first or state == "broken":
@@ -397,6 +490,8 @@ class Registry:
     def _release(self, slot: Slot) -> None:
         was_broken, slot.state = slot.state == "broken", "free"
         slot.active, slot.lingering = set(), set()  # an empty set keeps the memory of its largest day
+        if slot.origin is not None:
+            self.mirrors.pop(slot.origin, None)
         self.in_use -= 1
         self._free.append(slot.index)
         self.changes.append(Change("freed", slot=slot, was_broken=was_broken))

@@ -101,7 +101,7 @@ class Requests:
         held = self._held.get(routing)
         if held is None:
             self._held[routing] = []
-            self._send(routing, reply)
+            self.send(routing, reply)
         else:
             held.append(reply)
 
@@ -110,9 +110,10 @@ class Requests:
         while self._held:
             routing = next(iter(self._held))
             for reply in self._held.pop(routing):
-                self._send(routing, reply)
+                self.send(routing, reply)
 
-    def _send(self, routing: bytes, reply: bytes) -> None:
+    def send(self, routing: bytes, reply: bytes) -> None:
+        """Send a reply now, whenever its request came."""
         try:
             try:
                 self.socket.send(routing, _MORE)

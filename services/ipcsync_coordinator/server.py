@@ -23,6 +23,7 @@ from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.driver_work import KeepersDriver
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, Feed
+from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.given import Given
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
@@ -64,10 +65,12 @@ class Server:
         self.registry = Registry(_limits(settings))
         self.sessions = SessionTable(settings.remembered_requests, settings.max_sessions)
         pool = Pool(terms.devices, given.work, settings.max_cuda_events, held=terms.events)
-        self.effects = Effects(self.board, pool, self.feed, self._forget)
+        self.effects = Effects(self.board, pool, self.feed, self._forget, self.registry.graves)
         journal = Journal(given.journal, lambda: records.whole(self.registry, self.sessions))
         self._transactions = Transactions(self.registry, self.sessions, self.effects, journal)
         self._differing = recover(journal, self.registry, self.sessions, self.effects, self.board, time.monotonic_ns())
+        first_want = (terms.starts - 1) << codec.FEED_START_BITS
+        self.fleet = Fleet(self.registry, self.effects, self.sessions, self._transactions, self.board.epoch, first_want)
         self.handlers = Handlers(
             settings,
             self.registry,
@@ -77,6 +80,7 @@ class Server:
             self.metrics,
             terms,
             self._transactions,
+            self.fleet,
             self._feed_endpoint,
             self._descriptors.sessions,
         )
@@ -85,6 +89,7 @@ class Server:
             settings, self.handlers, self.sessions, self.metrics, strikes, self._transactions, self._confirm
         )
         self._requests = Requests(self._take_router(), settings, dispatcher, strikes, self._refuse)
+        self.fleet.deliver = self._requests.send
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
         self._idle_since = time.monotonic()
@@ -241,6 +246,7 @@ class Server:
             self._look_at_place()
         self.effects.releaser.reassert()
         self.effects.pool.refill()
+        self.fleet.tick(now_ns)
         self._drain_link()
         self._transactions.commit()  # what could not be appended before
         limit = self._settings.exit_when_idle

@@ -51,6 +51,11 @@ class SessionTable:
     def __iter__(self) -> Iterator[SessionEntry]:
         return iter(list(self._by_token.values()))
 
+    def bridge(self) -> SessionEntry | None:
+        """The live session that links this coordinator's events with those of other nodes."""
+        bridges = (entry for entry in self._by_token.values() if entry.session.role == "bridge")
+        return next((entry for entry in bridges if entry.session.state == "live"), None)
+
     def add(self, entry: SessionEntry) -> None:
         """Take in a new one."""
         self._by_token[entry.token] = entry

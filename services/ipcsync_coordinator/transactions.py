@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ipcsync_coordinator.effects import Effects, Step
 from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.records import Record, Reply, record_of
 from ipcsync_coordinator.registry import Registry, Session, Slot
 from ipcsync_coordinator.sessions import SessionTable
@@ -23,6 +24,7 @@ class Transactions:
         self._steps: list[Step] = []
         self._slots: set[Slot] = set()
         self._touched: set[Session] = set()
+        self._graves: list[tuple[Origin, Grave]] = []
 
     def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> None:
         """Have everything since the last call take effect, and keep the reply, which may go out afterwards.
@@ -41,6 +43,7 @@ class Transactions:
             steps, self._steps = self._steps, []
             self._slots.clear()
             self._touched.clear()
+            self._graves.clear()
             self._effects.carry_out(steps)
             self.journal.carried_out()
         if reply is not None:
@@ -49,4 +52,5 @@ class Transactions:
     def _record(self, reply: Reply | None) -> Record:
         effects = [step.effect for step in self._steps if step.effect is not None]
         replies = [] if reply is None else [reply]
-        return record_of(self._registry, self._sessions, self._slots, self._touched, effects, replies)
+        self._graves += self._registry.graves.take_new()
+        return record_of(self._registry, self._sessions, self._slots, self._touched, effects, replies, self._graves)

@@ -32,6 +32,7 @@ hellos = st.builds(
     shm=_texts,
     pid=counts,
     lease_ttl=st.none() | st.floats(),
+    role=st.sampled_from(["", "", "", "bridge", "queen"]),
 )
 opens = st.builds(
     messages.Open, name=names, recorder=st.booleans(), device=st.sampled_from(["", "no"]), default_device=st.just(""),
@@ -54,6 +55,27 @@ bodies_of: dict[type[messages.Message], st.SearchStrategy[messages.Message]] = {
     messages.Snapshot: st.builds(messages.Snapshot, prefix=names, is_resync=st.booleans()),
     messages.Probe: st.builds(messages.Probe, device=st.sampled_from(["", "no"])),
     messages.Bye: st.builds(messages.Bye, let_go=st.booleans()),
+    messages.Remote: st.builds(
+        messages.Remote,
+        what=st.sampled_from(["attach", "open", "claim", "nodes", "events", "all"]),
+        node=names,
+        name=names,
+        epoch=tokens | st.just(b""),
+        slot=counts,
+        incarnation=counts,
+    ),
+    messages.Import: st.builds(
+        messages.Import, want=counts, epoch=tokens, slot=counts, incarnation=counts, node=names, name=names
+    ),
+    messages.Answer: st.builds(messages.Answer, want=counts, reply=st.binary(max_size=20)),
+    messages.Finish: st.builds(
+        messages.Finish,
+        slot=counts,
+        incarnation=counts,
+        state=st.sampled_from(["broken", "closed", "unwanted", "open"]),
+        reason=st.sampled_from(["silent", "died", "expired", "", "boredom"]),
+    ),
+    messages.ListWants: st.builds(messages.ListWants),
 }
 bodies = st.one_of(*bodies_of.values())
 ids = st.integers(1, 40) | st.integers(1, (1 << 63) - 1)

@@ -22,6 +22,7 @@ from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.driver_work import OwnDriver
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.metrics import Metrics
@@ -53,7 +54,7 @@ _SENDER = Sender(b"routing", _Frame())
 _CODES = {
     "malformed", "version", "unknown_op", "invalid", "too_large", "too_deep", "name", "ttl", "engine", "forgotten",
     "late", "ConnectError", "SessionExpired", "QuotaExceeded", "EventClosed", "RecorderTaken", "DeviceMismatch",
-    "EngineMismatch",
+    "EngineMismatch", "role", "epoch", "wanted", "NoBridge", "CoordinatorLost", "NodeLost", "NotRecorder",
 }  # fmt: skip
 
 
@@ -80,7 +81,7 @@ class World:
         )
         devices = list(served_devices(None))
         self.pool = Pool(devices, self.work, limit=200, step=8, held=held)
-        effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget)  # type: ignore[arg-type] # see there
+        effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget, self.registry.graves)  # type: ignore[arg-type]
         self.sessions = SessionTable(_SETTINGS.remembered_requests, _SETTINGS.max_sessions)
         self.metrics = Metrics()
         journal = Journal(self.files, lambda: records.whole(self.registry, self.sessions))
@@ -99,6 +100,7 @@ class World:
             self.metrics,
             terms,
             self.transactions,
+            Fleet(self.registry, effects, self.sessions, self.transactions, self.board.epoch, 0),
             "ipc://feed",
         )
         self.dispatcher = Dispatcher(
@@ -200,7 +202,8 @@ def _assert_bounded(world: World) -> None:
 
 
 def test_every_request_has_a_handler_and_is_among_the_frames_that_are_tried(world: World) -> None:
-    assert {*world.handlers.table, "hello"} == set(messages.REQUESTS)  # hello has no session yet
+    # hello has no session yet, and the reply to remote is owed until the bridge answers
+    assert {*world.handlers.table, "hello", "remote"} == set(messages.REQUESTS)
     assert set(frames.bodies_of) == set(messages.REQUESTS.values())
 
 

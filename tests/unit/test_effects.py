@@ -196,7 +196,7 @@ def test_a_break_says_what_stays_good_and_why(
     with caplog.at_level(logging.WARNING, "ipcsync.coordinator"):
         steps = scene.effects.plan([Change("broken", slot)])
         scene.effects.carry_out(steps)
-    assert [step.effect for step in steps] == [Effect("break", 0, (3, has_expired, engine == "timeline"))]
+    assert [step.effect for step in steps] == [Effect("break", 0, (3, has_expired, engine == "timeline", ""))]
     assert (line.state, line.watermark, line.has_expired) == (BROKEN, 3, has_expired)
     assert line.completed == (INT64_MAX if engine == "timeline" else 3)
     assert scene.effects.releaser.holds_any() == (engine == "timeline")
@@ -261,7 +261,7 @@ def test_a_later_coordinator_stores_again_what_the_one_before_it_may_have(scene:
     slot = scene.open(session, "timeline")
     line = scene.board.slot(slot.index)
     for effects, found in (
-        ([Effect("break", 0, (0, True, True))], (BROKEN, 0, True, INT64_MAX)),
+        ([Effect("break", 0, (0, True, True, ""))], (BROKEN, 0, True, INT64_MAX)),
         ([Effect("free", 0, (0,))], (FREE, 0, True, 0)),
         ([Effect("open", 0, (2,)), Effect("recorder", 0, (9,))], (OPEN, 0, True, 0)),
         ([Effect("close", 0), Effect("drain", 0, (0,))], (CLOSED, 0, True, INT64_MAX)),

@@ -50,6 +50,7 @@ SERVICE = [
     "Client",
     "Coordinator",
     "EventInfo",
+    "NodeInfo",
     "Notice",
     "Point",
     "Reservation",

@@ -20,7 +20,7 @@ from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
-from ipcsync._wire.messages import AttachmentInfo, EventInfo, SessionInfo
+from ipcsync._wire.messages import AttachmentInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
 from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.aio.runner import Runner, Threads, run, run_alone
@@ -171,9 +171,12 @@ class AsyncClient:
         engine: EngineChoice = "auto",
         depth: int = 4,
         timeout: float | None = None,
+        node: str | None = None,
+        fleet: bool = False,
     ) -> AsyncSharedEvent:
         """Open a shared event, or create it; as `Client.event`. If it is cancelled, what it opened is closed again."""
         options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
+        options.update(node=node, fleet=fleet)
         opened = await self._runner.request(
             partial(self._client.event, name, **options, timeout=timeout), SharedEvent.close
         )
@@ -188,9 +191,11 @@ class AsyncClient:
         engine: EngineChoice = "auto",
         depth: int = 4,
         timeout: float | None = None,
+        node: str | None = None,
     ) -> list[AsyncSharedEvent]:
         """Open many shared events, all or none; as `Client.events`. If it is cancelled, they are closed again."""
         options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
+        options["node"] = node
         opened = await self._runner.request(
             partial(self._client.events, list(names), **options, timeout=timeout), _close_all
         )
@@ -242,9 +247,15 @@ class AsyncClient:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def list_events(self, prefix: str = "", *, timeout: float | None = None) -> list[EventInfo]:
+    async def list_events(
+        self, prefix: str = "", *, node: str | None = None, timeout: float | None = None
+    ) -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included."""
-        return await self._runner.request(partial(self._client.list_events, prefix, timeout=timeout))
+        return await self._runner.request(partial(self._client.list_events, prefix, node=node, timeout=timeout))
+
+    async def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
+        """The nodes of the fleet; as `Client.nodes`."""
+        return await self._runner.request(partial(self._client.nodes, timeout=timeout))
 
     async def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The sessions that live."""

@@ -37,6 +37,11 @@ class AsyncSharedEvent:
         return self._event.name
 
     @property
+    def node(self) -> str:
+        """The node on which it is recorded; "" for the node of this process."""
+        return self._event.node
+
+    @property
     def device(self) -> Device:
         """The event's device, as this process numbers it."""
         return self._event.device
@@ -158,6 +163,11 @@ class AsyncPoint:
     def event_name(self) -> str:
         """The event's name; empty for a client's unnamed ones."""
         return self._known().event_name
+
+    @property
+    def node(self) -> str:
+        """The node on which the event is recorded; "" for the node of this process."""
+        return self._known().node
 
     @property
     def device(self) -> Device:

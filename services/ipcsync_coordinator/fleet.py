@@ -1,0 +1,272 @@
+"""What sessions ask of other nodes, and what the bridge answers.
+
+A question goes out on the feed as a `Want`, and its reply is owed until the bridge has answered, or until whoever asked
+waits no more. Wants are not journaled: who is unanswered when a coordinator dies asks the next one again, under the
+same id, and by the feed's gap the bridge asks what is wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ipcsync._logs import fields
+from ipcsync._wire import codec, messages
+from ipcsync.errors import (
+    CoordinatorLost,
+    EngineMismatch,
+    EventClosed,
+    IpcSyncError,
+    NoBridge,
+    NodeLost,
+    NotRecorder,
+    ProtocolError,
+    QuotaExceeded,
+)
+from ipcsync_coordinator.decode import Request
+from ipcsync_coordinator.effects import Effects
+from ipcsync_coordinator.journal import Journal
+from ipcsync_coordinator.listing import attachment_of
+from ipcsync_coordinator.mirrors import Origin
+from ipcsync_coordinator.records import Reply
+from ipcsync_coordinator.registry import Registry, Slot
+from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.transactions import Transactions
+
+log = logging.getLogger("ipcsync.coordinator")
+
+MOST_WANTS = 65_536
+_STATES = ("broken", "closed", "unwanted")
+_ANSWERS = (messages.Done, messages.NodeList, messages.EventList, messages.Failure)
+
+
+@dataclass
+class _Owed:
+    """A reply that a session waits for."""
+
+    want: messages.Want
+    entry: SessionEntry
+    request_id: int
+    routing: bytes
+    device: str
+
+
+class Fleet:
+    """The operations of and about other nodes. `deliver` sends a reply's frame to a routing id."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        effects: Effects,
+        sessions: SessionTable,
+        transactions: Transactions,
+        epoch: bytes,
+        first_want: int,
+    ) -> None:
+        self._registry = registry
+        self._effects = effects
+        self._sessions = sessions
+        self._transactions = transactions
+        self._journal: Journal = transactions.journal
+        self._epoch = epoch
+        self._number = first_want  # of wants; no two coordinators of one epoch give the same
+        self._owed: dict[int, _Owed] = {}
+        self._asked: dict[tuple[bytes, int], int] = {}  # by token and request id
+        self._has_had_bridge = False
+        self.deliver: Callable[[bytes, bytes], None] = _nobody_listens
+        self.table: dict[str, Callable[[SessionEntry, Any], messages.Message]] = {
+            "import": self._import,
+            "answer": self._answer,
+            "finish": self._finish,
+            "wants": self._list_wants,
+        }
+
+    # --- what sessions ask --------------------------------------------------------------------------------------------
+
+    def ask(self, entry: SessionEntry, request: Request, routing: bytes) -> messages.Message | None:
+        """The reply to a `Remote`; None if it is owed until the bridge answers."""
+        body = request.body
+        assert isinstance(body, messages.Remote)
+        self._has_had_bridge = self._has_had_bridge or self._sessions.bridge() is not None
+        known = self._asked.get((entry.token, request.id))
+        if known is not None:  # it asks again, maybe by another connection
+            self._owed[known].routing = routing
+            return None
+        if body.what == "attach":
+            attached = self._attach_known(entry, body)
+            if attached is not None:
+                return attached
+        elif body.what == "claim":
+            self._check_claim(entry, body)
+        elif body.what not in ("open", "nodes", "events"):
+            raise ProtocolError(f"nothing that is asked of other nodes is called {body.what!r:.80}", code="invalid")
+        self._require_bridge(body)
+        self._want(entry, request, body, routing)
+        return None
+
+    def _attach_known(self, entry: SessionEntry, body: messages.Remote) -> messages.Message | None:
+        """The attachment to a mirror that there is, or to one that is lost; None if the bridge is to be asked."""
+        if len(body.epoch) != len(self._epoch) or body.epoch == self._epoch:
+            raise ProtocolError("a point of another node has another epoch than this one", code="epoch")
+        origin = Origin(body.epoch, body.slot, body.incarnation)
+        slot = self._registry.mirrors.get(origin)
+        if slot is None and self._registry.graves.find(origin) is None:
+            return None
+        return self._attach(entry, origin, body.default_device)
+
+    def _attach(self, entry: SessionEntry, origin: Origin, device: str) -> messages.Attachment:
+        slot = self._registry.mirrors.get(origin)
+        if slot is not None:
+            slot = self._registry.attach(entry.session, slot.index, slot.incarnation)
+        else:
+            grave = self._registry.graves.find(origin)
+            assert grave is not None
+            slot = self._registry.exhume(entry.session, origin, grave, self._device(device))
+            slot.base = self._effects.line(slot.index).recorded
+        return attachment_of(slot, entry.session)
+
+    def _device(self, wanted: str) -> str:
+        """A mirror is of no GPU; it is said to be on the device of who asked for it first."""
+        devices = self._effects.pool.devices
+        return wanted if wanted in devices else devices[0]
+
+    def _check_claim(self, entry: SessionEntry, body: messages.Remote) -> None:
+        slot = self._registry.slots.get(body.slot)
+        if slot is None or slot.incarnation != body.incarnation or slot.state != "open":
+            raise EventClosed(f"the event {body.name!r} is over")
+        if slot.recorder is not entry.session:
+            raise NotRecorder(f"this session does not record on {body.name!r}", event=body.name)
+        if slot.engine != "timeline":
+            raise EngineMismatch(
+                f"the event {body.name!r} uses the engine {slot.engine!r}, and only what is on 'timeline' can be "
+                "waited for on other nodes: open it with engine='timeline'"
+            )
+
+    def _require_bridge(self, body: messages.Remote) -> None:
+        if self._sessions.bridge() is not None:
+            return
+        if body.what == "attach" and not self._has_had_bridge:
+            raise CoordinatorLost(
+                "this point is of another coordinator than this one, or of one that has restarted since; were it of "
+                "another node, a bridge would have to run here (ipcsync bridge)"
+            )
+        raise NoBridge("no bridge to other nodes runs beside this coordinator: start one with `ipcsync bridge`")
+
+    def _want(self, entry: SessionEntry, request: Request, body: messages.Remote, routing: bytes) -> None:
+        if len(self._owed) >= MOST_WANTS:
+            raise QuotaExceeded(f"{MOST_WANTS} questions to other nodes are unanswered", limit=MOST_WANTS)
+        self._number += 1
+        epoch = self._epoch if body.what == "claim" else body.epoch
+        want = messages.Want(
+            self._number, body.what, request.deadline_ns, body.node, body.name, epoch, body.slot, body.incarnation
+        )
+        self._owed[want.number] = _Owed(want, entry, request.id, routing, body.default_device)
+        self._asked[entry.token, request.id] = want.number
+        self._effects.feed.announce("wanted", want=want)
+
+    def tick(self, now_ns: int) -> None:
+        """Forget what nobody waits for any more; without a bridge, say so to whoever waits for one."""
+        if not self._owed:
+            return
+        has_bridge = self._sessions.bridge() is not None
+        for owed in list(self._owed.values()):
+            if 0 < owed.want.deadline_ns < now_ns or owed.entry.session.state != "live":
+                self._forget(owed)
+            elif not has_bridge:
+                error = NoBridge("the bridge to other nodes has ended, and what it was asked is not answered")
+                self._reply(owed, codec.failure_of(error))
+
+    def _forget(self, owed: _Owed) -> None:
+        self._owed.pop(owed.want.number, None)
+        self._asked.pop((owed.entry.token, owed.request_id), None)
+
+    def _reply(self, owed: _Owed, body: messages.Message) -> None:
+        """Answer what was asked, and keep the answer as any other."""
+        self._forget(owed)
+        frame = codec.encode_reply(owed.request_id, body)
+        is_refusal = isinstance(body, messages.Failure)
+        self._transactions.commit(Reply(owed.entry.token, owed.request_id, frame), is_refusal=is_refusal)
+        self.deliver(owed.routing, frame)
+
+    # --- what the bridge says -----------------------------------------------------------------------------------------
+
+    def _check_bridge(self, entry: SessionEntry) -> None:
+        if entry.session.role != "bridge":
+            raise ProtocolError("only a bridge says that", code="role")
+
+    def _import(self, entry: SessionEntry, body: messages.Import) -> messages.Message:
+        self._check_bridge(entry)
+        owed = self._owed.get(body.want)
+        origin = Origin(body.epoch, body.slot, body.incarnation)
+        if body.epoch == self._epoch:  # what the fleet's name stands for is at home
+            self._give(owed, lambda asker: self._attach_own(asker, body))
+            return messages.Done()
+        slot = self._registry.mirrors.get(origin)
+        if slot is None and self._registry.graves.find(origin) is None:
+            slot = self._mirror(entry, origin, body, owed.device if owed is not None else "")
+        self._give(owed, lambda asker: self._attach(asker, origin, owed.device if owed is not None else ""))
+        if slot is None or slot.recorder is not entry.session or slot.state != "open":
+            raise NodeLost(f"slot {body.slot} of node {body.node!r} is lost on this node for good", node=body.node)
+        return attachment_of(slot, entry.session)
+
+    def _mirror(self, entry: SessionEntry, origin: Origin, body: messages.Import, device: str) -> Slot:
+        device = self._device(device)
+        reason = self._effects.pool.why_not_timeline(device)
+        if reason:
+            raise EngineMismatch(f"nothing of other nodes can be waited for here: the engine 'timeline': {reason}")
+        slot = self._registry.create(
+            entry.session,
+            body.name,
+            recorder=True,
+            device=device,
+            engine="timeline",
+            depth=1,
+            ring=[],
+            origin=origin,
+            node=body.node,
+        )
+        slot.base = self._effects.line(slot.index).recorded
+        return slot
+
+    def _attach_own(self, asker: SessionEntry, body: messages.Import) -> messages.Attachment:
+        slot = self._registry.attach(asker.session, body.slot, body.incarnation)
+        return attachment_of(slot, asker.session)
+
+    def _give(self, owed: _Owed | None, attach: Callable[[SessionEntry], messages.Message]) -> None:
+        """Answer who asked for a use with an attachment to it, or with why there is none."""
+        if owed is None or owed.entry.session.state != "live":
+            return  # it waits no more
+        try:
+            body = attach(owed.entry)
+        except IpcSyncError as error:
+            body = codec.failure_of(error)
+        self._reply(owed, body)
+
+    def _answer(self, entry: SessionEntry, body: messages.Answer) -> messages.Message:
+        self._check_bridge(entry)
+        owed = self._owed.get(body.want)
+        _, reply = codec.decode_reply(body.reply)
+        if not isinstance(reply, _ANSWERS):
+            raise ProtocolError(f"{type(reply).__name__} answers nothing that is asked of nodes", code="invalid")
+        if owed is not None:
+            self._reply(owed, reply)
+        return messages.Done()
+
+    def _finish(self, entry: SessionEntry, body: messages.Finish) -> messages.Message:
+        self._check_bridge(entry)
+        if body.state not in _STATES:
+            raise ProtocolError(f"a mirror ends as {', '.join(_STATES)}, not as {body.state!r:.80}", code="invalid")
+        self._registry.finish_mirror(entry.session, body.slot, body.incarnation, body.state, body.reason)
+        if body.state == "broken":
+            log.info("mirror lost", extra=fields(slot=body.slot, reason=body.reason))
+        return messages.Done()
+
+    def _list_wants(self, entry: SessionEntry, _: messages.ListWants) -> messages.Message:
+        self._check_bridge(entry)
+        return messages.WantList([owed.want for owed in self._owed.values()])
+
+
+def _nobody_listens(_routing: bytes, _frame: bytes) -> None:
+    """Before there is a socket."""
