@@ -5,6 +5,7 @@
 # make test-flakes   make test FLAKES=20 times beside a busy core
 # make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
+# make test-lmcache   LMCache's server, client and unit tests over points, in build/lmcache
 # make coverage   which lines of the product the tests run, in their processes too
 # make mutants  planted mistakes in registry, dispatcher, effects, attachments and engines: those that the tests find
 # make lint   ruff and mypy --strict
@@ -116,6 +117,30 @@ test-newest:
 	$(NEWEST)/bin/python -m pip install --quiet --upgrade --pre --editable '.[observer]' --group test
 	IPCSYNC_DRIVER=host $(NEWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ONCE) $(ARGS)
 
+# LMCache on torch for CPUs, without what it needs on a GPU only; then its server and client over points, and its own
+# tests with stock events and with ours. About 1.3 GB, and the larger torch for CUDA where the index has no other.
+LMCACHE := build/lmcache
+LMCACHE_VERSION := 0.5.6
+TORCH := torch==2.13.0
+test-lmcache: $(LMCACHE)/.installed
+	IPCSYNC_DRIVER=host $(LMCACHE)/bin/python -m pytest -n 0 tests/integrations/test_lmcache.py $(ARGS)
+	nice $(LMCACHE)/bin/python -m tests.integrations.lmcache_suite $(LMCACHE)/source
+
+# Its source distribution, which has the tests, is built by pip for its metadata: without its kernels.
+$(LMCACHE)/.installed: pyproject.toml tests/integrations/lmcache.txt
+	$(PYTHON) -m venv $(LMCACHE)
+	$(LMCACHE)/bin/python -m pip install --quiet --upgrade pip
+	$(LMCACHE)/bin/python -m pip install --quiet $(TORCH)
+	$(LMCACHE)/bin/python -m pip install --quiet --requirement tests/integrations/lmcache.txt
+	$(LMCACHE)/bin/python -m pip install --quiet --no-deps lmcache==$(LMCACHE_VERSION)
+	NO_NATIVE_EXT=1 $(LMCACHE)/bin/python -m pip download --quiet --no-deps --no-build-isolation --no-binary lmcache \
+	  --dest $(LMCACHE)/download lmcache==$(LMCACHE_VERSION)
+	mkdir -p $(LMCACHE)/source
+	tar -xzf $(LMCACHE)/download/lmcache-$(LMCACHE_VERSION).tar.gz -C $(LMCACHE)/source --strip-components 1
+	mv $(LMCACHE)/source/lmcache $(LMCACHE)/source/lmcache-not-installed # the tests are to import what is installed
+	$(LMCACHE)/bin/python -m pip install --quiet --editable . --group test
+	touch $@
+
 # A process that is killed by SIGKILL takes with it what it ran.
 coverage: install
 	$(BIN)/python -m pip install --quiet --group coverage
@@ -157,4 +182,4 @@ clean:
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .PHONY: install demo check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
-  test-oldest test-newest coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean
+  test-oldest test-newest test-lmcache coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean

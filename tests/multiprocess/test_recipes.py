@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import ipcsync
-from ipcsync.testing import StreamGate
 
 pytestmark = pytest.mark.process
 
@@ -68,29 +65,3 @@ def test_a_recipe_fails_when_its_waits_are_taken_out(name: str, tmp_path: Path) 
     done = _run(name, PYTHONPATH=path, IPCSYNC_DRIVER="host", IPCSYNC_HOST_ASYNC="0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "before it was" in done.stderr
-
-
-@pytest.fixture
-def backend(client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The event backend for LMCache over the test's client."""
-    monkeypatch.syspath_prepend(str(_RECIPES))
-    return importlib.import_module("lmcache_backend").IpcSyncEventBackend(client)
-
-
-def test_the_backend_for_lmcache_refuses_what_was_not_recorded(backend: Any) -> None:
-    backend.check_event_support(0)
-    event = backend.create_event(0)
-    with pytest.raises(RuntimeError, match="not recorded"):
-        backend.export_event(event, 0)
-    with pytest.raises(RuntimeError, match="not recorded"):
-        backend.wait_event(event, ipcsync.Stream())
-
-
-def test_the_backend_for_lmcache_exports_one_record(backend: Any) -> None:
-    stream, event = ipcsync.Stream(), backend.create_event(0)
-    with StreamGate(stream):
-        backend.record_event(event, stream)
-        same = backend.import_event(backend.export_event(event, 0), 0)
-        assert not backend.query_event(same)
-    backend.synchronize_event(same, 0)
-    assert backend.query_event(same)

@@ -1,0 +1,1 @@
+"""What other projects load by their own plugin interfaces: `lmcache`, `ray`, `vllm`. Nothing else imports it."""

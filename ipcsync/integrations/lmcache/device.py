@@ -1,0 +1,79 @@
+"""What LMCache loads by its entry-point group `lmcache.device_plugins`: its own device, with ipcsync's events.
+
+LMCache loads every plugin that is installed, chosen or not. An ipcsync that is merely installed is never available, so
+LMCache's choice of a device stays what it was.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from lmcache.v1.platform.devices.cpu import CpuDeviceSpec
+from lmcache.v1.platform.devices.cpu.stub_cpu_device import StubCPUDevice
+from lmcache.v1.platform.devices.cuda import CudaDeviceSpec
+
+from ipcsync.integrations.lmcache.events import CpuEventBackend, IpcSyncEventBackend
+
+BACKEND = "ipcsync"
+_CPU_MODULE = "_ipcsync_lmcache_cpu"
+
+
+def _is_chosen() -> bool:
+    return os.environ.get("LMCACHE_DEVICE_BACKEND", "").strip().lower() == BACKEND
+
+
+class IpcSyncCudaSpec(CudaDeviceSpec):
+    """LMCache's CUDA device; all but its events is LMCache's own."""
+
+    _events = IpcSyncEventBackend()
+
+    @property
+    def backend_name(self) -> str:
+        """What $LMCACHE_DEVICE_BACKEND names."""
+        return BACKEND
+
+    @property
+    def event_ipc_backend(self) -> IpcSyncEventBackend:
+        """The events of this process's default client."""
+        return self._events
+
+    def is_available(self) -> bool:
+        """Whether it was chosen and there is a GPU."""
+        return _is_chosen() and super().is_available()
+
+
+class IpcSyncCpuSpec(CpuDeviceSpec):
+    """LMCache's CPU device; all but its events is LMCache's own."""
+
+    _events = CpuEventBackend()
+
+    @property
+    def backend_name(self) -> str:
+        """What $LMCACHE_DEVICE_BACKEND names."""
+        return BACKEND
+
+    @property
+    def torch_module_name(self) -> str:
+        """The attribute of torch that is the device's module.
+
+        LMCache takes a stand-in of its own if no device is available, since torch.cpu lacks most of what it calls. A
+        device that is chosen by name is looked for in torch, so the stand-in is put there.
+        """
+        if not hasattr(torch, _CPU_MODULE):
+            setattr(torch, _CPU_MODULE, StubCPUDevice("cpu"))
+        return _CPU_MODULE
+
+    @property
+    def event_ipc_backend(self) -> CpuEventBackend:
+        """The events of this process's default client."""
+        return self._events
+
+    def is_available(self) -> bool:
+        """Whether it was chosen and torch has no GPU."""
+        return _is_chosen() and not torch.cuda.is_available()
+
+
+IpcSyncDeviceSpec: type[CudaDeviceSpec | CpuDeviceSpec] = (
+    IpcSyncCpuSpec if _is_chosen() and not torch.cuda.is_available() else IpcSyncCudaSpec
+)

@@ -1,0 +1,122 @@
+"""The eight operations that LMCache's multiprocess mode asks of an event backend, on points.
+
+Its stock backend keeps each exported CUDA event for as long as a peer might still import it, and guesses how long that
+is. Here the coordinator owns the events, the bytes name one record, and a peer's death is an error.
+"""
+
+from __future__ import annotations
+
+import ipcsync
+from ipcsync.typing import DeviceLike, StreamLike
+
+
+class IpcSyncEvent:
+    """An event as LMCache hands it around: made first, recorded later, or imported.
+
+    Each record makes it stand for another point; a handle that was exported before keeps meaning the earlier one.
+    """
+
+    __slots__ = ("_point",)
+
+    def __init__(self, point: ipcsync.Point | None = None) -> None:
+        self._point = point
+
+    @property
+    def point(self) -> ipcsync.Point:
+        """What it stands for. Raises RuntimeError before it is recorded: CUDA would let every wait pass."""
+        if self._point is None:
+            raise RuntimeError("this event was not recorded yet: record it before it is exported or waited for")
+        return self._point
+
+    def record(self, stream: StreamLike | None = None) -> None:
+        """Stand for all work submitted to `stream` so far, by this process's default client."""
+        self._point = ipcsync.default_client().record(stream)
+
+    def wait(self, stream: StreamLike | None = None) -> None:
+        """Have the later work of `stream` wait for it. Raises RecorderLost if it will never be complete."""
+        self.point.wait(stream)
+
+    def query(self) -> bool:
+        """Whether it is complete. Raises RecorderLost if it never will be."""
+        return self.point.query()
+
+    def synchronize(self) -> None:
+        """Block the host until it is complete. Raises RecorderLost if it never will be."""
+        self.point.synchronize()
+
+    def ipc_handle(self) -> bytes:
+        """The 48 bytes of its point."""
+        return bytes(self.point)
+
+
+class IpcSyncEventBackend:
+    """LMCache's `EventIPCBackend` over the process's default client, which connects at the first use.
+
+    An event's record and its waits go to the stream that LMCache hands over, whose device is the record's. Devices are
+    not needed beyond that: a point names its own by UUID.
+    """
+
+    device_type = "cuda"
+
+    def check_event_support(self, device: DeviceLike) -> None:
+        """Raise RuntimeError, with the reason, if no engine works between this process and the coordinator."""
+        _raise_unless_one_works(device)
+
+    def create_event(self, device: object) -> IpcSyncEvent:  # noqa: ARG002
+        """An event that is still to be recorded."""
+        return IpcSyncEvent()
+
+    def record_event(self, event: IpcSyncEvent, stream: StreamLike) -> None:
+        """Record `event` after all work submitted to `stream` so far."""
+        event.record(stream)
+
+    def export_event(self, event: IpcSyncEvent, device: object) -> bytes:  # noqa: ARG002
+        """The 48 bytes for another process. Raises RuntimeError for an event that was not recorded yet."""
+        return event.ipc_handle()
+
+    def import_event(self, handle: bytes, device: object) -> IpcSyncEvent:  # noqa: ARG002
+        """The event that another process exported. Raises ProtocolError for other bytes, RecorderLost if it ended."""
+        return IpcSyncEvent(ipcsync.default_client().point(handle))
+
+    def wait_event(self, event: IpcSyncEvent, stream: StreamLike) -> None:
+        """Have the later work of `stream` wait for `event`."""
+        event.wait(stream)
+
+    def query_event(self, event: IpcSyncEvent) -> bool:
+        """Whether `event` is complete."""
+        return event.query()
+
+    def synchronize_event(self, event: IpcSyncEvent, device: object) -> None:  # noqa: ARG002
+        """Block the host until `event` is complete."""
+        event.synchronize()
+
+
+class CpuEventBackend(IpcSyncEventBackend):
+    """The same for LMCache's CPU device, whose streams are stand-ins and whose work is done within the call.
+
+    Everything goes to the default stream of ipcsync's driver, so that a wait behind work of a peer holds back what this
+    process records next, as on a GPU.
+    """
+
+    device_type = "cpu"
+
+    def check_event_support(self, device: object) -> None:  # noqa: ARG002 - "cpu" is no device of a driver
+        """Raise RuntimeError, with the reason, if no engine works between this process and the coordinator."""
+        _raise_unless_one_works(None)
+
+    def record_event(self, event: IpcSyncEvent, stream: object) -> None:  # noqa: ARG002
+        """Record `event` after all that is on the default stream."""
+        event.record(ipcsync.default_stream())
+
+    def wait_event(self, event: IpcSyncEvent, stream: object) -> None:  # noqa: ARG002
+        """Have the later work of the default stream wait for `event`."""
+        event.wait(ipcsync.default_stream())
+
+
+def _raise_unless_one_works(device: DeviceLike | None) -> None:
+    client = ipcsync.default_client()
+    engines = client.check(device)
+    reasons = {"event": engines["event"], "timeline": engines["timeline"]}
+    if not any(engine["ok"] for engine in reasons.values()):
+        why = "; ".join(f"{name}: {engine['why']}" for name, engine in reasons.items())
+        raise RuntimeError(f"no engine works between this process and the coordinator at {client.endpoint}: {why}")
