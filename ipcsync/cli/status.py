@@ -72,10 +72,21 @@ def _collect(client: Client) -> dict[str, Any]:
 
 
 def _processes(stats: dict[str, Any]) -> str:
+    own = f"pid {stats['pid']}, {_megabytes(stats['memory_bytes'])}"
     if stats["pid"] == stats["keeper_pid"]:
-        return f"pid {stats['pid']}, without a keeper"
-    starts = "its first start" if stats["starts"] == 1 else f"start {stats['starts']}, {stats['start_s']:.0f} s ago"
-    return f"pid {stats['pid']} ({starts}), keeper {stats['keeper_pid']}"
+        return f"{own}; no keeper: its death ends every session"
+    return f"{own}; keeper {stats['keeper_pid']}, {_megabytes(stats['keeper_memory_bytes'])}"
+
+
+def _starts(stats: dict[str, Any]) -> str:
+    if stats["starts"] == 1:
+        return "1"
+    why = ", ".join(f"{count} {reason}" for reason, count in stats["restarts"].items() if count)
+    return f"{stats['starts']} ({why}); the last {stats['start_s']:.0f} s ago, after {stats['pause_s'] * 1000:.0f} ms"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -85,7 +96,8 @@ def _show(found: dict[str, Any]) -> None:
         "epoch": found["epoch"],
         "driver": found["driver"],
         "up": f"{stats['uptime_s']:.0f} s",
-        "process": _processes(stats),
+        "processes": _processes(stats),
+        "starts": _starts(stats),
         "events": f"{stats['pool_in_use']} of {stats['pool_size']}, {stats['quarantined']} in quarantine",
         "deaths": ", ".join(f"{count} by {how}" for how, count in stats["deaths"].items()) or "none",
     }

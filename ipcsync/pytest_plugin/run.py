@@ -164,7 +164,7 @@ def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
     # A directory for each start: a worker that crashes right after it leaves a daemon that nobody knows of, which keeps
     # its own until the run ends.
     command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", str(run.directory / str(os.getpid()))]
-    command += ["--driver", driver, "--exit-with", f"{run.pid}:{run.started}"]
+    command += ["--no-keeper", "--driver", driver, "--exit-with", f"{run.pid}:{run.started}"]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
         read, write = os.pipe2(os.O_CLOEXEC)
         try:

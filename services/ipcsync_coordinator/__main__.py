@@ -55,7 +55,9 @@ _METAVARS = {str: "TEXT", int: "N", float: "S"}
 def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, kept: str | None, **flags: Any) -> None:
     """Run the coordinator until SIGTERM or Ctrl-C.
 
-    It owns every shared CUDA event of one runtime directory, and logs one line when it is ready.
+    It owns every shared CUDA event of one runtime directory, and logs one line when it is ready. It is two processes: a
+    keeper, which holds the events, and the coordinator that the keeper starts, and starts again when it dies. With
+    --no-keeper it is one, whose death ends every session.
 
     \b
     Examples:

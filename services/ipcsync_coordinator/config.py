@@ -70,7 +70,7 @@ class Settings:
     )
     exit_when_idle: float = _setting(0.0, "end after this long without a session; 0: never", least=0.0, most=1e9)
     keeper: bool = _setting(
-        False, "a keeper holds the events, and starts another coordinator when one dies: no session ends with it"
+        True, "a keeper holds the events, and starts another coordinator when one dies: no session ends with it"
     )
     spare: bool = _setting(False, "with a keeper: have the next coordinator wait, with its imports done")
     log_level: str = _setting("info", "debug, info, warning or error")

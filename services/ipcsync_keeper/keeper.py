@@ -76,7 +76,7 @@ class Keeper:
     def run(self) -> int:
         """Run until SIGTERM, SIGINT or a coordinator's own wish to end, and return the exit status."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup(1) has it
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup(1) has it
                 signal.signal(number, lambda *_: None)  # its number comes by the pipe
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         try:
@@ -127,7 +127,8 @@ class Keeper:
             self._see_to_candidate()
             self._see_to_spare()
             self._take_pulse()
-        self._manager.alive()
+        if self._is_ready:
+            self._manager.alive()
 
     # --- the coordinator that serves ----------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ GAUGES = {
     "uptime_seconds": ("uptime_s", "Seconds since the coordinator started, or its keeper."),
     "starts": ("starts", "Coordinators that have served over the same events: above 1 only with a keeper."),
     "start_seconds": ("start_s", "Seconds since the last of them began to serve."),
+    "pause_seconds": ("pause_s", "Seconds for which none served before it; 0 for the first."),
 }
 """Name of the metric, after `ipcsync_`: key in `Client.stats()`, and what it means."""
 
@@ -48,6 +49,7 @@ class CoordinatorCollector(Collector):
         yield connects
         if is_up:
             yield from _gauges(look.stats)
+            yield _memory(look.stats)
             yield from _counters(look.stats)
             yield _events(look)
             yield _latency(look.stats["latency"])
@@ -60,7 +62,23 @@ def _gauges(stats: dict[str, Any]) -> Iterator[Metric]:
         yield gauge
 
 
+def _memory(stats: dict[str, Any]) -> Metric:
+    memory = GaugeMetricFamily("ipcsync_memory_bytes", "Memory in RAM, by process.", labels=["process"])
+    memory.add_metric(["coordinator"], stats["memory_bytes"])
+    if stats["pid"] != stats["keeper_pid"]:
+        memory.add_metric(["keeper"], stats["keeper_memory_bytes"])
+    return memory
+
+
 def _counters(stats: dict[str, Any]) -> Iterator[Metric]:
+    restarts = CounterMetricFamily(
+        "ipcsync_restarts",
+        "Coordinators that followed another: it died, hung and was killed, or was reloaded.",
+        labels=["reason"],
+    )
+    for reason, count in stats["restarts"].items():
+        restarts.add_metric([reason], count)
+    yield restarts
     requests = CounterMetricFamily(
         "ipcsync_requests",
         "Requests by operation, and by result: ok, late, or the error's name.",

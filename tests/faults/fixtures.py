@@ -114,7 +114,8 @@ def private_dir() -> str:
 
 def launch_patched(patch: str, runtime_dir: str, *flags: str) -> Coordinator:
     """A coordinator that runs with one of the patches of `tests.faults.patched`."""
-    command = [sys.executable, "-m", "tests.faults.patched", patch, *flags, "--runtime-dir", runtime_dir]
+    keeper = [] if "--keeper" in flags else ["--no-keeper"]
+    command = [sys.executable, "-m", "tests.faults.patched", patch, *flags, *keeper, "--runtime-dir", runtime_dir]
     command += ["--exit-with", f"{os.getpid()}:{start_time(os.getpid())}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])}
     return Coordinator(command, environment, runtime_dir, temporary=True)

@@ -65,6 +65,8 @@ def test_with_a_coordinator_that_runs_everything_works_and_nothing_is_left(
     assert done.returncode == 0, done.stdout + done.stderr
     checks = checks_of(done)
     assert f"pid {coordinator.pid}" in checks["coordinator"]["detail"]
+    assert "without a keeper" in checks["coordinator"]["detail"]
+    assert "--no-keeper" in checks["coordinator"]["advice"]
     for name in ("coordinator", "dev-shm", "pid-namespace", "pid-values", "event-handles", "timeline", "cpu-writes"):
         assert checks[name]["result"] == "ok", checks[name]
     assert checks["recorder-death"]["detail"].count("RecorderLost") == 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-from ipcsync._launch import directory_prefix
+from ipcsync._launch import Coordinator, directory_prefix
 
 pytestmark = pytest.mark.process
 
@@ -47,3 +47,42 @@ def test_a_coordinator_does_not_travel_but_its_endpoint_does(
 ) -> None:
     with pytest.raises(TypeError, match="send its endpoint"):
         pickle.dumps(new_coordinator())
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "has_keeper"),
+    [
+        ([], {}, True),
+        (["--no-keeper"], {}, False),
+        ([], {"IPCSYNC_KEEPER": "0"}, False),
+        (["--keeper"], {"IPCSYNC_KEEPER": "0"}, True),
+    ],
+)
+def test_the_command_has_a_keeper_unless_it_is_told_otherwise(
+    flags: list[str], env: dict[str, str], has_keeper: bool, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", "from ipcsync.cli import main; main()", "coordinator", *flags]
+    command += ["--runtime-dir", str(tmp_path / "run"), "--log-level", "error"]
+    with (
+        Coordinator(command, {**os.environ, **env}, str(tmp_path / "run"), temporary=False) as one,
+        ipcsync.connect(one.endpoint) as client,
+    ):
+        stats = client.stats()
+        assert stats["keeper_pid"] == one.pid
+        assert (stats["pid"] != one.pid) == has_keeper
+        assert stats["memory_bytes"] > 1e6
+        assert stats["keeper_memory_bytes"] > 1e6
+        shown = subprocess.run(
+            [*command[:3], "status", "--endpoint", one.endpoint], capture_output=True, text=True, check=True
+        ).stdout
+        assert f"pid {stats['pid']}, " in shown
+        assert (f"keeper {one.pid}, " in shown) == has_keeper
+
+
+@pytest.mark.parametrize("variable", [{}, {"IPCSYNC_KEEPER": "1"}])
+def test_a_launch_has_none_unless_it_asks_for_one(variable: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    for keeper in (False, True):
+        with ipcsync.launch(keeper=keeper, log_level="error") as one, ipcsync.connect(one.endpoint) as client:
+            assert (client.stats()["pid"] != one.pid) == keeper

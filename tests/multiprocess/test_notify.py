@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,15 +53,15 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     made.close()
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts a coordinator as a service manager does; none outlives the test."""
+@pytest.fixture(params=["--keeper", "--no-keeper"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a coordinator as a service manager does, in each of both ways; none outlives the test."""
     with ExitStack() as ends:
 
         def run(**env: str) -> subprocess.Popen[bytes]:
             directory = tmp_path / "run"
             directory.mkdir(mode=0o700)
-            command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", str(directory)]
+            command = [sys.executable, "-m", "ipcsync_coordinator", request.param, "--runtime-dir", str(directory)]
             settings = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), **env}
             process = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE)
             ends.enter_context(process)
@@ -133,3 +134,22 @@ def test_a_manager_that_is_gone_is_logged_once_and_the_daemon_serves(
             with ipcsync.connect(client.endpoint, name="b"):
                 next(notices)
     assert _end(process).count("the service manager cannot be told") == 1
+
+
+@pytest.mark.parametrize("start", ["--keeper"], indirect=True)
+def test_a_reload_by_sighup_is_told_from_its_beginning_to_its_end(
+    start: Callable[..., subprocess.Popen[bytes]], manager: Manager, tmp_path: Path
+) -> None:
+    """As `Type=notify-reload` has it: systemd sends SIGHUP, and waits for RELOADING and a READY behind it."""
+    process = start(IPCSYNC_LOG_LEVEL="error")
+    assert manager.hear()["READY"] == "1"
+    with ipcsync.connect(f"ipc://{tmp_path}/run/coordinator.sock", timeout=_DEADLINE_S) as client:
+        for starts in (2, 3):
+            asked_us = time.monotonic_ns() // 1000
+            process.send_signal(signal.SIGHUP)
+            said = manager.hear()
+            assert said["RELOADING"] == "1"
+            assert int(said["MONOTONIC_USEC"]) >= asked_us
+            assert manager.hear() == {"READY": "1", "STATUS": "reloaded"}
+            assert client.stats()["starts"] == starts
+    _end(process)

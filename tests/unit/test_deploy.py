@@ -97,6 +97,12 @@ def test_the_machines_unit_is_hardened() -> None:
     _run(analyze, "security", "--offline=yes", f"--threshold={_EXPOSURE}", _DEPLOY / "systemd" / "ipcsync@.service")
 
 
+def test_the_drop_in_is_for_a_systemd_that_reloads_by_a_signal(tmp_path: Path) -> None:
+    settings = _settings(_DEPLOY / "systemd" / "notify-reload.conf")
+    assert settings == {"Type": ["notify-reload"], "ExecReload": [""]}
+    assert "SIGHUP" in (_DEPLOY / "systemd" / "README.md").read_text()
+
+
 def _settings(unit: Path) -> dict[str, list[str]]:
     settings: dict[str, list[str]] = {}
     for line in unit.read_text().splitlines():
@@ -118,7 +124,8 @@ def test_a_unit_starts_a_command_that_there_is_in_the_directory_that_it_makes(un
     (reload,) = settings["ExecReload"]
     assert reload.split()[0] == program
     _parse(reload.split()[1:])
-    assert "--keeper" in words
+    assert "--no-keeper" not in words
+    assert "--spare" in words
     assert settings["Type"] == ["notify"]
     assert int(settings["WatchdogSec"][0]) > 1
 

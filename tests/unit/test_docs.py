@@ -116,7 +116,13 @@ def test_every_setting_of_the_coordinator_is_told_with_its_default() -> None:
 
 def _row(name: str) -> str:
     default = config.FIELDS[name].default
-    shown = "off" if default is False else f"{default:g}" if isinstance(default, float) else str(default)
+    shown = (
+        {True: "on", False: "off"}[default]
+        if isinstance(default, bool)
+        else f"{default:g}"
+        if isinstance(default, float)
+        else str(default)
+    )
     return (
         f"| `--{name.replace('_', '-')}` | {f'`{shown}`' if shown else ''} | {config.FIELDS[name].metadata['help']} |"
     )

@@ -44,7 +44,8 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     stats = {
         "sessions": 3, "pool_size": 10, "pool_in_use": 2, "pool_high_water": 4, "cuda_events": 8, "quarantined": 1,
         "quarantine_oldest_s": 1.5, "oldest_lease_s": 60.5, "attachments": 5, "feed_number": 12, "uptime_s": 99.5,
-        "starts": 2, "start_s": 0.25,
+        "starts": 2, "start_s": 0.25, "pause_s": 0.125, "restarts": {"died": 1, "hung": 0, "reloaded": 3},
+        "pid": 8, "keeper_pid": 7, "memory_bytes": 40e6, "keeper_memory_bytes": 30e6,
         **counted.stats(),
     }  # fmt: skip
     rows = [SeenEvent(_info(state=state), None, 0.0, []) for state in ("open", "open", "broken")]
@@ -77,8 +78,20 @@ def test_counters_have_their_labels(sampler: Sampler) -> None:
     assert samples["ipcsync_refusals_total", ("uid",)] == 2
     assert samples["ipcsync_deaths_total", ("pidfd",)] == 1
     assert samples["ipcsync_resyncs_total", ()] == 1
+    assert samples["ipcsync_restarts_total", ("died",)] == 1
+    assert samples["ipcsync_restarts_total", ("reloaded",)] == 3
     assert samples["ipcsync_events", ("event", "open")] == 2
     assert samples["ipcsync_events", ("event", "broken")] == 1
+
+
+def test_memory_is_told_of_each_process_and_without_a_keeper_of_one(sampler: Sampler) -> None:
+    samples = _samples(sampler)
+    assert samples["ipcsync_memory_bytes", ("coordinator",)] == 40e6
+    assert samples["ipcsync_memory_bytes", ("keeper",)] == 30e6
+    sampler.look.stats["keeper_pid"] = sampler.look.stats["pid"]
+    assert [key for key in _samples(sampler) if key[0] == "ipcsync_memory_bytes"] == [
+        ("ipcsync_memory_bytes", ("coordinator",))
+    ]
 
 
 def test_the_histograms_buckets_are_cumulative_and_hold_their_bound(sampler: Sampler) -> None:

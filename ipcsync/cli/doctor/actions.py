@@ -69,7 +69,7 @@ def connect(endpoint: str) -> dict[str, Any]:
             shm = None
         else:
             shm = [status.st_dev, status.st_ino]
-    return {"pid": pid, "namespace": namespace, "shm": shm}
+    return {"pid": pid, "has_keeper": client.stats()["pid"] != pid, "namespace": namespace, "shm": shm}
 
 
 def _client(endpoint: str) -> ipcsync.Client:

@@ -160,7 +160,10 @@ def _coordinator(context: Context) -> Outcome:
                 "A coordinator serves its own uid and driver only. Is it running? Start one with: ipcsync coordinator",
             )
         context.endpoint = context.wanted
-        return "ok", f"pid {context.theirs['pid']} serves {context.wanted}", ""
+        found = f"pid {context.theirs['pid']} serves {context.wanted}"
+        if context.theirs["has_keeper"]:
+            return "ok", f"{found}, as the keeper of a coordinator that may die", ""
+        return "ok", f"{found}, without a keeper", "Its death ends every session; without --no-keeper it would not."
     _own_coordinator(context)
     return (
         "ok",

@@ -13,6 +13,10 @@ function seconds(value) {
   return `${(value / 3600).toFixed(1)} h`;
 }
 
+function process(pid, bytes) {
+  return `pid ${pid ?? "–"}, ${whole.format(Math.round((bytes ?? 0) / 1e6))} MB`;
+}
+
 function sum(counts) {
   return Object.values(counts ?? {}).reduce((total, count) => total + count, 0);
 }
@@ -78,6 +82,8 @@ function showFigures(state) {
     ["deaths seen", whole.format(sum(stats.deaths))], ["refusals", whole.format(sum(stats.refusals))],
     ["requests", whole.format(sum(stats.requests))], ["up for", seconds(stats.uptime_s ?? 0)],
     ["starts", `${whole.format(stats.starts ?? 1)}, the last ${seconds(stats.start_s ?? 0)} ago`],
+    ["paused before it", seconds(stats.pause_s ?? 0)], ["coordinator", process(stats.pid, stats.memory_bytes)],
+    ["keeper", stats.keeper_pid === stats.pid ? "none" : process(stats.keeper_pid, stats.keeper_memory_bytes)],
   ];
   const list = byId("figures");
   if (!list.children.length) {
