@@ -96,11 +96,11 @@ class Opening:
         self.key = key
         self._table = table
 
-    def again(self) -> Opening:
-        """A further one, for a copy of the event object. EventClosed if this one is closed."""
+    def share(self, another: Opening) -> None:
+        """Have `another` be one of the same use, for a copy of the event object. EventClosed if this one is closed."""
         if self._table is None:
             raise EventClosed("the event was closed in this process")
-        return self._table.open_again(self)
+        self._table.share(self, another)
 
     def close(self, *, wait: bool = True) -> None:
         """End it; the last one ends the attachment. Twice does nothing, and finishes what was begun.
@@ -176,14 +176,12 @@ class AttachmentTable:
         self._send = _nobody_to_tell
 
     @holding("_lock")
-    def open_again(self, opening: Opening) -> Opening:
-        """A further opening of the same use. EventClosed if that one is closed."""
+    def share(self, opening: Opening, another: Opening) -> None:
+        """Have `another` be a further opening of the same use. EventClosed if `opening` is closed."""
         if opening.attached is None or opening not in self._opened.get(opening.key, ()):
             raise EventClosed("the event was closed in this process")
-        another = Opening()
         another.bind(self, opening.key, opening.attached)
         self._opened[opening.key].add(another)
-        return another
 
     @property
     def is_in_use_below(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ipcsync._locks import CallLock, under
 from ipcsync._native import fork
-from ipcsync.client.client import Client, connect
+from ipcsync.client.client import Client
 from ipcsync.errors import ClientClosed, SessionLost
 
 _lock = CallLock()  # a finalizer or a signal handler may ask in the middle of a connect
@@ -54,14 +54,17 @@ def _present() -> Client | None:
 
 def _connect() -> Client:
     global _client  # noqa: PLW0603 - one a process
-    client = connect()
+    client = Client.__new__(Client)  # before it has a session, so that an exception anywhere finds it here
     try:
+        Client.__init__(client)
         if _client is not None:  # a call in the middle of this one, on the same thread, was first
+            client.close()
             return _client
         _client = client
-    finally:
+    except BaseException:
         if _client is not client:
-            client.close()
+            client._drop()
+        raise
     for listener in _listeners:
         listener(client)
     return client

@@ -190,7 +190,13 @@ class SharedEvent(EventBase):
     def __copy__(self) -> Self:
         """A further object over the same use, as if the name were opened again: each is closed by itself."""
         self._check()
-        return type(self)(self._opening.again(), is_recorder=self._is_recorder)
+        opening = Opening()
+        try:
+            self._opening.share(opening)
+            return type(self)(opening, is_recorder=self._is_recorder)
+        except BaseException:
+            opening.close(wait=False)
+            raise
 
     def __deepcopy__(self, _memo: dict[int, object]) -> Self:
         """The same."""

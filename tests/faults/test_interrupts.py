@@ -25,9 +25,10 @@ from ipcsync._session.lease import SessionLease
 from ipcsync._session.session import Session
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults.interrupt_scenes import SCENES
 from tests.faults.interrupt_stage import Stage
 from tests.faults.interrupting import HAS_INSTRUCTIONS, Interruption, called_within, interrupted
-from tests.faults.interrupts import SCENES, interrupt
+from tests.faults.interrupts import interrupt
 from tests.kit.until import until
 
 pytestmark = [

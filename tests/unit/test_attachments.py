@@ -109,7 +109,8 @@ def scene(board: Board) -> Iterator[Scene]:
 
 def test_the_last_close_of_an_event_ends_its_attachment_and_is_told_once(scene: Scene) -> None:
     first, second = scene.open(), scene.open()
-    third = second.again()
+    third = Opening()
+    second.share(third)
     assert first.attached is second.attached is third.attached is scene.table.find((0, 1))
     for opening in (first, first, second):
         opening.close()
@@ -122,7 +123,7 @@ def test_the_last_close_of_an_event_ends_its_attachment_and_is_told_once(scene: 
     assert not scene.table.has_pending_closes
     for opening in (third, Opening()):
         with pytest.raises(EventClosed, match="closed in this process"):
-            opening.again()
+            opening.share(Opening())
 
 
 def test_who_still_has_work_lets_go_only_when_it_is_over(scene: Scene) -> None:

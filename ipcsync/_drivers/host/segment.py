@@ -55,17 +55,20 @@ def exclusive(method: Callable[Concatenate[Segment, P], T]) -> Callable[Concaten
             raise HeldBelow  # a finalizer or a signal's handler, in the middle of another such call
         try:
             with lock:
-                try:
-                    fcntl.flock(self._fd, fcntl.LOCK_EX)
-                    result = method(self, *args, **kwargs)
-                    fcntl.flock(self._fd, fcntl.LOCK_UN)
-                except BaseException:
-                    fcntl.flock(self._fd, fcntl.LOCK_UN)
-                    raise
-                return result
+                return locked(self, *args, **kwargs)
         except BaseException:
             lock.unwind()
             raise
+
+    def locked(self: Segment, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            result = method(self, *args, **kwargs)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        except BaseException:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            raise
+        return result
 
     return functools.update_wrapper(call, method)
 
