@@ -94,11 +94,20 @@ class Stage:
 
     def check_locks(self) -> None:
         """No lock of ours is held; those of threads at work are let go of in a moment."""
-        for name, lock in [*self._modules, *_locks_of(self.client), *_locks_of(self.peer), *_streams_locks()]:
+        for name, lock in self._locks():
             if isinstance(lock, CallLock):
                 self.require(not lock.is_mine(), f"{name} is kept")
             elif lock.locked():
                 until(lambda lock=lock: not lock.locked(), f"{name} is let go of", self.wait_s)  # type: ignore[misc]
+
+    def unwind(self) -> None:
+        """Release what this thread keeps of ours, as a mistake that was planted leaves it."""
+        for _, lock in self._locks():
+            if isinstance(lock, CallLock):
+                lock.unwind()
+
+    def _locks(self) -> list[tuple[str, Any]]:
+        return [*self._modules, *_locks_of(self.client), *_locks_of(self.peer), *_streams_locks()]
 
     def check_thread(self) -> None:
         """The thread's capture mode is CUDA's default, and a context of this device is current."""
@@ -111,11 +120,18 @@ class Stage:
         """Nobody has the event any more, so that another session can open it as its recorder."""
         # A request that an exception ended may be on its way yet; what it opens is given back.
         until(lambda: self._opens(name), f"{name} can be opened by another session", self.wait_s)
-        until(lambda: name not in [row.name for row in self.peer.list_events(name)], f"{name} is gone", self.wait_s)
+        until(lambda: name not in self._names(name), f"{name} is gone", self.wait_s)
 
-    def _opens(self, name: str) -> bool:
+    def _names(self, prefix: str) -> list[str]:
+        self._wake()
+        return [row.name for row in self.peer.list_events(prefix)]
+
+    def _wake(self) -> None:
         for client in (self.client, self.peer):
             client._session.lease.wake()  # its thread does what a call left undone; at its next beat without this
+
+    def _opens(self, name: str) -> bool:
+        self._wake()
         try:
             self.peer.event(name, recorder=True, engine=self.engine).close()
         except ipcsync.RecorderTaken:

@@ -3,11 +3,13 @@
 A *point* is a line (`sys.settrace`), or on Python 3.12 and later an instruction (`sys.monitoring`), that this thread
 executes in a file of ipcsync's beneath the call. What runs for a finalizer or the collector is left out: Python
 swallows what is raised there. So is the standard library, which has windows of its own under a trace function, that
-real signals do not reach.
+real signals do not reach, and the instruction that returns: the interpreter looks for signals behind calls, at the
+beginning of functions and at the end of loops' bodies, and to return raises nothing.
 """
 
 from __future__ import annotations
 
+import dis
 import gc
 import os
 import sys
@@ -22,6 +24,7 @@ import ipcsync
 _ROOT = os.path.dirname(os.path.abspath(ipcsync.__file__)) + os.sep
 _SWALLOWED = ("__del__", "_run_in_child")
 _TOOL = 3
+_RETURNS = [dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap]
 HAS_INSTRUCTIONS = sys.version_info >= (3, 12)
 
 
@@ -142,8 +145,8 @@ class _Instructions(_Points):
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         monitoring.set_events(_TOOL, 0)
 
-    def _of_instruction(self, code: CodeType, _offset: int) -> Any:
-        if not code.co_filename.startswith(_ROOT):
+    def _of_instruction(self, code: CodeType, offset: int) -> Any:
+        if not code.co_filename.startswith(_ROOT) or code.co_code[offset] in _RETURNS:
             return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]
         if threading.get_ident() == self._thread:
             self.at(sys._getframe(1))

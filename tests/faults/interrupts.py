@@ -56,7 +56,8 @@ def interrupt(stage: Stage, call: str, kind: str, every: int = 1, first: int = 1
             stage.check()
         except Exception as error:  # noqa: BLE001 - told in the table
             result.failures.append(f"{type(error).__name__}: {error}\n    interrupted at {outcome.stack}")
-            stage.renew()
+            if len(result.failures) < ENOUGH:
+                stage.renew()
         faulthandler.cancel_dump_traceback_later()
         if not outcome.was_interrupted:
             break
