@@ -9,6 +9,7 @@
 # make coverage   which lines of the product the tests run, in their processes too
 # make mutants  planted mistakes in registry, dispatcher, effects, attachments and engines: those that the tests find
 # make lint   ruff and mypy --strict
+# make types  whether each public name has a type that every checker reads alike (basedpyright, of a package as installed)
 # make docs   the API reference and the pages, in site/
 # make wheels   the wheels of a release in dist/wheels: with the compiled core and without, each tried
 # make dist   sdist and wheel in dist/, checked, installed outside of the checkout, tried (DIST_TESTS="tests" for all)
@@ -160,6 +161,15 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Installed, not editable: the package as its users' checkers see it.
+TYPES := .venv-types
+types:
+	$(PYTHON) -m venv $(TYPES)
+	$(TYPES)/bin/python -m pip install --quiet --upgrade pip
+	$(TYPES)/bin/python -m pip install --quiet '.[observer]' --group types
+	IPCSYNC_BUILD_CORE=0 $(TYPES)/bin/python -m pip install --quiet --force-reinstall --no-deps .
+	cd $(TYPES) && PATH="$(CURDIR)/$(TYPES)/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/$(TYPES)" basedpyright --verifytypes ipcsync --ignoreexternal
+
 docs: install
 	$(BIN)/mkdocs build --strict
 
@@ -181,5 +191,5 @@ wheels: install
 clean:
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: install demo check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
+.PHONY: install demo types check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
   test-oldest test-newest test-lmcache coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean

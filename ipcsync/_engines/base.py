@@ -54,12 +54,13 @@ class Engine(SlotView, ABC):
     """One attachment's use of one slot. Thread-safe."""
 
     kind: EngineName
+    is_closed: bool
     is_traced = False
     marks_records = False  # whether a queued record is told from a finished one only by a marker behind it
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         super().__init__(board, guard, attachment)
-        self.device_uuid = attachment.device
+        self.device_uuid: str = attachment.device
         self.ordinal = ordinal
         self._driver = context.driver()
         self._lock = CallLock()  # short: around each use of an import
@@ -80,7 +81,7 @@ class Engine(SlotView, ABC):
         self._last_plain: Any = None  # of a wait
         self._last_waiter: tuple[Any, int] = (None, 0)  # of one that was queued, and its stream's id
         self._markers: dict[int, Any] = {}  # by stream id: an event behind the last wait queued there
-        self.chain = Chain(self)
+        self.chain: Chain = Chain(self)
         self._last_key = (0, 0)  # a stream's id, and which list of waits it has
         # Streams, by id, where a call that an exception ended may have queued work with no marker behind it.
         self._doubtful: dict[int, tuple[Any, int]] = {}

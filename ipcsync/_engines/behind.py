@@ -44,9 +44,8 @@ class Behind:
         self._base = base
         self._behind_index, self._as_of_index, self._lost_index = line.chain_indices
         self._next_ns = 0
-        self.slice_ns = (
-            _LONGEST_PAUSE_NS  # how long a wait may go on without a look: shorter while an answer is awaited
-        )
+        self.slice_ns: int = _LONGEST_PAUSE_NS
+        """How long a wait may go on without a look: shorter while an answer is awaited."""
         self._pause_ns = _FIRST_PAUSE_NS
 
     def stands(self, generation: int) -> bool:

@@ -34,8 +34,9 @@ class Chain:
         self._reference = weakref.ref(view)  # its engine holds the chain: a circle would wait for the garbage collector
         self.entries: list[Entry] = []
         self.loss: Loss | None = None
-        self.lost_from = 0
-        self.wants_break = self.has_asked = False
+        self.lost_from: int = 0
+        self.wants_break: bool = False
+        self.has_asked: bool = False
         self.judge_at = _MANY  # with so many entries a record judges first
         self._is_holder = False
 

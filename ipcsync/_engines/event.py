@@ -29,7 +29,7 @@ class EventEngine(Engine):
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         super().__init__(board, guard, attachment, ordinal)
-        self.handles = tuple(attachment.handles)
+        self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self._serials = attachment.serials
         self._ring: list[Any] = [None] * attachment.depth
         # Generations of ours known complete.

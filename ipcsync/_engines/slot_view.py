@@ -51,31 +51,31 @@ class SlotView(Core):
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment) -> None:
         super().__init__()
-        self.name = attachment.name
-        self.slot = attachment.slot
-        self.incarnation = attachment.incarnation
-        self.base = attachment.base
-        self.is_recorder = attachment.recorder
+        self.name: str = attachment.name
+        self.slot: int = attachment.slot
+        self.incarnation: int = attachment.incarnation
+        self.base: int = attachment.base
+        self.is_recorder: bool = attachment.recorder
         origin = attachment.origin
-        self.node = "" if origin is None else origin.node  # where the event is recorded, "" for this node
-        self.origin = (
+        self.node: str = "" if origin is None else origin.node  # where the event is recorded, "" for this node
+        self.origin: tuple[bytes, int, int] = (
             (board.epoch, self.slot, self.incarnation)
             if origin is None
             else (origin.epoch, origin.slot, origin.incarnation)
         )
         """(epoch, slot, incarnation) that a point of it names, on every node."""
-        self.depth = attachment.depth
+        self.depth: int = attachment.depth
         self.board = board
         self.line: SlotLine = board.slot(attachment.slot)
         self.guard = guard
-        self.is_closed = False
+        self.is_closed: bool = False
         self._lost_from = FOREVER  # from this generation on, RecorderLost was raised here, and will be for ever
         self._guard_check = guard.check
         self._words = board.words
         self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices
         self._recorded_index, self._completed_index = self.line.recorders_indices
         self._peer: Peer | None = None
-        self.behind = Behind(board, self.line, self.base)
+        self.behind: Behind = Behind(board, self.line, self.base)
         self._header = board.header
         self._living_header = board.running_header if board.has_mark else memoryview(b"")  # equal to none: always ask
 

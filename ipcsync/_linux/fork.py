@@ -19,9 +19,9 @@ class ForkMark:
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._page.madvise(_MADV_WIPEONFORK)
-        self.byte = memoryview(self._page)
+        self.byte: memoryview[int] = memoryview(self._page)
         self.byte[0] = 1
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+        self.address: int = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
 
     @property
     def in_child(self) -> bool:

@@ -60,8 +60,8 @@ class AttachmentRef:
 
     def __init__(self, table: AttachmentTable, engine: EventEngine | TimelineEngine) -> None:
         self._table = table
-        self.engine = engine
-        self.device = Device(engine.ordinal)
+        self.engine: EventEngine | TimelineEngine = engine
+        self.device: Device = Device(engine.ordinal)
 
     def when_over(
         self, pending: Pending, settle: Callable[[Exception | None], object], *, is_callback: bool = False
@@ -87,7 +87,7 @@ class Opening:
 
     def __init__(self) -> None:
         self._table: AttachmentTable | None = None
-        self.key = (-1, -1)
+        self.key: _Key = (-1, -1)
         self.attached: AttachmentRef | None = None
 
     def bind(self, table: AttachmentTable, key: _Key, attached: AttachmentRef) -> None:
@@ -134,7 +134,7 @@ class AttachmentTable:
         self._board = board
         self._guard = guard
         self._send = send
-        self.changing = CallLock()
+        self.changing: CallLock = CallLock()
         """Held across each request that attaches or lets go, and what follows from it here: of a close that was put off
         and a new attachment to the same slot, the coordinator must see the one that is true."""
         self._lock = CallLock()  # around changes of what follows; the heartbeat's thread never waits for a driver here

@@ -62,15 +62,15 @@ class Request:
     __slots__ = ("body", "deadline", "frame", "id", "is_sent", "is_taken", "on_late", "reply", "sent_to")
 
     def __init__(self, body: Message, on_late: Callable[[Message], None] | None = None) -> None:
-        self.body = body
-        self.on_late = on_late
-        self.id = 0
-        self.is_sent = False  # or may be
-        self.sent_to = 0
-        self.frame = b""
-        self.deadline = 0
+        self.body: Message = body
+        self.on_late: Callable[[Message], None] | None = on_late
+        self.id: int = 0
+        self.is_sent: bool = False  # or may be
+        self.sent_to: int = 0
+        self.frame: bytes = b""
+        self.deadline: int = 0
         self.reply: Message | None = None
-        self.is_taken = False
+        self.is_taken: bool = False
 
 
 def _unknown() -> int:
@@ -83,7 +83,7 @@ class Connection:
     def __init__(self, endpoint: str) -> None:
         check_endpoint(endpoint)
         self.endpoint = endpoint
-        self.sent = 0
+        self.sent: int = 0
         self.window = 1  # how many requests may be in flight, as the coordinator says
         self._ids = itertools.count(1)
         self._lock = CallLock()

@@ -38,7 +38,7 @@ class SessionLease:
         self.board = board
         self.welcome = welcome
         self.endpoint = endpoint
-        self.full_rings = 0
+        self.full_rings: int = 0
         self.stands_behind_all = False
         self._line = board.session(welcome.line)
         self._at_beat = at_beat
@@ -52,9 +52,9 @@ class SessionLease:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._standing, self._live = self._line.standing, words(LIVE, welcome.serial)
         self._last_ns = monotonic_ns()
-        self.look = Look(fork.mark(), board, self._line, welcome.serial, LIVE, _slowly(weakref.ref(self)))
+        self.look: Look = Look(fork.mark(), board, self._line, welcome.serial, LIVE, _slowly(weakref.ref(self)))
         self.look.good_until = self._last_ns + self._ttl_ns
-        self.check = self.look.check
+        self.check: Callable[[], None] = self.look.check
         self._line.heartbeat = self._last_ns
         self._waking = CallLock()
         self._life = Life(

@@ -63,9 +63,9 @@ class Session:
         self.endpoint = endpoint
         self.name = name
         self.timeout = DEFAULT_TIMEOUT_S  # of requests that say nothing else
-        self.is_closed = False
+        self.is_closed: bool = False
         self._behind_all = behind_all
-        self.waits = Waits()
+        self.waits: Waits = Waits()
         self._failure: BaseException | None = None
         self._has_begun = Latch()  # or has failed to
         self._has_ended = Latch()  # as far as `close` waits for it
@@ -131,11 +131,11 @@ class Session:
         welcome = handshake.greet(connection, self.name, timeout, lease_ttl, self._check_wanted, driver=_drivers.name())
         board = handshake.open_board(welcome, self.endpoint, timeout)
         undo.callback(board.close)  # and with it the lifeline, so that the line can be another session's
-        self.epoch = welcome.epoch
-        self.lease_ttl = welcome.lease_ttl
-        self.id = welcome.session
-        self.token = welcome.token
-        self.feed_endpoint = welcome.feed
+        self.epoch: bytes = welcome.epoch
+        self.lease_ttl: float = welcome.lease_ttl
+        self.id: str = welcome.session
+        self.token: bytes = welcome.token
+        self.feed_endpoint: str = welcome.feed
         connection.window = welcome.window
         connection.starts = lambda: board.starts
         self._sees_all_devices = {uuid_of(ordinal) for ordinal in range(count())}.issuperset(welcome.devices)

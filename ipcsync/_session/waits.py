@@ -84,9 +84,9 @@ class WaitEntry:
     def __init__(
         self, pending: Pending, settle: Callable[[Exception | None], object], *, is_callback: bool = False
     ) -> None:
-        self.pending = pending
-        self.settle = settle
-        self.is_callback = is_callback
+        self.pending: Pending = pending
+        self.settle: Callable[[Exception | None], object] = settle
+        self.is_callback: bool = is_callback
         self.error: Exception | None = None
 
     def is_over(self) -> bool:

@@ -15,7 +15,7 @@ class Naming:
     """The names of one client, which all begin with `prefix` for everybody else."""
 
     def __init__(self, prefix: str) -> None:
-        self.prefix = plain(prefix, "prefix")
+        self.prefix: str = plain(prefix, "prefix")
         if self.prefix:
             _check(f"{self.prefix}x", f"the prefix {prefix!r:.80}")
 

@@ -26,7 +26,7 @@ class TrialError(child.WorkerError, IpcSyncError):
 class Worker(child.Worker):
     """One process, which runs functions of `actions`. TrialError says why it did not."""
 
-    error = TrialError
+    error: type[child.WorkerError] = TrialError
 
     def __init__(self, name: str) -> None:
         self._seconds = START_S
