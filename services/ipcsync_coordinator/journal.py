@@ -27,7 +27,7 @@ from ipcsync_holdings.journal_files import (
 
 _HEAD = 8  # of a record: its length and its checksum, 4 bytes each
 _LEAST_ROOM = 256 * 1024
-_LEAST_LIMIT = 1024 * 1024  # a start reads all of it
+_LEAST_LIMIT = 512 * 1024  # a start reads all of it
 _POISON = 2  # so many coordinators died with it in hand
 
 
@@ -46,7 +46,7 @@ class Journal:
         self._which = self._words[CURRENT] & 1
         self._end = self._words[VALID + self._which]
         self._room = os.fstat(self._log).st_size
-        self._limit = max(_LEAST_LIMIT, 2 * self._end)
+        self._limit = _LEAST_LIMIT  # what it was after the last time is not known, and grows with no start
         self._poison = self._convict()
 
     @property

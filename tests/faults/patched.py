@@ -33,6 +33,15 @@ def jumping_wall_clock() -> None:
     actions.jump_the_wall_clock()
 
 
+def journal_off() -> None:
+    """No journal is kept: what one costs is seen beside it."""
+    from ipcsync_coordinator.journal import Journal
+
+    for name in ("append", "carried_out", "make_room", "put_down"):
+        setattr(Journal, name, lambda *_: None)
+    Journal.take_in_hand = lambda *_: False  # type: ignore[method-assign]
+
+
 def scripted() -> None:
     """What the file named by IPCSYNC_TEST_SCRIPT says, each time anew: see `tests.faults.dying`."""
     from tests.faults import dying
@@ -42,7 +51,12 @@ def scripted() -> None:
 
 def main() -> None:
     """Patch, then be a coordinator."""
-    patches = {"late-replies": late_replies, "jumping-wall-clock": jumping_wall_clock, "scripted": scripted}
+    patches = {
+        "journal-off": journal_off,
+        "late-replies": late_replies,
+        "jumping-wall-clock": jumping_wall_clock,
+        "scripted": scripted,
+    }
     name = sys.argv.pop(1)
     patches[name]()
     from ipcsync_coordinator import __main__ as program

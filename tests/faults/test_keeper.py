@@ -22,7 +22,8 @@ import ipcsync
 from ipcsync._board.runtime_dir import OUTCOME, RELOAD
 from ipcsync._launch import Coordinator
 from ipcsync.typing import EngineName
-from tests.faults import fixtures
+from tests.faults import fixtures, restart_figures
+from tests.faults.figures import Figures
 from tests.faults.fixtures import Blocked, state_of
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
@@ -397,6 +398,12 @@ def test_row_57_an_outcome_that_cannot_be_told_ends_nothing(kept: Coordinator, c
     path.rmdir()
     assert _reload(kept).returncode == 0
     assert client.stats()["restarts"]["reloaded"] == 2
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_row_57_a_hundred_upgrades_under_load_meet_no_error() -> None:
+    restart_figures.upgrades(100, Figures())
 
 
 @pytest.mark.parametrize(

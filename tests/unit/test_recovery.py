@@ -385,3 +385,25 @@ def test_without_memory_for_the_journal_what_changes_something_is_refused_and_no
     assert answer.kind == QuotaExceeded.__name__
     assert world.registry.in_use == before
     assert isinstance(world.ask(messages.ListEvents(), token), messages.EventList)
+
+
+def test_a_log_does_not_grow_with_the_number_of_starts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_LEAST_LIMIT", 10_000)
+    token = world.hello().token
+    ids = iter(range(1, 10_000))
+
+    def ask(body: Message) -> Message:
+        frame = codec.encode_request(next(ids), body, token, 0)
+        reply = world.dispatcher.handle(frame, _SENDER, time.monotonic_ns())
+        assert reply is not None
+        return codec.decode_reply(reply)[1]
+
+    longest = 0
+    for _ in range(20):
+        for _ in range(20):
+            opened = ask(messages.Open("one"))
+            assert isinstance(opened, messages.Attachment)
+            ask(messages.Close(opened.slot, opened.incarnation))
+        longest = max(longest, *(world.files.words[journal_files.VALID + which] for which in (0, 1)))
+        world.begin(world.events.held())
+    assert longest < 50_000
