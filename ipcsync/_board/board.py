@@ -237,6 +237,15 @@ class Board:
         return self._fd >= 0 and locks.is_locked(self._fd, line.offset)
 
     @property
+    def file(self) -> str:
+        """A path of the board's own file, whatever stands at `path` by now."""
+        return f"/proc/self/fd/{self._fd}"
+
+    def is_free(self, byte: int) -> bool:
+        """Whether no other open file has a lock of the byte at that offset; False once this board was closed."""
+        return self._fd >= 0 and not locks.is_locked(self._fd, byte)
+
+    @property
     def coordinator_holds_lifeline(self) -> bool:
         """Whether the coordinator's process lives, told by its lock on the header; False once this board was closed."""
         return self._fd >= 0 and locks.is_locked(self._fd, _LIFELINE)

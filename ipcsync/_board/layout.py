@@ -36,6 +36,7 @@ H_PROBE = 16  # written by a stream of the coordinator's, to try whether that wo
 # Session words: the coordinator's, then the client's.
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
 S_HEARTBEAT, S_OWNER, S_NUDGE = 8, 9, 10  # nobody stores `nudge`: a futex to wake the client's thread by
+S_SHOWS_END = 11  # the session's serial, if a lock tells of its process's end
 # Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
 L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED, L_REASON = range(6)
 L_RECORDED, L_COMPLETED, L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT = range(8, 14)

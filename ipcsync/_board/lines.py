@@ -30,6 +30,7 @@ from ipcsync._board.layout import (
     S_OWNER,
     S_PID,
     S_SERIAL,
+    S_SHOWS_END,
     S_START,
     S_STATE,
 )
@@ -101,6 +102,15 @@ class SessionLine:
     def owner_address(self) -> int:
         """Address of that word in this process."""
         return self._address + S_OWNER * 8
+
+    @property
+    def end_is_shown(self) -> bool:
+        """Whether a lock tells of the end of the process whose session has the line."""
+        return bool(self._words[self._first + S_SHOWS_END] == self.serial)
+
+    def shows_end(self) -> None:
+        """Say so (client): its lock is held."""
+        self._words[self._first + S_SHOWS_END] = self.serial
 
     @property
     def indices(self) -> tuple[int, int]:

@@ -58,8 +58,8 @@ class Loss(NamedTuple):
             return self._replace(root=self.root or what)
         return self._replace(cause="behind", root=f"{what}, whose {self._end}")
 
-    def error(self, event: str, label: str, generation: int) -> RecorderLost:
-        """The error for `generation` of an event, which is `label` in texts."""
+    def error(self, event: str, label: str, generation: int, *, over: bool | None = None) -> RecorderLost:
+        """The error for `generation` of an event, which is `label` in texts; `over` as in RecorderLost."""
         if self.cause == "behind":
             root = self.root or f"work of the session{self.who}, which ended before that was known complete"
             text = (
@@ -74,5 +74,11 @@ class Loss(NamedTuple):
             if self.reason is not None:
                 return NodeLost(text, event=event, generation=generation, node=self.node, reason=self.reason)
         return RecorderLost(
-            text, event=event, generation=generation, session=self.session, pid=self.pid, cause=self.cause
+            text,
+            event=event,
+            generation=generation,
+            session=self.session,
+            pid=self.pid,
+            cause=self.cause,
+            over=over,
         )

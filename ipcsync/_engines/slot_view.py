@@ -170,6 +170,14 @@ class SlotView(Core):
             return True
         return self._known(serial).is_alive()
 
+    def recorder_is_over(self) -> bool | None:
+        """Whether nothing of the recorder's process can touch anything any more; None if that is never known."""
+        serial = self._words[self._recorder_index]
+        if not serial:
+            return False
+        is_over = None if self.is_recorder else self._known(serial).is_over()
+        return is_over and not self._is_orphaned  # in this order
+
     @property
     def recorder(self) -> int:
         """The serial of the session that records, 0 while none has come."""
@@ -237,7 +245,8 @@ class SlotView(Core):
 
     def _error_of(self, loss: Loss, generation: int) -> RecorderLost:
         """The error that says who was lost, and how."""
-        return loss.error(self.name, self.label, generation)
+        is_over = loss.cause != "behind" and self.recorder_is_over()
+        return loss.error(self.name, self.label, generation, over=True if is_over else None)
 
     def _recorder(self) -> tuple[str, int]:
         """(name or id, pid) of the session that records or recorded; ("", 0) if there is none or it is not known."""

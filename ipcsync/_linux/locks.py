@@ -18,6 +18,11 @@ def try_lock(fd: int, offset: int) -> bool:
     return True
 
 
+def share(fd: int, offset: int) -> None:
+    """Take a shared lock of the byte at `offset`, for which reading is enough. Raises OSError."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, offset, 1, 0))
+
+
 def is_locked(fd: int, offset: int) -> bool:
     """Whether a descriptor other than `fd`'s own open file description holds a lock of the byte at `offset`."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0))

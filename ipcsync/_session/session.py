@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from ipcsync import _drivers
+from ipcsync._board import over
+from ipcsync._drivers import outliving
 from ipcsync._engines import deadline_of
 from ipcsync._native import device as devices
 from ipcsync._native import fork
@@ -144,6 +146,8 @@ class Session:
         undo.callback(self.lease.stop)
         self.attachments = AttachmentTable(board, self.lease, self._send_close, self.waits, tracing, self._shown)
         self._shutdown = Shutdown(connection, welcome.token, self.lease, self.attachments)
+        if not outliving.may_be_served():
+            over.hold(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
         connection.request(messages.Ready(), self.token, timeout, self.lease.check_liveness)
         self.lease.show()
         self._check_wanted()

@@ -23,7 +23,7 @@ from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, EventInfo, NodeInfo, SessionInfo
-from ipcsync.client import remote
+from ipcsync.client import over, remote
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.naming import Naming, plain
 from ipcsync.client.opening import open_events
@@ -363,6 +363,23 @@ class Client:
         self._session.check()
         key = wire.unpack(data)
         return Point(self._session.attach(key, timeout), key.generation)
+
+    def wait_over(self, point: Point, timeout: float | None = None) -> bool:
+        """Block until the lost recorder of `point` can touch nothing any more: memory that it wrote may be used again.
+
+        True once its process has ended, and every child that was forked from it, since those keep the driver's files
+        and with them GPU work that is under way. False after `timeout` seconds (None: it blocks until then), as for a
+        recorder that lives, an expired one too; and at once if it is never known: of this very process, and under CUDA
+        MPS, where a server goes on with a dead process's work. `RecorderLost.over` is what was known when it was
+        raised.
+
+        Raises EventClosed, CoordinatorLost or SessionExpired if the question's own end comes first; TypeError for what
+        is no point, ValueError for a timeout that is negative or NaN.
+        """
+        self._session.check()
+        if not isinstance(point, Point):
+            raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
+        return over.wait(point._bound().engine, timeout)
 
     def stream(
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None

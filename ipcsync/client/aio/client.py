@@ -7,6 +7,7 @@ another one on each thread (the per-thread default stream) is used on the loop's
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
@@ -21,6 +22,7 @@ from ipcsync._native.context import LEGACY
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, EventInfo, NodeInfo, SessionInfo
+from ipcsync.client import over
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
 from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.aio.runner import Runner, Threads, run, run_alone
@@ -236,6 +238,17 @@ class AsyncClient:
     async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""
         return AsyncPoint(await self._runner.request(partial(self._client.point, data, timeout=timeout)), self._runner)
+
+    async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
+        """Wait until the lost recorder of `point` can touch nothing any more; as `Client.wait_over`."""
+        self._client._session.check()
+        if not isinstance(point, AsyncPoint):
+            raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
+        _, plain = await point._bound()
+        looking = over.Looking(plain._bound().engine, timeout)
+        while not looking.has_ended():
+            await asyncio.sleep(looking.pause_s)
+        return looking.is_over
 
     async def stream(
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None

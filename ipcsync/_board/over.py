@@ -1,0 +1,64 @@
+"""Whether a session's process is over for good: it, and whatever was forked from it, has no file open any more.
+
+A driver tears a process's GPU work down when the last descriptor of its files is closed. A child that was forked, and
+lives, keeps them, and then a dead process's work may go on (where a library forks, for a checkpoint say). So each
+session shares a lock of a byte of its own, far behind the board's end, through an open file that children keep and the
+kernel closes last (`LastLock`). The byte is the session's for good, whoever has its line by now. Its line says that it
+was taken, which a session leaves out whose work a server does for it (CUDA MPS): there the end of files proves nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ipcsync._board.board import Board
+from ipcsync._board.lines import SessionLine
+from ipcsync._linux.last_lock import LastLock
+from ipcsync._locks import CallLock, under
+
+log = logging.getLogger("ipcsync")
+
+_FIRST_BYTE = 1 << 40
+_COORDINATOR = 0  # its lock, on the board's first byte
+
+_held: dict[bytes, LastLock] = {}  # by epoch; one for each coordinator that lives
+_lock = CallLock()
+
+
+def hold(board: Board, line: SessionLine, *, by_exec: bool = False) -> None:
+    """Let others see the end of this process, whose session has `line`; `by_exec`: and of what it becomes by exec.
+
+    It cannot be given up while the coordinator lives, also when the session ends: its work may still be under way.
+    """
+    try:
+        under(_lock, _hold, board, line.serial, by_exec)
+    except OSError as error:
+        log.debug("the end of this process will not be seen on %s: %s", board.path, error)
+        return
+    line.shows_end()
+
+
+def _hold(board: Board, serial: int, by_exec: bool) -> None:
+    held = _held.get(board.epoch)
+    if held is None:
+        for epoch, other in list(_held.items()):
+            if not other.is_held_by_others(_COORDINATOR):  # it is dead, and so nobody believes its board any more
+                del _held[epoch]
+                other.drop()
+        held = LastLock(board.file)
+        _held.setdefault(board.epoch, held)
+    if by_exec:
+        held.survive_exec()
+    held.hold(_byte(serial))
+
+
+def is_over(board: Board, serial: int) -> bool:
+    """Whether the process of session `serial`, which took its lock, is over; False once this board was closed.
+
+    It counts only if the coordinator is found alive afterwards: with that one, the lock is given up.
+    """
+    return board.is_free(_byte(serial))
+
+
+def _byte(serial: int) -> int:
+    return _FIRST_BYTE + (serial >> 16)

@@ -1,0 +1,44 @@
+"""Whether GPU work may outlive the process that submitted it, and by which of its files."""
+
+from __future__ import annotations
+
+import os
+
+from cuda.bindings.driver import CUdevice_attribute
+
+from ipcsync import _drivers
+from ipcsync._drivers import SUCCESS
+
+_DEVICE_FILES = "/dev/nvidia"
+
+
+def may_be_served() -> bool:
+    """Whether a CUDA MPS server may do this process's GPU work: its contexts are the server's, which lives on.
+
+    The driver says so of each device (CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUDA 12.3); before that, the control daemon's
+    pipe does, which a process uses that finds it. Rather one too many: then the end of its work is just not known.
+    """
+    if _drivers.name() != "cuda":
+        return False
+    if os.path.exists(os.path.join(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control")):  # noqa: S108 - CUDA's default
+        return True
+    attribute = getattr(CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
+    driver = _drivers.load()
+    code, count = driver.cuDeviceGetCount()
+    if attribute is None or code is not SUCCESS:
+        return False
+    answers = [driver.cuDeviceGetAttribute(attribute, driver.cuDeviceGet(ordinal)[1]) for ordinal in range(count)]
+    return any(code is SUCCESS and value for code, value in answers)
+
+
+def files_survive_exec() -> bool:
+    """Whether some file of the driver's stays open across exec."""
+    return any(_is_kept(name) for name in os.listdir("/proc/self/fd"))
+
+
+def _is_kept(descriptor: str) -> bool:
+    try:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        return path.startswith(_DEVICE_FILES) and os.get_inheritable(int(descriptor))
+    except OSError:  # it was closed meanwhile
+        return False

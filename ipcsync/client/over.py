@@ -1,0 +1,47 @@
+"""Whether a lost recorder can touch nothing any more, so that memory which it could write may be used again."""
+
+from __future__ import annotations
+
+import time
+
+from ipcsync._engines import Engine, deadline_of
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
+
+
+class Looking:
+    """Looks again and again, at most `timeout` seconds, with pauses of `pause_s` that the caller makes.
+
+    The kernel wakes nobody whose wait for a lock is to have an end.
+    """
+
+    def __init__(self, engine: Engine, timeout: float | None) -> None:
+        self._engine = engine
+        self._deadline = deadline_of(timeout)
+        self._next_s = _FIRST_PAUSE_S
+        self.pause_s = 0.0
+        self.is_over = False
+
+    def has_ended(self) -> bool:
+        """Look once: whether the recorder's process is over (`is_over`), or will never be known to be, or time is up.
+
+        Raises what ends any wait.
+        """
+        is_over = self._engine.recorder_is_over()
+        self._engine.guard.check_liveness()
+        self._engine.check()  # after the look, which it vouches for
+        self.is_over = bool(is_over)
+        left_s = (self._deadline - time.monotonic_ns()) / 1e9
+        if is_over or is_over is None or left_s <= 0:
+            return True
+        self.pause_s = min(self._next_s, left_s)
+        self._next_s = min(2 * self._next_s, _LONGEST_PAUSE_S)
+        return False
+
+
+def wait(engine: Engine, timeout: float | None) -> bool:
+    """Block until the recorder's process is over; False if that is not known within `timeout` seconds, or never."""
+    looking = Looking(engine, timeout)
+    while not looking.has_ended():
+        time.sleep(looking.pause_s)
+    return looking.is_over
