@@ -175,7 +175,8 @@ class SlotView(Core):
         serial = self._words[self._recorder_index]
         if not serial:
             return False
-        is_over = None if self.is_recorder else self._known(serial).is_over()
+        # Who records a mirror here is the bridge: of the recorder's process on its own node it tells nothing.
+        is_over = None if self.is_recorder or self.node else self._known(serial).is_over()
         return is_over and not self._is_orphaned  # in this order
 
     @property

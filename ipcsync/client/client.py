@@ -369,9 +369,9 @@ class Client:
 
         True once its process has ended, and every child that was forked from it, since those keep the driver's files
         and with them GPU work that is under way. False after `timeout` seconds (None: it blocks until then), as for a
-        recorder that lives, an expired one too; and at once if it is never known: of this very process, and under CUDA
-        MPS, where a server goes on with a dead process's work. `RecorderLost.over` is what was known when it was
-        raised.
+        recorder that lives, an expired one too; and at once if it is never known: of this very process, of another
+        node, and under CUDA MPS, where a server goes on with a dead process's work. `RecorderLost.over` is what was
+        known when it was raised.
 
         Raises EventClosed, CoordinatorLost or SessionExpired if the question's own end comes first; TypeError for what
         is no point, ValueError for a timeout that is negative or NaN.
