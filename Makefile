@@ -6,6 +6,7 @@
 # make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
 # make test-lmcache   LMCache's server, client and unit tests over points, in build/lmcache
+# make test-ray   tensors between actors of a real Ray over points, in build/ray
 # make coverage   which lines of the product the tests run, in their processes too
 # make mutants  planted mistakes in registry, dispatcher, effects, attachments and engines: those that the tests find
 # make lint   ruff and mypy --strict
@@ -142,6 +143,19 @@ $(LMCACHE)/.installed: pyproject.toml tests/integrations/lmcache.txt
 	$(LMCACHE)/bin/python -m pip install --quiet --editable . --group test
 	touch $@
 
+# A real Ray of one node, and tensors of the CPU between its actors.
+RAY := build/ray
+RAY_VERSION := 2.60.0
+test-ray: $(RAY)/.installed
+	IPCSYNC_DRIVER=host $(RAY)/bin/python -m pytest -n 0 tests/integrations/test_ray.py $(ARGS)
+
+$(RAY)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --upgrade pip
+	$(RAY)/bin/python -m pip install --quiet $(TORCH) ray==$(RAY_VERSION) numpy
+	$(RAY)/bin/python -m pip install --quiet --editable . --group test
+	touch $@
+
 # A process that is killed by SIGKILL takes with it what it ran.
 coverage: install
 	$(BIN)/python -m pip install --quiet --group coverage
@@ -192,4 +206,4 @@ clean:
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .PHONY: install demo types check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
-  test-oldest test-newest test-lmcache coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean
+  test-oldest test-newest test-lmcache test-ray coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean

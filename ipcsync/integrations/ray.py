@@ -1,0 +1,290 @@
+"""Ray's direct transport of tensors between actors of one machine, ordered by points.
+
+    from ipcsync.integrations.ray import register
+
+    register()  # before a class names it, in the process that creates the actors
+
+    @ray.remote(enable_tensor_transport=True)
+    class Encoder:
+        @ray.method(tensor_transport="ipcsync")
+        def encode(self, batch): ...
+
+Ray's own transport by CUDA IPC keeps its event in a local variable, so that the event may be gone before the receiver
+opens it, and kills both actors if a transfer fails. Here the coordinator owns the event, and a transfer can be aborted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from ray.experimental.rdt import (
+    CommunicatorMetadata,
+    TensorTransportManager,
+    TensorTransportMetadata,
+    register_tensor_transport,
+)
+from ray.experimental.rdt.tensor_transport_manager import FetchRequest
+from torch.multiprocessing.reductions import reduce_tensor
+
+import ipcsync
+from ipcsync.errors import IpcSyncError, WaitTimeout
+
+__all__ = ["PointTransport", "TransferAborted", "register"]
+
+_DEVICE_ARGUMENT = 6  # of what torch rebuilds a CUDA tensor from
+_ALIGNMENT = 64
+
+
+class TransferAborted(IpcSyncError):  # noqa: N818 - as the errors of ipcsync are named
+    """Ray gave up a transfer that this process was waiting for."""
+
+
+def register(name: str = "ipcsync") -> None:
+    """Offer the transport to the classes and actors of this process from now on. ValueError if the name is taken."""
+    register_tensor_transport(name, ["cuda", "cpu"], PointTransport, torch.Tensor)
+
+
+@dataclass
+class PointMetadata(TensorTransportMetadata):
+    """What the receiver is told of the tensors of one object."""
+
+    point: bytes = b""
+    """The 48 bytes of the record behind which the tensors are complete."""
+    cuda: list[tuple[Callable[..., torch.Tensor], tuple[Any, ...]]] = field(default_factory=list)
+    """What torch rebuilds each from; those of the CPU are in `memory`."""
+    memory: HostMemory | None = None
+
+
+@dataclass
+class HostMemory:
+    """Where copies of CPU tensors are: a memory file that its process holds open, so that none outlives it."""
+
+    pid: int
+    descriptor: int
+    inode: int
+    offsets: list[int]
+    size: int
+
+
+@dataclass
+class Transfer(FetchRequest):
+    """Tensors that are open here, and may be used once their point is complete."""
+
+    point: ipcsync.Point | None = None
+    """What the host has to wait for: nothing on a GPU, where the stream does."""
+    targets: Sequence[torch.Tensor] | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    is_aborted: bool = False
+
+
+class PointTransport(TensorTransportManager):
+    """Tensors stay where they are, and the receiver's stream waits for the sender's point.
+
+    CUDA tensors are opened by torch, on the same GPU only, which is found by its UUID. CPU tensors are copied into a
+    memory file, and the receiver's host waits: this is for trying a program without a GPU.
+
+    A sender that dies raises RecorderLost in the receiver. That its work had ended before is not known, and so its
+    tensors are not handed out.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[str, int] = {}  # descriptors of what this process sends, by object
+        self._waited_for: weakref.WeakValueDictionary[str, Transfer] = weakref.WeakValueDictionary()
+
+    def tensor_transport_backend(self) -> str:
+        """The name by which methods ask for it."""
+        return "IPCSYNC"
+
+    @staticmethod
+    def is_one_sided() -> bool:
+        """The receiver does it all."""
+        return True
+
+    @staticmethod
+    def can_abort_transport() -> bool:
+        """A wait of the host can be ended; so no actor has to be killed."""
+        return True
+
+    def actor_has_tensor_transport(self, actor: object) -> bool:  # noqa: ARG002
+        """Taken for granted: asking the actor would block the caller, and a failed transfer says why."""
+        return True
+
+    def get_communicator_metadata(
+        self,
+        src_actor: object,  # noqa: ARG002
+        dst_actor: object,  # noqa: ARG002
+        backend: str | None = None,  # noqa: ARG002
+    ) -> CommunicatorMetadata:
+        """Nothing: a point says all."""
+        return CommunicatorMetadata()
+
+    # --- the sender ---------------------------------------------------------------------------------------------------
+
+    def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[torch.Tensor]) -> PointMetadata:
+        """Record behind the tensors, and say where they are. ValueError if they are not all on one device."""
+        tensors = rdt_object
+        metadata = PointMetadata(tensor_meta=[(tensor.shape, tensor.dtype) for tensor in tensors])
+        if not tensors:
+            return metadata
+        device = tensors[0].device
+        if any(tensor.device != device for tensor in tensors):
+            raise ValueError("the tensors of one object are on one device")
+        metadata.tensor_device = device.type
+        if device.type == "cuda":
+            metadata.cuda = [reduce_tensor(tensor) for tensor in tensors]
+            stream = torch.cuda.current_stream(device)
+        else:
+            self._release(obj_id)
+            self._memory[obj_id], metadata.memory = _copied(tensors)
+            stream = ipcsync.default_stream()
+        metadata.point = bytes(ipcsync.default_client().record(stream))
+        return metadata
+
+    def send_multiple_tensors(
+        self, tensors: list[torch.Tensor], tensor_transport_metadata: object, communicator_metadata: object
+    ) -> None:
+        """Never called: the transport is one-sided."""
+        raise NotImplementedError("the receiver does it all")
+
+    def garbage_collect(
+        self,
+        obj_id: str,
+        tensor_transport_meta: object,  # noqa: ARG002
+        tensors: list[torch.Tensor],  # noqa: ARG002
+    ) -> None:
+        """Give back the memory of an object that nobody refers to any more."""
+        self._release(obj_id)
+
+    def _release(self, obj_id: str) -> None:
+        descriptor = self._memory.pop(obj_id, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    # --- the receiver -------------------------------------------------------------------------------------------------
+
+    def recv_multiple_tensors(
+        self,
+        obj_id: str,
+        tensor_transport_metadata: PointMetadata,
+        communicator_metadata: object,
+        target_buffers: Sequence[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """The tensors, in `target_buffers` if they are given.
+
+        Raises RecorderLost if the sender died, TransferAborted, and CoordinatorLost for a sender with another
+        coordinator, as on another machine.
+        """
+        transfer = self.fetch_multiple_tensors(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers)
+        return self.wait_fetch_complete(transfer)
+
+    def fetch_multiple_tensors(
+        self,
+        obj_id: str,
+        tensor_transport_metadata: PointMetadata,
+        communicator_metadata: object,  # noqa: ARG002
+        target_buffers: Sequence[torch.Tensor] | None = None,
+    ) -> Transfer:
+        """Open the tensors. On a GPU the current stream waits for them, and the host waits for nothing."""
+        metadata = tensor_transport_metadata
+        if not metadata.tensor_meta:
+            return Transfer(obj_id, [])
+        point = ipcsync.default_client().point(metadata.point)
+        if metadata.memory is None:
+            device = torch.device("cuda", point.device.index)
+            point.wait(torch.cuda.current_stream(device))
+            return Transfer(obj_id, _placed([_rebuilt(*how, device) for how in metadata.cuda], target_buffers))
+        transfer = Transfer(obj_id, _opened(metadata.memory, metadata.tensor_meta, point), point, target_buffers)
+        self._waited_for[obj_id] = transfer
+        over = transfer.over
+        point.add_done_callback(lambda _: over.set())
+        return transfer
+
+    def wait_fetch_complete(self, fetch_request: Transfer, timeout: float = -1) -> list[torch.Tensor]:
+        """The tensors of a fetch, at most `timeout` seconds later; below 0: without a limit. Raises WaitTimeout."""
+        point = fetch_request.point
+        if point is None:
+            return list(fetch_request.tensors)
+        if not fetch_request.over.wait(None if timeout < 0 else timeout):
+            text = f"object {fetch_request.obj_id} was not complete within {timeout:g} s"
+            raise WaitTimeout(text, event=point.event_name, generation=point.generation, timeout=timeout)
+        if fetch_request.is_aborted:
+            raise TransferAborted(f"Ray gave up the transfer of object {fetch_request.obj_id}")
+        error = point.exception()
+        if error is not None:
+            raise error
+        return _placed(fetch_request.tensors, fetch_request.targets)
+
+    def abort_transport(self, obj_id: str, communicator_metadata: object) -> None:  # noqa: ARG002
+        """End this process's wait for an object. What its GPU streams wait for, they go on waiting for."""
+        transfer = self._waited_for.get(obj_id)
+        if transfer is not None:
+            transfer.is_aborted = True
+            transfer.over.set()
+
+
+def _rebuilt(rebuild: Callable[..., torch.Tensor], arguments: tuple[Any, ...], device: torch.device) -> torch.Tensor:
+    """A CUDA tensor of another process, by this process's number of their device."""
+    own = list(arguments)
+    own[_DEVICE_ARGUMENT] = device.index
+    return rebuild(*own)
+
+
+def _placed(tensors: list[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+    """The tensors, or the targets once they hold the same."""
+    if targets is None:
+        return tensors
+    for target, tensor in zip(targets, tensors, strict=True):
+        target.copy_(tensor, non_blocking=True)
+    return list(targets)
+
+
+def _copied(tensors: list[torch.Tensor]) -> tuple[int, HostMemory]:
+    """Copies of CPU tensors in a memory file: its descriptor, and what another process opens it by."""
+    offsets, size = [], 0
+    for tensor in tensors:
+        offsets.append(size)
+        size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+    size = max(size, 1)
+    descriptor = os.memfd_create("ipcsync-ray")
+    os.ftruncate(descriptor, size)
+    memory = HostMemory(os.getpid(), descriptor, os.fstat(descriptor).st_ino, offsets, size)
+    with_layout = [(tensor.shape, tensor.dtype) for tensor in tensors]
+    for copy, tensor in zip(_views(mmap.mmap(descriptor, size), offsets, with_layout), tensors, strict=True):
+        copy.copy_(tensor)
+    return descriptor, memory
+
+
+def _opened(
+    memory: HostMemory, layouts: list[tuple[torch.Size, torch.dtype]], point: ipcsync.Point
+) -> list[torch.Tensor]:
+    """Another process's CPU tensors; what is written to them is seen by nobody else."""
+    try:
+        descriptor = os.open(f"/proc/{memory.pid}/fd/{memory.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        point.query()  # which says who died
+        raise
+    try:
+        if os.fstat(descriptor).st_ino != memory.inode:
+            point.query()
+            raise FileNotFoundError(f"the tensors' memory in process {memory.pid} is gone: their object was freed")
+        pages = mmap.mmap(descriptor, memory.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(descriptor)
+    return _views(pages, memory.offsets, layouts)
+
+
+def _views(pages: mmap.mmap, offsets: list[int], layouts: list[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:
+    """Tensors over the pages, which they keep mapped."""
+    return [
+        torch.frombuffer(pages, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
+        if shape.numel()
+        else torch.empty(shape, dtype=dtype)
+        for offset, (shape, dtype) in zip(offsets, layouts, strict=True)
+    ]

@@ -1,0 +1,174 @@
+"""Tensors between actors of a real Ray, ordered by points: `make test-ray`.
+
+The tensors of a CPU are copied within the call, so their values are right with any order. What tells is time: a record
+that is held back in the sender holds up the receiver.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ipcsync
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed: make test-ray installs it", allow_module_level=True)
+
+import ray
+import torch
+
+from ipcsync.integrations.ray import PointTransport, TransferAborted, register
+from ipcsync.testing import StreamGate
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:.*:FutureWarning"),  # Ray's of its own
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+_HELD_S = 0.5
+_DEADLINE_S = 60.0
+
+
+register()
+
+
+class _Worker:
+    """Sends tensors, receives them, and holds back what it sends."""
+
+    gate: Any = None
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def hold(self) -> None:
+        self.gate = StreamGate(ipcsync.default_stream())
+
+    def let_go(self) -> None:
+        self.gate.open()
+
+    @ray.method(tensor_transport="ipcsync")
+    def make(self, value: float, count: int = 3) -> list[torch.Tensor]:
+        return [torch.full((count, 5), value, dtype=torch.bfloat16), torch.zeros(0, 4), torch.arange(7)]
+
+    def total(self, tensors: list[torch.Tensor]) -> float:
+        return float(sum(float(tensor.sum()) for tensor in tensors))
+
+
+Actor: Any = ray.remote(enable_tensor_transport=True)(_Worker)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ipcsync.Coordinator]:
+    """One Ray and one coordinator, for all tests."""
+    with ipcsync.launch() as coordinator:
+        environment = {"IPCSYNC_ENDPOINT": coordinator.endpoint, "IPCSYNC_DRIVER": "host"}
+        environment["IPCSYNC_HOST_SEGMENT"] = os.environ["IPCSYNC_HOST_SEGMENT"]
+        ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": environment}, log_to_driver=False)
+        yield coordinator
+        ray.shutdown()
+
+
+def test_tensors_arrive_as_they_were_sent(cluster: ipcsync.Coordinator) -> None:
+    sender, receiver = Actor.remote(), Actor.remote()
+    for value in (1.0, 2.0, 3.0):
+        assert ray.get(receiver.total.remote(sender.make.remote(value)), timeout=_DEADLINE_S) == 15 * value + 21
+    with ipcsync.connect(cluster.endpoint) as observer:
+        assert sum(event.generation for event in observer.list_events()) == 3
+
+
+def test_the_receiver_waits_for_a_record_that_is_held_back(cluster: ipcsync.Coordinator) -> None:
+    sender, receiver = Actor.remote(), Actor.remote()
+    assert ray.get(receiver.total.remote(sender.make.remote(1.0)), timeout=_DEADLINE_S)
+    ray.get(sender.hold.remote())
+    total = receiver.total.remote(sender.make.remote(2.0))
+    assert ray.wait([total], timeout=_HELD_S)[0] == []
+    ray.get(sender.let_go.remote())
+    assert ray.get(total, timeout=_DEADLINE_S) == 51
+
+
+def test_the_death_of_the_sender_ends_the_receivers_wait(cluster: ipcsync.Coordinator) -> None:
+    sender, receiver = Actor.remote(), Actor.remote()
+    assert ray.get(receiver.total.remote(sender.make.remote(1.0)), timeout=_DEADLINE_S)
+    ray.get(sender.hold.remote())
+    total = receiver.total.remote(sender.make.remote(2.0))
+    assert ray.wait([total], timeout=_HELD_S)[0] == []
+    pid = ray.get(sender.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayTaskError, match="RecorderLost") as lost:
+        ray.get(total, timeout=_DEADLINE_S)
+    assert f"pid {pid}" in str(lost.value)
+    assert ray.get(receiver.pid.remote(), timeout=_DEADLINE_S)  # it was not killed for it
+
+
+@pytest.fixture
+def transports(cluster: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PointTransport, ...]]:
+    """A sender's and a receiver's, in this process."""
+    monkeypatch.setenv("IPCSYNC_ENDPOINT", cluster.endpoint)
+    yield PointTransport(), PointTransport()
+    ipcsync.default_client().close()
+
+
+def test_an_abort_ends_a_wait_of_the_host(transports: tuple[PointTransport, ...]) -> None:
+    sender, receiver = transports
+    with StreamGate(ipcsync.default_stream()):
+        metadata = sender.extract_tensor_transport_metadata("a", [torch.ones(3)])
+        transfer = receiver.fetch_multiple_tensors("a", metadata, None)
+        with pytest.raises(ipcsync.WaitTimeout):
+            receiver.wait_fetch_complete(transfer, 0)
+        receiver.abort_transport("a", None)
+        with pytest.raises(TransferAborted, match="object a"):
+            receiver.wait_fetch_complete(transfer)
+    receiver.abort_transport("unknown", None)
+
+
+def test_target_buffers_are_filled(transports: tuple[PointTransport, ...]) -> None:
+    sender, receiver = transports
+    metadata = sender.extract_tensor_transport_metadata("a", [torch.ones(3), torch.arange(4)])
+    targets = [torch.zeros(3), torch.zeros(4, dtype=torch.int64)]
+    received = receiver.recv_multiple_tensors("a", metadata, None, targets)
+    assert [tensor is target for tensor, target in zip(received, targets, strict=True)] == [True, True]
+    assert [tensor.tolist() for tensor in targets] == [[1, 1, 1], [0, 1, 2, 3]]
+
+
+def test_what_is_received_is_the_receivers_own(transports: tuple[PointTransport, ...]) -> None:
+    sender, receiver = transports
+    (sent,) = tensors = [torch.ones(3)]
+    metadata = sender.extract_tensor_transport_metadata("a", tensors)
+    (first,), (second,) = (receiver.recv_multiple_tensors("a", metadata, None) for _ in range(2))
+    first += 1
+    assert (sent.tolist(), second.tolist()) == ([1, 1, 1], [1, 1, 1])
+    sender.garbage_collect("a", metadata, tensors)
+    assert first.tolist() == [2, 2, 2]
+    with pytest.raises(OSError, match=r"freed|No such file"):
+        receiver.recv_multiple_tensors("a", metadata, None)
+
+
+def _memory_files() -> int:
+    return sum(
+        "ipcsync-ray" in os.readlink(descriptor)
+        for descriptor in Path("/proc/self/fd").iterdir()
+        if descriptor.is_symlink()
+    )
+
+
+def test_memory_is_given_back(transports: tuple[PointTransport, ...]) -> None:
+    sender, _ = transports
+    for _ in range(10):  # Ray may ask again for the same object
+        metadata = sender.extract_tensor_transport_metadata("a", [torch.ones(3)])
+    assert _memory_files() == 1
+    sender.garbage_collect("a", metadata, [])
+    assert _memory_files() == 0
+
+
+def test_nothing_is_sent_of_an_empty_object(transports: tuple[PointTransport, ...]) -> None:
+    sender, receiver = transports
+    assert receiver.recv_multiple_tensors("a", sender.extract_tensor_transport_metadata("a", []), None) == []
