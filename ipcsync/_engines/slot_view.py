@@ -185,9 +185,10 @@ class SlotView(Core):
         return int(self._words[self._recorder_index])
 
     def _nudge_address(self) -> int:
-        """Of the recorder's nudge; 0 while none has come."""
+        """Of the recorder's nudge; 0 if there is none: nobody has come, or nobody that this board knows."""
         serial = self.recorder
-        return self.board.session(serial & 0xFFFF).nudge_address if serial else 0
+        index = serial & 0xFFFF
+        return self.board.session(index).nudge_address if serial and index < self.board.sessions else 0
 
     def fate(self, generation: int) -> Loss | bool | None:
         """What the board and this process's memory say of `generation`: True for good, a Loss, None while it is open.

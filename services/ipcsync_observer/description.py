@@ -44,6 +44,7 @@ class _EventBase(TypedDict):
     completed: int
     attached: int
     recorder: str
+    node: str
     slot: int
     incarnation: int
     rate: float | None
