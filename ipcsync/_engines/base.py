@@ -631,12 +631,8 @@ class Engine(SlotView, ABC):
     def _take_shortcuts(self) -> None:
         """From now on have the compiled core make what calls it can, if there is one: on the cuda driver, untraced."""
         if _drivers.name() == "cuda" and _bind() and not self.is_traced:
-            self.shorten(getattr(self.guard, "look", None), self.kind == "timeline", queued.lists, self.chain)
-
-    def _stands_behind_none(self) -> bool:
-        """Whether the stream recorded on last has no list of waits, so that a shortcut may record there."""
-        last_id, key = self._last_key
-        return last_id == self._last_stream and key not in queued.lists and not self.guard.stands_behind_all
+            look, behind_all = getattr(self.guard, "look", None), self.guard.stands_behind_all
+            self.shorten(look, self.kind == "timeline", queued.lists, queued.lists_lock, Wait, behind_all)
 
     def _tell_of_wait(self, stream_id: int, generation: int) -> bool:
         """Before a shortcut queues a wait: have the stream's next record stand behind it; False if it is unknown."""

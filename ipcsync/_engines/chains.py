@@ -32,8 +32,8 @@ class Chain:
 
     def __init__(self, view: View) -> None:
         self._reference = weakref.ref(view)  # its engine holds the chain: a circle would wait for the garbage collector
-        self.entries: list[Entry] = []
-        self.loss: Loss | None = None
+        self._entries: list[Entry] = []
+        self._loss: Loss | None = None
         self.lost_from: int = 0
         self.wants_break: bool = False
         self.has_asked: bool = False
@@ -45,6 +45,30 @@ class Chain:
         view = self._reference()
         assert view is not None, "the chain is its engine's, and called by it alone"
         return view
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What is not settled, in order."""
+        return self._entries
+
+    @entries.setter
+    def entries(self, entries: list[Entry]) -> None:
+        # While there are any, the engine takes no shortcut: told before the first one, and taken back after the last.
+        if entries:
+            self._view.has_chain = True
+        self._entries = entries
+        if not entries and self._loss is None:
+            self._view.has_chain = False
+
+    @property
+    def loss(self) -> Loss | None:
+        """What was lost first."""
+        return self._loss
+
+    @loss.setter
+    def loss(self, loss: Loss) -> None:
+        self._view.has_chain = True
+        self._loss = loss
 
     # --- before a record ----------------------------------------------------------------------------------------------
 
@@ -83,13 +107,13 @@ class Chain:
         last = self.entries[-1] if self.entries else None
         if last is None or last.last < entry.first:
             if last is not None and last[2:] == entry[2:]:  # behind the same waits as the record before
-                self.entries[-1] = last._replace(last=entry.last)
+                self.entries = [*self.entries[:-1], last._replace(last=entry.last)]
             else:
-                self.entries.append(entry)
+                self.entries = [*self.entries, entry]
         elif last[2:] != entry[2:]:  # a record that failed, and is made again
             merged = entry._replace(waits=(*last.waits, *entry.waits), bits=last.bits | entry.bits, stream=0)
             kept = [last._replace(last=entry.first - 1)] if last.first < entry.first else []
-            self.entries[-1:] = [*kept, merged]
+            self.entries = [*self.entries[:-1], *kept, merged]
 
     def _fate(self, wait: Wait) -> Loss | bool | None:
         """`known`, and of an event of this very session: it counts unless it stands behind something itself."""

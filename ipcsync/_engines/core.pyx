@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-# cython: freethreading_compatible=True
+# cython: freethreading_compatible=True, binding=False
 """The compiled core: what `core_python` does, and the shortcuts of record, wait, query and synchronize.
 
 A shortcut takes the steps of the Python engine, in its order and over the same words and attributes; or it changes
@@ -17,6 +17,10 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
     int PyIndex_Check(object value)
     int PyLong_CheckExact(object value)
+    void *PyType_GetSlot(object kind, int slot)
+    const int Py_tp_new
+
+ctypedef object (*NewFunction)(object kind, object arguments, PyObject *keywords)
 
 cdef extern from * nogil:
     """
@@ -108,6 +112,7 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     RECENT = 8
     SLICE_NS = 50000000
     NOT_READY = 600
+    MANY_LISTS = 64
 
 LAYOUT = (HEADER, INCARNATION, STATE, RECORDER, RECORDED, COMPLETED, BEHIND, LOST, S_SERIAL, S_OWNER, S_NUDGE,
           FIRST_SESSION, LINE, OPEN, BROKEN, OWNER_DIED, MANY_MARKERS)
@@ -375,8 +380,13 @@ cdef class Core:
     cdef uint64_t _stream, recent[RECENT]
     cdef int next_recent
     cdef Look look
+    cdef public bint has_chain
+    cdef uint64_t keyed  # the id of a stream, and the number of its list of waits
+    cdef int64_t key
     cdef dict waits
-    cdef object chain_of
+    cdef Lock table_lock
+    cdef object make_wait
+    cdef bint behind_all
     cdef uint64_t *place  # of the slot's line
     cdef Handle *ring
     cdef Marker markers[MANY_MARKERS]
@@ -385,14 +395,14 @@ cdef class Core:
     def __dealloc__(self):
         free(self.ring)
 
-    def shorten(self, look, bint is_timeline, dict waits, chain):
+    def shorten(self, look, bint is_timeline, dict waits, Lock table_lock, make_wait, bint behind_all):
         """As in `core_python`. Until then, each call is the Python engine's."""
         if is_bound and isinstance(look, Look):
             self.ring = <Handle *>calloc(self.depth, sizeof(Handle))
             self.place = <uint64_t *><uintptr_t>getattr(self, "line").address
             self.lock, self.record_lock = self._lock, self._record_lock
             self.is_timeline = is_timeline
-            self.waits, self.chain_of = waits, chain
+            self.waits, self.table_lock, self.make_wait, self.behind_all = waits, table_lock, make_wait, behind_all
             self.patience.look = LOOK_LATEST_NS
             self.look = look if self.ring != NULL else None
 
@@ -404,6 +414,14 @@ cdef class Core:
     def _last_stream(self, uint64_t stream):
         self._stream = self.recent[self.next_recent] = stream
         self.next_recent = (self.next_recent + 1) % RECENT
+
+    @property
+    def _last_key(self):
+        return self.keyed, self.key
+
+    @_last_key.setter
+    def _last_key(self, value):
+        self.keyed, self.key = value
 
     def _keep_event(self, int index, address):
         if self.look is not None:
@@ -428,9 +446,10 @@ cdef class Core:
 
     def _await_work(self, event, uintptr_t word, uint64_t wanted, int64_t until, uintptr_t nudge):
         """As in `core_python`."""
-        cdef Handle handle = <Handle><uintptr_t>int(event)
-        if not is_bound:
+        cdef Handle handle
+        if self.look is None:
             return None
+        handle = <Handle><uintptr_t>int(event)
         with nogil:
             await_work(handle, <const uint64_t *>word, wanted, until, <const void *>nudge, &self.patience)
         PyErr_CheckSignals()
@@ -634,8 +653,8 @@ cdef class Core:
         if self.look is None or not self.is_recorder or not self.good() or self.is_chained():
             return 0
         only_last = bool(self.waits)
-        if only_last and not self._stands_behind_none():
-            return 0
+        if only_last and (self.keyed != self._stream or self.behind_all or self.key in self.waits):
+            return 0  # also where it is not known what the stream recorded on last stands behind
         address = address_of(stream)
         if address == 0:
             return 0
@@ -652,9 +671,9 @@ cdef class Core:
 
     # wait, query, synchronize
 
-    cdef inline bint is_chained(self) except -1:
+    cdef inline bint is_chained(self) noexcept nogil:
         """Whether something that was recorded here stands behind others, of which the Python engine judges first."""
-        return self.is_recorder and (self.chain_of.entries or self.chain_of.loss is not None)
+        return self.is_recorder and self.has_chain
 
     cdef inline int on_board(self, int64_t generation) noexcept nogil:
         """1: complete by the board or by memory; 0: not so; -1: not me."""
@@ -833,6 +852,31 @@ cdef class Core:
             return -1
         return 1 if self.recorder_lives() and not self.closed() and self.look.coordinator_is_good() else -1
 
+    cdef bint tell_of_wait(self, uint64_t stream_id, int64_t generation) except -1:
+        """Before a wait is queued: have the stream's next record stand behind it, as `queued.add`; False: not me."""
+        cdef dict held
+        if stream_id != self.keyed or self.behind_all:
+            return self._tell_of_wait(stream_id, generation)
+        me = <uintptr_t><PyObject *>self
+        held = self.waits.get(self.key)
+        last = None if held is None else held.get(me)
+        if last is not None and last.generation >= generation and last.verdict is not True:
+            return True
+        if len(self.waits) >= MANY_LISTS:
+            return self._tell_of_wait(stream_id, generation)
+        wait = self.make_wait(self, generation, self.key, stream_id)
+        if not self.table_lock.take():
+            return self._tell_of_wait(stream_id, generation)
+        try:
+            held = self.waits.get(self.key)
+            if held is None:
+                self.waits[self.key] = {me: wait}
+            else:
+                held[me] = wait
+        finally:
+            self.table_lock.give()
+        return True
+
     cdef bint try_wait(self, stream, int64_t generation, int64_t slice_ns) except -1:
         cdef uintptr_t address
         cdef uint64_t stream_id = 0
@@ -845,7 +889,7 @@ cdef class Core:
         with nogil:
             result = self.look_before(<Handle>address, generation, slice_ns, &stream_id)
         if result == 2:
-            if not self._tell_of_wait(stream_id, generation):
+            if not self.tell_of_wait(stream_id, generation):
                 return False
             with nogil:
                 result = self.queue_behind(<Handle>address, stream_id, generation)
@@ -883,6 +927,9 @@ cdef uintptr_t address_of(stream) except? 0:
 # --- what users hold --------------------------------------------------------------------------------------------------
 
 
+cdef object NOTHING = ()
+
+
 cdef inline Core core_of(attached):
     engine = None if attached is None else attached.engine
     return <Core>engine if isinstance(engine, Core) else None
@@ -895,15 +942,25 @@ cdef inline void left(Core core):
 
 
 cdef class PointBase:
-    cdef public object _attached
+    cdef object attached
+    cdef Core core
     cdef public int64_t _generation
 
     def __init__(self, attached, int64_t generation):
         self._attached = attached
         self._generation = generation
 
+    @property
+    def _attached(self):
+        return self.attached
+
+    @_attached.setter
+    def _attached(self, attached):
+        self.core = core_of(attached)  # which one has for life
+        self.attached = attached
+
     def wait(self, stream=None, *, timeout=None, ahead=False):
-        cdef Core core = core_of(self._attached)
+        cdef Core core = self.core
         # With a timeout only what is recorded: how long it may sleep is for the Python engine to count.
         if core is not None and ahead is False and (timeout is None or timeout >= 0) and core.try_wait(
             stream, self._generation, SLICE_NS if timeout is None else 0
@@ -913,7 +970,7 @@ cdef class PointBase:
         self._slow_wait(stream, timeout=timeout, ahead=ahead)
 
     def query(self):
-        cdef Core core = core_of(self._attached)
+        cdef Core core = self.core
         cdef int result = -1 if core is None else core.try_query(self._generation)
         if result >= 0:
             return result == 1
@@ -921,7 +978,7 @@ cdef class PointBase:
         return self._slow_query()
 
     def synchronize(self, timeout=None):
-        cdef Core core = core_of(self._attached)
+        cdef Core core = self.core
         cdef double seconds = 0.05 if timeout is None else timeout
         cdef int64_t began = ipcsync_now()
         if core is None or not seconds >= 0:
@@ -932,18 +989,32 @@ cdef class PointBase:
 
 
 cdef class EventBase:
-    cdef public object _attached, _engine, _point_type
+    cdef public object _attached, _point_type
+    cdef object engine
+    cdef Core core
     cdef public bint _is_recorder, _is_open
 
-    def record(self, stream=None, *, timeout=None, after=()):
-        cdef Core core
+    @property
+    def _engine(self):
+        return self.engine
+
+    @_engine.setter
+    def _engine(self, engine):
+        self.core = <Core>engine if isinstance(engine, Core) else None
+        self.engine = engine
+
+    def record(self, stream=None, *, timeout=None, after=NOTHING):
+        cdef PointBase point
         cdef int64_t generation
-        if self._is_open and self._is_recorder and timeout is None and after == () and isinstance(self._engine, Core):
-            core = <Core>self._engine
-            generation = core.try_record(stream)
+        if self._is_open and self._is_recorder and timeout is None and after is NOTHING and self.core is not None:
+            generation = self.core.try_record(stream)
             if generation > 0:
-                return self._point_type(self._attached, generation)
-            left(core)
+                point = (<NewFunction>PyType_GetSlot(self._point_type, Py_tp_new))(self._point_type, NOTHING, NULL)
+                point.attached = self._attached
+                point.core = self.core
+                point._generation = generation
+                return point
+            left(self.core)
         return self._slow_record(stream, timeout=timeout, after=after)
 
 

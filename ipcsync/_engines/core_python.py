@@ -58,6 +58,9 @@ class Core:
 
     known_complete: int
 
+    has_chain = False
+    """Whether anything recorded here stands behind something that is not settled, or that is lost."""
+
     _sleepers = 0
     """How many shortcuts sleep until an import of this use is complete, which may not be destroyed then."""
 
@@ -65,11 +68,13 @@ class Core:
         self.known_complete = 0
         self._seen = [0]  # the true `known_complete`, of which the attribute may be an older value
 
-    def shorten(self, look: object, is_timeline: bool, waits: dict[int, Any], chain: object) -> None:
+    def shorten(
+        self, look: object, is_timeline: bool, waits: dict[int, Any], lock: object, make: type, behind_all: bool
+    ) -> None:
         """Begin to take shortcuts, of which there are none here.
 
         `waits` are those that this process has queued, by stream: a record behind any of them is no shortcut, nor is
-        anything of a recorder that has a chain.
+        anything of a recorder that has a chain. A wait that is queued adds one, made by `make`, with the lock held.
         """
 
     def _keep_event(self, index: int, address: Any) -> None:

@@ -15,8 +15,9 @@ from ipcsync import _drivers
 from ipcsync._board import Board, SlotLine
 from ipcsync._drivers import unwrap
 from ipcsync._engines.behind import Behind
+from ipcsync._engines.compiled import CallLock
 from ipcsync._engines.loss import Loss
-from ipcsync._locks import CallLock, holding
+from ipcsync._locks import holding
 from ipcsync._native import context
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
@@ -32,6 +33,10 @@ lists: dict[int, dict[int, Wait]] = {}
 """By stream, then by slot. Empty while nothing is pending, which is all that a record looks at."""
 
 
+lists_lock = CallLock()
+"""Held while they change."""
+
+
 class View(Protocol):
     """What a wait, and a recorder's chain, need of an engine."""
 
@@ -41,6 +46,7 @@ class View(Protocol):
     line: SlotLine
     base: int
     behind: Behind
+    has_chain: bool
 
     @property
     def label(self) -> str:
@@ -162,7 +168,7 @@ class _Table:
     """What changes `lists`."""
 
     def __init__(self) -> None:
-        self._lock = CallLock()
+        self._lock = lists_lock
         self._sweep_at = _MANY
 
     @holding("_lock")

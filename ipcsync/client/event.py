@@ -208,11 +208,22 @@ class SharedEvent(EventBase):
             "client.event(name)"
         )
 
-    def __getattr__(self, name: str) -> NoReturn:
-        hint = _HINTS.get(name, "")
-        raise AttributeError(f"a SharedEvent has no {name!r}{hint}", name=name, obj=self)
-
     def __repr__(self) -> str:
         if not self._is_open or fork.is_in_bad_fork():
             return f"<ipcsync.SharedEvent {self.name!r} {self.engine} closed>"
         return f"<ipcsync.SharedEvent {self.name!r} {self.engine} {self.state} generation={self._engine.generation}>"
+
+
+class _Hint:
+    """An attribute that is not there, and says what is meant instead. With `__getattr__` each call would cost more."""
+
+    def __init__(self, name: str, hint: str) -> None:
+        self._name = name
+        self._hint = hint
+
+    def __get__(self, event: SharedEvent | None, owner: type) -> NoReturn:
+        raise AttributeError(f"a SharedEvent has no {self._name!r}{self._hint}", name=self._name, obj=event)
+
+
+for _name, _hint in _HINTS.items():
+    setattr(SharedEvent, _name, _Hint(_name, _hint))

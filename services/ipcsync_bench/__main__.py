@@ -20,7 +20,8 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "open_close": ("control", "open a named event and close it"),
     "fan_out": ("control", "an announcement to 32 subscribers"),
     "hand_over": ("handover", "a record until the peer's synchronize returns, both engines"),
-    "records": ("calls", "record, nobody waiting, both engines"),
+    "records": ("calls", "record, nobody waiting, both engines, own and foreign streams"),
+    "loaded": ("calls", "record while the process's other threads compute, compiled and in pure Python"),
     "completed": ("calls", "wait and query on a completed point"),
     "pending": ("calls", "wait on a pending point"),
     "wake_up": ("wake_up", "a wait on the host for work that lasts milliseconds (not on the host driver)"),
@@ -49,14 +50,24 @@ def measure(name: str, rounds: int, scale: float) -> Iterator[Row]:
 )
 @click.option("--plot", type=click.Path(dir_okay=False, writable=True), help="Also draw the ratios into this SVG file.")
 @click.option("--markdown", type=click.Path(dir_okay=False, writable=True), help="Also write the table to this file.")
+@click.option(
+    "--before", type=click.Path(exists=True, dir_okay=False), help="Show an older run, its --json, beside it."
+)
 @one_line_for_errors()
 def main(
-    as_json: bool, quick: bool, rounds: int | None, only: tuple[str, ...], plot: str | None, markdown: str | None
+    as_json: bool,
+    quick: bool,
+    rounds: int | None,
+    only: tuple[str, ...],
+    plot: str | None,
+    markdown: str | None,
+    before: str | None,
 ) -> None:
     """Measure ipcsync beside its peers and beside the limit, in turn, in the same run.
 
     Redis is a peer where redis-server is installed. Figures are the median of the rounds, with their spread; a ratio is
-    ipcsync / peer. Exit status 0 whatever the figures are: they are for reading.
+    ipcsync / peer. A goal is what the project wants of a quiet machine. Exit status 0 whatever the figures are: they
+    are for reading.
 
     \b
     Examples:
@@ -65,24 +76,27 @@ def main(
       ipcsync bench --json > bench.json
       IPCSYNC_DRIVER=cuda ipcsync bench --plot bench.svg
     """
+    import ipcsync
     from ipcsync_bench import report
 
+    ipcsync.driver_name()  # what is to be said of the driver is said here, and by no process that is started
     scale = 0.1 if quick else 1.0
     count = rounds or (3 if quick else 5)
     rows: list[Row] = []
     for name in only or BENCHMARKS:
         print(f"{name}: {BENCHMARKS[name][1]}", file=sys.stderr, flush=True)
         rows += measure(name, count, scale)
+    older = report.read(before) if before else {}
     if plot:
         with open(plot, "w") as file:
             file.write(report.plot(rows))
     if markdown:
         with open(markdown, "w") as file:
-            file.write(report.markdown(rows))
+            file.write(report.markdown(rows, older))
     if as_json:
         print(json.dumps(report.as_json(rows)))
     else:
-        report.show(rows)
+        report.show(rows, older)
 
 
 if __name__ == "__main__":

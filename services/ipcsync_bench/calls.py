@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -12,8 +14,8 @@ from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from ipcsync_bench.rows import Row, Target, at_most_more, below, compare, interleave
-from ipcsync_bench.workers import Worker
+from ipcsync_bench.rows import Row, Target, at_most, at_most_more, below, compare, interleave
+from ipcsync_bench.workers import BUSY_THREADS, Worker, begin_busy_threads, end_busy_threads
 
 
 def _each(call: Callable[[], object], count: int) -> float:
@@ -70,20 +72,115 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
             "bare cuEventRecord": lambda: driver.cuEventRecord(raw, handle),
             **_other_records(stream),
         }
-        target = {"bare cuEventRecord": at_most_more(3, "µs")}
-        contest = {name: lambda call=call: _each(call, count) for name, call in peers.items()}
-        yield from compare("record (event)", interleave(contest, rounds), "µs", target)
+        target = {"bare cuEventRecord": at_most_more(0.5, "µs")}
+        yield from _compare("record (event)", peers, count, rounds, target)
         spare = unwrap(driver.cuMemAlloc(8), "cuMemAlloc")
-        values = {
-            "ipcsync": lambda: _each(lambda: line.record(stream), count),
-            "bare cuStreamWriteValue64": lambda: _each(lambda: driver.cuStreamWriteValue64(handle, spare, 1, 0), count),
+        values: dict[str, Callable[[], object]] = {
+            "ipcsync": lambda: line.record(stream),
+            "bare cuStreamWriteValue64": lambda: driver.cuStreamWriteValue64(handle, spare, 1, 0),
         }
         assert word
-        yield from compare(
-            "record (timeline)", interleave(values, rounds), "µs", {"bare cuStreamWriteValue64": at_most_more(3, "µs")}
-        )
+        target = {"bare cuStreamWriteValue64": at_most_more(0.5, "µs")}
+        yield from _compare("record (timeline)", values, count, rounds, target)
+        yield from _other_streams(event, stream, native, count, rounds)
         stream.synchronize()
         unwrap(driver.cuMemFree(spare), "cuMemFree")
+
+
+def _compare(
+    row: str, contest: Mapping[str, Callable[[], object]], count: int, rounds: int, targets: Mapping[str, Target]
+) -> list[Row]:
+    """Each call's microseconds beside the others'."""
+    timed = {name: lambda call=call: _each(call, count) for name, call in contest.items()}
+    return compare(row, interleave(timed, rounds), "µs", targets)
+
+
+class _Foreign:
+    """A stream of another library's, by the protocol that they share."""
+
+    def __init__(self, stream: ipcsync.Stream) -> None:
+        self._answer = 0, stream.cuda_stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return self._answer
+
+
+def _other_streams(
+    event: ipcsync.SharedEvent, stream: ipcsync.Stream, native: ipcsync.Event, count: int, rounds: int
+) -> Iterator[Row]:
+    """record on a stream of another library's, and on two streams in turn."""
+    driver = _drivers.load()
+    raw, handle = native.cuda_event, stream.cuda_stream
+    foreign, second = _Foreign(stream), ipcsync.Stream()
+    event.record(second)
+    contest: dict[str, Callable[[], object]] = {
+        "ipcsync": lambda: event.record(foreign),
+        "bare cuEventRecord": lambda: driver.cuEventRecord(raw, handle),
+    }
+    target = {"bare cuEventRecord": at_most_more(0.6, "µs")}
+    yield from _compare("record on a foreign stream (event)", contest, count, rounds, target)
+    turns = itertools.cycle((stream, second))
+
+    def bare() -> None:
+        other = next(turns).cuda_stream
+        driver.cuStreamWaitEvent(other, raw, 0)
+        driver.cuEventRecord(raw, other)
+
+    contest = {"ipcsync": lambda: event.record(next(turns)), "bare wait and record": bare}
+    target = {"bare wait and record": at_most_more(0.6, "µs")}
+    yield from _compare("record on two streams in turn (event)", contest, count, rounds, target)
+    second.synchronize()
+
+
+# --- records in a loaded process --------------------------------------------------------------------------------------
+
+
+def _open_recorder(state: dict[str, Any], endpoint: str) -> None:
+    state["client"] = ipcsync.connect(endpoint)
+    state["stream"] = ipcsync.Stream()
+    state["event"] = state["client"].event(f"bench/{os.getpid()}", recorder=True, engine="event")
+    for _ in range(10):
+        state["event"].record(state["stream"]).synchronize(10)
+
+
+def _record_loaded(state: dict[str, Any], count: int) -> float:
+    event, stream = state["event"], state["stream"]
+    return _each(lambda: event.record(stream), count)
+
+
+def _begin_threads(_state: dict[str, Any]) -> None:
+    begin_busy_threads()
+
+
+def loaded(rounds: int, scale: float) -> Iterator[Row]:
+    """record while other Python threads of the process compute: compiled, and in pure Python."""
+    count = max(50, int(500 * scale))
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        workers = {
+            name: stack.enter_context(closing(Worker(env={"IPCSYNC_COMPILED": value})))
+            for name, value in (("ipcsync", "auto"), ("pure Python", "0"))
+        }
+        for worker in workers.values():
+            worker.call(_open_recorder, coordinator.endpoint)
+
+        def measure(worker: Worker) -> float:
+            # Each has the machine for itself while it is measured.
+            worker.call(_begin_threads)
+            figure = float(worker.call(_record_loaded, count))
+            worker.call(_end_threads)
+            return figure
+
+        contest: dict[str, Callable[[], float]] = {
+            name: lambda worker=worker: measure(worker)  # type: ignore[misc]
+            for name, worker in workers.items()
+        }
+        row = f"record (event), {BUSY_THREADS} busy threads, mean"
+        yield from compare(row, interleave(contest, rounds), "µs", {"pure Python": at_most(0.8)})
+
+
+def _end_threads(_state: dict[str, Any]) -> None:
+    end_busy_threads()
 
 
 def completed(rounds: int, scale: float) -> Iterator[Row]:
@@ -102,7 +199,7 @@ def completed(rounds: int, scale: float) -> Iterator[Row]:
             recorder = client.event(f"bench/{engine}", recorder=True, engine=engine)
             point = other.point(bytes(recorder.record(stream)))
             point.synchronize(10)
-            target = {"bare cuEventQuery": below(0.7, "µs")}
+            target = {"bare cuEventQuery": below(0.15, "µs")}
             for what, call in (("query", point.query), ("wait", lambda point=point: point.wait(stream))):
                 contest = {
                     "ipcsync": lambda call=call: _each(call, count),  # type: ignore[misc]
@@ -138,8 +235,11 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:
         recorder = stack.enter_context(closing(Worker()))
         held, waiting = ipcsync.Stream(), ipcsync.Stream()
         raw = ipcsync.Event(interprocess=True)
-        targets: dict[str, Target] = {"bare cuStreamWaitEvent": at_most_more(2.5, "µs")}
+        spare = unwrap(driver.cuMemAlloc(8), "cuMemAlloc")
         for engine in ("event", "timeline"):
+            is_event = engine == "event"
+            peer = "bare cuStreamWaitEvent" if is_event else "bare cuStreamWaitValue64"
+            targets: dict[str, Target] = {peer: at_most_more(0.5, "µs")}
 
             def ours(engine: EngineName = engine) -> float:
                 point = client.point(recorder.call(_hold_and_record, coordinator.endpoint, engine))
@@ -149,14 +249,21 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:
                 waiting.synchronize()
                 return figure
 
-            def bare() -> float:
-                with StreamGate(held) as gate:
-                    raw.record(held)
-                    event, handle = raw.cuda_event, waiting.cuda_stream
-                    figure = _each(lambda: driver.cuStreamWaitEvent(handle, event, 0), count)
-                    gate.open()
+            def bare(*, is_event: bool = is_event) -> float:
+                handle = waiting.cuda_stream
+                if is_event:
+                    with StreamGate(held) as gate:
+                        raw.record(held)
+                        event = raw.cuda_event
+                        figure = _each(lambda: driver.cuStreamWaitEvent(handle, event, 0), count)
+                        gate.open()
+                else:
+                    unwrap(driver.cuStreamWriteValue64(held.cuda_stream, spare, 0, 0), "cuStreamWriteValue64")
+                    held.synchronize()
+                    figure = _each(lambda: driver.cuStreamWaitValue64(handle, spare, 1, 0), count)
+                    unwrap(driver.cuStreamWriteValue64(held.cuda_stream, spare, 1, 0), "cuStreamWriteValue64")
                 waiting.synchronize()
                 return figure
 
-            contest = {"ipcsync": ours, "bare cuStreamWaitEvent": bare}
+            contest: dict[str, Callable[[], float]] = {"ipcsync": ours, peer: bare}
             yield from compare(f"wait on a pending point ({engine})", interleave(contest, rounds), "µs", targets)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -27,6 +29,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "compiled": ipcsync.__compiled__,
         "driver": ipcsync.driver_name(),
         "device": ipcsync.get_device_properties(0).name,
         "host_async": os.environ.get("IPCSYNC_HOST_ASYNC", "0") == "1",
@@ -35,53 +38,69 @@ def machine() -> dict[str, Any]:
 
 def as_json(rows: list[Row]) -> dict[str, Any]:
     """The whole run."""
-    fields = ("row", "peer", "ours", "theirs", "unit", "ratio", "spread", "target", "met")
+    fields = ("row", "peer", "ours", "theirs", "unit", "ratio", "spread", "goal", "is_reached")
     return {
         "machine": machine(),
         "rows": [{name: getattr(row, name) for name in fields} for row in rows],
     }
 
 
+Older = Mapping[tuple[str, str], Mapping[str, Any]]
+"""The rows of an older run, by row and peer."""
+
+
+def read(path: str) -> Older:
+    """What `as_json` gave once."""
+    with open(path) as file:
+        return {(row["row"], row["peer"]): row for row in json.load(file)["rows"]}
+
+
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def table(rows: list[Row]) -> Table:
+_HEADS = ("row", "peer", "ipcsync", "peer's", "unit", "ratio", "spread", "goal", "reached")
+
+
+def _cells(row: Row, older: Older) -> list[str]:
+    """What stands in each column; with an older run, its figure and ratio in front of ours."""
+    was = older.get((row.row, row.peer))
+    before = [] if not older else ["", ""] if was is None else [_figure(was["ours"]), f"{was['ratio']:.2f}"]
+    if was is not None and not row.peer:
+        before[1] = ""
+    return [
+        row.row,
+        row.peer,
+        *before,
+        _figure(row.ours),
+        _figure(row.theirs) if row.peer else "",
+        row.unit,
+        f"{row.ratio:.2f}" if row.peer else "",
+        f"{_figure(row.spread[0])} to {_figure(row.spread[1])}",
+        row.goal,
+        {True: "yes", False: "not here", None: ""}[row.is_reached],
+    ]
+
+
+def _heads(older: Older) -> list[str]:
+    return [*_HEADS[:2], *(["before", "ratio before"] if older else []), *_HEADS[2:]]
+
+
+def table(rows: list[Row], older: Older) -> Table:
     """The rows, for people."""
     made = Table(title="ipcsync beside its peers (median of the rounds; ratio is ipcsync / peer)")
-    for name in ("row", "peer"):
-        made.add_column(name)
-    for name in ("ipcsync", "peer's", "unit", "ratio", "spread"):
-        made.add_column(name, justify="right")
-    made.add_column("target")
-    made.add_column("met")
+    for name in _heads(older):
+        made.add_column(name, justify="left" if name in ("row", "peer", "goal", "reached") else "right")
     for row in rows:
-        made.add_row(
-            row.row,
-            row.peer or "-",
-            _figure(row.ours),
-            _figure(row.theirs) if row.peer else "-",
-            row.unit,
-            f"{row.ratio:.2f}" if row.peer else "-",
-            f"{_figure(row.spread[0])} to {_figure(row.spread[1])}",
-            row.target or "-",
-            {True: "yes", False: "NO", None: "-"}[row.met],
-        )
+        made.add_row(*_cells(row, older))
     return made
 
 
-def markdown(rows: list[Row]) -> str:
+def markdown(rows: list[Row], older: Older) -> str:
     """The rows as a Markdown table."""
-    lines = [
-        "| row | peer | ipcsync | peer's | unit | ratio | spread | target | met |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        spread = f"{_figure(row.spread[0])} to {_figure(row.spread[1])}"
-        met = {True: "yes", False: "**no**", None: ""}[row.met]
-        cells = [row.row, row.peer, _figure(row.ours), _figure(row.theirs) if row.peer else "", row.unit]
-        cells += [f"{row.ratio:.2f}" if row.peer else "", spread, row.target, met]
-        lines.append("| " + " | ".join(cells) + " |")
+    heads = _heads(older)
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join(_cells(row, older)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -106,7 +125,7 @@ def plot(rows: list[Row]) -> str:
     for number, row in enumerate(shown):
         y = height * (number + 1.5)
         begin, end = sorted((x(1), x(row.ratio)))
-        colour = {True: "#2a7", False: "#c33", None: "#58a"}[row.met]
+        colour = {True: "#2a7", False: "#c33", None: "#58a"}[row.is_reached]
         label = escape(f"{row.row} / {row.peer}")
         lines += [
             f'<text x="{left - 8}" y="{y + 12:.1f}" text-anchor="end">{label}</text>',
@@ -118,7 +137,7 @@ def plot(rows: list[Row]) -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[Row], older: Older) -> None:
     """Print the table."""
     console = Console(width=None if os.isatty(1) else 200)
-    console.print(table(rows))
+    console.print(table(rows, older))

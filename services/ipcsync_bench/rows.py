@@ -12,7 +12,7 @@ Figures = Mapping[str, list[float]]
 
 @dataclass(frozen=True)
 class Target:
-    """What a row is to reach. `text` is what it says; `holds(ours, theirs, ratio)` whether it does."""
+    """The goal of a row. `text` is what it says; `holds(ours, theirs, ratio)` whether it is reached."""
 
     text: str
     holds: Callable[[float, float, float], bool]
@@ -42,7 +42,7 @@ def below(limit: float, unit: str) -> Target:
 class Row:
     """One comparison. `ratio` is the median of ipcsync / peer over the rounds, `spread` its least and greatest.
 
-    Without a peer (`peer` is empty) theirs is 0 and the ratio 1; the target then speaks of `ours` alone.
+    Without a peer (`peer` is empty) theirs is 0 and the ratio 1; the goal then speaks of `ours` alone.
     """
 
     row: str
@@ -52,8 +52,8 @@ class Row:
     unit: str
     ratio: float
     spread: tuple[float, float]
-    target: str
-    met: bool | None
+    goal: str
+    is_reached: bool | None
     rounds: int = field(default=0)
 
 

@@ -6,19 +6,22 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from typing import Any
 
 import ipcsync
-from ipcsync_bench.rows import Row, Target, alone, at_most, below, compare, interleave
+from ipcsync_bench.rows import Row, Target, alone, at_most, at_most_more, below, compare, interleave
 from ipcsync_bench.workers import Worker, Workers
 
+_PURE = {"IPCSYNC_COMPILED": "0"}
 
-def _seconds_of(code: str, *, inside: bool = False) -> float:
+
+def _seconds_of(code: str, *, inside: bool = False, env: Mapping[str, str] | None = None) -> float:
     """Milliseconds that a fresh Python takes to run `code`; `inside`: what it prints instead."""
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **(env or {})})
     return float(done.stdout) if inside else (time.perf_counter() - start) * 1e3
 
 
@@ -42,6 +45,13 @@ def start(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - one siz
         "import zmq": lambda: _seconds_of(_IMPORT.format("zmq"), inside=True),
     }
     yield from compare("import ipcsync", interleave(contest, rounds), "ms", {"import zmq": below(40, "ms")})
+    code = _IMPORT.format("ipcsync.client")
+    contest = {
+        "ipcsync": lambda: _seconds_of(code, inside=True),
+        "pure Python": lambda: _seconds_of(code, inside=True, env=_PURE),
+    }
+    target = {"pure Python": at_most_more(1, "ms")}
+    yield from compare("import all of a client", interleave(contest, rounds), "ms", target)
 
     def launch() -> float:
         began = time.perf_counter()
@@ -125,13 +135,11 @@ def memory(rounds: int, scale: float) -> Iterator[Row]:
         name = f"coordinator with {events} events and {sessions} sessions"
         yield alone(name, [_rss_mb(coordinator.pid)], "MB", below(90, "MB"))
     with ipcsync.launch(log_level="warning") as coordinator:
-        ours, theirs = [], []
+        figures: dict[str, list[float]] = {"ipcsync": [], "a bare pyzmq process": [], "pure Python": []}
         for _ in range(rounds):
-            worker, bare = Worker(), Worker()
-            theirs.append(bare.call(_import_zmq, coordinator.endpoint))
-            ours.append(worker.call(_connect, coordinator.endpoint))
-            worker.close()
-            bare.close()
-        figures = {"ipcsync": ours, "a bare pyzmq process": theirs}
-        targets = {"a bare pyzmq process": Target("<= theirs + 12 MB", lambda mine, other, _: mine <= other + 12)}
+            for name, taken in figures.items():
+                with closing(Worker(env=_PURE if name == "pure Python" else None)) as worker:
+                    call = _import_zmq if name == "a bare pyzmq process" else _connect
+                    taken.append(worker.call(call, coordinator.endpoint))
+        targets = {"a bare pyzmq process": at_most_more(12, "MB"), "pure Python": at_most_more(0.5, "MB")}
         yield from compare("a client's memory", figures, "MB", targets)

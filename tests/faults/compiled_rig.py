@@ -98,7 +98,7 @@ class Rig:
         engine._address = 1
         addresses = [ctypes.cast(function, _POINTER).value for function in self._functions]
         rig.core.bind_functions(dict(zip(_SIGNATURES, addresses, strict=True)))
-        engine.shorten(rig.look, case.engine == "timeline", {}, SimpleNamespace(entries=[], loss=None))
+        engine.shorten(rig.look, case.engine == "timeline", {}, rig.core.Lock(), object, False)
         for index in range(case.depth):
             engine._keep_event(index, index + 1)
         engine._last_stream = case.stream
@@ -168,7 +168,7 @@ class Rig:
                 raise NotMeError
 
         event = Event()
-        event._attached, event._engine, event._point_type = None, self.engine, lambda _, generation: generation
+        event._attached, event._engine, event._point_type = None, self.engine, self.core.PointBase
         event._is_open = event._is_recorder = True
         return event
 

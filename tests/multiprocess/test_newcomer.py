@@ -70,8 +70,8 @@ def test_what_an_event_of_torchs_has_leads_to_what_a_shared_one_has(client: ipcs
         with pytest.raises(AttributeError, match=f"a SharedEvent has no '{habit}': ") as refused:
             getattr(event, habit)
         assert any(word in str(refused.value) for word in ("point.", "ipcsync.Event", "event.handles"))
-        with pytest.raises(AttributeError, match=r"has no 'colour'$"):
-            event.colour  # noqa: B018
+        with pytest.raises(AttributeError, match=r"has no attribute 'colour'$"):
+            event.colour  # type: ignore[attr-defined] # noqa: B018
         assert not hasattr(event, "wait")
 
 
