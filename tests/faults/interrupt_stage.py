@@ -35,7 +35,7 @@ class Stage:
         self.peer = ipcsync.connect(coordinator.endpoint, name="peer")
         self.stream, self.other = ipcsync.Stream(), ipcsync.Stream()
         self._count = 0
-        self.renew()
+        self._open()
         self._modules = [*_module_locks()]
 
     def close(self) -> None:
@@ -50,6 +50,11 @@ class Stage:
 
     def renew(self) -> None:
         """New events, of which nothing is known."""
+        self.event.close()
+        self.seen.close()
+        self._open()
+
+    def _open(self) -> None:
         name = self.name()
         self.event = self.client.event(name, recorder=True, engine=self.engine)
         self.seen = self.peer.event(name, engine=self.engine)

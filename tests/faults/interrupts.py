@@ -12,15 +12,17 @@ import argparse
 import faulthandler
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import ipcsync
 from ipcsync.typing import EngineName
 from tests.faults.interrupt_scenes import SCENES
-from tests.faults.interrupt_stage import Stage
-from tests.faults.interrupting import HAS_INSTRUCTIONS, interrupted
+from tests.faults.interrupt_stage import Call, Stage
+from tests.faults.interrupting import HAS_INSTRUCTIONS, Outcome, interrupted
 
-_RENEW = 100  # calls after which a scene has new events
+RENEW = 100  # calls after which a scene has new events
 _STUCK_S = 60.0
 ENOUGH = 10  # failures of one call
 
@@ -36,29 +38,36 @@ class Result:
     failures: list[str] = field(default_factory=list)
 
 
+def attempt(stage: Stage, call: str, run: Callable[[Call], Outcome]) -> tuple[Outcome, str]:
+    """Make a call once, as `run` makes and interrupts it, and look: what came of it, and what does not hold."""
+    faulthandler.dump_traceback_later(_STUCK_S, exit=True)
+    fn, after = SCENES[call](stage)
+    stage.highest = max(stage.highest, stage.event._engine._begun)
+    outcome, failure = run(fn), ""
+    try:
+        if outcome.error is not None and not outcome.was_interrupted:
+            raise outcome.error
+        after(outcome)
+        stage.check()
+    except Exception as error:  # noqa: BLE001 - told in the table
+        failure = f"{type(error).__name__}: {error}\n    interrupted at {outcome.stack}"
+    faulthandler.cancel_dump_traceback_later()
+    return outcome, failure
+
+
 def interrupt(stage: Stage, call: str, kind: str, every: int = 1, first: int = 1) -> Result:
     """Interrupt a call at each of its points, or at every so many from the `first` on; what did not hold."""
     result = Result(call, stage.engine)
     number = first
-    while len(result.failures) < ENOUGH:
-        if result.points % _RENEW == 0:
-            stage.event.close()
-            stage.seen.close()
+    while True:
+        if result.points % RENEW == 0:
             stage.renew()
-        faulthandler.dump_traceback_later(_STUCK_S, exit=True)
-        fn, after = SCENES[call](stage)
-        stage.highest = max(stage.highest, stage.event._engine._begun)
-        outcome = interrupted(fn, number, kind)
-        try:
-            if outcome.error is not None and not outcome.was_interrupted:
-                raise outcome.error
-            after(outcome)
-            stage.check()
-        except Exception as error:  # noqa: BLE001 - told in the table
-            result.failures.append(f"{type(error).__name__}: {error}\n    interrupted at {outcome.stack}")
-            if len(result.failures) < ENOUGH:
-                stage.renew()
-        faulthandler.cancel_dump_traceback_later()
+        outcome, failure = attempt(stage, call, partial(interrupted, point=number, kind=kind))
+        if failure:
+            result.failures.append(failure)
+            if len(result.failures) >= ENOUGH:
+                break
+            stage.renew()
         if not outcome.was_interrupted:
             break
         result.points += 1

@@ -30,13 +30,26 @@ class Alarm(Exception):  # noqa: N818 - not an error: a handler's exception, as 
     """What the handler raises."""
 
 
-def _raise(*_: Any) -> None:
-    raise Alarm
+_is_armed: list[bool] = []
 
 
-def _disarm() -> None:
+def raise_alarm(*_: Any) -> None:
+    """The handler."""
+    if _is_armed:  # another thread may have been given a signal that comes only now
+        raise Alarm
+
+
+def arm(seconds: float) -> None:
+    """Have the handler called in so long, and again until it was heard: pyzmq may swallow what it raises."""
+    _is_armed.append(True)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)
+
+
+def disarm() -> None:
+    """Nothing is raised any more."""
     while True:
         try:
+            _is_armed.clear()
             signal.setitimer(signal.ITIMER_REAL, 0)
         except Alarm:
             continue
@@ -47,11 +60,11 @@ def _interrupted(call: Callable[[], object], longest_s: float) -> bool:
     """Whether a signal came within `call()`, which is repeated until one does."""
     try:
         try:
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(20e-6, longest_s), 0.05)  # again: pyzmq may swallow one
+            arm(random.uniform(20e-6, longest_s))
             while True:
                 call()
         finally:
-            _disarm()
+            disarm()
     except Alarm:
         return True
     return False
@@ -221,7 +234,7 @@ PROGRAMS = {program.__name__: program for program in (records, requests, connect
 def main() -> None:
     """One of the programs."""
     faulthandler.dump_traceback_later(_STUCK_S, exit=True)
-    signal.signal(signal.SIGALRM, _raise)
+    signal.signal(signal.SIGALRM, raise_alarm)
     threading.excepthook = lambda args: sys.stderr.write(f"thread {args.thread}: {args.exc_value!r}\n") and None
     engine: Any = sys.argv[3]
     with ipcsync.launch(log_level="error", max_sessions=256) as coordinator:

@@ -1,0 +1,144 @@
+"""Lanes of calls that are interrupted at random, by signals and at any point, one call after another in one process.
+
+    python -m tests.soak.interrupts --seconds 120 --lanes 2 --seed 1
+
+`tests.faults.interrupts` interrupts each call once at each of its points, on events that few exceptions have met. Here
+a process goes on and on, over what all the interruptions before have left. Ends with a table, and with status 1 if a
+promise was broken or anything is left at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+import ipcsync
+from ipcsync.typing import EngineName
+from tests.faults.interrupt_scenes import SCENES
+from tests.faults.interrupt_stage import Call, Stage
+from tests.faults.interrupting import HAS_INSTRUCTIONS, Outcome, interrupted
+from tests.faults.interrupts import RENEW, attempt
+from tests.faults.signalled import Alarm, arm, disarm, raise_alarm
+
+_CALLS = [call for call in SCENES if call != "launch"]  # which starts a process each time
+_ENGINES: tuple[EngineName, ...] = ("event", "timeline")
+_LONGEST_S = 2e-3
+_SPARE = 8  # descriptors that a process may have more at the end: of a context, a thread on its way
+
+
+def _signalled(fn: Call, seconds: float) -> Outcome:
+    """Run `fn`, and have a signal's handler raise after so long, and again until it was heard."""
+    outcome = Outcome()
+    try:
+        try:
+            arm(seconds)
+            outcome.result = fn()
+        finally:
+            disarm()
+    except Alarm:
+        outcome.where = outcome.stack = "a signal"
+    except BaseException as error:  # noqa: BLE001 - told to the caller
+        outcome.error = error
+    return outcome
+
+
+def _rounds(stage: Stage, chance: random.Random, deadline: float) -> tuple[Counter[str], list[str]]:
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    highest = dict.fromkeys(_CALLS, 400)  # points of a call, as far as is known
+    kind = "instruction" if HAS_INSTRUCTIONS else "line"
+    while time.monotonic() < deadline and len(wrong) < 5:
+        counts["calls"] += 1
+        if counts["calls"] % RENEW == 0:
+            stage.renew()
+        call, point = chance.choice(_CALLS), 0
+        if chance.random() < 0.5:
+            outcome, failure = attempt(stage, call, partial(_signalled, seconds=chance.uniform(20e-6, _LONGEST_S)))
+            counts["by a signal"] += outcome.was_interrupted
+        else:
+            point = chance.randint(1, highest[call])
+            outcome, failure = attempt(stage, call, partial(interrupted, point=point, kind=kind))
+            counts[f"at a {kind}"] += outcome.was_interrupted
+            if not outcome.was_interrupted:
+                highest[call] = max(outcome.points, 1)
+        if failure:
+            wrong.append(f"{call}, point {point}: {failure}")
+            stage.renew()
+    return counts, wrong
+
+
+def _lane(engine: EngineName, seed: str, seconds: float) -> int:
+    """One process's work, over a coordinator of its own; 1 if a promise was broken."""
+    signal.signal(signal.SIGALRM, raise_alarm)
+    sys.unraisablehook = lambda _: None  # an exception in a finalizer is swallowed, and printed
+    with ipcsync.launch(log_level="error") as coordinator:
+        Stage(coordinator, engine).close()  # what a process opens once
+        ipcsync.Event(interprocess=True).ipc_handle()
+        before, threads = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
+        stage = Stage(coordinator, engine)
+        counts, wrong = _rounds(stage, random.Random(seed), time.monotonic() + seconds)
+        stage.close()
+        wrong += _left(coordinator, before, threads)
+    for name, count in sorted(counts.items()):
+        sys.stdout.write(f"interrupts: {engine:10}{name:<16}  {count}\n")
+    for each in wrong:
+        sys.stdout.write(f"VIOLATION {engine}: {each}\n")
+    return 1 if wrong or not counts["by a signal"] else 0
+
+
+def _left(coordinator: ipcsync.Coordinator, descriptors: int, threads: set[threading.Thread]) -> list[str]:
+    """What is not given back once the clients are closed."""
+    deadline = time.monotonic() + 20
+    while True:
+        with ipcsync.connect(coordinator.endpoint) as client:
+            stats = client.stats()
+        left = [
+            f"{count} {what}"
+            for what, count in (
+                ("slots", stats["pool_in_use"]),
+                ("sessions", stats["sessions"] - 1),
+                ("threads", sum(thread.is_alive() for thread in set(threading.enumerate()) - threads)),
+                ("descriptors", max(0, len(os.listdir("/proc/self/fd")) - descriptors - _SPARE)),
+            )
+            if count > 0
+        ]
+        if not left or time.monotonic() > deadline:
+            names = [thread.name for thread in set(threading.enumerate()) - threads]
+            return [f"left: {', '.join(left)} {names}"] if left else []
+        time.sleep(0.05)
+
+
+def soak(seconds: float, lanes: int, seed: int) -> bool:
+    """Whether every promise held in so many processes."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.soak.interrupts", "--seconds", str(seconds)]
+    running = [
+        subprocess.Popen([*command, "--engine", _ENGINES[number % 2], "--seed", str(seed + number)])
+        for number in range(lanes)
+    ]
+    return sum(process.wait() for process in running) == 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run lanes; 0 if every promise held."""
+    parser = argparse.ArgumentParser(prog="soak.interrupts", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--engine", choices=_ENGINES, help="one lane, in this process")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    if options.engine:
+        return _lane(options.engine, f"{options.seed}", options.seconds)
+    return 0 if soak(options.seconds, options.lanes, options.seed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
