@@ -3,7 +3,7 @@
 # make test   everything that a change can break, once, and what depends on the driver on each driver that is here
 # make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks
 # make test-flakes   make test FLAKES=20 times beside a busy core
-# make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains
+# make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains and two of interrupts
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
 # make test-lmcache   LMCache's server, client and unit tests over points, in build/lmcache
 # make test-ray   tensors between actors of a real Ray over points, in build/ray
@@ -93,6 +93,7 @@ test-flakes: install
 soak: install
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1
 	$(BIN)/python -m tests.soak.chains --seconds 120 --lanes 4
+	$(BIN)/python -m tests.soak.interrupts --seconds 120 --lanes 2
 
 # The rows that a coordinator's end, its requests and its leases are in, over coordinators that have a keeper.
 test-keeper: install

@@ -51,7 +51,10 @@ def _signalled(fn: Call, seconds: float) -> Outcome:
     return outcome
 
 
-def _rounds(stage: Stage, chance: random.Random, deadline: float) -> tuple[Counter[str], list[str]]:
+def _rounds(
+    coordinator: ipcsync.Coordinator, engine: EngineName, seed: str, seconds: float
+) -> tuple[Counter[str], list[str]]:
+    chance, deadline, stage = random.Random(seed), time.monotonic() + seconds, Stage(coordinator, engine)
     counts: Counter[str] = Counter()
     wrong: list[str] = []
     highest = dict.fromkeys(_CALLS, 400)  # points of a call, as far as is known
@@ -73,6 +76,7 @@ def _rounds(stage: Stage, chance: random.Random, deadline: float) -> tuple[Count
         if failure:
             wrong.append(f"{call}, point {point}: {failure}")
             stage.renew()
+    stage.close()
     return counts, wrong
 
 
@@ -84,9 +88,7 @@ def _lane(engine: EngineName, seed: str, seconds: float) -> int:
         Stage(coordinator, engine).close()  # what a process opens once
         ipcsync.Event(interprocess=True).ipc_handle()
         before, threads = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
-        stage = Stage(coordinator, engine)
-        counts, wrong = _rounds(stage, random.Random(seed), time.monotonic() + seconds)
-        stage.close()
+        counts, wrong = _rounds(coordinator, engine, seed, seconds)
         wrong += _left(coordinator, before, threads)
     for name, count in sorted(counts.items()):
         sys.stdout.write(f"interrupts: {engine:10}{name:<16}  {count}\n")

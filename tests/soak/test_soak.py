@@ -40,7 +40,16 @@ def _soak(*flags: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_row_44_chains_of_three_whose_processes_are_killed_break_no_promise() -> None:
-    command = [sys.executable, "-m", "tests.soak.chains", "--seconds", str(_SECONDS), "--lanes", "1"]
+    _lanes("tests.soak.chains", 1)
+
+
+@pytest.mark.timeout(300)
+def test_row_41_calls_that_are_interrupted_again_and_again_break_no_promise() -> None:
+    _lanes("tests.soak.interrupts", 2)
+
+
+def _lanes(module: str, lanes: int) -> None:
+    command = [sys.executable, "-m", module, "--seconds", str(_SECONDS), "--lanes", str(lanes)]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_SECONDS + 180, check=False)
     sys.stdout.write(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
