@@ -190,6 +190,26 @@ class Machine(RuleBasedStateMachine):
             self.model.settle(session.serial)
         self._settle()
 
+    @precondition(lambda self: self.model.there and self.points)
+    @rule(at=st.integers(0, 5), which=st.integers(0, 50))
+    def say_that_it_is_lost(self, at: int, which: int) -> None:
+        session = self._pick(self.model.there, at)
+        key = sorted(self.points)[which % len(self.points)]
+        use = self.model.uses.get(key)
+        is_over = use is None or use.state == "broken" or use.is_drained
+        try:
+            self.registry.break_event(session, *key)
+        except errors.EventClosed:
+            assert not is_over
+            assert use is not None
+            assert use.recorder != session.serial
+            return
+        if not is_over:
+            assert use is not None
+            assert use.recorder == session.serial
+            use.state = "broken"
+        self._settle()
+
     @precondition(lambda self: self.model.there)
     @rule(at=st.integers(0, 5), let_go=st.booleans())
     def goodbye(self, at: int, let_go: bool) -> None:

@@ -69,6 +69,20 @@ class _LeavesTheStreamsOfTheDead(Registry):
         super().bury(session)
 
 
+class _LetsAnybodyBreak(Registry):
+    def break_event(self, session: Session, index: int, incarnation: int) -> None:
+        super().break_event(self.slots[index].recorder or session, index, incarnation)
+
+
+class _BreaksWhatIsWell(Registry):
+    def break_event(self, session: Session, index: int, incarnation: int) -> None:
+        slot = self.slots[index]
+        if slot.incarnation == incarnation and slot.recorder is session and slot.is_drained and slot.state == "closed":
+            self.break_slot(slot)
+        else:
+            super().break_event(session, index, incarnation)
+
+
 @pytest.mark.parametrize(
     "mistaken",
     [
@@ -81,6 +95,8 @@ class _LeavesTheStreamsOfTheDead(Registry):
         _SaysNothingOfAClose,
         _ReusesTheLineOfAnExpiredSession,
         _LeavesTheStreamsOfTheDead,
+        _LetsAnybodyBreak,
+        _BreaksWhatIsWell,
     ],
 )
 def test_the_machine_finds_a_registry_that_is_mistaken(mistaken: type[Registry]) -> None:
