@@ -13,6 +13,7 @@ import ipcsync
 from ipcsync._drivers import load, unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit.until import until
 
 _clients: list[ipcsync.Client] = []
 _events: dict[str, ipcsync.SharedEvent] = {}
@@ -150,17 +151,17 @@ def error_of(fn: Any, *args: Any) -> str:
 
 
 def _query(point: ipcsync.Point) -> None:
-    deadline = time.monotonic() + LOST_WITHIN_S
-    while not point.query() and time.monotonic() < deadline:
-        time.sleep(0.001)
+    until(point.query, "the point is complete", LOST_WITHIN_S)
 
 
 def _stream_wait(point: ipcsync.Point) -> None:
     """Queue waits, one after another: each that cannot see that all is well asks for a judgement."""
-    deadline = time.monotonic() + LOST_WITHIN_S
-    while not point.query() and time.monotonic() < deadline:
+
+    def look() -> bool:
         point.wait(ipcsync.Stream(), timeout=0)
-        time.sleep(0.001)
+        return point.query()
+
+    until(look, "the point is complete", LOST_WITHIN_S)
 
 
 def _callback(point: ipcsync.Point) -> None:

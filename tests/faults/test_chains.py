@@ -1,91 +1,15 @@
-"""Rows 44 to 46: A records, B's stream waits for that and B records behind it, C waits for B's record; A dies.
-
-C is a process of its own too. What the driver makes of A's unfinished work is `death`: it calls it complete, or never
-does. The software libcuda does either; the host driver calls it complete, and B's stream is held there to be as stuck.
-"""
+"""Rows 44 to 46: A records, B's stream waits for that and B records behind it, C waits for B's record; A dies."""
 
 from __future__ import annotations
-
-import os
-import signal
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 import ipcsync
-from ipcsync import _drivers
 from tests.faults import chain_actions as do
-from tests.faults import fixtures
-from tests.kit.peer import Peer
+from tests.faults.chain_line import SOON_S, Line, NewPeer, of_events, waits
 from tests.kit.until import until
 
 WAYS = list(do.WAYS)
-SOON_S = 1.0
-
-NewPeer = Callable[..., Peer]
-
-
-class Line:
-    """The processes of one chain, each connected under its name, with an event `NAME/out` that it records on."""
-
-    def __init__(self, endpoint: str, new_peer: NewPeer, engine: str, death: str = "completed") -> None:
-        self.endpoint = endpoint
-        self.engine = engine
-        self.death = death
-        self._new_peer = new_peer
-        self.peers: dict[str, Peer] = {}
-
-    def add(self, name: str, *, records: bool = True, engine: str = "", depth: int = 4, **options: Any) -> Peer:
-        """One more process."""
-        peer = self._new_peer(SIMCUDA_DEATH={"completed": "complete", "pending": "pending"}[self.death])
-        self.peers[name] = peer
-        peer.call(do.connect, self.endpoint, name, options)
-        if records:
-            peer.call(do.open_event, f"{name}/out", engine or self.engine, depth)
-        return peer
-
-    def begin(self, **options: Any) -> bytes:
-        """Add `a`, which records what never becomes complete; its point."""
-        a = self.add("a", **options)
-        a.call(do.hold)
-        return a.call(do.record, "a/out")
-
-    def follow(self, name: str, data: bytes, **options: Any) -> bytes:
-        """Add a process that waits for a point on its stream, and records behind that; its own point."""
-        peer = self.add(name, **options)
-        peer.call(do.wait, data)
-        if self.death == "pending" and _drivers.name() == "host":
-            peer.call(do.hold)
-        return peer.call(do.record, f"{name}/out")
-
-    def kill_a(self) -> int:
-        """SIGKILL; its pid."""
-        pid = self.peers["a"].pid
-        self.peers["a"].kill()
-        return pid
-
-    def assert_lost(self, loss: dict[str, Any] | None, pid: int, within_s: float = SOON_S) -> None:
-        """It tells of A's death, at some remove."""
-        assert loss is not None, "a silent pass"
-        assert (loss["cause"], loss["session"], loss["pid"]) == ("behind", "a", pid), loss
-        assert loss["took_s"] < within_s
-
-
-@pytest.fixture
-def line(coordinator: ipcsync.Coordinator, new_peer: NewPeer, engine: str) -> Line:
-    """A chain whose events all use one engine."""
-    return Line(coordinator.endpoint, new_peer, engine)
-
-
-@pytest.fixture
-def timeline(coordinator: ipcsync.Coordinator, new_peer: NewPeer) -> Line:
-    """A chain of timelines."""
-    return Line(coordinator.endpoint, new_peer, "timeline")
-
-
-def _events(coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str = "completed") -> Line:
-    return Line(coordinator.endpoint, new_peer, "event", death)
 
 
 # --- row 44 -----------------------------------------------------------------------------------------------------------
@@ -141,7 +65,7 @@ def test_row_44_nothing_counts_that_was_recorded_over_a_released_wait(timeline: 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("death", ["completed", "pending"])
 def test_row_45_event(coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str, way: str) -> None:
-    line = _events(coordinator, new_peer, death)
+    line = of_events(coordinator, new_peer, death)
     point = line.follow("b", line.begin())
     c = line.add("c", records=False)
     pid = line.kill_a()
@@ -164,7 +88,7 @@ def test_row_45_the_engines_of_a_chain_may_differ(
 
 @pytest.mark.parametrize("death", ["completed", "pending"])
 def test_row_45_event_two_removes(coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str) -> None:
-    line = _events(coordinator, new_peer, death)
+    line = of_events(coordinator, new_peer, death)
     point = line.follow("bb", line.follow("b", line.begin()))
     c = line.add("c", records=False)
     pid = line.kill_a()
@@ -175,16 +99,11 @@ def test_row_45_a_waiter_that_began_before_the_death_learns_it_too(line: Line) -
     point = line.follow("b", line.begin())
     c = line.add("c", records=False)
     c.begin(do.await_end, point)
-    until(lambda: state_waits(c), "the waiter waits")
+    until(lambda: waits(c), "the waiter waits")
     pid = line.kill_a()
     loss = c.result()
     assert loss is not None, "a silent pass"
     assert (loss["cause"], loss["session"], loss["pid"]) == ("behind", "a", pid)
-
-
-def state_waits(peer: Peer) -> bool:
-    """Whether a process sleeps in a call."""
-    return fixtures.state_of(peer.pid) == "S" and not peer.has_result
 
 
 # --- row 46 -----------------------------------------------------------------------------------------------------------
@@ -255,297 +174,3 @@ def test_row_46_earlier_generation_is_good(line: Line) -> None:
     c = line.add("c", records=False)
     line.assert_lost(c.call(do.await_end, behind), pid)
     assert c.call(do.await_end, before) is None
-
-
-# --- the rest ---------------------------------------------------------------------------------------------------------
-
-
-def test_ahead_never_recorded(timeline: Line) -> None:
-    """A closes without the record that B's stream waits for: what B recorded behind that is lost."""
-    a, b = timeline.add("a"), timeline.add("b")
-    b.call(do.wait, a.call(do.point_of, "a/out", 1), "main", True)
-    point = b.call(do.record, "b/out")
-    c = timeline.add("c", records=False)
-    assert c.call(do.error_of, do.synchronize_briefly, point) == "WaitTimeout"
-    a.call(do.close_event, "a/out")
-    loss = c.call(do.await_end, point)
-    timeline.assert_lost(loss, a.pid)
-
-
-def test_ahead_recorded_later(timeline: Line) -> None:
-    a, b = timeline.add("a"), timeline.add("b")
-    b.call(do.wait, a.call(do.point_of, "a/out", 1), "main", True)
-    point = b.call(do.record, "b/out")
-    c = timeline.add("c", records=False)
-    a.call(do.record, "a/out")
-    assert c.call(do.await_end, point) is None
-
-
-def test_a_expires_and_goes_on(line: Line) -> None:
-    data = line.begin(lease_ttl=1.0)
-    point = line.follow("b", data)
-    c, a = line.add("c", records=False), line.peers["a"]
-    fixtures.stop(a.pid)
-    line.assert_lost(c.call(do.await_end, point), a.pid, within_s=10)
-    fixtures.resume(a.pid)
-    a.call(do.open_gate)
-    assert a.call(do.error_of, do.record, "a/out") == "SessionExpired"
-    line.assert_lost(c.call(do.await_end, point), a.pid)
-
-
-def test_b_stopped_c_ends_by_ttl(line: Line) -> None:
-    point = line.follow("b", line.begin(), lease_ttl=1.0)
-    c, b = line.add("c", records=False), line.peers["b"]
-    fixtures.stop(b.pid)
-    line.kill_a()
-    loss = c.call(do.await_end, point)
-    assert loss is not None, "a silent pass"
-    assert (loss["cause"], loss["session"]) == ("expired", "b")
-    fixtures.resume(b.pid)
-
-
-@pytest.fixture
-def few_sessions() -> Iterator[ipcsync.Coordinator]:
-    """A coordinator that gives a dead session's line away at once, and whose sessions beat seldom."""
-    with ipcsync.launch(max_sessions=3, lease_ttl=60.0) as coordinator:
-        yield coordinator
-
-
-def test_line_used_again(few_sessions: ipcsync.Coordinator, new_peer: NewPeer, engine: str) -> None:
-    line = Line(few_sessions.endpoint, new_peer, engine)
-    point = line.follow("b", line.begin())
-    c = line.add("c", records=False)
-    index = line.peers["b"].call(do.words, "b/out")["bits"].bit_length() - 1
-    pid = line.kill_a()
-    d = new_peer()
-    until(lambda: not d.call(do.error_of, do.connect, few_sessions.endpoint, "d"), "the line is free")
-    assert d.call(do.session_line) == index
-    loss = c.call(do.await_end, point)
-    assert loss is not None, "a silent pass"
-    assert (loss["cause"], loss["session"], loss["pid"]) in [("behind", "a", pid), ("behind", "", 0)]
-
-
-def test_earlier_generation_not_released(timeline: Line) -> None:
-    """What is not lost is not torn: the event is broken only once that is complete."""
-    data = timeline.begin()
-    b, d = timeline.add("b"), timeline.add("d")
-    b.call(do.hold, "first")
-    first = b.call(do.record, "b/out", "first")
-    d.call(do.wait, first)
-    good = d.call(do.record, "d/out")
-    b.call(do.wait, data)
-    behind = b.call(do.record, "b/out")
-    c = timeline.add("c", records=False)
-    pid = timeline.kill_a()
-    timeline.assert_lost(c.call(do.await_end, behind), pid)
-    assert c.call(do.state_of, first) == "open"
-    assert c.call(do.error_of, do.synchronize_briefly, good) == "WaitTimeout"
-    b.call(do.open_gate)
-    assert c.call(do.await_end, first) is None
-    assert c.call(do.await_end, good) is None
-    until(lambda: c.call(do.state_of, first) == "broken", "the event is broken at its recorder's word")
-
-
-def test_a_second_death_loses_what_the_first_one_left_open(line: Line) -> None:
-    """B's first record waits for A, its second one for D too; D dies, then A."""
-    data = line.begin()
-    d = line.add("d")
-    d.call(do.hold)
-    further = d.call(do.record, "d/out")
-    b = line.add("b")
-    b.call(do.wait, data)
-    first = b.call(do.record, "b/out")
-    b.call(do.wait, further)
-    b.call(do.record, "b/out")
-    c = line.add("c", records=False)
-    d.kill()
-    until(lambda: b.call(do.loss_of, do.record, "b/out") is not None, "the first death is seen")
-    c.call(do.error_of, do.synchronize_briefly, first)  # has it judged
-    assert b.call(do.words, "b/out")["lost"] == 2
-    pid = line.kill_a()
-    line.assert_lost(c.call(do.await_end, first), pid)
-    assert b.call(do.words, "b/out")["lost"] == 1
-
-
-def test_harvest_stores_nothing_over_a_loss(coordinator: ipcsync.Coordinator, new_peer: NewPeer) -> None:
-    """B's heartbeat would store what the driver calls complete."""
-    line = _events(coordinator, new_peer)
-    line.follow("b", line.begin(), lease_ttl=1.0)
-    b = line.peers["b"]
-    line.kill_a()
-    until(lambda: b.call(do.words, "b/out")["lost"] == 1, "a beat finds the loss")
-    assert b.call(do.words, "b/out")["completed"] == 0
-
-
-def test_full_ring_behind_the_dead(coordinator: ipcsync.Coordinator, new_peer: NewPeer) -> None:
-    line = _events(coordinator, new_peer, "pending")
-    line.follow("b", line.begin(), depth=1)
-    b = line.peers["b"]
-    b.begin(do.loss_of, do.record, "b/out", "another stream")
-    until(lambda: state_waits(b), "the record waits for room")
-    fixtures.stop(coordinator.pid)  # no break is needed for it
-    try:
-        pid = line.kill_a()
-        loss = b.result()
-    finally:
-        fixtures.resume(coordinator.pid)
-    assert loss is not None
-    assert (loss["cause"], loss["session"], loss["pid"]) == ("behind", "a", pid)
-
-
-def test_new_stream_same_event(line: Line) -> None:
-    """A record on another stream follows the event's last one, and stands behind what that does, as does all after."""
-    line.follow("b", line.begin())
-    b = line.peers["b"]
-    b.call(do.open_event, "b/more", line.engine)
-    second = b.call(do.record, "b/out", "another stream")
-    more = b.call(do.record, "b/more", "another stream")
-    c = line.add("c", records=False)
-    pid = line.kill_a()
-    line.assert_lost(c.call(do.await_end, second), pid)
-    line.assert_lost(c.call(do.await_end, more), pid)
-
-
-def test_resume(line: Line) -> None:
-    line.follow("b", line.begin())
-    b = line.peers["b"]
-    unnamed = b.call(do.record_unnamed)
-    c = line.add("c", records=False)
-    pid = line.kill_a()
-    line.assert_lost(c.call(do.await_end, unnamed), pid)
-    until(lambda: b.call(do.loss_of, do.record_unnamed) is not None, "the stream is spoiled")
-    b.call(do.open_event, "b/new", line.engine)
-    line.assert_lost(b.call(do.loss_of, do.record, "b/new"), pid)
-    is_past = not b.call(do.error_of, do.resume, "main", 5.0)
-    assert is_past or line.engine == "event"  # a driver may leave that stream stuck for ever
-    stream = "main" if is_past else "a new one"
-    assert c.call(do.await_end, b.call(do.record, "b/new", stream)) is None
-    assert c.call(do.await_end, b.call(do.record_unnamed, stream)) is None
-    line.assert_lost(b.call(do.loss_of, do.record, "b/out"), pid)  # the event stays lost
-
-
-def test_resume_of_a_stream_that_is_stuck_times_out(timeline: Line) -> None:
-    timeline.follow("b", timeline.begin())
-    b = timeline.peers["b"]
-    b.call(do.hold)
-    timeline.kill_a()
-    until(lambda: b.call(do.loss_of, do.record, "b/out") is not None, "the stream is spoiled")
-    assert b.call(do.error_of, do.resume, "main", 0.1) == "WaitTimeout"
-    assert b.call(do.loss_of, do.record_unnamed) is not None
-    b.call(do.open_gate)
-    b.call(do.resume, "main", 10.0)
-    assert b.call(do.loss_of, do.record_unnamed) is None
-
-
-def test_after(line: Line) -> None:
-    """The stream was joined by means that this library does not see; the record says so itself."""
-    data = line.begin()
-    b = line.add("b")
-    b.call(do.open_event, "b/more", line.engine)
-    b.call(do.keep, data)
-    behind = b.call(do.record, "b/out", "main", (data,))
-    c = line.add("c", records=False)
-    pid = line.kill_a()
-    line.assert_lost(c.call(do.await_end, behind), pid)
-    line.assert_lost(b.call(do.loss_of, do.record, "b/more", "another stream", (data,)), pid)
-    assert c.call(do.await_end, b.call(do.record, "b/more", "another stream")) is None  # nothing was submitted before
-
-
-def test_chains_session(line: Line) -> None:
-    """Every record stands behind all waits of the process."""
-    data = line.begin()
-    b = line.add("b", chains="session")
-    b.call(do.wait, data)
-    behind = b.call(do.record, "b/out", "another stream")
-    c = line.add("c", records=False)
-    pid = line.kill_a()
-    line.assert_lost(c.call(do.await_end, behind), pid)
-
-
-def test_the_default_stream_and_the_blocking_ones_share_what_they_stand_behind(line: Line) -> None:
-    data = line.begin()
-    b = line.add("b")
-    b.call(do.use_blocking_stream, "blocking")
-    b.call(do.use_default_stream, "default")
-    b.call(do.wait, data, "blocking")
-    behind = b.call(do.record, "b/out", "default")
-    c = line.add("c", records=False)
-    pid = line.kill_a()
-    line.assert_lost(c.call(do.await_end, behind), pid)
-
-
-def test_loss_without_coordinator(coordinator: ipcsync.Coordinator, line: Line) -> None:
-    """Nobody but the processes of the chain is needed for the verdict."""
-    point = line.follow("b", line.begin())
-    c = line.add("c", records=False)
-    assert c.call(do.error_of, do.synchronize_briefly, point) == "WaitTimeout"
-    fixtures.stop(coordinator.pid)
-    try:
-        pid = line.kill_a()
-        line.assert_lost(c.call(do.await_end, point), pid)
-    finally:
-        fixtures.resume(coordinator.pid)
-
-
-def test_let_go_behind_the_dead(line: Line) -> None:
-    """B let go of A's event, whose slot may be another's by the time at which the loss is asked for."""
-    data = line.begin()
-    point = line.follow("b", data)
-    b = line.peers["b"]
-    pid = line.kill_a()
-    b.call(do.forget_point, data)
-    until(lambda: not b.call(do.draining), "B has let go")
-    c = line.add("c", records=False)
-    line.assert_lost(c.call(do.await_end, point), pid)
-    until(lambda: b.call(do.loss_of, do.record, "b/out") is not None, "the stream is spoiled")
-
-
-def test_let_go_of_what_is_well(line: Line) -> None:
-    """Whatever was recorded behind it or not."""
-    data = line.begin()
-    b, c = line.add("b"), line.add("c", records=False)
-    b.call(do.wait, data)
-    b.call(do.forget_point, data)
-    assert b.call(do.draining) == 1  # its stream still waits there
-    line.peers["a"].call(do.open_gate)
-    until(lambda: not b.call(do.draining), "B has let go")
-    line.peers["a"].kill()
-    assert c.call(do.await_end, b.call(do.record, "b/out")) is None
-
-
-def test_the_name_is_free_and_the_slot_comes_back_once_a_lost_event_is_closed(line: Line) -> None:
-    point = line.follow("b", line.begin())
-    b, c = line.peers["b"], line.add("c", records=False)
-    line.kill_a()
-    assert c.call(do.await_end, point) is not None
-    until(lambda: c.call(do.state_of, point) == "broken", "the event is broken at its recorder's word")
-    b.call(do.close_event, "b/out")
-    c.call(do.open_event, "b/out", line.engine)  # by somebody else, since the name is free
-    for peer in (b, c):
-        peer.kill()  # B's stream may be stuck for ever behind what A left
-    watcher = line.add("watcher", records=False)
-    until(lambda: watcher.call(do.quarantined) == 0, "every slot is free")
-
-
-def test_a_chain_that_is_well_sends_no_message(line: Line) -> None:
-    a, b = line.add("a"), line.add("b")
-    points = [a.call(do.record, "a/out")]
-    b.call(do.wait, points[0])
-    c = line.add("c", records=False)
-    assert c.call(do.await_end, b.call(do.record, "b/out")) is None
-    before = [peer.call(do.messages_sent) for peer in (a, b, c)]
-    for _ in range(20):
-        b.call(do.wait, a.call(do.record, "a/out"))
-        assert c.call(do.await_end, b.call(do.record, "b/out")) is None
-    assert [peer.call(do.messages_sent) for peer in (a, b, c)] == before
-
-
-def test_killing_every_process_of_a_chain_leaves_nothing(line: Line) -> None:
-    point = line.follow("b", line.begin())
-    c = line.add("c", records=False)
-    c.call(do.keep, point)
-    os.kill(line.peers["b"].pid, signal.SIGKILL)
-    line.kill_a()
-    loss = c.call(do.await_end, point)
-    assert loss is not None
-    assert (loss["cause"], loss["session"]) == ("died", "b")

@@ -26,6 +26,7 @@ import ipcsync
 from ipcsync.typing import EngineName
 from tests.faults import chain_actions as do
 from tests.kit.peer import Peer
+from tests.kit.until import until
 
 _TTL_S = 2.0
 _CELLS = 128
@@ -95,7 +96,7 @@ class Lane:
         second = b.call(do.record_last, self._streams["b"])
         c.call(do.keep_only, second)
         c.begin(do.await_end, second, self._random.choice(list(do.WAYS)))
-        time.sleep(self._random.uniform(0, 0.02))
+        time.sleep(self._random.uniform(0, 0.02))  # when the death comes is drawn, too: nothing is waited for
         if victim:
             self._peers.pop(victim).kill()
         elif is_held:
@@ -140,12 +141,17 @@ def soak(seconds: float, lanes: int, seed: int) -> tuple[collections.Counter[str
 def _left(coordinator: ipcsync.Coordinator) -> list[str]:
     """What is not given back once every process is gone."""
     with ipcsync.connect(coordinator.endpoint, name="afterwards") as client:
-        until = time.monotonic() + 10
-        while (stats := client.stats())["pool_in_use"] or stats["sessions"] > 1:
-            if time.monotonic() > until:
-                return [f"left: {stats['pool_in_use']} slots, {stats['sessions'] - 1} sessions"]
-            time.sleep(0.05)
+        try:
+            until(lambda: not _in_use(client), "slots and sessions are given back", 10)
+        except AssertionError:
+            return [f"left: {_in_use(client)}"]
     return []
+
+
+def _in_use(client: ipcsync.Client) -> dict[str, int]:
+    stats = client.stats()
+    in_use = {"slots": stats["pool_in_use"], "sessions": stats["sessions"] - 1}
+    return {what: count for what, count in in_use.items() if count}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,6 +28,7 @@ from tests.faults.interrupt_stage import Call, Stage
 from tests.faults.interrupting import HAS_INSTRUCTIONS, Outcome, interrupted
 from tests.faults.interrupts import RENEW, attempt
 from tests.faults.signalled import Alarm, arm, disarm, raise_alarm
+from tests.kit.until import until
 
 _CALLS = [call for call in SCENES if call != "launch"]  # which starts a process each time
 _ENGINES: tuple[EngineName, ...] = ("event", "timeline")
@@ -99,24 +100,23 @@ def _lane(engine: EngineName, seed: str, seconds: float) -> int:
 
 def _left(coordinator: ipcsync.Coordinator, descriptors: int, threads: set[threading.Thread]) -> list[str]:
     """What is not given back once the clients are closed."""
-    deadline = time.monotonic() + 20
-    while True:
+
+    def counts() -> dict[str, object]:
         with ipcsync.connect(coordinator.endpoint) as client:
             stats = client.stats()
-        left = [
-            f"{count} {what}"
-            for what, count in (
-                ("slots", stats["pool_in_use"]),
-                ("sessions", stats["sessions"] - 1),
-                ("threads", sum(thread.is_alive() for thread in set(threading.enumerate()) - threads)),
-                ("descriptors", max(0, len(os.listdir("/proc/self/fd")) - descriptors - _SPARE)),
-            )
-            if count > 0
-        ]
-        if not left or time.monotonic() > deadline:
-            names = [thread.name for thread in set(threading.enumerate()) - threads]
-            return [f"left: {', '.join(left)} {names}"] if left else []
-        time.sleep(0.05)
+        found = {
+            "slots": stats["pool_in_use"],
+            "sessions": stats["sessions"] - 1,
+            "threads": [thread.name for thread in set(threading.enumerate()) - threads],
+            "descriptors": max(0, len(os.listdir("/proc/self/fd")) - descriptors - _SPARE),
+        }
+        return {what: count for what, count in found.items() if count}
+
+    try:
+        until(lambda: not counts(), "all is given back", 20)
+    except AssertionError:
+        return [f"left: {counts()}"]
+    return []
 
 
 def soak(seconds: float, lanes: int, seed: int) -> bool:

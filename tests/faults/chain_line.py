@@ -1,0 +1,76 @@
+"""The processes of a chain: A records, B's stream waits for that and B records behind it, C waits for B's record.
+
+C is a process of its own too. What the driver makes of A's unfinished work is `death`: it calls it complete, or never
+does. The software libcuda does either; the host driver calls it complete, and B's stream is held there to be as stuck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ipcsync
+from ipcsync import _drivers
+from tests.faults import chain_actions as do
+from tests.faults.fixtures import state_of
+from tests.kit.peer import Peer
+
+SOON_S = 1.0
+
+NewPeer = Callable[..., Peer]
+
+
+class Line:
+    """The processes of one chain, each connected under its name, with an event `NAME/out` that it records on."""
+
+    def __init__(self, endpoint: str, new_peer: NewPeer, engine: str, death: str = "completed") -> None:
+        self.endpoint = endpoint
+        self.engine = engine
+        self.death = death
+        self._new_peer = new_peer
+        self.peers: dict[str, Peer] = {}
+
+    def add(self, name: str, *, records: bool = True, engine: str = "", depth: int = 4, **options: Any) -> Peer:
+        """One more process."""
+        peer = self._new_peer(SIMCUDA_DEATH={"completed": "complete", "pending": "pending"}[self.death])
+        self.peers[name] = peer
+        peer.call(do.connect, self.endpoint, name, options)
+        if records:
+            peer.call(do.open_event, f"{name}/out", engine or self.engine, depth)
+        return peer
+
+    def begin(self, **options: Any) -> bytes:
+        """Add `a`, which records what never becomes complete; its point."""
+        a = self.add("a", **options)
+        a.call(do.hold)
+        return a.call(do.record, "a/out")
+
+    def follow(self, name: str, data: bytes, **options: Any) -> bytes:
+        """Add a process that waits for a point on its stream, and records behind that; its own point."""
+        peer = self.add(name, **options)
+        peer.call(do.wait, data)
+        if self.death == "pending" and _drivers.name() == "host":
+            peer.call(do.hold)
+        return peer.call(do.record, f"{name}/out")
+
+    def kill_a(self) -> int:
+        """SIGKILL; its pid."""
+        pid = self.peers["a"].pid
+        self.peers["a"].kill()
+        return pid
+
+    def assert_lost(self, loss: dict[str, Any] | None, pid: int, within_s: float = SOON_S) -> None:
+        """It tells of A's death, at some remove."""
+        assert loss is not None, "a silent pass"
+        assert (loss["cause"], loss["session"], loss["pid"]) == ("behind", "a", pid), loss
+        assert loss["took_s"] < within_s
+
+
+def of_events(coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str = "completed") -> Line:
+    """A chain whose engine is `event`, and what the driver makes of the dead one's work."""
+    return Line(coordinator.endpoint, new_peer, "event", death)
+
+
+def waits(peer: Peer) -> bool:
+    """Whether a process sleeps in a call."""
+    return state_of(peer.pid) == "S" and not peer.has_result
