@@ -54,7 +54,7 @@ PARTS = {
     ),
     "dispatcher": Part(
         ("ipcsync_coordinator/dispatcher.py", "ipcsync_coordinator/sessions.py"),
-        ("tests/unit/test_dispatcher.py",),
+        ("tests/unit/test_dispatcher.py", "tests/unit/test_dispatcher_replies.py"),
     ),
     "effects": Part(
         ("ipcsync_coordinator/effects.py",),
