@@ -58,7 +58,7 @@ PARTS = {
     ),
     "effects": Part(
         ("ipcsync_coordinator/effects.py",),
-        ("tests/unit/test_effects.py", "tests/faults/test_board_order.py"),
+        ("tests/unit/test_effects.py", "tests/unit/test_effects_mirrors.py", "tests/faults/test_board_order.py"),
     ),
     "attachments": Part(
         ("ipcsync/_session/attachments.py",),
