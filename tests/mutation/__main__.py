@@ -62,7 +62,7 @@ PARTS = {
     ),
     "attachments": Part(
         ("ipcsync/_session/attachments.py",),
-        ("tests/unit/test_attachments.py",),
+        ("tests/unit/test_attachments.py", "tests/unit/test_attachments_told.py"),
     ),
     "engines": Part(
         (

@@ -1,0 +1,196 @@
+"""What a client tells of its attachments, when, and what it says of a driver that fails it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import ipcsync
+from ipcsync._board import Board
+from ipcsync._drivers import describe
+from ipcsync._session.attachments import Opening
+from ipcsync._session.waits import Pending
+from ipcsync._wire.messages import Break, Close
+from ipcsync.errors import DriverError, Reentered, WaitTimeout
+from ipcsync.testing import StreamGate
+from tests.kit.until import until
+from tests.unit.test_attachments import Scene
+
+_TELL_S = 0.5
+
+
+@pytest.fixture
+def scene(board: Board) -> Iterator[Scene]:
+    one = Scene(board)
+    yield one
+    one.coordinator.refusal = None
+    one.table.close_all(5)
+    assert not one.table.is_draining
+
+
+@pytest.fixture
+def within(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each request was to take at most."""
+    timeouts: list[float] = []
+
+    def send(body: Close | Break, timeout: float) -> None:
+        timeouts.append(timeout)
+        scene.coordinator.send(body, timeout)
+
+    monkeypatch.setattr(scene.table, "_send", send)
+    return timeouts
+
+
+def _failing(scene: Scene, name: str, opening: Opening, patch: pytest.MonkeyPatch) -> DriverError:
+    """Have a method of the engine meet a context that is broken."""
+    error = describe(700, "cuEventQuery")
+    assert opening.attached is not None
+
+    def fail(*_: object) -> None:
+        raise error
+
+    patch.setattr(opening.attached.engine, name, fail)
+    return error
+
+
+def test_each_request_has_the_time_of_the_call_that_makes_it(scene: Scene, within: list[float]) -> None:
+    scene.open().close()
+    assert within == [_TELL_S]
+    scene.table.give_back(scene.reply(1))
+    scene.table.change(3, lambda: None)
+    assert within == [_TELL_S, 3]
+    scene.table.give_back(scene.reply(1))
+    scene.table.flush_closes(0.25, wait=True)
+    assert within == [_TELL_S, 3, 0.25]
+
+
+def test_a_close_waits_for_another_threads_change_if_it_is_to(scene: Scene) -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        entered.set()
+        left.wait(30)
+
+    changing = threading.Thread(target=scene.table.change, args=(5, stay))
+    changing.start()
+    entered.wait(30)
+    scene.table.give_back(scene.reply(1))
+    scene.table.flush_closes(30, wait=False)
+    assert scene.coordinator.heard() == []
+    telling = threading.Thread(target=scene.table.flush_closes, args=(30,), kwargs={"wait": True})
+    telling.start()
+    left.set()
+    for thread in (changing, telling):
+        thread.join(30)
+    assert scene.coordinator.heard() == [Close(1, 1)]
+
+
+def test_a_change_within_a_change_says_what_it_interrupts(scene: Scene) -> None:
+    why = "^an event is opened or closed on this thread, which an opening here interrupts$"
+    with pytest.raises(Reentered, match=why):
+        scene.table.change(1, lambda: scene.table.change(1, lambda: None))
+
+
+def test_a_close_that_no_change_may_pass_says_how_long_it_was_tried(scene: Scene) -> None:
+    scene.coordinator.refusal = WaitTimeout("silent")
+    scene.table.give_back(scene.reply(1))
+    with pytest.raises(WaitTimeout, match=r"^the coordinator did not take an earlier close within 0.2 s$"):
+        scene.table.change(0.2, lambda: None)
+
+
+def test_the_end_tells_that_a_recorders_work_is_over_though_it_is_still_waited_for_here(scene: Scene) -> None:
+    opening = scene.open(recorder=True)
+    assert opening.attached is not None
+    engine, recording, waiting = opening.attached.engine, ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(waiting):
+        with StreamGate(recording):
+            engine.record(recording._handle, engine.ordinal, 1)
+            engine.wait(1, waiting, 1, False)
+        recording.synchronize()
+        pauses: list[float] = []
+        scene.table.close_all(0.02, pauses.append)
+        assert scene.coordinator.heard() == [Close(0, 1, let_go=False, drained=True)]
+    waiting.synchronize()
+    assert pauses[:6] == [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016]
+    assert set(pauses[6:]) <= {0.02}
+
+
+def test_what_is_attached_anew_while_it_drains_is_judged_as_one(scene: Scene) -> None:
+    first, stream = scene.open(recorder=True), ipcsync.Stream()
+    assert first.attached is not None
+    engine = first.attached.engine
+    with StreamGate(stream):
+        engine.record(stream._handle, engine.ordinal, 1)
+        first.close()
+        again = scene.open()
+        assert again.attached is not None
+        assert again.attached.engine is not engine
+        assert again.attached.engine.chain is engine.chain
+    other = scene.open(1)
+    assert other.attached is not None
+    assert other.attached.engine.chain is not engine.chain
+    stream.synchronize()
+    for opening in (again, other):
+        opening.close()
+
+
+def test_of_a_context_that_is_broken_each_event_is_warned_of_once_and_keeps_no_other_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, well, stream = scene.open(recorder=True), scene.open(1, recorder=True), ipcsync.Stream()
+    assert well.attached is not None
+    engine = well.attached.engine
+    engine.record(stream._handle, engine.ordinal, 1)
+    stream.synchronize()
+    with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG, "ipcsync"):
+        error = _failing(scene, "publish_completed", broken, patch)
+        scene.table.beat()
+        scene.table.beat()
+    said = [(each.levelno, each.getMessage()) for each in caplog.records if "cannot" in each.getMessage()]
+    text = f"cannot tell what is complete of the event 'e0': {error}"
+    assert said == [(logging.WARNING, text), (logging.DEBUG, text)]
+    assert engine.line.completed - engine.base == 1
+
+
+def test_what_the_driver_cannot_say_is_not_told_to_be_over(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening = scene.open(recorder=True)
+    with monkeypatch.context() as patch:
+        error = _failing(scene, "is_drained", opening, patch)
+        _failing(scene, "try_release", opening, patch)
+        opening.close()
+    assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
+    assert [each.getMessage() for each in caplog.records] == [f"cannot let go of the event 'e0': {error}"]
+    assert scene.table.release_drained() == 1
+    scene.table.flush_closes(1, wait=True)
+    assert scene.coordinator.heard() == [Close(0, 1)]
+
+
+def test_a_wait_of_the_librarys_own_ends_on_the_thread_that_looks_and_a_users_callback_on_another(
+    scene: Scene,
+) -> None:
+    opening = scene.open(recorder=True)
+    assert opening.attached is not None
+    engine, stream, threads = opening.attached.engine, ipcsync.Stream(), list[str]()
+    engine.record(stream._handle, engine.ordinal, 1)
+    for options in ({}, {"is_callback": True}):
+        count = len(threads)
+        opening.attached.when_over(
+            Pending(engine, 1), lambda _: threads.append(threading.current_thread().name), **options
+        )
+        until(lambda count=count: len(threads) > count, "it is told")  # type: ignore[misc]
+    assert threads == ["ipcsync-waits", "ipcsync-callbacks"]
+
+
+def test_an_opening_that_never_was_bound_is_of_no_event(scene: Scene) -> None:
+    opening = scene.open()
+    fresh = Opening()
+    fresh.close()
+    scene.table.close_one(fresh, wait=True)
+    assert scene.table.find((0, 1)) is opening.attached
+    assert scene.coordinator.heard() == []
+    opening.close()
