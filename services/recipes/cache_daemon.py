@@ -17,11 +17,10 @@ import tempfile
 from typing import Any
 
 import zmq
-from device_memory import Memory
 from processes import DEADLINE_S, coordinator, run
 
 import ipcsync
-from ipcsync.testing import StreamGate
+from ipcsync.testing import Memory, StreamGate
 
 BLOCKS = 4
 SIZE = 1 << 16
@@ -36,10 +35,10 @@ def daemon(endpoint: str, address: str) -> None:
             operation, key, handle, data = request
             block = opened.get(handle)
             if block is None:
-                block = opened[handle] = Memory.opened(handle, SIZE)
+                block = opened[handle] = Memory(SIZE, handle=handle)
             client.point(data).wait(stream, timeout=30)  # the engine's: it has written the block, or no longer needs it
             if operation == b"store":
-                stored[key] = Memory.pinned(SIZE)
+                stored[key] = Memory(SIZE, pinned=True)
                 stored[key].copy_from(block, stream)
             else:
                 block.copy_from(stored[key], stream)
@@ -53,7 +52,7 @@ def engine(endpoint: str, address: str) -> None:
     """Compute blocks, have them stored, overwrite them, fetch them again, and check that they are what they were."""
     with ipcsync.connect(endpoint, name="engine") as client, _socket(zmq.PAIR) as socket:
         socket.connect(address)
-        stream, block = ipcsync.Stream(), Memory.on_device(SIZE)
+        stream, block = ipcsync.Stream(), Memory(SIZE)
         for number in range(1, BLOCKS + 1):
             with StreamGate(stream):  # stands for a prefill that computes until the daemon has queued its copy
                 block.fill(number, stream)

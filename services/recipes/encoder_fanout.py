@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from multiprocessing.connection import Connection
 
-from device_memory import Memory
 from processes import SPAWN, coordinator, run
 
 import ipcsync
-from ipcsync.testing import StreamGate
+from ipcsync.testing import Memory, StreamGate
 
 IMAGES = 6
 SLOTS = 2
@@ -28,7 +27,7 @@ SIZE = 1 << 16
 def encoder(endpoint: str, consumers: list[Connection]) -> None:
     """Encode image n into slot n % 2, once both consumers are done with image n - 2."""
     with ipcsync.connect(endpoint, name="encoder") as client:
-        stream, slots = ipcsync.Stream(), [Memory.on_device(SIZE) for _ in range(SLOTS)]
+        stream, slots = ipcsync.Stream(), [Memory(SIZE) for _ in range(SLOTS)]
         for consumer in consumers:
             consumer.send([slot.handle() for slot in slots])
         readers: dict[int, list[ipcsync.Point]] = {slot: [] for slot in range(SLOTS)}
@@ -47,8 +46,8 @@ def encoder(endpoint: str, consumers: list[Connection]) -> None:
 def consumer(endpoint: str, name: str, encoder: Connection) -> None:
     """Read every image's embedding, and check that it is that image's."""
     with ipcsync.connect(endpoint, name=name) as client:
-        stream, mine = ipcsync.Stream(), Memory.on_device(SIZE)
-        slots = [Memory.opened(handle, SIZE) for handle in encoder.recv()]
+        stream, mine = ipcsync.Stream(), Memory(SIZE)
+        slots = [Memory(SIZE, handle=handle) for handle in encoder.recv()]
         for _ in range(IMAGES):
             image, encoded = encoder.recv()
             client.point(encoded).wait(stream, timeout=30)

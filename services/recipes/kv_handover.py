@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from multiprocessing.connection import Connection
 
-from device_memory import Memory
 from processes import SPAWN, coordinator, run
 
 import ipcsync
-from ipcsync.testing import StreamGate
+from ipcsync.testing import Memory, StreamGate
 
 REQUESTS = 3
 SIZE = 1 << 16
@@ -28,7 +27,7 @@ SIZE = 1 << 16
 def prefill(endpoint: str, decode: Connection) -> None:
     """Fill the cache for each request, once the decode has read the one before."""
     with ipcsync.connect(endpoint, name="prefill") as client:
-        stream, cache = ipcsync.Stream(), Memory.on_device(SIZE)
+        stream, cache = ipcsync.Stream(), Memory(SIZE)
         decode.send(cache.handle())
         for request in range(1, REQUESTS + 1):
             with StreamGate(stream):  # stands for a model that computes until the decode has queued all it has to do
@@ -42,8 +41,8 @@ def prefill(endpoint: str, decode: Connection) -> None:
 def decode(endpoint: str, prefill: Connection) -> None:
     """Take each request's cache as soon as it is computed, and check that it is that request's."""
     with ipcsync.connect(endpoint, name="decode") as client:
-        stream, mine = ipcsync.Stream(), Memory.on_device(SIZE)
-        cache = Memory.opened(prefill.recv(), SIZE)
+        stream, mine = ipcsync.Stream(), Memory(SIZE)
+        cache = Memory(SIZE, handle=prefill.recv())
         for _ in range(REQUESTS):
             request, data = prefill.recv()
             client.point(data).wait(stream, timeout=30)

@@ -15,12 +15,11 @@ from __future__ import annotations
 import os
 from multiprocessing.connection import Connection
 
-from device_memory import Memory
 from processes import SPAWN, coordinator, run
 
 import ipcsync
 from ipcsync.integrations.lmcache import IpcSyncEventBackend
-from ipcsync.testing import StreamGate
+from ipcsync.testing import Memory, StreamGate
 
 SIZE = 1 << 16
 
@@ -31,7 +30,7 @@ def engine(endpoint: str, server: Connection) -> None:
     with ipcsync.default_client():
         backend, device = IpcSyncEventBackend(), ipcsync.current_device()
         backend.check_event_support(device)
-        stream, block = ipcsync.Stream(), Memory.on_device(SIZE)
+        stream, block = ipcsync.Stream(), Memory(SIZE)
         server.send(block.handle())
         for operation, value in (("store", 7), ("retrieve", 0)):
             with StreamGate(stream):  # stands for a model that computes until the server has queued its copy
@@ -52,7 +51,7 @@ def server(endpoint: str, engine: Connection) -> None:
     os.environ["IPCSYNC_ENDPOINT"] = endpoint
     with ipcsync.default_client():
         backend, device = IpcSyncEventBackend(), ipcsync.current_device()
-        stream, block, cached = ipcsync.Stream(), Memory.opened(engine.recv(), SIZE), Memory.pinned(SIZE)
+        stream, block, cached = ipcsync.Stream(), Memory(SIZE, handle=engine.recv()), Memory(SIZE, pinned=True)
         while (request := engine.recv()) is not None:
             operation, handle = request
             backend.wait_event(backend.import_event(handle, device), stream)

@@ -22,10 +22,10 @@ from multiprocessing.connection import Connection
 from threading import Barrier
 from typing import Any
 
-from device_memory import Memory
 from processes import DEADLINE_S, SPAWN, coordinator
 
 import ipcsync
+from ipcsync.testing import Memory
 
 WORKERS = 2
 REQUESTS = 6
@@ -36,7 +36,7 @@ WEIGHTS = 5
 def worker(endpoint: str, listener: socket.socket, handle: Connection, all_there: Barrier) -> None:
     """Answer requests on the port that the parent has bound; the kernel gives each connection to one worker."""
     with ipcsync.connect(endpoint, name="http worker") as client, client.event("weights/ready") as ready:
-        weights = Memory.opened(handle.recv(), SIZE)
+        weights = Memory(SIZE, handle=handle.recv())
         server = HTTPServer(listener.getsockname(), _handler(weights, ready.at(1)), bind_and_activate=False)
         server.socket.close()
         server.socket = listener
@@ -48,13 +48,13 @@ def _handler(weights: Memory, ready: ipcsync.Point) -> type[BaseHTTPRequestHandl
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             """Answer with the first byte of the weights, and who answered."""
-            stream, output = ipcsync.Stream(), Memory.on_device(SIZE)
+            stream, output = ipcsync.Stream(), Memory(SIZE)
             ready.wait(stream, timeout=30)
             output.copy_from(weights, stream)  # stands for a forward pass
             stream.synchronize()
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"%d from %d" % (output.contents()[0], os.getpid()))
+            self.wfile.write(b"%d from %d" % (output.read()[0], os.getpid()))
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name for it
             """Log nothing."""
@@ -65,7 +65,7 @@ def _handler(weights: Memory, ready: ipcsync.Point) -> type[BaseHTTPRequestHandl
 def loader(endpoint: str, handles: list[Connection], stop: Connection) -> None:
     """Load the weights once, and keep them until told to stop."""
     with ipcsync.connect(endpoint, name="loader") as client, client.event("weights/ready", recorder=True) as ready:
-        stream, weights = ipcsync.Stream(), Memory.on_device(SIZE)
+        stream, weights = ipcsync.Stream(), Memory(SIZE)
         for handle in handles:
             handle.send(weights.handle())
         weights.fill(WEIGHTS, stream)

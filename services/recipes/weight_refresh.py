@@ -16,11 +16,10 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from threading import Barrier
 
-from device_memory import Memory
 from processes import DEADLINE_S, SPAWN, coordinator, run
 
 import ipcsync
-from ipcsync.testing import StreamGate
+from ipcsync.testing import Memory, StreamGate
 
 VERSIONS = 6
 SIZE = 1 << 16
@@ -33,7 +32,7 @@ def trainer(endpoint: str, inference: Connection, turn: Barrier) -> None:
         client.event("weights/ready", recorder=True) as ready,
         client.event("weights/read") as read,
     ):
-        stream, buffers = ipcsync.Stream(), [Memory.on_device(SIZE), Memory.on_device(SIZE)]
+        stream, buffers = ipcsync.Stream(), [Memory(SIZE), Memory(SIZE)]
         inference.send([buffer.handle() for buffer in buffers])
         for version in range(1, VERSIONS + 1):
             if version > 2:
@@ -52,8 +51,8 @@ def inference(endpoint: str, trainer: Connection, turn: Barrier) -> None:
         client.event("weights/ready") as ready,
         client.event("weights/read", recorder=True) as read,
     ):
-        stream, used = ipcsync.Stream(), Memory.on_device(SIZE)
-        buffers = [Memory.opened(handle, SIZE) for handle in trainer.recv()]
+        stream, used = ipcsync.Stream(), Memory(SIZE)
+        buffers = [Memory(SIZE, handle=handle) for handle in trainer.recv()]
         for version in range(1, VERSIONS + 1):
             ready.at(version).wait(stream, timeout=30)
             used.copy_from(buffers[version % 2], stream)  # stands for a forward pass

@@ -14,7 +14,7 @@ import ipcsync
 pytestmark = pytest.mark.process
 
 _RECIPES = Path(__file__).parents[2] / "services" / "recipes"
-_PARTS = {"device_memory", "processes"}
+_PARTS = {"processes"}
 _NAMES = sorted(path.stem for path in _RECIPES.glob("*.py") if path.stem not in _PARTS)
 _DEADLINE_S = 90.0
 _ORDERED_BY_WAITS = ["cache_daemon", "encoder_fanout", "kv_handover", "lmcache_backend", "weight_refresh"]

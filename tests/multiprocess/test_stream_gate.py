@@ -12,9 +12,10 @@ import pytest
 from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
-from ipcsync import _drivers, testing
+from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
+from ipcsync.testing import gate as gate_module
 from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
@@ -152,7 +153,7 @@ def test_words_are_used_again_only_behind_their_waits() -> None:
         assert not event.query()
         second.open()
         event.synchronize()
-    assert len(testing._opened) + sum(map(len, testing._free.values())) <= 5 * 64
+    assert len(gate_module._opened) + sum(map(len, gate_module._free.values())) <= 5 * 64
 
 
 def test_an_error_inside_the_block_opens_it_too() -> None:

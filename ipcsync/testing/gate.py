@@ -1,4 +1,4 @@
-"""Helpers for tests of code that uses streams and events."""
+"""Gates: what holds a stream for as long as a test needs it."""
 
 from __future__ import annotations
 

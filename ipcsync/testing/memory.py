@@ -1,0 +1,178 @@
+"""Memory that streams fill and copy: it stands for a tensor where there is no torch, or no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from cuda.bindings.driver import CUipcMemHandle
+
+from ipcsync import _drivers
+from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._native import context, fork
+from ipcsync._native import device as devices
+from ipcsync._native.capture import relaxed_call
+from ipcsync._native.context import OnDevice, stream_call
+from ipcsync._native.device import Device
+from ipcsync._native.stream import stream_handle
+from ipcsync.errors import HandleError
+from ipcsync.typing import DeviceLike, StreamLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_LAZY_PEER_ACCESS = 1  # the one flag that cuIpcOpenMemHandle has, and it must be given
+
+Kind = Literal["device", "pinned", "opened"]
+
+
+class Memory:
+    """`size` bytes, all zeros, on a device (the current one by default).
+
+    Streams fill and copy it in their order, on either driver, without kernels of one's own. `pinned=True` makes memory
+    of the host, which streams copy from and to without waiting. `handle` opens device memory of another process, with
+    what it holds, by the handle from there; that process must outlive its use here.
+
+    A context manager that closes it. What is not closed stays until its process ends: streams may still use it.
+
+    Raises ValueError for a size below 1, TypeError for what is no int, InvalidDevice, HandleError for what is no handle
+    or this very process's, and DriverError if there is not so much.
+    """
+
+    def __init__(
+        self, size: int, device: DeviceLike | None = None, *, handle: bytes | None = None, pinned: bool = False
+    ) -> None:
+        fork.arm()
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"a size is an int, but got {type(size).__name__}")
+        if size < 1:
+            raise ValueError(f"a size is 1 byte or more, but got {size}")
+        if pinned and handle is not None:
+            raise ValueError("pinned memory has no handle: give one of the two")
+        self.size = size
+        self._kind: Kind = "pinned" if pinned else "device" if handle is None else "opened"
+        self._ordinal = devices.parse(device)
+        with OnDevice(self._ordinal):
+            self.address = _opened(handle) if handle is not None else _allocated(size, pinned=pinned)
+
+    @property
+    def device(self) -> Device:
+        """The device that it is on; of pinned memory, the one that was current."""
+        return Device(self._ordinal)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it is the host's."""
+        return self._kind == "pinned"
+
+    def handle(self) -> bytes:
+        """64 bytes for another process's `Memory`. ValueError unless it was allocated here, on a device."""
+        self._check()
+        if self._kind != "device":
+            raise ValueError(f"only device memory that was allocated here has a handle, and this is {self._kind}")
+        with OnDevice(self._ordinal):
+            return _drivers.handle_bytes(relaxed_call(_call, "cuIpcGetMemHandle", self.address))
+
+    def fill(self, value: int, stream: StreamLike | None = None) -> None:
+        """Have `stream` set every byte to `value`, 0 to 255; stands for a kernel that computes something."""
+        self._check()
+        if not 0 <= value <= 255:
+            raise ValueError(f"a byte is from 0 to 255, but got {value}")
+        handle, ordinal = stream_handle(stream)
+        function = context.driver().cuMemsetD8Async
+        unwrap(stream_call(handle, ordinal, function, self.address, value, self.size, handle), "cuMemsetD8Async")
+
+    def copy_from(self, other: Memory, stream: StreamLike | None = None) -> None:
+        """Have `stream` copy all of `other` to here. ValueError if that is of another size."""
+        self._check()
+        other._check()
+        if other.size != self.size:
+            raise ValueError(f"this is {self.size} bytes, and what is to be copied {other.size}")
+        handle, ordinal = stream_handle(stream)
+        function = context.driver().cuMemcpyAsync
+        unwrap(stream_call(handle, ordinal, function, self.address, other.address, self.size, handle), "cuMemcpyAsync")
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Put `data`, of exactly its size, there now: no stream may use it."""
+        self._check()
+        content = bytes(data)
+        if len(content) != self.size:
+            raise ValueError(f"this is {self.size} bytes, but got {len(content)}")
+        if self.is_pinned:
+            ctypes.memmove(self.address, content, self.size)
+            return
+        with OnDevice(self._ordinal):
+            _call("cuMemcpyHtoD", self.address, content, self.size)
+
+    def read(self) -> bytes:
+        """The bytes as they are now: first synchronize the stream that writes them, or wait for its point."""
+        self._check()
+        if self.is_pinned:
+            return ctypes.string_at(self.address, self.size)
+        data = bytearray(self.size)
+        with OnDevice(self._ordinal):
+            _call("cuMemcpyDtoH", data, self.address, self.size)
+        return bytes(data)
+
+    def holds(self, value: int) -> bool:
+        """Whether every byte is `value` now."""
+        return self.read() == bytes([value]) * self.size
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """What lets torch, cupy and numba see device memory without a copy."""
+        if self.is_pinned:
+            raise AttributeError("pinned memory is the host's: read() gives its bytes")
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+    def close(self) -> None:
+        """Give it back; no stream may use it any more. Twice is nothing, and so is a call in a forked child."""
+        address, self.address = self.address, 0
+        if not address or fork.is_in_bad_fork():
+            return
+        name = {"device": "cuMemFree", "pinned": "cuMemFreeHost", "opened": "cuIpcCloseMemHandle"}[self._kind]
+        with OnDevice(self._ordinal):
+            relaxed_call(_call, name, address)
+
+    def _check(self) -> None:
+        fork.check()
+        if not self.address:
+            raise ValueError("this memory was closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = f"0x{self.address:x}" if self.address else "closed"
+        return f"<ipcsync.testing.Memory {self._kind} size={self.size} {state}>"
+
+
+def _call(name: str, *args: object) -> DriverObject:
+    """The value of a driver call's result."""
+    return unwrap(getattr(context.driver(), name)(*args), name)
+
+
+def _allocated(size: int, *, pinned: bool) -> int:
+    """The address of new memory, all zeros."""
+    if pinned:
+        address = int(relaxed_call(_call, "cuMemAllocHost", size))
+        ctypes.memset(address, 0, size)
+        return address
+    address = int(relaxed_call(_call, "cuMemAlloc", size))
+    # What fills memory may be a kernel, whose first launch waits for all streams of its device. So it is launched here,
+    # before one of them is held.
+    relaxed_call(_call, "cuMemsetD8", address, 0, size)
+    return address
+
+
+def _opened(handle: bytes) -> int:
+    """The address of another process's memory."""
+    data = _drivers.handle_from_bytes(CUipcMemHandle, handle)
+    opened = relaxed_call(context.driver().cuIpcOpenMemHandle, data, _LAZY_PEER_ACCESS)
+    return int(unwrap(opened, "cuIpcOpenMemHandle", HandleError))
