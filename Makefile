@@ -7,6 +7,7 @@
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
 # make test-lmcache   LMCache's server, client and unit tests over points, in build/lmcache
 # make test-ray   tensors between actors of a real Ray over points, in build/ray
+# make test-deploy   what lies in deploy/, really started: units under systemd, containers by podman (as root)
 # make coverage   which lines of the product the tests run, in their processes too
 # make mutants  planted mistakes in registry, dispatcher, effects, attachments and engines: those that the tests find
 # make lint   ruff and mypy --strict
@@ -157,6 +158,12 @@ $(RAY)/.installed: pyproject.toml
 	$(RAY)/bin/python -m pip install --quiet --editable . --group test
 	touch $@
 
+# The units under a systemd that is init, and the containers of compose.yaml by podman; tests/deploy/prepare.sh says what
+# this needs, root first of all.
+test-deploy: install
+	tests/deploy/prepare.sh $(CURDIR)/build/deploy $(BIN)/python
+	IPCSYNC_DEPLOY=$(CURDIR)/build/deploy $(BIN)/python -m pytest -n 0 tests/deploy $(ARGS)
+
 # A process that is killed by SIGKILL takes with it what it ran.
 coverage: install
 	$(BIN)/python -m pip install --quiet --group coverage
@@ -207,4 +214,4 @@ clean:
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .PHONY: install demo types check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
-  test-oldest test-newest test-lmcache test-ray coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean
+  test-oldest test-newest test-lmcache test-ray test-deploy coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean

@@ -21,6 +21,7 @@ from ipcsync_coordinator.__main__ import main as coordinator_command
 _ROOT = Path(__file__).parents[2]
 _DEPLOY = _ROOT / "deploy"
 _UNITS = {"ipcsync@.service": "system", "ipcsync.service": "user"}
+_OBSERVER = "ipcsync-observer@.service"
 _BASE = _DEPLOY / "kubernetes" / "base"
 _CONTAINERFILE = _DEPLOY / "container" / "Containerfile"
 _ALERTS = _DEPLOY / "prometheus" / "alerts.yaml"
@@ -92,9 +93,21 @@ def test_a_unit_is_what_systemd_takes(unit: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_machines_unit_is_hardened() -> None:
+@pytest.mark.parametrize("name", ["ipcsync@.service", _OBSERVER])
+def test_the_machines_units_are_hardened(name: str) -> None:
     analyze = _tool("systemd-analyze")
-    _run(analyze, "security", "--offline=yes", f"--threshold={_EXPOSURE}", _DEPLOY / "systemd" / "ipcsync@.service")
+    _run(analyze, "security", "--offline=yes", f"--threshold={_EXPOSURE}", _DEPLOY / "systemd" / name)
+
+
+def test_the_observers_unit_looks_at_the_coordinator_of_its_user() -> None:
+    settings = _settings(_DEPLOY / "systemd" / _OBSERVER)
+    (start,) = settings["ExecStart"]
+    program, *words = start.split()
+    assert program == f"{_INSTALLED}/ipcsync"
+    _parse(words)
+    directories = _settings(_DEPLOY / "systemd" / "ipcsync@.service")["RuntimeDirectory"]
+    assert settings["Environment"] == [f"IPCSYNC_RUNTIME_DIR=/run/{directory}" for directory in directories]
+    assert settings["Wants"] == settings["After"] == ["ipcsync@%i.service"]
 
 
 def test_the_drop_in_is_for_a_systemd_that_reloads_by_a_signal(tmp_path: Path) -> None:
@@ -164,6 +177,15 @@ def test_the_containerfile_keeps_the_rules() -> None:
     assert names.count("HEALTHCHECK") == names.count("ENTRYPOINT") == names.count("CMD") == 1
     for run in (value for name, value in instructions if name == "RUN" and "pip install" in value):
         assert "--no-cache-dir" in run
+
+
+def test_the_containerfile_copies_what_the_build_needs() -> None:
+    copied = {word for name, value in _instructions() if name == "COPY" for word in value.split()[:-1]}
+    project = (_ROOT / "pyproject.toml").read_text()
+    needed = {"pyproject.toml", "ipcsync", "services", "hatch_build.py"}
+    needed |= set(re.findall(r'^(?:readme = "|license-files = \[")([^"]+)"', project, re.MULTILINE))
+    assert len(needed) == 6
+    assert needed <= copied
 
 
 def test_the_containerfile_copies_what_there_is_and_calls_what_there_is() -> None:
