@@ -50,25 +50,26 @@ def describe() -> dict[str, Any]:
 
 
 def place() -> dict[str, Any]:
-    """Where this process stands: its pid, its pid namespace, and which /dev/shm it sees."""
+    """Where this process stands: its pid, its pid namespace, and which /dev/shm it sees, None if there is none."""
     from ipcsync._linux.process import pid_namespace
 
-    status = os.stat("/dev/shm")  # noqa: S108 - only looked at
-    return {"pid": os.getpid(), "namespace": pid_namespace(), "shm": [status.st_dev, status.st_ino]}
+    return {"pid": os.getpid(), "namespace": pid_namespace(), "shm": _identity("/dev/shm")}  # noqa: S108 - looked at
+
+
+def _identity(path: str) -> list[int] | None:
+    """Which directory it is; None if there is none, or none that this process may look at."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, PermissionError):
+        return None
+    return [status.st_dev, status.st_ino]
 
 
 def connect(endpoint: str) -> dict[str, Any]:
     """Connect, and say where the coordinator stands; its /dev/shm is None if this process may not look."""
     client = _client(endpoint)
     pid, _, namespace = client._session.lease.board.coordinator
-    shm = None
-    if namespace == place()["namespace"]:
-        try:
-            status = os.stat(f"/proc/{pid}/root/dev/shm")
-        except PermissionError:
-            shm = None
-        else:
-            shm = [status.st_dev, status.st_ino]
+    shm = _identity(f"/proc/{pid}/root/dev/shm") if namespace == place()["namespace"] else None
     return {"pid": pid, "has_keeper": client.stats()["pid"] != pid, "namespace": namespace, "shm": shm}
 
 

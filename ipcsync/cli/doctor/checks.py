@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipcsync.cli.doctor import actions, two_process_checks
+from ipcsync.cli.doctor import actions, platforms, two_process_checks
 from ipcsync.cli.doctor.report import Finding, Result
 from ipcsync.cli.doctor.workers import TrialError, Workers
 from ipcsync.errors import IpcSyncError
@@ -118,14 +118,33 @@ def _mig(context: Context) -> Outcome:
     if context.is_host or context.is_software:
         return "skipped", "no GPU here", ""
     devices = context.found["devices"]
-    split = [i for i, device in enumerate(devices) if " MIG " in device["name"] or not device["ipc_events"]]
+    split = [i for i, device in enumerate(devices) if " MIG " in device["name"]]
     if split:
         return (
             "warn",
-            f"devices {', '.join(map(str, split))} are MIG instances, or have no interprocess events",
+            f"MIG instances: devices {', '.join(map(str, split))}",
             "MIG has no CUDA IPC: events there use the engine 'timeline'.",
         )
-    return "ok", "no device is a MIG instance; all have interprocess events", ""
+    return "ok", "no device is a MIG instance", ""
+
+
+def _platform(_context: Context) -> Outcome:
+    return platforms.kind()
+
+
+def _mps(_context: Context) -> Outcome:
+    return platforms.mps()
+
+
+def _ipc_attribute(context: Context) -> Outcome:
+    without = [i for i, device in enumerate(context.found["devices"]) if not device["ipc_events"]]
+    if without:
+        return (
+            "warn",
+            f"the driver says that there are no interprocess events on devices {', '.join(map(str, without))}",
+            "Events there use the engine 'timeline', if the check below says that it works.",
+        )
+    return "ok", "the driver says that every device has interprocess events", ""
 
 
 def _compute_mode(context: Context) -> Outcome:
@@ -183,6 +202,12 @@ def _own_coordinator(context: Context) -> None:
 def _dev_shm(context: Context) -> Outcome:
     context.place = context.workers["recorder"].call(actions.place)
     theirs = context.theirs["shm"]
+    if context.place["shm"] is None:
+        return (
+            "warn",
+            "there is no /dev/shm here",
+            "CUDA's event handles need it, so events use the engine 'timeline'. Mount a tmpfs there.",
+        )
     if theirs is None:
         return (
             "skipped",
@@ -329,7 +354,10 @@ CHECKS: tuple[tuple[str, Callable[[Context], Outcome], bool], ...] = (
     ("driver", _driver, True),
     ("compiled", _compiled, False),
     ("devices", _devices, True),
+    ("platform", _platform, False),
     ("mig", _mig, False),
+    ("mps", _mps, False),
+    ("ipc-attribute", _ipc_attribute, False),
     ("compute-mode", _compute_mode, True),
     ("coordinator", _coordinator, True),
     ("dev-shm", _dev_shm, True),

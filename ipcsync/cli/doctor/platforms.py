@@ -1,0 +1,49 @@
+"""What the machine is, as far as that decides whether CUDA shares anything between its processes."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from ipcsync.cli.doctor.report import Result
+
+_KIND_FILES = ("etc/nv_tegra_release", "proc/device-tree/compatible")
+
+
+def kind(root: Path = Path("/")) -> tuple[Result, str, str]:
+    """Linux on a machine of its own, WSL, or Tegra; `root` is where the machine's files are."""
+    machine = platform.machine()
+    if "microsoft" in _read(root / "proc/version").lower() or (root / "dev/dxg").exists():
+        return (
+            "warn",
+            f"WSL on {machine}: CUDA has no interprocess handles here",
+            "Events use the engine 'timeline' if the check below says that it works.",
+        )
+    if (root / _KIND_FILES[0]).exists() or "nvidia,tegra" in _read(root / _KIND_FILES[1]):
+        return (
+            "warn",
+            f"Tegra (Jetson) on {machine}: older drivers have no interprocess handles here",
+            "What the driver says stands in the check ipc-attribute, what works in event-handles and timeline.",
+        )
+    return "ok", f"Linux on {machine}, neither WSL nor Tegra", ""
+
+
+def mps(root: Path = Path("/")) -> tuple[Result, str, str]:
+    """Whether the Multi-Process Service stands between processes and the GPU."""
+    pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's default
+    if not (root / pipe.lstrip("/") / "control").exists():
+        return "ok", "no MPS daemon's pipe: each process has its own place on the GPU", ""
+    return (
+        "warn",
+        f"an MPS daemon's pipe is in {pipe}",
+        "Under MPS the GPU work of a process that died may go on in the server: whether it is over is never known, so "
+        "reuse no memory that it could write. ipcsync was not tried under MPS.",
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
