@@ -148,12 +148,17 @@ class Session:
         self._shutdown = Shutdown(connection, welcome.token, self.lease, self.attachments)
         if not outliving.may_be_served():
             over.hold(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
-        connection.request(messages.Ready(), self.token, timeout, self.lease.check_liveness)
+        connection.request(messages.Ready(), self.token, timeout, self._beat_and_look)
         self.lease.show()
         self._check_wanted()
         self._shutdown.forget_child = fork.at_child(self.lease.drop_in_child)
         devices.collectors.append(self.attachments.collect)
         sessions.add(self)
+
+    def _beat_and_look(self) -> None:
+        """This thread beats, also while it waits for a coordinator that is started anew."""
+        self.lease.beat()
+        self.lease.check_liveness()
 
     def _check_wanted(self) -> None:
         if self.is_closed:

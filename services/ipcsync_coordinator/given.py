@@ -72,8 +72,8 @@ def receive(kept: str) -> Given:
     _end_with_keeper(keeper)
     end = Link(socket.socket(fileno=pair))
     numbers = itertools.count(1)
-    end.send(next(numbers), "serve", [versions()])
     try:
+        end.send(next(numbers), "serve", [versions()])
         answer = end.receive(None)
         assert answer is not None
     except EOFError:

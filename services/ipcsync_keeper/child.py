@@ -52,12 +52,14 @@ class Child:
         self.is_silent, self._greeting = True, 0  # it is to come
 
     def hear(self) -> None:
-        """Take in its greeting, if it has come. One that greets as no coordinator does, or hangs up, is killed."""
+        """Take in its greeting, if it has come. One that greets as no coordinator does is killed."""
         try:
             message = self.link.receive()
             if message is not None:
                 self._greeting, _, (versions,) = message
                 self.versions, self.is_silent = msgspec.convert(versions, dict[str, str]), False
+        except EOFError:
+            self.is_silent = False  # it has ended, or has half a minute to
         except Exception as error:  # noqa: BLE001 - any code may stand on the disk by now
             log.warning("it does not greet as a coordinator", extra=fields(pid=self.pid, why=error))
             self.kill()

@@ -133,16 +133,14 @@ class Keeper:
     # --- the coordinator that serves ----------------------------------------------------------------------------------
 
     def _see_to_serving(self) -> None:
-        ended = self._serving
-        if ended is not None and ended.pidfd.is_dead:
+        if (ended := self._serving) is not None and ended.pidfd.is_dead:
             self._serving, self._kill_at = None, math.inf
             self._unserved_ns = self._unserved_ns or time.monotonic_ns()
             self._see_end(ended, ended.end() or 0)
         now = time.monotonic()
         if self._serving is None and self._status is None and now >= self._restarts.at:
             self._serving, self._spare = self._spare or self._start(), None
-        child = self._serving
-        if child is None:
+        if (child := self._serving) is None:
             return
         if now >= self._kill_at or (child.versions is None and now - child.began > _START_S):
             child.kill()

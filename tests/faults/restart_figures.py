@@ -58,7 +58,7 @@ def restarts(count: int, what: str, sessions: int, events: int, figures: Figures
         for _ in range(count):
             pid = client.stats()["pid"]
             if spare:
-                until(lambda: any(_waits(each) for each in _children(one.pid) - {pid}), "a spare")  # noqa: B023 - at once
+                until(lambda: any(_waits(each) for each in children(one.pid) - {pid}), "a spare")  # noqa: B023 - at once
             began = time.monotonic()
             os.kill(pid, signal.SIGKILL)
             stats = client.stats(timeout=30.0)
@@ -117,7 +117,7 @@ def journal(count: int, figures: Figures) -> None:
         figures.rows["a changing request, with the journal / without"] = ratios
 
 
-class _Asker:
+class Asker:
     """A thread that opens, records on, waits for and closes an event again and again; it remembers its longest turn."""
 
     def __init__(self, endpoint: str, name: str) -> None:
@@ -156,7 +156,7 @@ class _Asker:
 def upgrades(count: int, figures: Figures, askers: int = 4) -> None:
     """Reload `count` times under the load of some threads; any error that one of them meets ends the measurement."""
     with _world(8, 64) as (one, client):
-        working = [_Asker(one.endpoint, f"asker-{number}") for number in range(askers)]
+        working = [Asker(one.endpoint, f"asker-{number}") for number in range(askers)]
         try:
             for number in range(count):
                 for asker in working:
@@ -196,7 +196,7 @@ def _rss(pid: int) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
 
 
-def _children(pid: int) -> set[int]:
+def children(pid: int) -> set[int]:
     return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 

@@ -22,7 +22,7 @@ import ipcsync
 from ipcsync._board.runtime_dir import OUTCOME, RELOAD
 from ipcsync._launch import Coordinator
 from ipcsync.typing import EngineName
-from tests.faults import fixtures, restart_figures
+from tests.faults import fixtures, restart_figures, restart_storm
 from tests.faults.figures import Figures
 from tests.faults.fixtures import Blocked, state_of
 from tests.kit.peer import Peer
@@ -150,7 +150,7 @@ def test_row_54_without_a_descriptor_to_start_another_with_the_keeper_waits_unti
 ) -> None:
     pid = _pid(client)
     _, most = limits = resource.prlimit(kept.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (3, most))
+    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (8, most))
     os.kill(pid, signal.SIGKILL)
     until(lambda: _gone(pid), "the coordinator is dead")
     with pytest.raises(ipcsync.WaitTimeout):
@@ -178,6 +178,13 @@ def test_row_54_a_spare_that_dies_counts_for_nothing(script: Path) -> None:
 
 def _children(kept: Coordinator) -> set[int]:
     return set(map(int, Path(f"/proc/{kept.pid}/task/{kept.pid}/children").read_text().split()))
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_row_54_a_storm_of_deaths_stops_and_reloads_is_not_noticed(seed: int) -> None:
+    assert restart_storm.weather(40.0, seed)["turns"] > 0
 
 
 # --- row 55 -----------------------------------------------------------------------------------------------------------
@@ -277,6 +284,25 @@ def test_row_55_a_request_that_kills_is_refused_the_third_time(client: ipcsync.C
         assert caught.value.code == "poison"
         assert client.stats()["starts"] == 3
         event.record().synchronize(timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_row_55_a_connect_that_waits_for_a_coordinator_longer_than_its_ttl_succeeds(
+    kept: Coordinator, client: ipcsync.Client, script: Path, step: int
+) -> None:
+    pid, limits = _pid(client), resource.prlimit(kept.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (8, limits[1]))  # for a while no other one can be started
+    script.write_text(f"die {step}")
+    connect = Blocked(lambda: ipcsync.connect(kept.endpoint, lease_ttl=2.0, timeout=DEADLINE_S), "wait")
+    until(lambda: _gone(pid), "the coordinator dies of it")
+    died = time.monotonic()
+    until(lambda: time.monotonic() > died + 2.5, "the TTL is over")
+    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, limits)
+    guest = connect.outcome()
+    assert isinstance(guest, ipcsync.Client)
+    with guest.event("of a guest", recorder=True) as event:
+        event.record().synchronize(timeout=DEADLINE_S)
+    guest.close()
 
 
 # --- row 56 -----------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class World:
         )
         devices = list(served_devices(None))
         self.pool = Pool(devices, self.work, limit=200, step=8, held=held)
-        effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget, self.registry.graves)  # type: ignore[arg-type]
+        effects = self.effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget, self.registry.graves)  # type: ignore[arg-type]
         self.sessions = SessionTable(_SETTINGS.remembered_requests, _SETTINGS.max_sessions)
         self.metrics = Metrics()
         journal = Journal(self.files, lambda: records.whole(self.registry, self.sessions))

@@ -15,13 +15,14 @@ from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, LIVE, OPEN
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync.errors import QuotaExceeded
-from ipcsync_coordinator import journal, records
+from ipcsync_coordinator import given, journal, records, recovery
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.sessions import SessionTable
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_holdings import journal_files
+from tests.faults.restart_world import MISTAKES
 from tests.unit.test_dispatcher import _SENDER, World
 
 _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}
@@ -168,6 +169,7 @@ class _Scene:
         for slot in world.registry.slots.values():
             line = world.board.slot(slot.index)
             assert (line.state, line.incarnation) == (_STATES[slot.state], slot.incarnation)
+            assert slot.state != "broken" or line.watermark == slot.base, "nothing is ever complete here"
         for session in world.registry.sessions.values():
             assert world.board.session(session.line).state == _LINES[session.state]
         used = {shared.serial for slot in world.registry.slots.values() for shared in slot.ring or ()}
@@ -176,6 +178,12 @@ class _Scene:
         assert used | spare == {shared.serial for shared in world.events.held()}
         read, is_carried_out = Journal(world.files, records.Record).read()
         assert is_carried_out
+        held = {
+            slot.index
+            for slot in world.registry.slots.values()
+            if slot.engine == "timeline" and (slot.state == "broken" or slot.is_drained)
+        }
+        assert set(world.effects.releaser._held) == held
         found = _folded(read)
         assert found == _folded([records.whole(world.registry, world.sessions)])
 
@@ -245,8 +253,8 @@ def test_a_death_at_any_step_is_not_noticed(steps: _Steps, monkeypatch: pytest.M
     _die_at_each_step(steps, total, undisturbed)
 
 
-def _die_at_each_step(steps: _Steps, total: int, undisturbed: object) -> None:
-    for at in range(1, total + 1):
+def _die_at_each_step(steps: _Steps, total: int, undisturbed: object, stride: int = 1) -> None:
+    for at in sorted(range(1, total + 1), key=lambda at: at % stride):
         steps.count, steps.at = 0, at
         scene = _Scene(steps)
         try:
@@ -255,6 +263,93 @@ def _die_at_each_step(steps: _Steps, total: int, undisturbed: object) -> None:
             assert scene.state() == undisturbed, f"killed at step {at}"
         finally:
             scene.close()
+
+
+# Each of the model's mistakes (restart_world.MISTAKES) that can be made in this code, made in it.
+
+
+def _reply_before_the_record(patch: pytest.MonkeyPatch) -> None:
+    commit = Transactions.commit
+
+    def commit_later(self: Transactions, reply: Any = None, *, is_refusal: bool = False) -> None:
+        if self.__dict__.pop("put_off", False) or reply is None:
+            commit(self, reply, is_refusal=is_refusal)
+        else:
+            self.__dict__["put_off"] = True
+
+    patch.setattr(Transactions, "commit", commit_later)
+
+
+def _read_the_watermark_when_it_is_stored(patch: pytest.MonkeyPatch) -> None:
+    store = Effects._store_break
+
+    def store_anew(self: Effects, index: int, _: int, *rest: Any) -> None:
+        store(self, index, self.line(index).recorded, *rest)
+
+    patch.setattr(Effects, "_store_break", store_anew)
+
+
+def _redo_what_was_carried_out(patch: pytest.MonkeyPatch) -> None:
+    read = Journal.read
+    patch.setattr(Journal, "read", lambda self: (read(self)[0], False))
+
+
+def _take_the_base_from_the_board(patch: pytest.MonkeyPatch) -> None:
+    make = recovery._slot
+
+    def made(record: records.SlotRecord, known: Any, pool: Pool) -> Any:
+        slot = make(record, known, pool)
+        slot.base = _boards[-1].slot(slot.index).recorded
+        return slot
+
+    patch.setattr(recovery, "_slot", made)
+    _note_boards(patch)
+
+
+def _believe_the_board(patch: pytest.MonkeyPatch) -> None:
+    make = recovery._slot
+    names = {number: name for name, number in _STATES.items()}
+
+    def made(record: records.SlotRecord, known: Any, pool: Pool) -> Any:
+        slot = make(record, known, pool)
+        slot.state = names[_boards[-1].slot(slot.index).state]  # type: ignore[assignment] # one of its values
+        return slot
+
+    patch.setattr(recovery, "_slot", made)
+    _note_boards(patch)
+
+
+_boards: list[Any] = []
+
+
+def _note_boards(patch: pytest.MonkeyPatch) -> None:
+    restore = recovery._restore
+
+    def noted(registry: Any, pool: Any, board: Any, *rest: Any) -> None:
+        _boards.append(board)
+        restore(registry, pool, board, *rest)
+
+    patch.setattr(recovery, "_restore", noted)
+
+
+def _forget_what_is_held(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Effects, "resume", lambda *_: None)
+
+
+def _sweep_what_is_in_quarantine(patch: pytest.MonkeyPatch) -> None:
+    sweep = Pool.sweep
+    patch.setattr(Pool, "sweep", lambda self, _: sweep(self, ()))
+
+
+def _swap_logs_later(patch: pytest.MonkeyPatch) -> None:
+    compact = Journal._compact
+
+    def compact_unseen(self: Journal) -> None:
+        current = self._words[journal_files.CURRENT]
+        compact(self)
+        self._words[journal_files.CURRENT] = current  # the other one's turn is told by a message that never comes
+
+    patch.setattr(Journal, "_compact", compact_unseen)
 
 
 def _skip_redo(patch: pytest.MonkeyPatch) -> None:
@@ -295,17 +390,49 @@ def _append_last(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Effects, "carry_out", carry_out_and_append)
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [_skip_redo, _keep_replies_in_memory_only, _leave_what_no_slot_has, _mark_before_it_is_done, _append_last],
-)
-def test_a_planted_mistake_is_found(
-    steps: _Steps, monkeypatch: pytest.MonkeyPatch, mistake: Callable[[pytest.MonkeyPatch], None]
-) -> None:
+_PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "reply before append": _reply_before_the_record,
+    "effect before append": _append_last,
+    "watermark at the effect": _read_the_watermark_when_it_is_stored,
+    "no carried-out mark": _redo_what_was_carried_out,
+    "base at a redo": _take_the_base_from_the_board,
+    "redo skipped": _skip_redo,
+    "held not rebuilt": _forget_what_is_held,
+    "reply not appended": _keep_replies_in_memory_only,
+    "no sweep": _leave_what_no_slot_has,
+    "sweep takes quarantined rings": _sweep_what_is_in_quarantine,
+    "swap by message": _swap_logs_later,
+    "journal from the board": _believe_the_board,
+    "marked before it is done": _mark_before_it_is_done,
+}
+
+_FOUND_ELSEWHERE = {
+    "ring decided at the effect": "a redo touches no ring: what no slot's record has is swept",
+    "expiry not appended": "tests/faults/test_restart_model.py, by the order of a death's steps",
+    "old one still writing": "test_no_two_coordinators_have_one_journal, below",
+    "given up for good": "tests/faults/test_keeper.py, row 55, by a client that never asks",
+    "late before kept": "test_a_reply_that_is_kept_is_given_also_past_the_deadline, below",
+}
+
+
+def test_every_mistake_of_the_model_is_looked_for_in_the_code() -> None:
+    assert MISTAKES.keys() == (_PLANTED.keys() | _FOUND_ELSEWHERE.keys()) - {"marked before it is done"}
+
+
+@pytest.mark.parametrize("mistake", _PLANTED)
+def test_a_planted_mistake_is_found(steps: _Steps, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+    monkeypatch.setattr(journal, "_LEAST_LIMIT", 0 if mistake == "swap by message" else 1 << 30)
     total, undisturbed = _count_and_state(steps)
-    mistake(monkeypatch)
-    with pytest.raises((AssertionError, JournalError)):
-        _die_at_each_step(steps, total, undisturbed)
+    _PLANTED[mistake](monkeypatch)
+    with pytest.raises((AssertionError, JournalError, KeyError, RuntimeError)):
+        _die_at_each_step(steps, total, undisturbed, stride=7)
+
+
+def test_no_two_coordinators_have_one_journal(world: World) -> None:
+    words = world.files.descriptors[0]
+    given._be_the_only_one(words)
+    with pytest.raises(RuntimeError, match="another coordinator still has the journal"):
+        given._be_the_only_one(words)
 
 
 @pytest.fixture
