@@ -7,7 +7,9 @@
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
 # make test-lmcache   LMCache's server, client and unit tests over points, in build/lmcache
 # make test-ray   tensors between actors of a real Ray over points, in build/ray
+# make test-vllm   the engine for vLLM against its published interface, in build/vllm-test
 # make test-deploy   what lies in deploy/, really started: units under systemd, containers by podman (as root)
+# make test-matrix   the quick tests on each Python that is here, with the oldest and the newest libraries
 # make coverage   which lines of the product the tests run, in their processes too
 # make mutants  planted mistakes in registry, dispatcher, effects, attachments and engines: those that the tests find
 # make lint   ruff and mypy --strict
@@ -158,11 +160,33 @@ $(RAY)/.installed: pyproject.toml
 	$(RAY)/bin/python -m pip install --quiet --editable . --group test
 	touch $@
 
+# The engine for vLLM against vLLM's own base classes and factories, from its source distribution: without its kernels.
+VLLM := build/vllm-test
+VLLM_VERSION := 0.33.0
+test-vllm: $(VLLM)/.installed
+	IPCSYNC_DRIVER=host PYTHONPATH=$(CURDIR)/$(VLLM)/source $(VLLM)/bin/python -m pytest -n 0 -W ignore tests/integrations/test_vllm.py $(ARGS)
+
+$(VLLM)/.installed: pyproject.toml tests/integrations/vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM)/bin/python -m pip install --quiet $(TORCH)
+	$(VLLM)/bin/python -m pip install --quiet --requirement tests/integrations/vllm.txt
+	VLLM_VERSION_OVERRIDE=$(VLLM_VERSION) VLLM_TARGET_DEVICE=empty $(VLLM)/bin/python -m pip download --quiet --no-deps \
+	  --no-build-isolation --no-binary vllm --dest $(VLLM)/download vllm==$(VLLM_VERSION)
+	mkdir -p $(VLLM)/source
+	tar -xzf $(VLLM)/download/vllm-$(VLLM_VERSION).tar.gz -C $(VLLM)/source --strip-components 1
+	$(VLLM)/bin/python -m pip install --quiet --editable . --group test
+	touch $@
+
 # The units under a systemd that is init, and the containers of compose.yaml by podman; tests/deploy/prepare.sh says what
 # this needs, root first of all.
 test-deploy: install
 	tests/deploy/prepare.sh $(CURDIR)/build/deploy $(BIN)/python
 	IPCSYNC_DEPLOY=$(CURDIR)/build/deploy $(BIN)/python -m pytest -n 0 tests/deploy $(ARGS)
+
+# Each Python that is here, with the oldest and the newest libraries; MATRIX_PYTHONS=path:path names others.
+test-matrix: install
+	nice $(BIN)/python -m tests.packaging.matrix build/matrix $(if $(ARGS),-- $(ARGS))
 
 # A process that is killed by SIGKILL takes with it what it ran.
 coverage: install
@@ -214,4 +238,4 @@ clean:
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .PHONY: install demo types check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
-  test-oldest test-newest test-lmcache test-ray test-deploy coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean
+  test-oldest test-newest test-lmcache test-ray test-vllm test-deploy test-matrix coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean

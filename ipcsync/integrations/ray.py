@@ -15,7 +15,6 @@ opens it, and kills both actors if a transfer fails. Here the coordinator owns t
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import weakref
@@ -35,11 +34,11 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 import ipcsync
 from ipcsync.errors import IpcSyncError, WaitTimeout
+from ipcsync.integrations.host_memory import HostMemory, copied, opened
 
 __all__ = ["PointTransport", "TransferAborted", "register"]
 
 _DEVICE_ARGUMENT = 6  # of what torch rebuilds a CUDA tensor from
-_ALIGNMENT = 64
 
 
 class TransferAborted(IpcSyncError):  # noqa: N818 - as the errors of ipcsync are named
@@ -60,17 +59,6 @@ class PointMetadata(TensorTransportMetadata):
     cuda: list[tuple[Callable[..., torch.Tensor], tuple[Any, ...]]] = field(default_factory=list)
     """What torch rebuilds each from; those of the CPU are in `memory`."""
     memory: HostMemory | None = None
-
-
-@dataclass
-class HostMemory:
-    """Where copies of CPU tensors are: a memory file that its process holds open, so that none outlives it."""
-
-    pid: int
-    descriptor: int
-    inode: int
-    offsets: list[int]
-    size: int
 
 
 @dataclass
@@ -142,7 +130,7 @@ class PointTransport(TensorTransportManager):
             stream = torch.cuda.current_stream(device)
         else:
             self._release(obj_id)
-            self._memory[obj_id], metadata.memory = _copied(tensors)
+            self._memory[obj_id], metadata.memory = copied(tensors)
             stream = ipcsync.default_stream()
         metadata.point = bytes(ipcsync.default_client().record(stream))
         return metadata
@@ -200,7 +188,7 @@ class PointTransport(TensorTransportManager):
             device = torch.device("cuda", point.device.index)
             point.wait(torch.cuda.current_stream(device))
             return Transfer(obj_id, _placed([_rebuilt(*how, device) for how in metadata.cuda], target_buffers))
-        transfer = Transfer(obj_id, _opened(metadata.memory, metadata.tensor_meta, point), point, target_buffers)
+        transfer = Transfer(obj_id, opened(metadata.memory, metadata.tensor_meta, point), point, target_buffers)
         self._waited_for[obj_id] = transfer
         over = transfer.over
         point.add_done_callback(lambda _: over.set())
@@ -243,48 +231,3 @@ def _placed(tensors: list[torch.Tensor], targets: Sequence[torch.Tensor] | None)
     for target, tensor in zip(targets, tensors, strict=True):
         target.copy_(tensor, non_blocking=True)
     return list(targets)
-
-
-def _copied(tensors: list[torch.Tensor]) -> tuple[int, HostMemory]:
-    """Copies of CPU tensors in a memory file: its descriptor, and what another process opens it by."""
-    offsets, size = [], 0
-    for tensor in tensors:
-        offsets.append(size)
-        size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-    size = max(size, 1)
-    descriptor = os.memfd_create("ipcsync-ray")
-    os.ftruncate(descriptor, size)
-    memory = HostMemory(os.getpid(), descriptor, os.fstat(descriptor).st_ino, offsets, size)
-    with_layout = [(tensor.shape, tensor.dtype) for tensor in tensors]
-    for copy, tensor in zip(_views(mmap.mmap(descriptor, size), offsets, with_layout), tensors, strict=True):
-        copy.copy_(tensor)
-    return descriptor, memory
-
-
-def _opened(
-    memory: HostMemory, layouts: list[tuple[torch.Size, torch.dtype]], point: ipcsync.Point
-) -> list[torch.Tensor]:
-    """Another process's CPU tensors; what is written to them is seen by nobody else."""
-    try:
-        descriptor = os.open(f"/proc/{memory.pid}/fd/{memory.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        point.query()  # which says who died
-        raise
-    try:
-        if os.fstat(descriptor).st_ino != memory.inode:
-            point.query()
-            raise FileNotFoundError(f"the tensors' memory in process {memory.pid} is gone: their object was freed")
-        pages = mmap.mmap(descriptor, memory.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    finally:
-        os.close(descriptor)
-    return _views(pages, memory.offsets, layouts)
-
-
-def _views(pages: mmap.mmap, offsets: list[int], layouts: list[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:
-    """Tensors over the pages, which they keep mapped."""
-    return [
-        torch.frombuffer(pages, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
-        if shape.numel()
-        else torch.empty(shape, dtype=dtype)
-        for offset, (shape, dtype) in zip(offsets, layouts, strict=True)
-    ]

@@ -154,7 +154,7 @@ def test_what_is_received_is_the_receivers_own(transports: tuple[PointTransport,
 
 def _memory_files() -> int:
     return sum(
-        "ipcsync-ray" in os.readlink(descriptor)
+        "ipcsync-tensors" in os.readlink(descriptor)
         for descriptor in Path("/proc/self/fd").iterdir()
         if descriptor.is_symlink()
     )

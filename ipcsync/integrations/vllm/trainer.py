@@ -1,0 +1,109 @@
+"""The side of a trainer: records behind its weights, and tells the workers where they are and what to wait for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    VLLMWeightSyncClient,
+    WeightSource,
+)
+
+import ipcsync
+from ipcsync.integrations.host_memory import copied
+from ipcsync.integrations.vllm import BACKEND, message
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass
+class PointTrainerInitInfo(TrainerInitInfo):
+    """`rank` is this trainer's; rank 0 speaks to the workers."""
+
+    backend: ClassVar[str] = BACKEND
+
+
+class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
+    """Sends full tensors, each rank those of its own GPU; every rank holds every parameter, as with vLLM's `ipc`."""
+
+    init_info_cls = PointTrainerInitInfo
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: PointTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
+    ) -> Self:
+        """Connect, and have the workers do so. Raises ConnectError, TypeError for a source without full tensors."""
+        if source is None or not source.implements_iter_full():
+            raise TypeError("ipcsync sends full tensors: the source must implement iter_full()")
+        if len(source.owned_names(init_info.rank)) != len(source.metadata):
+            raise ValueError(f"rank {init_info.rank} does not own every parameter")
+        ipcsync.default_client()
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
+        if engine.is_sender:
+            engine.client.init_weight_transfer_engine({})
+        return engine
+
+    def send_weights(self) -> None:
+        """One update, from start to finish. The source's tensors may be written again when it returns."""
+        named = [(name, tensor.detach().contiguous()) for name, tensor in self.source.iter_full()]
+        tensors = [tensor for _, tensor in named]
+        place, told, descriptor = _placed(tensors)
+        try:
+            points, places = _merged({place: _recorded(tensors)}, {place: told})
+            if self.is_sender:
+                update = message.PointUpdateInfo(
+                    names=[name for name, _ in named],
+                    dtype_names=[message.name_of(tensor.dtype) for tensor in tensors],
+                    shapes=[list(tensor.shape) for tensor in tensors],
+                    points=points,
+                    tensors=places,
+                )
+                self.client.start_weight_update()
+                self.client.update_weights(asdict(update))  # returns when every worker has read them
+                self.client.finish_weight_update()
+            if _ranks() > 1:
+                torch.distributed.barrier()
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _placed(tensors: list[torch.Tensor]) -> tuple[str, list[dict[str, Any]], int | None]:
+    """The device, where each tensor is on it, and the descriptor of a memory file if it is the CPU."""
+    device = tensors[0].device if tensors else torch.device(message.CPU)
+    if device.type != "cuda":
+        descriptor, memory = copied(tensors)
+        return message.CPU, message.encode_memory(memory), descriptor
+    uuid = str(torch.cuda.get_device_properties(device.index).uuid)
+    return uuid, [message.encode(reduce_tensor(tensor)[1]) for tensor in tensors], None
+
+
+def _recorded(tensors: list[torch.Tensor]) -> str:
+    """A point behind the tensors, in hexadecimal."""
+    on_gpu = bool(tensors) and tensors[0].device.type == "cuda"
+    stream = torch.cuda.current_stream(tensors[0].device) if on_gpu else ipcsync.default_stream()
+    return bytes(ipcsync.default_client().record(stream)).hex()
+
+
+def _ranks() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def _merged(
+    points: dict[str, str], places: dict[str, list[dict[str, Any]]]
+) -> tuple[dict[str, str], dict[str, list[dict[str, Any]]]]:
+    """Those of all ranks, each by its device."""
+    if _ranks() == 1:
+        return points, places
+    gathered: list[Any] = [None] * _ranks()
+    torch.distributed.all_gather_object(gathered, (points, places))
+    for theirs, there in gathered:
+        points, places = {**points, **theirs}, {**places, **there}
+    return points, places

@@ -1,0 +1,70 @@
+"""The side of an inference worker: waits for the trainer's point on its stream, and loads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine, IPCWeightTransferUpdateInfo
+
+import ipcsync
+from ipcsync.integrations.host_memory import opened
+from ipcsync.integrations.vllm import message
+
+
+class PointWeightTransferEngine(IPCWeightTransferEngine):
+    """vLLM's transfer by CUDA IPC, with its updates in order and its waits ended by a trainer's death.
+
+    Stock CUDA IPC orders a storage by an event of its first rebuild only; a later update of the same storage is ordered
+    by nothing. Here each update has a point, which the worker's stream waits for before it reads.
+    """
+
+    init_info_cls = message.PointInitInfo
+    update_info_cls = message.PointUpdateInfo
+
+    def init_transfer_engine(self, init_info: message.PointInitInfo) -> None:  # noqa: ARG002 - it holds nothing
+        """Connect, so that a worker without a coordinator says so now. Raises ConnectError."""
+        ipcsync.default_client()
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load one update, and return when the device has read it: the trainer may write again.
+
+        Raises RecorderLost if the trainer died; the model's weights are then to be loaded anew.
+        """
+        self.receive_weights(self.parse_update_info(update_info))
+        # Behind the trainer's point: a synchronize of the device might never end if the trainer died.
+        ipcsync.default_client().record(self._stream()).synchronize()
+
+    def receive_weights(self, update_info: message.PointUpdateInfo) -> None:
+        """Wait for the trainer's point, and load the tensors. ValueError if none are on this worker's device."""
+        place = self._place()
+        if place not in update_info.points:
+            raise ValueError(f"no weights are on {place}; there are on {', '.join(update_info.points) or 'none'}")
+        point = ipcsync.default_client().point(bytes.fromhex(update_info.points[place]))
+        point.wait(self._stream())
+        told = update_info.tensors[place]
+        if place != message.CPU:
+            index = self.device.index
+            stock = IPCWeightTransferUpdateInfo(
+                names=update_info.names,
+                dtype_names=update_info.dtype_names,
+                shapes=update_info.shapes,
+                ipc_handles=[{place: message.decode(tensor, index)} for tensor in told],
+            )
+            super().receive_weights(stock)
+            return
+        layouts = [
+            (tuple(shape), message.dtype_of(name))
+            for shape, name in zip(update_info.shapes, update_info.dtype_names, strict=True)
+        ]
+        weights = opened(message.decode_memory(told), layouts, point)
+        point.synchronize()
+        self.model.load_weights(list(zip(update_info.names, weights, strict=True)))
+
+    def _place(self) -> str:
+        if self.device.type != "cuda":
+            return message.CPU
+        return str(torch.cuda.get_device_properties(self.device.index).uuid)
+
+    def _stream(self) -> ipcsync.typing.StreamLike:
+        return ipcsync.default_stream() if self.device.type != "cuda" else torch.cuda.current_stream(self.device)

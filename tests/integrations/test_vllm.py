@@ -1,0 +1,239 @@
+"""The engine for vLLM against its published interface, on tensors of the CPU: `make test-vllm`.
+
+vLLM's own base classes and factories are imported from its source distribution; no vLLM runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.kit.peer import Peer, PeerError
+from tests.kit.until import until
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM's source is not here: make test-vllm fetches it", allow_module_level=True)
+
+import torch
+from vllm.distributed.weight_transfer import (
+    ParamMeta,
+    WeightSource,
+    WeightTransferEngineFactory,
+    WeightTransferTrainerFactory,
+)
+
+from ipcsync.integrations import vllm as plugin
+from ipcsync.integrations.vllm import message
+from ipcsync.integrations.vllm.trainer import PointTrainerInitInfo
+from ipcsync.integrations.vllm.worker import PointWeightTransferEngine
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+
+class _Model:
+    def __init__(self) -> None:
+        self.weights: dict[str, list[float]] = {}
+
+    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        self.weights = {name: tensor.flatten().tolist() for name, tensor in weights}
+
+
+def _worker() -> Any:
+    plugin.register()
+    config = SimpleNamespace(parallel_config=None, model_config=None)
+    backend = SimpleNamespace(backend="ipcsync")
+    return WeightTransferEngineFactory.create_engine(backend, config, torch.device("cpu"), _Model())
+
+
+class _Source(WeightSource):
+    value = 1.0
+
+    @cached_property
+    def metadata(self) -> list[ParamMeta]:
+        return [ParamMeta("a", torch.float32, (2, 2)), ParamMeta("b", torch.bfloat16, (3,))]
+
+    def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for meta in self.metadata:
+            yield meta.name, torch.full(meta.shape, self.value, dtype=meta.dtype)
+
+
+class _Client:
+    """Carries the calls to a worker of this process as JSON, as vLLM's HTTP client does; or keeps the last update."""
+
+    def __init__(self, worker: Any = None) -> None:
+        self.worker = worker
+        self.calls: list[str] = []
+        self.update = ""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.calls.append("init")
+        if self.worker:
+            self.worker.init_transfer_engine(self.worker.parse_init_info(json.loads(json.dumps(init_info))))
+
+    def start_weight_update(self) -> None:
+        self.calls.append("start")
+
+    def update_weights(self, update_info: Any) -> None:
+        self.calls.append("update")
+        self.update = json.dumps(update_info)
+        if self.worker:
+            self.worker.update_weights(json.loads(self.update))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.calls.append("finish")
+
+
+def _trainer(client: _Client, source: WeightSource) -> Any:
+    plugin.register()
+    return WeightTransferTrainerFactory.trainer_init(PointTrainerInitInfo(rank=0), client=client, source=source)
+
+
+@pytest.fixture
+def process(coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process's default client is of the test's coordinator."""
+    monkeypatch.setenv("IPCSYNC_ENDPOINT", coordinator.endpoint)
+    yield
+    ipcsync.default_client().close()
+
+
+def test_the_factories_know_both_sides_by_one_name() -> None:
+    plugin.register()
+    plugin.register()  # vLLM may load its plugins twice in a process
+    assert WeightTransferEngineFactory._registry["ipcsync"]() is PointWeightTransferEngine
+
+
+def test_updates_arrive_one_after_another(process: None) -> None:
+    worker, source = _worker(), _Source()
+    client = _Client(worker)
+    trainer = _trainer(client, source)
+    for value in (1.0, 2.0):
+        source.value = value
+        trainer.send_weights()
+        assert worker.model.weights == {"a": [value] * 4, "b": [value] * 3}
+    assert client.calls == ["init", *(["start", "update", "finish"] * 2)]
+
+
+def test_a_worker_loads_nothing_before_the_trainers_record_is_complete(process: None) -> None:
+    worker, client = _worker(), _Client()
+    with StreamGate(ipcsync.default_stream()) as gate:
+        _trainer(client, _Source()).send_weights()
+        update = json.loads(client.update)
+        point = ipcsync.default_client().point(bytes.fromhex(update["points"]["cpu"]))
+        assert not point.query()
+        gate.open()
+        point.synchronize(30)
+    with pytest.raises(OSError, match=r"freed|No such file"):
+        worker.update_weights(update)  # the trainer has gone on, and its memory with it
+    assert worker.model.weights == {}
+
+
+class _Keeping(_Client):
+    """Keeps a worker waiting: it says where the update is, and does not return."""
+
+    def update_weights(self, update_info: Any) -> None:
+        _told.append(json.dumps(update_info))
+        threading.Event().wait()
+
+
+_told: list[str] = []
+_held: list[StreamGate] = []
+
+
+def _begin_sending() -> str:
+    """A trainer that has sent an update whose weights are not complete."""
+    _held.append(StreamGate(ipcsync.default_stream()))
+    trainer = _trainer(_Keeping(), _Source())
+    threading.Thread(target=trainer.send_weights, daemon=True).start()
+    update = until(lambda: _told and _told[0], "the update is sent")
+    assert isinstance(update, str)
+    return update
+
+
+def _let_go() -> None:
+    _held[0].open()
+
+
+def _is_complete(update: str) -> bool:
+    """What a worker that is attached already says of an update."""
+    _worker()
+    return ipcsync.default_client().point(bytes.fromhex(json.loads(update)["points"]["cpu"])).query()
+
+
+def _receive(update: str) -> dict[str, list[float]]:
+    worker = _worker()
+    worker.update_weights(json.loads(update))
+    weights: dict[str, list[float]] = worker.model.weights
+    return weights
+
+
+@pytest.fixture
+def two(coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]) -> tuple[Peer, Peer]:
+    """A trainer's process and a worker's."""
+    trainer, worker = (new_peer(IPCSYNC_ENDPOINT=coordinator.endpoint, PYTHONWARNINGS="ignore") for _ in range(2))
+    return trainer, worker
+
+
+def test_a_record_that_is_held_back_holds_up_the_worker(two: tuple[Peer, Peer]) -> None:
+    trainer, worker = two
+    update = trainer.call(_begin_sending, timeout=120)
+    assert not worker.call(_is_complete, update, timeout=120)
+    worker.begin(_receive, update)
+    assert not worker.connection.poll(1)
+    trainer.call(_let_go)
+    assert worker.result(120) == {"a": [1.0] * 4, "b": [1.0] * 3}
+
+
+def test_the_death_of_the_trainer_ends_the_workers_update(two: tuple[Peer, Peer]) -> None:
+    trainer, worker = two
+    update = trainer.call(_begin_sending, timeout=120)
+    assert not worker.call(_is_complete, update, timeout=120)
+    worker.begin(_receive, update)
+    assert not worker.connection.poll(1)
+    os.kill(trainer.pid, signal.SIGKILL)
+    with pytest.raises(PeerError, match="RecorderLost"):
+        worker.result(60)
+
+
+def test_a_worker_on_another_device_is_told_so(process: None) -> None:
+    client = _Client()
+    _trainer(client, _Source()).send_weights()
+    update = json.loads(client.update)
+    for part in ("points", "tensors"):
+        update[part] = {"GPU-1": update[part]["cpu"]}
+    update["tensors"]["GPU-1"] *= 2
+    with pytest.raises(ValueError, match="no weights are on cpu; there are on GPU-1"):
+        _worker().update_weights(update)
+
+
+def test_a_message_that_does_not_fit_itself_is_refused() -> None:
+    worker = _worker()
+    good = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]], "points": {}, "tensors": {}}
+    worker.parse_update_info(good)
+    with pytest.raises(ValueError, match="one length"):
+        worker.parse_update_info({**good, "shapes": []})
+    with pytest.raises(ValueError, match="one point"):
+        worker.parse_update_info({**good, "points": {"cpu": ""}})
+    with pytest.raises(ValueError, match="Invalid update_info"):
+        worker.parse_update_info({**good, "ipc_handles_pickled": "x"})
+    with pytest.raises(ValueError, match="no dtype"):
+        message.dtype_of("nn")
+
+
+def test_a_cuda_tensors_handles_pass_through_json() -> None:
+    arguments = (
+        *(torch.Tensor, torch.Size([2, 3]), (3, 1), 4, torch.storage.TypedStorage, torch.bfloat16, 0),
+        *(b"\x00handle", 4096, 512, False, b"counter", 8, b"\xffevent", True),
+    )
+    told = json.loads(json.dumps(message.encode(arguments)))
+    assert message.decode(told, 5) == (*arguments[:6], 5, *arguments[7:])

@@ -1,0 +1,97 @@
+"""ipcsync on every Python that is here, with the oldest and the newest libraries.
+
+A Python is found by its name on the path, in pyenv's versions, or at a path in $MATRIX_PYTHONS. What is not here is
+told by name. Options behind `--` go to pytest.
+
+    python -m tests.packaging.matrix DIRECTORY
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_ROOT = Path(__file__).parents[2]
+_NAMES = ("python3.10", "python3.11", "python3.12", "python3.13", "python3.14", "python3.14t")
+_TESTS = ["tests/unit", "tests/contract", "tests/multiprocess/test_shared_event.py"]
+_QUICK = ["-m", "not thorough and not benchmark"]
+_DEADLINE_S = 3600
+_EXTRAS = ("observer",)
+
+
+def _works(python: Path, name: str) -> bool:
+    """Whether it is what its name says: a shim of pyenv's may lead nowhere."""
+    ask = (
+        "import sys, sysconfig; "
+        "print('python%d.%d' % sys.version_info[:2], sysconfig.get_config_var('Py_GIL_DISABLED'))"
+    )
+    try:
+        said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False).stdout.split()
+    except OSError:
+        return False
+    return bool(said) and said[0] + "t" * (said[1] == "1") == name
+
+
+def _found(name: str) -> Path | None:
+    candidates = [Path(path) for path in os.environ.get("MATRIX_PYTHONS", "").split(os.pathsep) if path]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    candidates += sorted(pyenv.glob(f"*/bin/{name}"), reverse=True)
+    on_path = shutil.which(name)
+    candidates += [Path(on_path)] if on_path else []
+    return next((python for python in candidates if _works(python, name)), None)
+
+
+def _oldest() -> str:
+    """Constraints to the oldest libraries that pyproject.toml allows."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + [name for extra in _EXTRAS for name in project["optional-dependencies"][extra]]
+    return "\n".join(re.sub(r"^([\w-]+)>=([\d.]+).*$", r"\1==\2", name) for name in wanted if ";" not in name)
+
+
+def _run(python: Path, directory: Path, libraries: str, options: list[str]) -> str:
+    """What pytest said last, or what failed before it."""
+    shutil.rmtree(directory, ignore_errors=True)
+    subprocess.run([python, "-m", "venv", directory], check=True)
+    own = str(directory / "bin" / "python")
+    constraints = directory / "constraints.txt"
+    constraints.write_text(_oldest() if libraries == "oldest" else "")
+    pip = [own, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, "--upgrade", "pip"], check=True)
+    install = [*pip, "--editable", f".[{','.join(_EXTRAS)}]", "--group", "test", "--constraint", str(constraints)]
+    if subprocess.run(install, cwd=_ROOT, check=False).returncode:
+        return "could not be installed"
+    command = [own, "-m", "pytest", "-q", "-n", "2", *_TESTS, *_QUICK, *options]
+    env = {**os.environ, "IPCSYNC_DRIVER": "host"}
+    done = subprocess.run(
+        command, cwd=_ROOT, env=env, stdout=subprocess.PIPE, text=True, timeout=_DEADLINE_S, check=False
+    )
+    (directory / "pytest.log").write_text(done.stdout)
+    last = done.stdout.strip().rpartition("\n")[2]
+    return last if done.returncode == 0 else f"FAILED ({directory / 'pytest.log'}): {last}"
+
+
+def main(out: Path, options: list[str]) -> int:
+    """1 if a Python that is here failed."""
+    rows = []
+    for name in _NAMES:
+        python = _found(name)
+        for libraries in ("oldest", "newest"):
+            said = "not here" if python is None else _run(python, out / f"{name}-{libraries}", libraries, options)
+            rows.append((name, libraries, said))
+            sys.stdout.write(f"{name:12} {libraries:7} {said}\n")
+            sys.stdout.flush()
+    return int(any("FAILED" in said or "could not" in said for *_, said in rows))
+
+
+if __name__ == "__main__":
+    directory, _, *rest = [*sys.argv[1:], "--"] if "--" not in sys.argv else sys.argv[1:]
+    raise SystemExit(main(Path(directory).absolute(), rest))
