@@ -76,7 +76,13 @@ PARTS = {
             "ipcsync/_engines/slot_view.py",
             "ipcsync/_engines/timeline.py",
         ),
-        ("tests/faults/test_board_order.py",),
+        (
+            "tests/faults/test_board_order.py",
+            "tests/faults/test_chain_order.py",
+            "tests/unit/test_attachments.py",
+            "tests/unit/test_attachments_told.py",
+            "tests/unit/test_engine_chains.py",
+        ),
     ),
 }
 
