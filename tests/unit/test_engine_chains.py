@@ -89,9 +89,9 @@ class Chain:
 def chain(board: Board) -> Iterator[Chain]:
     one = Chain(board)
     yield one
+    one.held.synchronize()  # first: a record that comes later would take the release back
     one.release(0)
     one.stream.synchronize()
-    one.held.synchronize()
     for engine in one.engines:
         engine.close()
     queued.lists.clear()
