@@ -7,12 +7,14 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 import ipcsync
 from ipcsync._board import Board
 from ipcsync._drivers import describe
 from ipcsync._session.attachments import Opening
 from ipcsync._session.waits import Pending
+from ipcsync._wire import messages
 from ipcsync._wire.messages import Break, Close
 from ipcsync.errors import DriverError, Reentered, WaitTimeout
 from ipcsync.testing import StreamGate
@@ -194,3 +196,29 @@ def test_an_opening_that_never_was_bound_is_of_no_event(scene: Scene) -> None:
     assert scene.table.find((0, 1)) is opening.attached
     assert scene.coordinator.heard() == []
     opening.close()
+
+
+def test_what_mirrors_another_nodes_event_is_found_by_what_it_mirrors_until_it_ends(scene: Scene) -> None:
+    origin, others = (b"e" * 16, 3, 2), (b"e" * 16, 3, 3)
+    opening = Opening()
+    reply = replace(scene.reply(), origin=messages.Origin(*origin, "two"))
+    scene.table.change(1, lambda: scene.table.add(reply, opening))
+    here = scene.open(1)
+    assert scene.table.find_mirror(origin) is opening.attached is scene.table.find((0, 1))
+    assert scene.table.find_mirror(others) is None
+    opening.close()
+    assert scene.table.find_mirror(origin) is None
+    here.close()
+
+
+def test_how_many_were_released_is_told(scene: Scene) -> None:
+    openings, stream = [scene.open(slot, recorder=True) for slot in range(3)], ipcsync.Stream()
+    with StreamGate(stream):
+        for opening in openings:
+            assert opening.attached is not None
+            opening.attached.engine.record(stream._handle, opening.attached.engine.ordinal, 1)
+            opening.close()
+        assert scene.table.release_drained() == 0
+    stream.synchronize()
+    assert scene.table.release_drained() == 3
+    assert scene.table.release_drained() == 0

@@ -187,6 +187,15 @@ def test_a_late_hello_opens_no_session(world: World) -> None:
     assert world.metrics.requests["hello"] == world.metrics.results["hello"]["ok"] == 1
 
 
+def test_a_failure_inside_is_counted_under_its_operation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = world.hello().token
+    monkeypatch.setitem(world.handlers.table, "stats", lambda *_: 1 // 0)
+    assert _refused(world, 1, messages.Stats(), token).kind == "IpcSyncError"
+    assert world.metrics.results["stats"] == {"internal": 1}
+    _refused(world, 2, messages.Stats(), b"t" * 16)
+    assert world.metrics.results["stats"] == {"internal": 1, "SessionExpired": 1}
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
