@@ -10,6 +10,8 @@
 # make test-vllm   the engine for vLLM against its published interface, in build/vllm-test
 # make test-deploy   what lies in deploy/, really started: units under systemd, containers by podman (as root)
 # make test-matrix   the quick tests on each Python that is here, with the oldest and the newest libraries
+# make results   all benchmarks, and their tables in tests/benchmarks/RESULTS.md
+# make sanitize   the compiled core's tests, with it built for the address and undefined-behaviour sanitizers
 # make coverage   which lines of the product the tests run, in their processes too
 # make mutants  planted mistakes in registry, dispatcher, effects, attachments and engines: those that the tests find
 # make lint   ruff and mypy --strict
@@ -88,6 +90,24 @@ test-thorough: install
 
 benchmarks: install
 	IPCSYNC_DRIVER=host $(BIN)/python -m pytest tests/benchmarks $(ARGS)
+
+# Every figure, into tests/benchmarks/RESULTS.md: on a machine that does nothing else. ARGS="--quick", "--only records".
+results: install
+	$(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"
+	LD_LIBRARY_PATH="$(CURDIR)/$(SIMCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -m tests.benchmarks.results $(ARGS)
+
+# The compiled core under the address and undefined-behaviour sanitizers; the usual one is built again behind it.
+SANITIZED := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
+SANITIZED_TESTS := tests/faults/test_parking.py tests/faults/test_compiled_order.py tests/faults/test_forks.py \
+  tests/faults/test_deaths.py tests/multiprocess/test_shortcuts.py tests/multiprocess/test_closing.py
+sanitize: install
+	$(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"
+	IPCSYNC_BUILD_CORE=1 CFLAGS="$(SANITIZED)" $(BIN)/python -m pip install --quiet --editable '.[observer]'
+	export $(ON_SIMCUDA) SIMCUDA_ASYNC=1 ASAN_OPTIONS=detect_leaks=0; \
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" $(PYTEST) $(SANITIZED_TESTS) -m "not thorough" $(ARGS); status=$$?; \
+	$(BIN)/python -m pip install --quiet --editable '.[observer]' && exit $$status
+
+.PHONY: results sanitize
 
 FLAKES ?= 20
 test-flakes: install

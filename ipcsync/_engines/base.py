@@ -15,7 +15,7 @@ from cuda.bindings.driver import CUresult, CUstreamCaptureMode, CUstreamCaptureS
 
 from ipcsync import _drivers
 from ipcsync._board import BROKEN, CLOSED, OPEN, Board
-from ipcsync._drivers import SUCCESS, unwrap
+from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Chain
 from ipcsync._engines.compiled import COMPILED, CallLock, bind_driver, is_parked, know_streams, park
@@ -37,7 +37,7 @@ from ipcsync.errors import (
     NotRecorder,
     Reentered,
 )
-from ipcsync.typing import EngineName
+from ipcsync.typing import EngineName, StreamLike
 
 log = logging.getLogger("ipcsync")
 
@@ -202,7 +202,9 @@ class Engine(SlotView, ABC):
 
     # --- stream work --------------------------------------------------------------------------------------------------
 
-    def record(self, handle: Any, ordinal: int, timeout: float | None, after: Sequence[tuple[Engine, int]] = ()) -> int:
+    def record(
+        self, handle: DriverObject, ordinal: int, timeout: float | None, after: Sequence[tuple[Engine, int]] = ()
+    ) -> int:
         """Record the next generation on the CUstream `handle` of device `ordinal`; its number.
 
         It stands behind all waits queued on that stream before, and behind the generations `after`.
@@ -251,7 +253,7 @@ class Engine(SlotView, ABC):
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
 
-    def _record(self, handle: Any, timeout: float | None, after: Sequence[tuple[Engine, int]]) -> int:
+    def _record(self, handle: DriverObject, timeout: float | None, after: Sequence[tuple[Engine, int]]) -> int:
         code, status = self._driver.cuStreamIsCapturing(handle)
         if status is not _NOT_CAPTURING or code is not SUCCESS:
             capture.refuse_capturing(handle, "record")
@@ -271,7 +273,9 @@ class Engine(SlotView, ABC):
             self._raise_no_record()
         return generation
 
-    def _make_record(self, handle: Any, stream_id: int, generation: int, after: Sequence[tuple[Engine, int]]) -> None:
+    def _make_record(
+        self, handle: DriverObject, stream_id: int, generation: int, after: Sequence[tuple[Engine, int]]
+    ) -> None:
         """Record and publish the next generation, or the one that an exception kept from being so.
 
         A number is never given to two records. If an exception comes behind the driver's call, that record may have
@@ -306,7 +310,7 @@ class Engine(SlotView, ABC):
             raise
 
     @holding("_lock")
-    def _doubt(self, handle: Any, stream_id: int, ordinal: int) -> None:
+    def _doubt(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
         """An exception ends this call, and work of it may be queued on the stream: have a marker behind that."""
         self._doubtful[stream_id] = (handle, ordinal)
         with suppress(Exception):  # as if the one that comes after this were raised first; `try_release` tries again
@@ -322,7 +326,9 @@ class Engine(SlotView, ABC):
             del self._doubtful[stream_id]
         return True
 
-    def _stand_behind(self, handle: Any, stream_id: int, generation: int, after: Sequence[tuple[Engine, int]]) -> None:
+    def _stand_behind(
+        self, handle: DriverObject, stream_id: int, generation: int, after: Sequence[tuple[Engine, int]]
+    ) -> None:
         """Before the driver's record: tell the board what it will stand behind. Raises RecorderLost if that is lost."""
         key = self._key_of(handle, stream_id, self.ordinal)
         if not (self.chain.entries or after or key in queued.lists or self.guard.stands_behind_all):
@@ -341,7 +347,7 @@ class Engine(SlotView, ABC):
         if stream_id != self._last_stream and self.chain.entries and generation > 1:
             queued.add(key, self, generation - 1, stream_id)  # the stream is about to wait for that
 
-    def _key_of(self, handle: Any, stream_id: int, ordinal: int) -> int:
+    def _key_of(self, handle: DriverObject, stream_id: int, ordinal: int) -> int:
         last_id, key = self._last_key
         if stream_id != last_id:
             key = queued.key_of(self._driver, handle, stream_id, ordinal)
@@ -354,7 +360,7 @@ class Engine(SlotView, ABC):
             raise self._error_of(self.chain.loss, self._recorded + 1)
         raise EventClosed(f"the event {self.label} is {self.state}", event=self.name)
 
-    def wait(self, generation: int, stream: Any, timeout: float | None, ahead: bool) -> None:
+    def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""
         if timeout is not None:
             deadline_of(timeout)
@@ -363,11 +369,8 @@ class Engine(SlotView, ABC):
             self._raise_closed()
         if self._words[self._incarnation_index] != self.incarnation:
             self._raise_gone()
-        if type(stream) is Stream:
-            handle, ordinal = stream._handle, stream._index
-        else:
-            refuse_small_number(stream, 0)  # the default streams' too: wait(1) is a timeout that somebody meant
-            handle, ordinal = stream_handle(stream)
+        refuse_small_number(stream, 0)  # the default streams' too: wait(1) is a timeout that somebody meant
+        handle, ordinal = stream_handle(stream)
         if handle is not self._last_plain:
             if int(handle) in LEGACY:
                 with OnDevice(ordinal):
@@ -383,7 +386,9 @@ class Engine(SlotView, ABC):
             if stream_id is not None:
                 self._last_waiter = (handle, stream_id)
 
-    def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> int | None:
+    def _wait(
+        self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, ahead: bool
+    ) -> int | None:
         """The id of the stream on which the wait was queued; None if there was nothing to wait for."""
         if ahead:
             self._raise_if_ahead()
@@ -425,7 +430,7 @@ class Engine(SlotView, ABC):
         self._raise_if_dead(generation)
         self._raise_if_orphaned()
 
-    def _add_marker(self, handle: Any, stream_id: int, ordinal: int) -> None:
+    def _add_marker(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
         """Remember behind which place of the stream the work just queued is over."""
         marker = self._markers.get(stream_id)
         if marker is None:
@@ -603,7 +608,7 @@ class Engine(SlotView, ABC):
                 wait.verdict = True
         return True
 
-    def _is_done(self, event: Any) -> bool:
+    def _is_done(self, event: DriverObject) -> bool:
         """Ask the driver of an event, in relaxed capture mode: some other thread may be capturing."""
         driver, mode = self._driver, None
         try:
@@ -644,11 +649,11 @@ class Engine(SlotView, ABC):
     # --- what an engine does ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _driver_record(self, handle: Any, generation: int) -> None:
+    def _driver_record(self, handle: DriverObject, generation: int) -> None:
         """Record `generation` on the stream."""
 
     @abstractmethod
-    def _driver_stream_wait(self, handle: Any, generation: int) -> None:
+    def _driver_stream_wait(self, handle: DriverObject, generation: int) -> None:
         """Queue a wait for `generation` on the stream."""
 
     @abstractmethod
@@ -660,7 +665,7 @@ class Engine(SlotView, ABC):
         """Wait in the driver for `generation`, which was recorded; False if `deadline_ns` passed before."""
 
     @abstractmethod
-    def _follow_begun(self, handle: Any, stream_id: int) -> None:
+    def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
         """Have the stream wait for all before the record that was begun, and for that one if it was made."""
 
     def _is_begun_drained(self) -> bool:
@@ -705,6 +710,6 @@ def _bind() -> bool:
     return not why_not
 
 
-def _id_of(driver: Any, handle: Any) -> int:
+def _id_of(driver: DriverObject, handle: DriverObject) -> int:
     result = driver.cuStreamGetId(handle)
     return int(result[1] if result[0] is SUCCESS else unwrap(result, "cuStreamGetId"))

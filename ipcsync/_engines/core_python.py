@@ -11,6 +11,7 @@ from ipcsync._board.lines import words
 
 if TYPE_CHECKING:
     from ipcsync._board import Board, SessionLine
+    from ipcsync._drivers import DriverObject
     from ipcsync._linux.fork import ForkMark
 
 T = TypeVar("T", bound=type)
@@ -77,13 +78,13 @@ class Core:
         anything of a recorder that has a chain. A wait that is queued adds one, made by `make`, with the lock held.
         """
 
-    def _keep_event(self, index: int, address: Any) -> None:
+    def _keep_event(self, index: int, address: DriverObject) -> None:
         """Know the CUevent of the ring at `index`."""
 
-    def _keep_marker(self, stream: int, address: Any) -> None:
+    def _keep_marker(self, stream: int, address: DriverObject) -> None:
         """Know the event that is recorded behind the waits on a stream; 0: it is about to be destroyed."""
 
-    def _await_work(self, event: Any, word: int, wanted: int, until: int, nudge: int) -> bool | None:  # noqa: ARG002
+    def _await_work(self, event: DriverObject, word: int, wanted: int, until: int, nudge: int) -> bool | None:  # noqa: ARG002
         """Sleep until `event` is complete, the 64-bit word at that address has reached `wanted`, or `until` in ns.
 
         Without an event (0) only for the word. `nudge` is the address of the recorder's, which is woken if it takes
@@ -128,7 +129,7 @@ def park(events: list[Any], word: int) -> bool:  # noqa: ARG001 - the compiled o
     return False
 
 
-def is_parked(event: Any) -> bool:  # noqa: ARG001 - the compiled one's
+def is_parked(event: DriverObject) -> bool:  # noqa: ARG001 - the compiled one's
     """Whether a thread is in the driver's wait for `event`, or will be: it may not be destroyed then."""
     return False
 

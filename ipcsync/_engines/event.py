@@ -11,7 +11,7 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board
-from ipcsync._drivers import SUCCESS
+from ipcsync._drivers import SUCCESS, DriverObject
 from ipcsync._engines import imports
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import SLICE_NS, Guard, deadline_of
@@ -42,7 +42,7 @@ class EventEngine(Engine):
         """Open the ring's first handle, to see that handles open here at all. Raises HandleError."""
         self._event(1)
 
-    def _event(self, generation: int) -> Any:
+    def _event(self, generation: int) -> DriverObject:
         index = (generation - 1) % self.depth
         event = self._ring[index]
         if event is None:
@@ -88,19 +88,19 @@ class EventEngine(Engine):
         if self.chain.loss is not None:
             self._raise_no_record()
 
-    def _driver_record(self, handle: Any, generation: int) -> None:
+    def _driver_record(self, handle: DriverObject, generation: int) -> None:
         event = self._ring[(generation - 1) % self.depth]
         result = self._driver.cuEventRecord(self._event(generation) if event is None else event, handle)
         if result[0] is not SUCCESS:
             self._unwrap(result, "cuEventRecord")
 
-    def _driver_stream_wait(self, handle: Any, generation: int) -> None:
+    def _driver_stream_wait(self, handle: DriverObject, generation: int) -> None:
         event = self._ring[(generation - 1) % self.depth]
         result = self._driver.cuStreamWaitEvent(handle, self._event(generation) if event is None else event, 0)
         if result[0] is not SUCCESS:
             self._unwrap(result, "cuStreamWaitEvent")
 
-    def _follow_begun(self, handle: Any, stream_id: int) -> None:
+    def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
         if self._begun > 1:
             self._driver_stream_wait(handle, self._begun - 1)
         if stream_id != self._last_stream:

@@ -12,7 +12,7 @@ from typing import Any
 from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
-from ipcsync._drivers import unwrap
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._engines.compiled import is_parked
 from ipcsync._locks import CallLock, holding, trying
 from ipcsync._native.capture import relaxed_call
@@ -31,7 +31,7 @@ class Imports:
         self._users: dict[_Key, set[object]] = {}
 
     @holding("_lock")
-    def acquire(self, user: object, key: _Key, handle: bytes, ordinal: int) -> Any:
+    def acquire(self, user: object, key: _Key, handle: bytes, ordinal: int) -> DriverObject:
         """The CUevent behind a handle; opened on the device `ordinal` if nobody in this process has it.
 
         Raises HandleError if the driver does not open it.

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from ipcsync import _drivers
 from ipcsync._board import Board, SlotLine
-from ipcsync._drivers import unwrap
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._engines.behind import Behind
 from ipcsync._engines.compiled import CallLock
 from ipcsync._engines.loss import Loss
@@ -157,7 +157,7 @@ class Lost(Wait):
         return self._label
 
 
-def key_of(driver: Any, handle: Any, stream_id: int, ordinal: int) -> int:
+def key_of(driver: DriverObject, handle: DriverObject, stream_id: int, ordinal: int) -> int:
     """Which list a stream has. The legacy default stream waits for all blocking streams of its device, and they for it:
     what is queued in between, by anybody, joins them, so they share one."""
     flags = unwrap(driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
@@ -227,7 +227,7 @@ def of(key: int) -> list[Wait]:
     return list(lists.get(key, {}).values())
 
 
-def lost_on(handle: Any, ordinal: int) -> list[Wait]:
+def lost_on(handle: DriverObject, ordinal: int) -> list[Wait]:
     """The lost waits that a stream of device `ordinal` is, or was, held by."""
     with OnDevice(ordinal):
         driver = context.driver()
@@ -236,7 +236,7 @@ def lost_on(handle: Any, ordinal: int) -> list[Wait]:
     return [wait for wait in of(key) if isinstance(wait.known(), Loss)]
 
 
-def await_passed(handle: Any, ordinal: int, deadline_ns: int, check: Callable[[], None]) -> bool:
+def await_passed(handle: DriverObject, ordinal: int, deadline_ns: int, check: Callable[[], None]) -> bool:
     """Block until a stream is past all that is queued there now; False if it is not by `deadline_ns`."""
     driver = context.driver()
     with OnDevice(ordinal):

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
 
 from ipcsync._board import BROKEN, Board
+from ipcsync._drivers import DriverObject
 from ipcsync._engines.base import Engine
 from ipcsync._engines.event import EventEngine
 from ipcsync._engines.slot_view import Guard
@@ -29,6 +29,7 @@ from ipcsync._trace.writer import Use, Writer, writer_in
 from ipcsync._wire.messages import Attachment
 from ipcsync._worker import Worker
 from ipcsync.errors import EventClosed, IpcSyncError, RecorderLost, StreamCapturing
+from ipcsync.typing import StreamLike
 
 log = logging.getLogger("ipcsync")
 
@@ -42,7 +43,7 @@ _NO_RANGE = nullcontext()
 class Ranges:
     """NVTX ranges around the calls on one event."""
 
-    def __init__(self, domain: Any, event: str) -> None:
+    def __init__(self, domain: DriverObject, event: str) -> None:
         self._domain = domain
         self._labels = {
             kind: domain.get_event_attributes(message=f"{kind.name.lower()} {event or '(unnamed)'}")
@@ -80,7 +81,7 @@ class Tracing:
         return engine
 
 
-def _nvtx_domain() -> Any:
+def _nvtx_domain() -> DriverObject:
     """NVTX's domain of ipcsync, None without the `nvtx` package. Without a tool that listens its ranges do nothing."""
     try:
         return importlib.import_module("nvtx").get_domain("ipcsync")
@@ -110,14 +111,14 @@ class Traced(Engine):
 
     # --- what is written ----------------------------------------------------------------------------------------------
 
-    def _record(self, handle: Any, timeout: float | None, after: Sequence[tuple[Engine, int]]) -> int:
+    def _record(self, handle: DriverObject, timeout: float | None, after: Sequence[tuple[Engine, int]]) -> int:
         began = monotonic_ns()
         with self._range(Kind.RECORD):
             generation = super()._record(handle, timeout, after)
         self._put(_RECORD, self._use, generation, self._last_stream, began, monotonic_ns())
         return generation
 
-    def wait(self, generation: int, stream: Any, timeout: float | None, ahead: bool) -> None:
+    def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""
         began = monotonic_ns()
         try:
@@ -126,7 +127,9 @@ class Traced(Engine):
             self._put(_WAIT, self._use, generation, 0, began, monotonic_ns(), _FAILED)
             raise
 
-    def _wait(self, generation: int, handle: Any, ordinal: int, timeout: float | None, ahead: bool) -> int | None:
+    def _wait(
+        self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, ahead: bool
+    ) -> int | None:
         began = monotonic_ns()
         try:
             with self._range(Kind.WAIT):

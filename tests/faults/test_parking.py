@@ -14,6 +14,7 @@ import pytest
 
 import ipcsync
 from ipcsync._engines import base, compiled, imports
+from ipcsync._linux.futex import Futex
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import actions, forking
@@ -83,6 +84,17 @@ def test_who_waits_is_woken_by_a_thread_that_the_recorder_has_in_the_driver(held
     assert call.outcome() is None
     until(lambda: held.peer.call(actions.parked) == (0, 1), "the thread out of the driver's wait, and a ring")
     assert compiled.parked() == (0, 0)  # nobody waits in the driver for another process's work
+
+
+def test_whoever_sleeps_on_the_slots_word_is_woken_and_not_only_let_sleep(held: Held) -> None:
+    """As the waits do for a millisecond at most, which hides whether the wake comes."""
+    line = held.point._attached.engine.line  # type: ignore[union-attr]
+    word, seen = Futex(line.completed_address), line.completed & 0xFFFFFFFF
+    sleeper = Blocked(lambda: word.wait(seen, int(DEADLINE_S * 1e9)), "wait")
+    call = held.waiting()
+    held.open()
+    assert sleeper.outcome(DEADLINE_S / 2) is True
+    assert call.outcome() is None
 
 
 def test_many_that_wait_for_one_event_need_one_thread(held: Held) -> None:
@@ -235,6 +247,7 @@ _ENDS = """
 import sys, time, ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync._engines import base, compiled, imports
+from ipcsync._linux.futex import Futex
 client = ipcsync.connect(sys.argv[1])
 event = client.event("mine", recorder=True, engine=sys.argv[2])
 stream = ipcsync.Stream()
