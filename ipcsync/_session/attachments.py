@@ -386,11 +386,11 @@ class AttachmentTable:
             raise
 
     def _flush(self, timeout: float) -> None:
-        while self._pending_closes:
-            close = self._pending_closes[0]
-            if not self._flush_one(*close, timeout):
+        while pending := self._pending_closes[:1]:
+            if not self._flush_one(*pending[0], timeout):
                 return
-            self._pending_closes.remove(close)
+            with suppress(ValueError):  # the goodbye, on the session's thread, has told it meanwhile
+                self._pending_closes.remove(pending[0])
 
     def _flush_one(self, body: Close, of: str, timeout: float) -> bool:
         key = (body.slot, body.incarnation)

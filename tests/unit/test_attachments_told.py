@@ -222,3 +222,10 @@ def test_how_many_were_released_is_told(scene: Scene) -> None:
     stream.synchronize()
     assert scene.table.release_drained() == 3
     assert scene.table.release_drained() == 0
+
+
+def test_a_close_that_the_goodbye_has_told_meanwhile_is_done(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scene.table, "_send", lambda *_: scene.table.drop_pending_closes())
+    scene.table.give_back(scene.reply(1))
+    scene.table.flush_closes(1, wait=True)
+    assert not scene.table.has_pending_closes
