@@ -118,11 +118,13 @@ soak: install
 	$(BIN)/python -m tests.soak.chains --seconds 120 --lanes 4
 	$(BIN)/python -m tests.soak.interrupts --seconds 120 --lanes 2
 
-# The rows that a coordinator's end, its requests and its leases are in, over coordinators that have a keeper.
+# The rows of the fault table that a coordinator is in, over coordinators that have a keeper.
 test-keeper: install
 	IPCSYNC_TEST_KEEPER=1 IPCSYNC_DRIVER=host $(BIN)/python -m pytest -n $(WORKERS) tests/faults/test_keeper.py tests/faults/test_requests.py \
 	  tests/faults/test_feed.py tests/faults/test_leases.py tests/faults/test_coordinator_life.py tests/faults/test_files.py \
-	  tests/faults/test_deaths.py tests/faults/test_hostile_input.py $(ARGS)
+	  tests/faults/test_deaths.py tests/faults/test_hostile_input.py tests/faults/test_limits.py tests/faults/test_points.py \
+	  tests/faults/test_leftovers.py tests/faults/test_threads.py tests/faults/test_orphans.py tests/faults/test_forks.py \
+	  tests/faults/test_chains.py $(ARGS)
 
 # The same with a keeper, and its coordinator killed every five seconds.
 soak-restarts: install

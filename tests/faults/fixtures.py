@@ -90,6 +90,11 @@ def _kept_by(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def serving(coordinator: Coordinator) -> int:
+    """The process that listens to clients: of a keeper, its coordinator."""
+    return (_kept_by(coordinator.pid) or [coordinator.pid])[0]
+
+
 def kill(coordinator: Coordinator, client: ipcsync.Client) -> None:
     """SIGKILL a coordinator, and remove the board of it, as the next one to start would: another test's already may."""
     os.kill(coordinator.pid, signal.SIGKILL)

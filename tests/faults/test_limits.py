@@ -13,6 +13,7 @@ import ipcsync
 from ipcsync._wire import codec, endpoints, messages
 from ipcsync.typing import EngineName
 from ipcsync_coordinator import config
+from tests.faults import fixtures
 from tests.kit.peer import Peer
 from tests.kit.raw_client import Raw, request, resident_kib
 from tests.kit.until import until
@@ -40,12 +41,12 @@ def test_row_24_a_client_that_never_reads_its_replies_is_dropped_and_counted(
                 return "slow_client" in good.stats()["refusals"]
 
             until(refused, "replies to the deaf one are dropped")
-            before = resident_kib(coordinator.pid)
+            before = resident_kib(fixtures.serving(coordinator))
             for _ in range(2000):
                 deaf.send(ask)
             assert good.stats()["requests"]["events"] > 0
             assert good.event("f", recorder=True).record(ipcsync.Stream()).generation == 1
-            assert resident_kib(coordinator.pid) - before < 8 * 1024
+            assert resident_kib(fixtures.serving(coordinator)) - before < 8 * 1024
             # It is served again as soon as it reads.
             while deaf.receive_bytes(0.3) is not None:
                 continue
@@ -104,7 +105,7 @@ def test_row_32_sessions_are_refused_before_the_file_descriptors_are_used_up(
     new_coordinator: NewCoordinator, peer: Peer
 ) -> None:
     coordinator = new_coordinator(lease_ttl=0.5)
-    resource.prlimit(coordinator.pid, resource.RLIMIT_NOFILE, (90, 90))
+    resource.prlimit(fixtures.serving(coordinator), resource.RLIMIT_NOFILE, (90, 90))
     with ipcsync.connect(coordinator.endpoint) as client:
         opened, limit, why = peer.call(_connect_many, coordinator.endpoint, 100)
         assert opened == limit - 1  # the other one is ours
@@ -119,7 +120,7 @@ def test_row_32_connections_that_use_up_the_descriptors_are_kept_out_and_session
     coordinator = new_coordinator(lease_ttl=0.5, handshake_s=600)
     limit = 1024
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.prlimit(coordinator.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    resource.prlimit(fixtures.serving(coordinator), resource.RLIMIT_NOFILE, (limit, limit))
     crowd: list[socket.socket] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
