@@ -33,7 +33,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml hatch_build.py ipcsync/_engines/core.pyx ipcsync/_engines/parking.h
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[observer]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[observer,fleet]' --group dev
 	touch $@
 
 demo: install

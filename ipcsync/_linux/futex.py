@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 _MACHINE = platform.machine()
@@ -32,9 +33,10 @@ class Futex:
     `wake()` wakes every process and thread that waits on the word.
     """
 
-    __slots__ = ("_address", "wake")
+    __slots__ = ("_address", "address", "wake")
 
     def __init__(self, address: int) -> None:
+        self.address = address
         self._address = ctypes.c_void_p(address)
         self.wake: Callable[[], object] = partial(_short_syscall, _SYS_FUTEX, self._address, _WAKE, _EVERYBODY)
 
@@ -58,3 +60,73 @@ class Futex:
         if code in (errno.EAGAIN, errno.EINTR):
             return True
         raise OSError(code, f"futex wait: {errno.errorcode.get(code, code)}")
+
+
+_SYS_FUTEX_WAITV = 449  # of every machine; Linux 5.16
+MOST_FUTEXES = 128  # of one call
+_SIZE_U32 = 2
+_CLOCK_MONOTONIC = 1
+
+
+class Word:
+    """A word of this process's own, to wake a `FutexSet` by."""
+
+    __slots__ = ("_futex", "_word", "address")
+
+    def __init__(self) -> None:
+        self._word = ctypes.c_uint32(0)
+        self.address = ctypes.addressof(self._word)
+        self._futex = Futex(self.address)
+
+    @property
+    def value(self) -> int:
+        """What it holds."""
+        return self._word.value
+
+    def bump(self) -> None:
+        """Change it, and wake who waits."""
+        self._word.value = (self._word.value + 1) & 0xFFFFFFFF
+        self._futex.wake()
+
+
+class _Waiter(ctypes.Structure):
+    _fields_ = (
+        ("value", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+class FutexSet:
+    """Futexes on the words at `addresses`, up to `MOST_FUTEXES`, of which any wakes a waiter.
+
+    Where the kernel has no `futex_waitv`, a wait is a millisecond's sleep.
+    """
+
+    __slots__ = ("_count", "_waiters")
+
+    def __init__(self, addresses: Sequence[int]) -> None:
+        if len(addresses) > MOST_FUTEXES:
+            raise ValueError(f"at most {MOST_FUTEXES} futexes, not {len(addresses)}")
+        self._count = ctypes.c_uint(len(addresses))
+        self._waiters = (_Waiter * len(addresses))(*(_Waiter(0, address, _SIZE_U32, 0) for address in addresses))
+
+    def expect(self, values: Iterable[int]) -> None:
+        """What the words held when they were looked at."""
+        for waiter, value in zip(self._waiters, values, strict=True):
+            waiter.value = value
+
+    def wait(self, timeout_ns: int) -> None:
+        """Sleep while all words hold what is expected, for at most `timeout_ns`, with the GIL released."""
+        until = time.monotonic_ns() + timeout_ns
+        limit = _Timespec(until // 1_000_000_000, until % 1_000_000_000)
+        result = _syscall(
+            _SYS_FUTEX_WAITV, self._waiters, self._count, 0, ctypes.byref(limit), ctypes.c_int(_CLOCK_MONOTONIC)
+        )
+        if result < 0:
+            code = ctypes.get_errno()
+            if code == errno.ENOSYS:
+                time.sleep(min(timeout_ns / 1e9, 0.001))
+            elif code not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
+                raise OSError(code, f"futex_waitv: {errno.errorcode.get(code, code)}")

@@ -11,9 +11,11 @@ from ipcsync.cli.output import one_line_for_errors
 
 COMMANDS = {
     "bench": "ipcsync.cli.programs:bench",
+    "bridge": "ipcsync.cli.programs:bridge",
     "coordinator": "ipcsync.cli.programs:coordinator",
     "demo": "ipcsync.cli.programs:demo",
     "doctor": "ipcsync.cli.doctor:command",
+    "nodes": "ipcsync.cli.nodes:command",
     "observer": "ipcsync.cli.programs:observer",
     "reload": "ipcsync.cli.reload:command",
     "status": "ipcsync.cli.status:command",
@@ -59,6 +61,8 @@ def main() -> None:
       ipcsync status --json             the same for a program
       ipcsync top                       the same, live
       ipcsync reload                    new code for the coordinator, and no session ends
+      ipcsync bridge                    link it with other nodes, over NATS
+      ipcsync nodes                     which nodes there are
       ipcsync observer                  the same as a page and as metrics
       ipcsync coordinator --help        every setting of the daemon
 

@@ -34,6 +34,7 @@ def _program(name: str, summary: str) -> click.Command:
 
 
 bench: click.Command = _program("bench", "Measure ipcsync beside its peers and beside the limit.")
+bridge: click.Command = _program("bridge", "Link this host's events with those of other nodes.")
 coordinator: click.Command = _program("coordinator", "Run the coordinator until SIGTERM or Ctrl-C.")
 demo: click.Command = _program("demo", "Send a file through a pipeline of processes, and check what comes out.")
 observer: click.Command = _program("observer", "Serve a page and metrics of a coordinator.")

@@ -1,0 +1,56 @@
+"""`ipcsync nodes`: the nodes of the fleet, as the bridge of this one sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ipcsync.cli.output import echo, print_json, print_table
+
+
+@click.command("nodes")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
+@click.option(
+    "--runtime-dir", metavar="DIR", help="Where the coordinator serves. [IPCSYNC_RUNTIME_DIR, else the user's]"
+)
+@click.option("--timeout", default=5.0, type=click.FloatRange(0.1, 600), metavar="S", show_default=True)
+def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
+    """Show the nodes of the fleet, this one first.
+
+    \b
+    Examples:
+      ipcsync nodes
+      ipcsync nodes --json
+
+    "linked": events of it are mirrored here; "known": it is in the store of names; "lost", and why. Exit status 1 if
+    there is no coordinator, no bridge beside it, or the store does not answer.
+    """
+    rows = _ask(runtime_dir, timeout)
+    if as_json:
+        print_json(rows)
+        return
+    echo(f"{len(rows)} nodes")
+    table = [
+        [row["name"], row["state"], row["links"], _ago(row["last_heard_s"]), row["epoch"][:8], row["reason"]]
+        for row in rows
+    ]
+    print_table(["node", "state", "links", "heard", "epoch", "reason"], table)
+
+
+def _ask(runtime_dir: str | None, timeout: float) -> list[dict[str, Any]]:
+    import logging
+
+    from msgspec.structs import asdict
+
+    import ipcsync
+    from ipcsync._wire import endpoints
+
+    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # that there is no GPU here is not what was asked
+    where = endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint()
+    with ipcsync.connect(where, name="ipcsync nodes", timeout=timeout) as client:
+        return [{**asdict(row), "epoch": row.epoch.hex()} for row in client.nodes(timeout=timeout)]
+
+
+def _ago(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.1f} s ago"

@@ -1,0 +1,104 @@
+"""`python -m ipcsync_bridge`, and what `ipcsync bridge` becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from typing import Any
+
+import click
+
+from ipcsync.cli.output import Failed, WrongCall
+
+log = logging.getLogger("ipcsync.bridge")
+
+_FENCED = 3
+_ENDS = {"stopped": 0, "restarted": 1, "replaced": _FENCED}
+
+
+@click.command("bridge", context_settings={"show_default": True, "auto_envvar_prefix": "IPCSYNC_BRIDGE"})
+@click.option("--node", required=True, metavar="NAME", help="What this node is called in the fleet.")
+@click.option(
+    "--nats", "servers", required=True, multiple=True, metavar="URL", help="A server; more than once for more."
+)
+@click.option("--fleet", default="main", metavar="NAME", help="Which fleet of those on the servers.")
+@click.option("--runtime-dir", metavar="DIR", help="Where the coordinator serves. [the user's]")
+@click.option("--link-ttl", default=5.0, type=float, metavar="S", help="Silence after which a node is lost; from 1.")
+@click.option("--export", "exports", multiple=True, metavar="PREFIX", help="Names that others may wait for. [all]")
+@click.option("--insecure", is_flag=True, help="Speak in the clear to servers that are not on this machine.")
+@click.option("--tls-ca", default="", metavar="FILE", help="By which the servers' certificates are known.")
+@click.option("--tls-cert", default="", metavar="FILE", help="This node's certificate; its name is the node's.")
+@click.option("--tls-key", default="", metavar="FILE", help="Its key, mode 0600.")
+@click.option("--credentials", default="", metavar="FILE", help="NATS credentials (JWT and NKEY), mode 0600.")
+@click.option("--replicas", default=1, type=click.IntRange(1, 5), metavar="N", help="Of the bucket of names, if new.")
+@click.option("--max-nodes", default=256, type=click.IntRange(1, 65_536), metavar="N", help="Linked at most.")
+@click.option("--max-links", default=4096, type=click.IntRange(1, 65_536), metavar="N", help="Events linked at most.")
+@click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
+def main(runtime_dir: str | None, log_level: str, log_json: bool, **options: Any) -> None:
+    """Link the events of this host's coordinator with those of other nodes, over NATS.
+
+    \b
+    Examples:
+      ipcsync bridge --node prefill-0 --nats nats://127.0.0.1:4222
+      ipcsync bridge --node prefill-0 --nats tls://nats:4222 --tls-ca ca.pem --tls-cert node.pem --tls-key node.key
+
+    It is an ordinary client of the coordinator, with one more right. It needs the extra ipcsync[fleet].
+
+    Exit status: 0 when it was told to stop, 1 when it failed or its coordinator ended, 3 when another machine has taken
+    the node's name.
+    """
+    from ipcsync._logs import configure
+    from ipcsync._wire import endpoints
+    from ipcsync_bridge.config import ConfigError, Settings
+
+    try:
+        import nats  # noqa: F401 - whether it is there
+    except ModuleNotFoundError:
+        raise Failed("the bridge needs nats-py; in a checkout of ipcsync: pip install -e '.[fleet]'") from None
+    directory = runtime_dir or endpoints.runtime_dir()
+    try:
+        settings = Settings(endpoint=endpoints.endpoint_in(directory), **options)
+    except ConfigError as error:
+        raise WrongCall(str(error)) from None
+    configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "nats", "ipcsync"))
+    status = asyncio.run(_serve(settings, directory))
+    if status:
+        raise SystemExit(status)
+
+
+async def _serve(settings: Any, directory: str) -> int:  # noqa: ANN401 - loaded late
+    from ipcsync import errors
+    from ipcsync._linux.service_manager import ServiceManager
+    from ipcsync._logs import fields
+    from ipcsync_bridge.nats_transport import NatsTransport
+    from ipcsync_bridge.nodes import owner_id
+    from ipcsync_bridge.server import Bridge
+    from ipcsync_bridge.session import Desk
+    from ipcsync_bridge.transport import Unavailable
+
+    try:
+        desk = Desk(settings.endpoint, f"bridge {settings.node}", 5.0)
+    except errors.IpcSyncError as error:
+        raise Failed(str(error)) from None
+    why = "restarted"
+    try:
+        owner = owner_id(directory, settings.fleet, settings.node)
+        bridge = Bridge(settings, desk, NatsTransport(settings), owner)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, bridge.stop, "stopped")
+        why = await bridge.run(lambda: ServiceManager().ready("serving"))
+    except (errors.NodeNameTaken, Unavailable) as error:
+        raise Failed(str(error)) from None
+    finally:
+        desk.close(says_goodbye=why != "restarted")
+    log.info("ended", extra=fields(why=why))
+    return _ENDS[why]
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONWARNINGS", "default")
+    main(prog_name="ipcsync bridge")

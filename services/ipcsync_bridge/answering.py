@@ -1,0 +1,232 @@
+"""What other nodes ask of this one: its events, and whether it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeAlias
+
+from msgspec.structs import replace
+
+from ipcsync._wire import codec, messages
+from ipcsync.errors import EngineMismatch, EventClosed, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded
+from ipcsync_bridge import wire
+from ipcsync_bridge.config import Settings
+from ipcsync_bridge.exports import Export, Exports
+from ipcsync_bridge.links import Follower
+from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.session import Desk
+
+Answer: TypeAlias = Callable[[bytes], Awaitable[None]]
+
+_ONLY_TIMELINE = (
+    "the event {name!r} of node {node!r} uses the engine 'event', and only what is on 'timeline' can be waited for on "
+    "other nodes: record it with engine='timeline'"
+)
+
+
+class Host(Protocol):
+    """What it asks of the bridge."""
+
+    names: Names
+    channel: bytes
+    owner: bytes
+
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Have something done beside all else."""
+
+    def flush(self) -> None:
+        """Something may be told now."""
+
+
+class Answering:
+    """The questions of other nodes, and the exports that follow from them."""
+
+    def __init__(
+        self, settings: Settings, desk: Desk, exports: Exports, followers: dict[str, Follower], host: Host
+    ) -> None:
+        self._settings = settings
+        self._desk = desk
+        self._exports = exports
+        self._followers = followers
+        self._host = host
+        self._opening = 0  # questions that may attach to something
+        self._visits: set[wire.Key] = set()  # attached to, and exported to nobody
+
+    def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
+        """Answer a question, or begin to. ProtocolError for what is none."""
+        follower = self._followers.get(sender)
+        if follower is not None:
+            follower.last_asked = now
+        if isinstance(body, wire.Ping):
+            self._ping(sender, body, answer)
+        elif isinstance(body, wire.Ack):
+            if follower is not None and body.channel == self._host.channel:
+                follower.acked(body.number)
+                self._host.flush()
+        elif isinstance(body, wire.Keep):
+            if follower is not None and body.epoch == self._desk.epoch:
+                self._drop(follower, follower.keys - set(wire.unpack_keys(body.keys)))
+        elif isinstance(body, wire.Open | wire.Attach | wire.Events) and answer is not None:
+            self._host.begin(self._answer(sender, body, answer, now))
+        else:
+            raise ProtocolError(f"nobody asks {type(body).__name__}", code="invalid")
+
+    def _ping(self, sender: str, body: wire.Ping, answer: Answer | None) -> None:
+        follower = self._followers.get(sender)
+        number = links = 0
+        if follower is not None:
+            number, links = follower.number, len(follower.keys)
+            if body.channel == self._host.channel:
+                follower.acked(body.heard)
+            else:
+                follower.reset()
+            self._host.flush()
+        if answer is not None:
+            pong = wire.Pong(
+                self._host.names.term, self._desk.epoch, self._host.owner, self._host.channel, number, links
+            )
+            self._host.begin(answer(wire.encode(pong)))  # type: ignore[arg-type] # a coroutine
+
+    async def _answer(
+        self, sender: str, body: wire.Open | wire.Attach | wire.Events, answer: Answer, now: float
+    ) -> None:
+        self._opening += 1
+        try:
+            if isinstance(body, wire.Events):
+                reply: wire.Message = await self._list(body.prefix)
+            elif isinstance(body, wire.Open):
+                reply = self._state(sender, [await self._by_name(body.name)], now)
+            else:
+                reply = await self._attach(sender, body, now)
+            data = wire.encode(reply)
+        except IpcSyncError as error:
+            data = wire.encode(wire.Refused(type(error).__name__, str(error)[:1000]))
+        finally:
+            self._opening -= 1
+        await answer(data)
+
+    def _state(self, sender: str, exports: list[Export | wire.Row], now: float) -> wire.State:
+        follower = self._follower(sender, now)
+        rows = []
+        for export in exports:
+            if isinstance(export, Export):
+                if len(follower.keys) >= self._settings.max_links:
+                    raise QuotaExceeded(
+                        f"node {sender!r} waits for {self._settings.max_links} events here already",
+                        limit=self._settings.max_links,
+                    )
+                follower.keys.add(export.key)
+                export.followers.add(sender)
+                rows.append(export.look())
+            else:
+                rows.append(export)
+        number = follower.number
+        return wire.State(self._host.names.term, self._desk.epoch, self._host.channel, number, wire.pack_rows(rows))
+
+    def _follower(self, sender: str, now: float) -> Follower:
+        follower = self._followers.get(sender)
+        if follower is None:
+            if len(self._followers) >= self._settings.max_nodes:
+                raise QuotaExceeded(
+                    f"{self._settings.max_nodes} nodes wait for events of {self._settings.node!r} already",
+                    limit=self._settings.max_nodes,
+                )
+            follower = self._followers[sender] = Follower(sender, now)
+        return follower
+
+    async def _by_name(self, name: str) -> Export:
+        if not self._settings.exports_name(name):
+            raise EventClosed(f"node {self._settings.node!r} exports no event named {name!r} (--export)", event=name)
+        try:
+            reply = await self._desk.ask(messages.Open(name, engine="timeline"))
+        except EngineMismatch as error:
+            if "uses the engine 'event'" not in str(error):
+                raise
+            raise EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self._settings.node)) from None
+        assert isinstance(reply, messages.Attachment)
+        return self._exports.put(reply)
+
+    async def _attach(self, sender: str, body: wire.Attach, now: float) -> wire.State:
+        if body.epoch != self._desk.epoch:
+            raise NodeLost(
+                f"node {self._settings.node!r} has another coordinator now",
+                node=self._settings.node,
+                reason="restarted",
+            )
+        keys = wire.unpack_keys(body.keys)
+        if len(keys) > wire.MAX_ROWS:
+            raise ProtocolError("more uses than one answer tells of", code="invalid")
+        return self._state(sender, [await self._by_key(key) for key in keys], now)
+
+    async def _by_key(self, key: wire.Key) -> Export | wire.Row:
+        known = self._exports.get(key)
+        if known is not None:
+            return known
+        try:
+            reply = await self._desk.ask(messages.Attach(*key))
+        except EventClosed:
+            return wire.Row(*key, state="gone")
+        except EngineMismatch:
+            raise EngineMismatch(_ONLY_TIMELINE.format(name="", node=self._settings.node)) from None
+        assert isinstance(reply, messages.Attachment)
+        is_exported = self._settings.exports_name(reply.name)
+        if reply.engine == "timeline" and reply.origin is None and is_exported:
+            return self._exports.put(reply)
+        self._visits.add(key)
+        if not is_exported or reply.origin is not None:
+            return wire.Row(*key, state="gone")
+        raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self._settings.node))
+
+    async def _list(self, prefix: str) -> wire.Listed:
+        reply = await self._desk.ask(messages.ListEvents(prefix))
+        assert isinstance(reply, messages.EventList)
+        rows = [
+            replace(row, node=self._settings.node)
+            for row in reply.events
+            if row.engine == "timeline" and not row.node and row.name and self._settings.exports_name(row.name)
+        ]
+        data = codec.encode_reply(0, messages.EventList(rows))
+        if len(data) > wire.MAX_BYTES - 256:
+            raise QuotaExceeded(
+                f"{len(rows)} events of node {self._settings.node!r} are more than one message holds: ask for those "
+                "with a longer prefix",
+                limit=wire.MAX_BYTES,
+            )
+        return wire.Listed(data)
+
+    # --- the end of exports -------------------------------------------------------------------------------------------
+
+    def visit(self, key: wire.Key) -> None:
+        """The bridge is attached to a use for a moment."""
+        self._visits.add(key)
+
+    def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:
+        follower.drop(set(keys))
+        for key in keys:
+            export = self._exports.get(key)
+            if export is not None:
+                export.followers.discard(follower.node)
+
+    def forget(self, follower: Follower) -> None:
+        """A node has asked nothing for long: it is told no more."""
+        self._drop(follower, set(follower.keys))
+        self._followers.pop(follower.node, None)
+
+    def close_unused(self) -> None:
+        """Let go of what nobody follows. Not while something may be attached to: that could be just this."""
+        if self._opening:
+            return
+        for export in list(self._exports):
+            if not export.followers:
+                self._exports.drop(export)
+                self._host.begin(self._close(export.key))
+        for key in self._visits:
+            if self._exports.get(key) is None:
+                self._host.begin(self._close(key))
+        self._visits.clear()
+
+    async def _close(self, key: wire.Key) -> None:
+        try:
+            await self._desk.ask(messages.Close(*key))
+        except EventClosed:
+            return

@@ -1,0 +1,44 @@
+"""What the bridge stores of another node's event: on a slot of its own coordinator, on which it is the recorder."""
+
+from __future__ import annotations
+
+from ipcsync._board import OPEN, Board
+from ipcsync._linux.futex import Futex
+from ipcsync._wire.messages import Attachment
+from ipcsync_bridge.links import Link
+
+
+class Mirror:
+    """One mirror: `recorded`, then `completed`, then who waits is woken; a final word only after that."""
+
+    def __init__(self, board: Board, attachment: Attachment, link: Link) -> None:
+        self.link = link
+        self.slot = attachment.slot
+        self.incarnation = attachment.incarnation
+        self.is_finishing = False
+        self.has_told_closed = False
+        self._base = attachment.base
+        self._line = board.slot(attachment.slot)
+        self._word = Futex(self._line.completed_address)
+        self._recorded = self._completed = self._lost = 0
+
+    def store(self) -> None:
+        """Store what the link knows and the board does not. Nothing once the coordinator has finished the use."""
+        link, line = self.link, self._line
+        if (
+            self.is_finishing
+            or line.incarnation != self.incarnation
+            or (line.state != OPEN and not self.has_told_closed)
+        ):
+            return
+        if link.recorded > self._recorded:
+            line.publish(self._base + link.recorded)
+            self._recorded = link.recorded
+        if link.completed > self._completed:
+            line.store_completed(self._base + link.completed)
+            self._completed = link.completed
+        line.futex.wake()
+        self._word.wake()
+        if link.lost and link.lost != self._lost:
+            line.lose(self._base + link.lost, 0)
+            self._lost = link.lost

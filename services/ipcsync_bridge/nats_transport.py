@@ -1,0 +1,265 @@
+"""The transport over NATS: core messages for what is told and asked, a JetStream KV bucket for names.
+
+No decision rests on a watch of the bucket, on a TTL of the server's, or on a clock that two machines share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import KeyValueConfig, StorageType
+from nats.js.kv import KeyValue
+
+from ipcsync._logs import fields, is_round
+from ipcsync_bridge.config import Settings
+from ipcsync_bridge.transport import Conflict, Listener, Unavailable, Unreachable
+
+log = logging.getLogger("ipcsync.bridge")
+
+_MOST_PENDING = 8_192  # messages that came and were not read yet
+_PENDING_BYTES = 16 * 1024 * 1024
+_WRONG_REVISION = 10071
+_CONNECT_S = 2.0
+_START_S = 10.0
+_NOT_SENT = (nats.errors.Error, OSError, asyncio.TimeoutError)
+
+
+class NatsTransport:
+    """One connection to the servers of `settings`, as the node of `settings`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._nats = Client()
+        self._bucket: KeyValue | None = None
+        self._listener: Listener | None = None
+        self._errors = 0
+        self._is_closing = False
+        self.last_error = ""  # what the server said last, which is not told to who is refused
+
+    # --- the connection -----------------------------------------------------------------------------------------------
+
+    async def listen(self, listener: Listener) -> None:
+        """Connect and subscribe."""
+        self._listener = listener
+        settings = self._settings
+        try:
+            connecting = self._nats.connect(
+                list(settings.servers),
+                name=f"ipcsync bridge {settings.node}",
+                error_cb=self._failed,
+                reconnected_cb=self._reconnected,
+                disconnected_cb=self._disconnected,
+                connect_timeout=int(_CONNECT_S),
+                reconnect_time_wait=0.05,  # type: ignore[arg-type] # it takes fractions
+                max_reconnect_attempts=-1,
+                ping_interval=1,
+                max_outstanding_pings=2,
+                pending_size=1024 * 1024,
+                inbox_prefix=f"_INBOX_{settings.node}".encode(),
+                tls=self._tls(),
+                user_credentials=settings.credentials or None,
+            )
+            await asyncio.wait_for(connecting, _START_S)  # by itself it would try for ever
+        except (*_NOT_SENT, ssl.SSLError) as error:
+            why = self.last_error or str(error) or type(error).__name__
+            raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
+        for kind, callback in (("ask", self._on_ask), ("tell", self._on_tell)):
+            await self._nats.subscribe(
+                f"{self._subject(settings.node, kind)}.*",
+                cb=callback,
+                pending_msgs_limit=_MOST_PENDING,
+                pending_bytes_limit=_PENDING_BYTES,
+            )
+        await self._flush()
+
+    async def _flush(self) -> None:
+        try:
+            await self._nats.flush(timeout=int(_CONNECT_S))
+        except _NOT_SENT as error:
+            raise Unavailable(f"the NATS server does not answer: {self.last_error or error}") from error
+
+    def _tls(self) -> ssl.SSLContext | None:
+        settings = self._settings
+        if not settings.tls_ca:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=settings.tls_ca)
+        if settings.tls_cert:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+        return context
+
+    def _subject(self, node: str, kind: str) -> str:
+        return f"ipcsync.{self._settings.fleet}.{node}.{kind}"
+
+    async def _failed(self, error: Exception) -> None:
+        self.last_error = str(error) or type(error).__name__
+        self._errors += 1
+        if is_round(self._errors):
+            log.warning("nats", extra=fields(error=self.last_error, count=self._errors))
+
+    async def _disconnected(self) -> None:
+        if not self._is_closing:
+            log.warning("nats: disconnected")
+
+    async def _reconnected(self) -> None:
+        log.warning("nats: connected again", extra=fields(server=str(self._nats.connected_url)))
+        if self._listener is not None:
+            self._listener.connected()
+
+    async def close(self) -> None:
+        """Flush what is told for a moment, and end."""
+        self._is_closing = True
+        if self._nats.is_connected:
+            try:
+                await asyncio.wait_for(self._nats.flush(), 0.5)
+            except (*_NOT_SENT, ValueError):
+                log.debug("nats: not flushed")
+        try:
+            await self._nats.close()
+        except _NOT_SENT:
+            log.debug("nats: not closed")
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes, in bytes."""
+        return self._nats.max_payload
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    async def _on_tell(self, message: Msg) -> None:
+        assert self._listener is not None
+        self._listener.told(message.subject.rpartition(".")[2], message.data)
+
+    async def _on_ask(self, message: Msg) -> None:
+        assert self._listener is not None
+        answer = self._answering(message.reply) if message.reply else None
+        self._listener.asked(message.subject.rpartition(".")[2], message.data, answer)
+
+    def _answering(self, reply: str) -> Callable[[bytes], Awaitable[None]]:
+        async def answer(data: bytes) -> None:
+            if self._nats.is_connected:
+                try:
+                    await self._nats.publish(reply, data)
+                except _NOT_SENT:
+                    log.debug("nats: an answer was not sent")
+
+        return answer
+
+    async def tell(self, to: str, data: bytes) -> bool:
+        """Publish, unless it is known that this would wait for a connection: late news are of use to nobody."""
+        if not self._nats.is_connected:
+            return False
+        try:
+            await self._nats.publish(f"{self._subject(to, 'tell')}.{self._settings.node}", data)
+        except _NOT_SENT:
+            return False
+        return True
+
+    async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
+        """Request and reply, or a message to the same subject that asks for none."""
+        if not self._nats.is_connected:
+            raise Unreachable(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
+        subject = f"{self._subject(to, 'ask')}.{self._settings.node}"
+        try:
+            if timeout is None:
+                await self._nats.publish(subject, data)
+                return b""
+            return bytes((await self._nats.request(subject, data, timeout=timeout)).data)
+        except nats.errors.NoRespondersError:
+            raise Unreachable(f"no bridge of node {to!r} listens") from None
+        except (nats.errors.TimeoutError, asyncio.TimeoutError):
+            raise TimeoutError(f"node {to!r} did not answer within {timeout:g} s") from None
+        except _NOT_SENT as error:
+            raise Unreachable(str(error)) from error
+
+    # --- the store ----------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> KeyValue:
+        if self._bucket is None:
+            name = f"ipcsync_{self._settings.fleet}"
+            stream = self._nats.jetstream(timeout=5.0)
+            try:
+                self._bucket = await stream.key_value(name)
+            except nats.js.errors.BucketNotFoundError:
+                config = KeyValueConfig(
+                    name, history=1, storage=StorageType.FILE, replicas=self._settings.replicas, direct=False
+                )
+                self._bucket = await stream.create_key_value(config)
+        return self._bucket
+
+    async def _ask_store(self, what: Callable[[KeyValue], Awaitable[object]], timeout: float) -> object:
+        self.last_error = ""
+        try:
+            if not self._nats.is_connected:
+                raise Unavailable("this node is cut off from NATS")
+
+            async def ask() -> object:
+                return await what(await self._open())
+
+            return await asyncio.wait_for(ask(), timeout)
+        except nats.js.errors.KeyWrongLastSequenceError as error:
+            raise Conflict(str(error)) from None
+        except nats.js.errors.APIError as error:
+            if error.err_code == _WRONG_REVISION:
+                raise Conflict(str(error)) from None
+            self._bucket = None
+            raise Unavailable(f"the store refused: {error.description or error}") from error
+        except (*_NOT_SENT, nats.js.errors.Error) as error:
+            self._bucket = None
+            why = self.last_error or str(error) or type(error).__name__
+            raise Unavailable(f"the store of the fleet's names did not answer within {timeout:g} s: {why}") from error
+
+    async def cas(self, key: str, value: bytes | None, last: int, timeout: float) -> int:
+        """Create, update or delete by revision."""
+
+        async def write(bucket: KeyValue) -> int:
+            if value is None:
+                await bucket.delete(key, last=last)
+                return 0
+            if last == 0:
+                return int(await bucket.create(key, value))
+            return int(await bucket.update(key, value, last=last))
+
+        revision = await self._ask_store(write, timeout)
+        assert isinstance(revision, int)
+        return revision
+
+    async def read(self, prefix: str, timeout: float) -> dict[str, tuple[bytes, int]]:
+        """One key by name, or all that begin with what ends in a dot."""
+
+        async def look(bucket: KeyValue) -> dict[str, tuple[bytes, int]]:
+            keys = [prefix]
+            if prefix.endswith("."):
+                keys = await _keys(bucket, prefix)
+            found = {}
+            for key in keys:
+                entry = await _entry(bucket, key)
+                if entry is not None and entry.value is not None and entry.revision is not None:
+                    found[key] = entry.value, entry.revision
+            return found
+
+        found = await self._ask_store(look, timeout)
+        assert isinstance(found, dict)
+        return found
+
+
+async def _keys(bucket: KeyValue, prefix: str) -> list[str]:
+    """All keys that begin with `prefix`; a server before 2.10 cannot choose them."""
+    try:
+        return [key for key in await bucket.keys() if key.startswith(prefix)]
+    except nats.js.errors.NoKeysError:
+        return []
+
+
+async def _entry(bucket: KeyValue, key: str) -> KeyValue.Entry | None:
+    try:
+        return await bucket.get(key)
+    except nats.js.errors.KeyNotFoundError:
+        return None

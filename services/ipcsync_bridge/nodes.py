@@ -1,0 +1,259 @@
+"""Who is who in the fleet: which machine has which node's name, and which node the fleet's event of a name.
+
+A value names its owner by a number of 128 random bits, so that a write whose outcome was not told is known for one's
+own when it is read again. Terms order the owners of a name; they decide who may be called by it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+
+from ipcsync._wire import messages, nodes
+from ipcsync.errors import FleetUnavailable, NodeNameTaken, RecorderTaken, WaitTimeout
+from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachable
+
+T = TypeVar("T")
+
+_TRIES = 20
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The value of `nodes.<node>`."""
+
+    owner: str
+    epoch: str
+    term: int
+    version: int = 1
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """The value of `names.<name>`."""
+
+    node: str
+    owner: str
+    epoch: str
+    slot: int
+    incarnation: int
+
+
+def owner_id(directory: str, fleet: str, node: str) -> bytes:
+    """The 128 bits by which this machine's bridge knows its own keys again, kept in the runtime directory."""
+    path = os.path.join(directory, f"bridge-{fleet}-{node}")
+    try:
+        with open(path, "rb") as file:
+            known = file.read()
+        if len(known) == 16:
+            return known
+    except FileNotFoundError:
+        known = b""
+    fresh = os.urandom(16)
+    descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(fresh)
+    os.replace(f"{path}.new", path)
+    return fresh
+
+
+class Names:
+    """The keys of the fleet, as one node reads and writes them. `is_there` asks a node whether it answers."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        node: str,
+        owner: bytes,
+        epoch: bytes,
+        ttl_s: float,
+        is_there: Callable[[str, float], Awaitable[bytes | None]],
+    ) -> None:
+        self._transport = transport
+        self._node = node
+        self._owner = owner.hex()
+        self._epoch = epoch.hex()
+        self._ttl_s = ttl_s
+        self._is_there = is_there
+        self.term = 0
+        self.claims: dict[tuple[int, int], tuple[str, int]] = {}  # by slot and incarnation: key, revision
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    async def _read_one(self, key: str, timeout: float) -> tuple[bytes, int] | None:
+        return (await self._transport.read(key, timeout)).get(key)
+
+    async def take(self) -> None:
+        """Have the node's name. NodeNameTaken if another machine has it and answers; Unavailable."""
+        key = f"nodes.{self._node}"
+        for _ in range(_TRIES):
+            found = await self._read_one(key, 5.0)
+            known = None if found is None else _decode(found[0], Owner)
+            if known is not None and known.owner != self._owner:
+                await self._refuse_if_alive()
+            self.term = max(self.term, 0 if known is None else known.term) + 1
+            value = msgspec.json.encode(Owner(self._owner, self._epoch, self.term))
+            try:
+                await self._transport.cas(key, value, 0 if found is None else found[1], 5.0)
+            except Conflict:
+                continue
+            return
+        raise Unavailable(f"the key {key} changes all the time")
+
+    async def _refuse_if_alive(self) -> None:
+        """Ask who has the name for a whole TTL: one answer, and it is taken."""
+        deadline = time.monotonic() + self._ttl_s
+        while (left := deadline - time.monotonic()) > 0:
+            owner = await self._is_there(self._node, left)
+            if owner is not None and owner.hex() != self._owner:
+                raise NodeNameTaken(
+                    f"another bridge, which answers, has the name {self._node!r} in this fleet: give each node a name "
+                    "of its own",
+                    node=self._node,
+                )
+
+    async def keeps(self) -> bool:
+        """Whether the name still is this node's; made anew if the store has lost it. Unavailable."""
+        found = await self._read_one(f"nodes.{self._node}", 5.0)
+        known = None if found is None else _decode(found[0], Owner)
+        if known is not None and known.owner != self._owner:
+            return False
+        if known is None or known.epoch != self._epoch:
+            try:
+                value = msgspec.json.encode(Owner(self._owner, self._epoch, self.term))
+                await self._transport.cas(f"nodes.{self._node}", value, 0 if found is None else found[1], 5.0)
+            except Conflict:
+                return await self.keeps()
+        await self._keep_claims()
+        return True
+
+    async def everybody(self, timeout: float) -> dict[str, Owner]:
+        """The nodes by name. FleetUnavailable."""
+        try:
+            found = await self._transport.read("nodes.", timeout)
+        except Unavailable as error:
+            raise FleetUnavailable(str(error), timeout=timeout) from None
+        owners = {key.partition(".")[2]: _decode(value, Owner) for key, (value, _) in found.items()}
+        return {node: owner for node, owner in owners.items() if owner is not None and not nodes.why_not(node)}
+
+    async def node_of(self, epoch: bytes, timeout: float) -> str | None:
+        """The node that has an epoch, None if no node has it. FleetUnavailable."""
+        for node, owner in (await self.everybody(timeout)).items():
+            if owner.epoch == epoch.hex():
+                return node
+        return None
+
+    # --- the fleet's names of events ----------------------------------------------------------------------------------
+
+    async def find(self, name: str, timeout: float) -> Claim:
+        """Who has the fleet's event of a name. WaitTimeout if nobody has, FleetUnavailable."""
+        try:
+            found = await self._read_one(_key_of(name), timeout)
+            claim = None if found is None else _decode(found[0], Claim)
+            if claim is None or not await self._is_present(claim, timeout):
+                raise WaitTimeout("no node has claimed it")
+        except Unavailable as error:
+            raise FleetUnavailable(str(error), timeout=timeout) from None
+        return claim
+
+    async def _is_present(self, claim: Claim, timeout: float) -> bool:
+        """Whether the claim is of the present epoch of its node."""
+        if claim.node == self._node:
+            return claim.epoch == self._epoch
+        found = await self._read_one(f"nodes.{claim.node}", timeout)
+        owner = None if found is None else _decode(found[0], Owner)
+        return owner is not None and owner.epoch == claim.epoch
+
+    async def claim(self, want: messages.Want, timeout: float) -> None:
+        """Have the fleet's event of a name for a use of a slot here. RecorderTaken, FleetUnavailable."""
+        key = _key_of(want.name)
+        value = msgspec.json.encode(Claim(self._node, self._owner, self._epoch, want.slot, want.incarnation))
+        deadline = time.monotonic() + timeout
+        try:
+            for _ in range(_TRIES):
+                found = await self._read_one(key, timeout)
+                if found is not None and found[0] != value:
+                    await self._refuse_if_taken(want.name, found[0], deadline)
+                try:
+                    last = 0 if found is None else found[1]
+                    revision = (
+                        last
+                        if found is not None and found[0] == value
+                        else await self._transport.cas(key, value, last, timeout)
+                    )
+                except Conflict:
+                    continue
+                self.claims[want.slot, want.incarnation] = key, revision
+                return
+        except Unavailable as error:
+            raise FleetUnavailable(str(error), timeout=timeout) from None
+        raise FleetUnavailable(f"the key {key} changes all the time", timeout=timeout)
+
+    async def _refuse_if_taken(self, name: str, value: bytes, deadline: float) -> None:
+        claim = _decode(value, Claim)
+        if claim is None or not await self._is_present(claim, max(deadline - time.monotonic(), 0.1)):
+            return
+        if claim.node == self._node and (claim.slot, claim.incarnation) not in self.claims:
+            return  # of an earlier use here, whose key was not removed
+        until = min(deadline, time.monotonic() + self._ttl_s)
+        while claim.node != self._node:
+            if await self._is_there(claim.node, max(until - time.monotonic(), 0.05)) is not None:
+                break
+            if time.monotonic() >= until:
+                return  # silent for as long as makes a node lost
+        raise RecorderTaken(
+            f"node {claim.node!r} has the fleet's event {name!r}, and an event has one recorder for its whole life",
+            event=name,
+            recorder=claim.node,
+        )
+
+    async def release(self, key: tuple[int, int]) -> None:
+        """A use is over: its name is free. What cannot be removed now is at the next `keeps`."""
+        found = self.claims.get(key)
+        if found is None:
+            return
+        try:
+            await self._transport.cas(found[0], None, found[1], 5.0)
+        except (Unavailable, Unreachable):
+            return
+        except Conflict:
+            pass  # somebody else's by now
+        self.claims.pop(key, None)
+
+    async def _keep_claims(self) -> None:
+        """What the store has lost is claimed anew; what is another node's by now is no more this one's."""
+        for (slot, incarnation), (key, _) in list(self.claims.items()):
+            value = msgspec.json.encode(Claim(self._node, self._owner, self._epoch, slot, incarnation))
+            found = await self._read_one(key, 5.0)
+            try:
+                if found is None:
+                    self.claims[slot, incarnation] = key, await self._transport.cas(key, value, 0, 5.0)
+                elif found[0] == value:
+                    self.claims[slot, incarnation] = key, found[1]
+                else:
+                    self.claims.pop((slot, incarnation), None)
+            except Conflict:
+                continue
+
+    async def resume(self) -> list[tuple[int, int]]:
+        """Take over the claims of the bridge before this one, of the same epoch: the uses that they are of."""
+        for key, (value, revision) in (await self._transport.read("names.", 5.0)).items():
+            claim = _decode(value, Claim)
+            if claim is not None and claim.node == self._node and claim.epoch == self._epoch:
+                self.claims[claim.slot, claim.incarnation] = key, revision
+        return list(self.claims)
+
+
+def _key_of(name: str) -> str:
+    return "names." + base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+
+
+def _decode(value: bytes, kind: type[T]) -> T | None:
+    """The value, None if no bridge wrote it."""
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.MsgspecError, ValueError):
+        return None

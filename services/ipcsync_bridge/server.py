@@ -1,0 +1,309 @@
+"""The bridge's life: what comes from other nodes, what sessions of this one want, and what is found by looking.
+
+All of it is done by one loop; requests to the coordinator, the heartbeat, and the looks at exports have threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from ipcsync._logs import fields, is_round
+from ipcsync._wire import codec, messages
+from ipcsync.errors import IpcSyncError, ProtocolError, SessionLost
+from ipcsync_bridge import wire
+from ipcsync_bridge.answering import Answering
+from ipcsync_bridge.config import Settings
+from ipcsync_bridge.counters import Counters
+from ipcsync_bridge.exports import Export, Exports
+from ipcsync_bridge.following import Following
+from ipcsync_bridge.links import Follower
+from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.session import Desk, Feed
+from ipcsync_bridge.transport import Transport, Unavailable, Unreachable
+
+log = logging.getLogger("ipcsync.bridge")
+
+_TICK_S = 1.0
+_KEYS_S = 10.0
+_LATE_S = 1.0
+_LEFT_TTLS = 10
+
+
+class Bridge:
+    """One node's bridge over one session, until it is told to stop, is fenced, or the session is lost."""
+
+    def __init__(self, settings: Settings, desk: Desk, transport: Transport, owner: bytes) -> None:
+        self._settings = settings
+        self._desk = desk
+        self._transport = transport
+        self.counters = Counters()
+        self.channel = os.urandom(16)
+        self.owner = owner
+        """By which this machine's bridge is told from another one under the same name."""
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._done = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._flush = asyncio.Event()
+        self.why = "stopped"
+        self.names = Names(transport, settings.node, owner, desk.epoch, settings.link_ttl, self._is_there)
+        self.exports = Exports(desk.board, self._changed_on_thread)
+        self.followers: dict[str, Follower] = {}
+        self.answering = Answering(settings, desk, self.exports, self.followers, self)
+        self.following = Following(settings, desk, transport, self.names, self.counters, self.begin, self._wake.set)
+        self.following.on_visit = self.answering.visit  # type: ignore[method-assign]
+        self._feed: Feed | None = None
+        self._handled: set[int] = set()
+        self._next_keys = 0.0
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, tell_serving: Callable[[], None]) -> str:
+        """Serve; why it ended: "stopped", "restarted" (the session is lost) or "replaced" (another has the name)."""
+        await self._transport.listen(self)
+        await self.names.take()
+        for slot, incarnation in await self.names.resume():
+            self.begin(self._resume_claim((slot, incarnation)))
+        self._feed = self._desk.subscribe()
+        self._loop.add_reader(self._feed.fileno(), self._drain_feed)
+        self._loop.call_soon(self._drain_feed)
+        self.begin(self._flush_for_ever())
+        log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.names.term))
+        tell_serving()
+        try:
+            await self._tick_until_done()
+        finally:
+            await self._end()
+        return self.why
+
+    def stop(self, why: str) -> None:
+        """Begin to end."""
+        if not self._done.is_set():
+            self.why = why
+            self._done.set()
+            self._wake.set()
+
+    async def _end(self) -> None:
+        for node in {*self.followers, *self.following.sources}:
+            body = wire.Over(self.names.term, self._desk.epoch, self.why)
+            await self._transport.tell(node, wire.encode(body))
+        if self._feed is not None:
+            self._loop.remove_reader(self._feed.fileno())
+            self._feed.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.exports.close()
+        await self._transport.close()
+
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Have something done beside all else; what fails is logged."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, SessionLost):
+            self.stop("restarted")
+        elif error is not None:
+            log.error("failed", extra=fields(what=str(task.get_coro())), exc_info=error)
+
+    # --- ticks --------------------------------------------------------------------------------------------------------
+
+    async def _tick_until_done(self) -> None:
+        last = time.monotonic()
+        house = 0.0
+        self._next_keys = last + _KEYS_S
+        while not self._done.is_set():
+            now = time.monotonic()
+            if now - last > _TICK_S + _LATE_S:
+                self.following.paused(now)
+                for follower in self.followers.values():
+                    follower.last_asked = now
+            last = now
+            try:
+                self._desk.check()
+            except IpcSyncError as error:
+                log.error("session lost", extra=fields(why=error))
+                self.stop("restarted")
+                return
+            due = self.following.look(now)
+            if now >= house:
+                house = now + _TICK_S
+                self._keep_house(now)
+            self._wake.clear()
+            seconds = max(min(due, house) - time.monotonic(), 0.0)
+            try:
+                await asyncio.wait_for(self._wake.wait(), seconds)
+            except asyncio.TimeoutError:
+                continue
+
+    def _keep_house(self, now: float) -> None:
+        self._drain_feed()  # an edge that was missed costs a tick
+        if now >= self._next_keys:
+            self._next_keys = now + _KEYS_S
+            self.begin(self._keep_keys())
+        left = [f for f in self.followers.values() if now - f.last_asked > _LEFT_TTLS * self._settings.link_ttl]
+        for follower in left:
+            log.info("left out", extra=fields(node=follower.node))
+            self.answering.forget(follower)
+        self.answering.close_unused()
+
+    async def _keep_keys(self) -> None:
+        try:
+            if not await self.names.keeps():
+                log.error("another machine has this node's name now", extra=fields(node=self._settings.node))
+                self.stop("replaced")
+        except (Unavailable, Unreachable) as error:
+            self.counters.store_failures += 1
+            log.warning("store", extra=fields(error=error))
+
+    async def _resume_claim(self, key: wire.Key) -> None:
+        """A claim of the bridge before this one: is the event still there?"""
+        rows = await self._desk.ask(messages.ListEvents(""))
+        assert isinstance(rows, messages.EventList)
+        if not any((row.slot, row.incarnation) == key and row.state == "open" for row in rows.events):
+            await self.names.release(key)
+
+    # --- what other nodes say -----------------------------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """Again: what was missed is asked for, and the keys are looked at."""
+        self._next_keys = 0.0
+        self.following.reconnected(time.monotonic())
+        self._flush.set()
+
+    def told(self, sender: str, data: bytes) -> None:
+        """News of another node."""
+        try:
+            body = wire.decode(data)
+            if not isinstance(body, wire.News | wire.Over):
+                raise ProtocolError("told, and no news", code="invalid")
+            self.counters.tells_heard += 1
+            if isinstance(body, wire.News):
+                self.following.heard(sender, body)
+            else:
+                self.following.over(sender, body)
+        except ProtocolError as error:
+            self.strange(sender, error)
+
+    def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
+        """A question of another node."""
+        try:
+            body = wire.decode(data)
+            self.answering.asked(sender, body, answer, time.monotonic())
+        except ProtocolError as error:
+            self.strange(sender, error)
+
+    def strange(self, sender: str, error: IpcSyncError) -> None:
+        """Count what no bridge sends."""
+        self.counters.strange += 1
+        if is_round(self.counters.strange):
+            log.warning("strange message", extra=fields(node=sender[:80], why=error, count=self.counters.strange))
+
+    async def _is_there(self, node: str, timeout: float) -> bytes | None:
+        """The owner id of the bridge that answers as `node`, None if none does in `timeout` seconds."""
+        until = time.monotonic() + timeout
+        while (left := until - time.monotonic()) > 0:
+            owner = await self._ask_owner(node, min(left, 1.0))
+            if owner is not None:
+                return owner
+            await asyncio.sleep(min(0.1, max(until - time.monotonic(), 0.0)))
+        return None
+
+    async def _ask_owner(self, node: str, timeout: float) -> bytes | None:
+        try:
+            body = wire.decode(await self._transport.ask(node, wire.encode(wire.Ping(b"", 0)), timeout))
+        except (Unreachable, TimeoutError, ProtocolError):
+            return None
+        return body.owner if isinstance(body, wire.Pong) else None
+
+    # --- what other nodes are told ------------------------------------------------------------------------------------
+
+    def _changed_on_thread(self, exports: list[Export]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._changed, exports)
+        except RuntimeError:
+            return  # the loop has ended
+
+    def _changed(self, exports: list[Export]) -> None:
+        for export in exports:
+            for node in export.followers:
+                follower = self.followers.get(node)
+                if follower is not None:
+                    follower.put(export.row)
+        self._flush.set()
+
+    def flush(self) -> None:
+        """Something may be told now."""
+        self._flush.set()
+
+    async def _flush_for_ever(self) -> None:
+        while True:
+            await self._flush.wait()
+            self._flush.clear()
+            for follower in list(self.followers.values()):
+                await self._tell(follower)
+
+    async def _tell(self, follower: Follower) -> None:
+        while rows := follower.take(wire.MAX_ROWS):
+            body = wire.News(self.names.term, self._desk.epoch, self.channel, follower.number, wire.pack_rows(rows))
+            if not await self._transport.tell(follower.node, wire.encode(body)):
+                follower.give_back(rows)
+                return
+            self.counters.tells += 1
+            self.counters.rows_told += len(rows)
+
+    # --- what sessions of this node want ------------------------------------------------------------------------------
+
+    def _drain_feed(self) -> None:
+        if self._feed is None or self._done.is_set():
+            return
+        self._feed.drain(self._announced, lambda: self.begin(self._list_wants()))
+
+    def _announced(self, announcement: messages.Announcement) -> None:
+        key = (announcement.slot, announcement.incarnation)
+        if announcement.kind == "wanted" and announcement.want is not None:
+            self._want(announcement.want)
+        elif announcement.kind == "unwanted":
+            self.following.unwanted(key)
+        elif announcement.kind in ("closed", "broken"):
+            if self.exports.get(key) is not None:
+                self.exports.kick()
+            if key in self.names.claims:
+                self.begin(self.names.release(key))
+
+    async def _list_wants(self) -> None:
+        reply = await self._desk.ask(messages.ListWants())
+        assert isinstance(reply, messages.WantList)
+        for want in reply.wants:
+            self._want(want)
+        self._handled &= {want.number for want in reply.wants}
+
+    def _want(self, want: messages.Want) -> None:
+        if want.number not in self._handled:
+            self._handled.add(want.number)
+            self.begin(self._serve(want))
+
+    async def _serve(self, want: messages.Want) -> None:
+        self.counters.wants += 1
+        left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0
+        try:
+            reply = await self.following.serve(want, max(left, 0.05))
+        except SessionLost:
+            raise
+        except IpcSyncError as error:
+            self.counters.refusals[type(error).__name__] += 1
+            reply = codec.failure_of(error)
+        if reply is not None:
+            await self._desk.ask(messages.Answer(want.number, codec.encode_reply(0, reply)))
+        self._handled.discard(want.number)

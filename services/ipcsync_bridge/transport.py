@@ -1,0 +1,65 @@
+"""What carries messages between bridges, and keeps the fleet's names: six calls, behind which NATS is today.
+
+`tell`: news that nobody answers. `ask`, and an `answer` to what was asked. `listen`, once: what is called with what
+comes. `cas` and `read`: the store of names. Nothing here gives a guarantee of delivery or of order, and none is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from ipcsync.errors import IpcSyncError
+
+
+class Unreachable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
+    """Nobody listens there now, or this node is cut off."""
+
+
+class Conflict(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
+    """A key is not at the revision that was expected; or the outcome of an earlier try is told now."""
+
+
+class Unavailable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
+    """The store did not answer in time, or refused; whether something was written is not known."""
+
+
+class Listener(Protocol):
+    """Who takes what comes. `sender` is a node's name, which the server vouches for."""
+
+    def told(self, sender: str, data: bytes) -> None:
+        """News."""
+
+    def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
+        """A question; `answer` sends the reply, None if none is awaited."""
+
+    def connected(self) -> None:
+        """The transport is there, again."""
+
+
+class Transport(Protocol):
+    """One node's way to the others."""
+
+    async def listen(self, listener: Listener) -> None:
+        """Connect, and have `listener` called from now on. Unavailable if that cannot be."""
+
+    async def tell(self, to: str, data: bytes) -> bool:
+        """Send news to a node; False if they were not even begun to be sent."""
+
+    async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
+        """Ask a node: its answer, or nothing awaited for a `timeout` of None.
+
+        Unreachable at once if nobody listens there, TimeoutError after `timeout` seconds.
+        """
+
+    async def cas(self, key: str, value: bytes | None, last: int, timeout: float) -> int:
+        """Write a key that is at revision `last` (0: there is none), or delete it (value None): the new revision.
+
+        Conflict, or Unavailable: then it may be applied later still.
+        """
+
+    async def read(self, prefix: str, timeout: float) -> dict[str, tuple[bytes, int]]:
+        """What the keys hold that begin with `prefix`, with revisions; a whole key for itself. Unavailable."""
+
+    async def close(self) -> None:
+        """End; what was told is sent first, if that takes no time."""

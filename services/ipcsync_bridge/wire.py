@@ -1,0 +1,220 @@
+"""What bridges say to each other: MessagePack arrays [version, kind, …], at most 64 KiB each.
+
+Who speaks is told by the subject, which the server enforces, never by a message. Whatever may be long is packed into
+bytes of one form, so that nothing larger than the message itself is built from it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgpack
+import msgspec
+from msgspec import Meta, Struct
+
+from ipcsync.errors import ProtocolError
+
+VERSION = 1
+MAX_BYTES = 64 * 1024
+MAX_ROWS = 1_000  # of one message
+MAX_KEYS = 5_000
+
+STATES = ("open", "closed", "broken", "gone")
+CAUSES = ("", "died", "expired")
+
+Key: TypeAlias = tuple[int, int]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Blob = Annotated[bytes, Meta(max_length=MAX_BYTES)]
+Text = Annotated[str, Meta(max_length=1024)]
+
+_ROW = struct.Struct("<IQQQQBB")
+_KEY = struct.Struct("<IQ")
+_LIMIT = 1 << 62
+
+
+class Row(NamedTuple):
+    """What is known of one use of a slot, which only grows.
+
+    All generations up to `completed`, never more than `recorded`, count; `lost` is the first that never will, 0 for
+    none. `state`: open, closed (nothing more is recorded), broken (nothing more counts), or gone (there is no such use
+    any more, and nobody knows how it ended). `cause`, of a broken one: whether its recorder died or expired.
+    """
+
+    slot: int
+    incarnation: int
+    recorded: int = 0
+    completed: int = 0
+    lost: int = 0
+    state: str = "open"
+    cause: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Which use it is."""
+        return self.slot, self.incarnation
+
+
+class Open(Struct, frozen=True, array_like=True):
+    """Ask for the event of that name, which is made if nobody has it. Answered by State."""
+
+    name: Annotated[str, Meta(max_length=255)]
+
+
+class Attach(Struct, frozen=True, array_like=True):
+    """Ask for uses of slots, to be told of them from now on. Answered by State."""
+
+    epoch: Id
+    keys: Blob
+
+
+class Ping(Struct, frozen=True, array_like=True):
+    """Ask whether the node is there; `heard` is the number of its last news on `channel`. Answered by Pong."""
+
+    channel: Blob
+    heard: Count
+
+
+class Events(Struct, frozen=True, array_like=True):
+    """Ask for the events whose names begin with `prefix`. Answered by Listed."""
+
+    prefix: Annotated[str, Meta(max_length=255)]
+
+
+class Ack(Struct, frozen=True, array_like=True):
+    """News up to `number` of `channel` were heard. Not answered."""
+
+    channel: Id
+    number: Count
+
+
+class Keep(Struct, frozen=True, array_like=True):
+    """These are all the uses that the asker still wants to hear of. Not answered."""
+
+    epoch: Id
+    keys: Blob
+
+
+class State(Struct, frozen=True, array_like=True):
+    """How the uses that were asked for are; their news from `number` of `channel` on come by themselves."""
+
+    term: Count
+    epoch: Id
+    channel: Id
+    number: Count
+    rows: Blob
+
+
+class Pong(Struct, frozen=True, array_like=True):
+    """The node is there; `number` was its last news to the asker, who is told of `links` uses."""
+
+    term: Count
+    epoch: Id
+    owner: Id
+    channel: Id
+    number: Count
+    links: Count
+
+
+class Listed(Struct, frozen=True, array_like=True):
+    """The events asked for, as the reply to `ListEvents`."""
+
+    reply: Blob
+
+
+class Refused(Struct, frozen=True, array_like=True):
+    """What was asked is refused; `kind` is a class name of `ipcsync.errors`."""
+
+    kind: Text
+    text: Text
+
+
+class News(Struct, frozen=True, array_like=True):
+    """What has changed of uses that the other node mirrors."""
+
+    term: Count
+    epoch: Id
+    channel: Id
+    number: Count
+    rows: Blob
+
+
+class Over(Struct, frozen=True, array_like=True):
+    """The epoch is over for other nodes; `reason` is a NodeLost's."""
+
+    term: Count
+    epoch: Id
+    reason: Text
+
+
+Message: TypeAlias = Open | Attach | Ping | Events | Ack | Keep | State | Pong | Listed | Refused | News | Over
+_KINDS: dict[str, type[Message]] = {
+    "open": Open, "attach": Attach, "ping": Ping, "events": Events, "ack": Ack, "keep": Keep,
+    "state": State, "pong": Pong, "listed": Listed, "refused": Refused, "news": News, "over": Over,
+}  # fmt: skip
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode(body: Message) -> bytes:
+    """The bytes of a message; ProtocolError if they are too many."""
+    data = msgspec.msgpack.encode((VERSION, _NAMES[type(body)], body))
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_BYTES}", code="too_large")
+    return data
+
+
+def decode(data: bytes) -> Message:
+    """The message in bytes that anybody may have sent; ProtocolError if it is none."""
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_BYTES}", code="too_large")
+    try:
+        parts: Any = msgpack.unpackb(
+            data, raw=False, max_str_len=1024, max_bin_len=MAX_BYTES, max_array_len=16, max_map_len=0, max_ext_len=0
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise ProtocolError(f"not MessagePack as agreed: {type(error).__name__}", code="malformed") from None
+    if not isinstance(parts, list) or len(parts) != 3 or type(parts[0]) is not int:
+        raise ProtocolError("not an array of version, kind and body", code="malformed")
+    if parts[0] != VERSION:
+        raise ProtocolError(f"bridges' protocol {parts[0]}, and this is {VERSION}", code="version")
+    kind = _KINDS.get(parts[1]) if isinstance(parts[1], str) else None
+    if kind is None:
+        raise ProtocolError("no message of bridges is called so", code="malformed")
+    try:
+        body: Message = msgspec.convert(parts[2], kind, strict=True)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ProtocolError(f"{kind.__name__}: {error}", code="invalid") from None
+    return body
+
+
+def pack_rows(rows: Iterable[Row]) -> bytes:
+    """Rows as they travel."""
+    return b"".join(
+        _ROW.pack(*row[:5], STATES.index(row.state), CAUSES.index(row.cause)) for row in rows
+    )  # fmt: skip
+
+
+def unpack_rows(data: bytes) -> list[Row]:
+    """The rows in bytes; ProtocolError if they are none."""
+    if len(data) % _ROW.size or len(data) > MAX_ROWS * _ROW.size:
+        raise ProtocolError("rows of another size", code="invalid")
+    rows = []
+    for slot, incarnation, recorded, completed, lost, state, cause in _ROW.iter_unpack(data):
+        if state >= len(STATES) or cause >= len(CAUSES) or max(recorded, completed, lost, incarnation) >= _LIMIT:
+            raise ProtocolError("a row with a value that there is not", code="invalid")
+        rows.append(Row(slot, incarnation, recorded, min(completed, recorded), lost, STATES[state], CAUSES[cause]))
+    return rows
+
+
+def pack_keys(keys: Iterable[Key]) -> bytes:
+    """Keys as they travel."""
+    return b"".join(_KEY.pack(*key) for key in keys)
+
+
+def unpack_keys(data: bytes) -> list[Key]:
+    """The keys in bytes; ProtocolError if they are none."""
+    if len(data) % _KEY.size or len(data) > MAX_KEYS * _KEY.size:
+        raise ProtocolError("keys of another size", code="invalid")
+    return list(_KEY.iter_unpack(data))

@@ -1,0 +1,1 @@
+"""The fleet: several nodes on one machine, over a real nats-server."""

@@ -1,0 +1,47 @@
+"""Servers and nodes, all ended after the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.nodes import Node, Server, why_not
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A nats-server of the test's own."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    one = Server(tmp_path)
+    yield one
+    one.kill()
+
+
+@pytest.fixture
+def new_node(server: Server) -> Iterator[Callable[..., Node]]:
+    """Starts nodes of the fleet."""
+    nodes: list[Node] = []
+
+    def start(name: str, *arguments: str, has_bridge: bool = True, **settings: object) -> Node:
+        node = Node(name, [server.url], *arguments, **settings)
+        nodes.append(node)
+        if has_bridge:
+            node.start_bridge()
+        return node
+
+    yield start
+    for node in nodes:
+        node.close()
+
+
+@pytest.fixture
+def pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
+    """Two nodes, `a` and `b`, with their bridges."""
+    nodes = (new_node("a"), new_node("b"))
+    for node in nodes:
+        node.await_bridge()
+    return nodes

@@ -1,0 +1,166 @@
+"""Links between nodes: what is merged, what is asked for again, and when a node is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ipcsync_bridge.links import ACK_EVERY, PING_S, RETRY_S, WINDOW, Follower, Link, Source
+from ipcsync_bridge.wire import Row
+
+CHANNEL, OTHER = b"c" * 16, b"d" * 16
+KEY = (1, 2)
+
+
+def source() -> Source:
+    one = Source("a", b"e" * 16, ttl_s=5.0, alive_until=105.0)
+    one.synced(CHANNEL, 0)
+    return one
+
+
+def test_merging_is_a_maximum_in_any_order() -> None:
+    rows = [Row(*KEY, recorded, completed) for recorded in range(6) for completed in range(recorded + 1)]
+    rows.append(Row(*KEY, 6, 6, state="closed"))
+    for seed in range(20):
+        chosen = random.Random(seed)
+        link = Link(KEY)
+        for row in chosen.sample(rows, len(rows)) + chosen.choices(rows, k=10):
+            before = (link.recorded, link.completed)
+            link.merge(row)
+            assert (link.recorded, link.completed) >= before
+        assert (link.recorded, link.completed, link.state) == (6, 6, "closed")
+
+
+def test_complete_is_never_more_than_recorded() -> None:
+    link = Link(KEY)
+    link.merge(Row(*KEY, recorded=2, completed=5))
+    assert (link.recorded, link.completed) == (2, 2)
+
+
+def test_a_finished_link_hears_nothing_more() -> None:
+    link = Link(KEY)
+    assert link.merge(Row(*KEY, 3, 2, state="broken", cause="died"))
+    assert not link.merge(Row(*KEY, 9, 9))
+    assert (link.recorded, link.completed, link.cause, link.is_over) == (3, 2, "died", True)
+
+
+def test_what_is_lost_may_only_grow() -> None:
+    link = Link(KEY)
+    for lost, expected in ((5, 5), (7, 5), (3, 3), (0, 3)):
+        link.merge(Row(*KEY, 9, 1, lost))
+        assert link.lost == expected
+
+
+def test_news_in_order_are_acknowledged_every_fourth_time() -> None:
+    one = source()
+    acks = [one.heard_news(CHANNEL, number, 100.0) for number in range(1, 3 * ACK_EVERY + 1)]
+    assert [number for number in acks if number] == [ACK_EVERY, 2 * ACK_EVERY, 3 * ACK_EVERY]
+    assert not one.wants_sync
+
+
+@pytest.mark.parametrize(("channel", "number"), [(CHANNEL, 3), (OTHER, 1)])
+def test_a_gap_or_another_bridge_has_the_state_asked_for(channel: bytes, number: int) -> None:
+    one = source()
+    one.heard_news(CHANNEL, 1, 100.0)
+    one.heard_news(channel, number, 100.0)
+    assert one.wants_sync
+    one.synced(channel, number)
+    assert not one.wants_sync
+
+
+def test_an_answer_that_is_ahead_of_news_waits_for_them_a_moment() -> None:
+    one = source()
+    one.heard_answer(CHANNEL, 2, 100.0)
+    one.look(100.01)
+    assert not one.wants_sync
+    one.heard_news(CHANNEL, 1, 100.02)
+    one.heard_news(CHANNEL, 2, 100.02)
+    one.look(100.2)
+    assert not one.wants_sync
+    one.heard_answer(CHANNEL, 3, 100.3)
+    assert one.looks_at == pytest.approx(100.35)
+    one.look(100.36)
+    assert one.wants_sync
+
+
+def test_a_node_is_lost_a_ttl_after_the_sending_of_the_last_ping_that_it_answered() -> None:
+    one = source()
+    one.pinged(101.0)
+    one.touch(101.0)  # answered at 104, which makes it no fresher
+    assert not one.is_silent(105.9)
+    assert one.is_silent(106.0)
+    one.touch(90.0)
+    assert one.is_silent(106.0)
+
+
+def test_pings_come_each_second_and_sooner_while_nobody_listens() -> None:
+    one = source()
+    one.pinged(100.0)
+    assert one.next_ping == 100.0 + PING_S
+    one.unreachable(100.1)
+    assert one.next_ping == pytest.approx(100.1 + RETRY_S)
+
+
+def test_who_stood_still_itself_gives_everybody_a_whole_ttl() -> None:
+    one = source()
+    one.paused(120.0)
+    assert not one.is_silent(124.9)
+    assert one.is_silent(125.0)
+
+
+def test_another_epoch_or_a_lower_term_is_not_this_life_of_the_node() -> None:
+    one = source()
+    assert one.is_of(4, b"e" * 16)
+    assert not one.is_of(3, b"e" * 16)
+    assert not one.is_of(9, b"f" * 16)
+
+
+def follower(count: int = 3) -> Follower:
+    return Follower("b", 100.0, {(slot, 1) for slot in range(count)})
+
+
+def test_what_was_not_told_yet_is_replaced_by_what_is_newer() -> None:
+    one = follower()
+    for generation in range(100):
+        one.put(Row(0, 1, generation, generation))
+    assert one.take(1000) == [Row(0, 1, 99, 99)]
+    assert (one.number, one.conflated, one.take(1000)) == (1, 99, [])
+
+
+def test_no_more_than_a_window_is_unacknowledged_and_what_waits_is_bounded() -> None:
+    one = follower()
+    for generation in range(WINDOW):
+        one.put(Row(0, 1, generation))
+        assert one.take(1000)
+    for generation in range(100, 200):
+        for slot in range(3):
+            one.put(Row(slot, 1, generation))
+    assert (one.take(1000), one.pending) == ([], 3)
+    one.acked(1)
+    assert {row.recorded for row in one.take(1000)} == {199}
+
+
+def test_what_could_not_be_sent_is_told_later_unless_there_is_something_newer() -> None:
+    one = follower()
+    one.put(Row(0, 1, 1))
+    one.put(Row(1, 1, 1))
+    rows = one.take(1000)
+    one.put(Row(0, 1, 2))
+    one.give_back(rows)
+    assert sorted(one.take(1000)) == [Row(0, 1, 2), Row(1, 1, 1)]
+
+
+def test_what_it_does_not_want_is_not_told() -> None:
+    one = follower()
+    one.put(Row(0, 1, 1))
+    one.drop({(0, 1)})
+    one.put(Row(0, 1, 2))
+    assert one.take(1000) == []
+
+
+def test_more_than_a_message_holds_goes_in_several() -> None:
+    one = follower(5)
+    for slot in range(5):
+        one.put(Row(slot, 1, 1))
+    assert [len(one.take(2)) for _ in range(4)] == [2, 2, 1, 0]
