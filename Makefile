@@ -130,6 +130,11 @@ test-keeper: install
 soak-restarts: install
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1 --coordinator-kills 5
 
+# Four hosts that share nothing but a network, with random kills, stops and cuts (SOAK_MINUTES=10); as root.
+.PHONY: soak-fleet
+soak-fleet: install
+	$(BIN)/python -m tests.fleet.soak --minutes $(SOAK_MINUTES) --seed 1
+
 OLDEST := .venv-oldest
 test-oldest:
 	$(PYTHON) -m venv $(OLDEST)

@@ -33,6 +33,7 @@ from ipcsync._board.layout import (
     S_SHOWS_END,
     S_START,
     S_STATE,
+    WORDS,
 )
 from ipcsync._linux.futex import Futex
 
@@ -164,6 +165,11 @@ class SlotLine:
     def completed_address(self) -> int:
         """Address of the `completed` word in this process, for a GPU to write."""
         return self.address + L_COMPLETED * 8
+
+    @property
+    def all_words(self) -> memoryview:
+        """All words of the line, as they are at any moment: to see by one comparison whether any has changed."""
+        return self._words[self._first : self._first + WORDS]
 
     @property
     def coordinators_indices(self) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ import ctypes
 import errno
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 _MACHINE = platform.machine()
@@ -99,32 +99,35 @@ class _Waiter(ctypes.Structure):
 
 
 class FutexSet:
-    """Futexes on the words at `addresses`, up to `MOST_FUTEXES`, of which any wakes a waiter.
+    """Up to `MOST_FUTEXES` futexes, of which any wakes a waiter; `count` of them are waited on.
 
     Where the kernel has no `futex_waitv`, a wait is a millisecond's sleep.
     """
 
-    __slots__ = ("_count", "_waiters")
+    __slots__ = ("_waiters", "count")
 
-    def __init__(self, addresses: Sequence[int]) -> None:
-        if len(addresses) > MOST_FUTEXES:
-            raise ValueError(f"at most {MOST_FUTEXES} futexes, not {len(addresses)}")
-        self._count = ctypes.c_uint(len(addresses))
-        self._waiters = (_Waiter * len(addresses))(*(_Waiter(0, address, _SIZE_U32, 0) for address in addresses))
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiters = (_Waiter * MOST_FUTEXES)()
 
-    def expect(self, values: Iterable[int]) -> None:
-        """What the words held when they were looked at."""
-        for waiter, value in zip(self._waiters, values, strict=True):
-            waiter.value = value
+    def put(self, index: int, address: int) -> None:
+        """Wait on the word at `address`, at this place."""
+        self._waiters[index] = _Waiter(0, address, _SIZE_U32, 0)
+
+    def expect(self, index: int, value: int) -> None:
+        """What the word at this place held when it was looked at."""
+        self._waiters[index].value = value & 0xFFFFFFFF
+
+    def move(self, source: int, target: int) -> None:
+        """Have the word of one place at another, too."""
+        self._waiters[target] = self._waiters[source]
 
     def wait(self, timeout_ns: int) -> None:
         """Sleep while all words hold what is expected, for at most `timeout_ns`, with the GIL released."""
         until = time.monotonic_ns() + timeout_ns
         limit = _Timespec(until // 1_000_000_000, until % 1_000_000_000)
-        result = _syscall(
-            _SYS_FUTEX_WAITV, self._waiters, self._count, 0, ctypes.byref(limit), ctypes.c_int(_CLOCK_MONOTONIC)
-        )
-        if result < 0:
+        count, clock = ctypes.c_uint(self.count), ctypes.c_int(_CLOCK_MONOTONIC)
+        if _syscall(_SYS_FUTEX_WAITV, self._waiters, count, 0, ctypes.byref(limit), clock) < 0:
             code = ctypes.get_errno()
             if code == errno.ENOSYS:
                 time.sleep(min(timeout_ns / 1e9, 0.001))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ipcsync.cli.output import one_line_for_errors
+from ipcsync.cli.output import Failed, one_line_for_errors
 
 if TYPE_CHECKING:
     from ipcsync_bench.rows import Row
@@ -31,12 +31,20 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
 }
 """What can be measured: a function of that name in that module, and what it is in words."""
 
+FLEET: dict[str, tuple[str, str]] = {
+    "words": ("fleet", "between nodes: a word on one to a word on the other, and to a stream that goes on"),
+    "flat_out": ("fleet", "between nodes: generations a second, beside bare messages"),
+    "opening": ("fleet", "between nodes: opening a name"),
+    "idle": ("fleet", "what bridges take while nothing happens"),
+}
+"""The same between nodes: --fleet."""
+
 
 def measure(name: str, rounds: int, scale: float) -> Iterator[Row]:
     """The rows of one benchmark."""
     import importlib
 
-    module = importlib.import_module(f"ipcsync_bench.{BENCHMARKS[name][0]}")
+    module = importlib.import_module(f"ipcsync_bench.{(BENCHMARKS | FLEET)[name][0]}")
     function: Callable[[int, float], Iterator[Row]] = getattr(module, name)
     yield from function(rounds, scale)
 
@@ -46,8 +54,9 @@ def measure(name: str, rounds: int, scale: float) -> Iterator[Row]:
 @click.option("--quick", is_flag=True, help="Fewer operations and three rounds: a look, not a figure.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=None, help="Rounds of each row (5; 3 with --quick).")
 @click.option(
-    "--only", type=click.Choice(list(BENCHMARKS)), multiple=True, help="Only this benchmark; may be repeated."
+    "--only", type=click.Choice([*BENCHMARKS, *FLEET]), multiple=True, help="Only this benchmark; may be repeated."
 )
+@click.option("--fleet", is_flag=True, help="Between two nodes, beside bare nats-py; needs nats-server and the extra.")
 @click.option("--plot", type=click.Path(dir_okay=False, writable=True), help="Also draw the ratios into this SVG file.")
 @click.option("--markdown", type=click.Path(dir_okay=False, writable=True), help="Also write the table to this file.")
 @click.option(
@@ -59,6 +68,7 @@ def main(
     quick: bool,
     rounds: int | None,
     only: tuple[str, ...],
+    fleet: bool,
     plot: str | None,
     markdown: str | None,
     before: str | None,
@@ -74,6 +84,7 @@ def main(
       ipcsync bench --quick
       ipcsync bench --only hand_over --only records
       ipcsync bench --json > bench.json
+      ipcsync bench --fleet
       IPCSYNC_DRIVER=cuda ipcsync bench --plot bench.svg
     """
     import ipcsync
@@ -83,8 +94,15 @@ def main(
     scale = 0.1 if quick else 1.0
     count = rounds or (3 if quick else 5)
     rows: list[Row] = []
-    for name in only or BENCHMARKS:
-        print(f"{name}: {BENCHMARKS[name][1]}", file=sys.stderr, flush=True)
+    chosen = only or (FLEET if fleet else BENCHMARKS)
+    if any(name in FLEET for name in chosen):
+        from ipcsync_bench.fleet import why_not
+
+        reason = why_not()
+        if reason:
+            raise Failed(f"nothing can be measured between nodes here: {reason}")
+    for name in chosen:
+        print(f"{name}: {(BENCHMARKS | FLEET)[name][1]}", file=sys.stderr, flush=True)
         rows += measure(name, count, scale)
     older = report.read(before) if before else {}
     if plot:

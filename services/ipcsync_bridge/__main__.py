@@ -15,7 +15,7 @@ from ipcsync.cli.output import Failed, WrongCall
 log = logging.getLogger("ipcsync.bridge")
 
 _FENCED = 3
-_ENDS = {"stopped": 0, "restarted": 1, "replaced": _FENCED}
+_ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": _FENCED}
 
 
 @click.command("bridge", context_settings={"show_default": True, "auto_envvar_prefix": "IPCSYNC_BRIDGE"})
@@ -94,7 +94,7 @@ async def _serve(settings: Any, directory: str) -> int:  # noqa: ANN401 - loaded
     except (errors.NodeNameTaken, Unavailable) as error:
         raise Failed(str(error)) from None
     finally:
-        desk.close(says_goodbye=why != "restarted")
+        desk.close(says_goodbye=why in ("stopped", "replaced"))
     log.info("ended", extra=fields(why=why))
     return _ENDS[why]
 

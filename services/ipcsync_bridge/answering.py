@@ -24,6 +24,9 @@ _ONLY_TIMELINE = (
 )
 
 
+_MOST_OPENING = 1_024  # questions at once that need the coordinator
+
+
 class Host(Protocol):
     """What it asks of the bridge."""
 
@@ -67,6 +70,12 @@ class Answering:
             if follower is not None and body.epoch == self._desk.epoch:
                 self._drop(follower, follower.keys - set(wire.unpack_keys(body.keys)))
         elif isinstance(body, wire.Open | wire.Attach | wire.Events) and answer is not None:
+            if self._opening >= _MOST_OPENING:
+                self._host.begin(
+                    _refuse(answer, QuotaExceeded("too many questions are under way", limit=_MOST_OPENING))
+                )
+                return
+            self._opening += 1
             self._host.begin(self._answer(sender, body, answer, now))
         else:
             raise ProtocolError(f"nobody asks {type(body).__name__}", code="invalid")
@@ -90,7 +99,6 @@ class Answering:
     async def _answer(
         self, sender: str, body: wire.Open | wire.Attach | wire.Events, answer: Answer, now: float
     ) -> None:
-        self._opening += 1
         try:
             if isinstance(body, wire.Events):
                 reply: wire.Message = await self._list(body.prefix)
@@ -100,7 +108,8 @@ class Answering:
                 reply = await self._attach(sender, body, now)
             data = wire.encode(reply)
         except IpcSyncError as error:
-            data = wire.encode(wire.Refused(type(error).__name__, str(error)[:1000]))
+            await _refuse(answer, error)
+            return
         finally:
             self._opening -= 1
         await answer(data)
@@ -230,3 +239,7 @@ class Answering:
             await self._desk.ask(messages.Close(*key))
         except EventClosed:
             return
+
+
+async def _refuse(answer: Answer, error: IpcSyncError) -> None:
+    await answer(wire.encode(wire.Refused(type(error).__name__, str(error)[:1000])))

@@ -32,7 +32,6 @@ class Settings:
     replicas: int = 1
     max_nodes: int = 256
     max_links: int = 4096
-    metrics: str = ""  # HOST:PORT
 
     def __post_init__(self) -> None:
         for what, name in (("--node", self.node), ("--fleet", self.fleet)):

@@ -9,9 +9,11 @@ coordinator's feed tells of an end besides.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
+from ipcsync._board.layout import L_RECORDED
 from ipcsync._engines.behind import Behind
 from ipcsync._linux.futex import MOST_FUTEXES, FutexSet, Word
 from ipcsync._wire.messages import Attachment
@@ -32,7 +34,12 @@ class Export:
         self._line = board.slot(attachment.slot)
         self._behind = Behind(board, self._line, attachment.base)
         self.row = Row(*self.key)
+        self.is_in_flight = False
+        """Whether more of it may be complete at any moment, of which nobody is woken."""
+        self.is_unclear = False  # what it stands behind cannot be judged so far
         self.futex_address = self._line.futex.address
+        self.words = self._line.all_words
+        self.seen = memoryview(b"")
 
     def look(self) -> Row:
         """How it is, in the order in which a waiter here looks."""
@@ -50,29 +57,21 @@ class Export:
             completed = min(completed, lost - 1)
         name = "open" if state == OPEN else "broken" if state == BROKEN else "closed" if state == CLOSED else "gone"
         cause = ("expired" if line.has_expired else "died") if state == BROKEN else ""
+        self.is_in_flight = completed < recorded and state != BROKEN and not lost
         return Row(*self.key, recorded, completed, lost, name, cause)
 
     def _clear(self, done: int) -> int:
         """Up to where what is complete counts: what stands behind something does if all is well there."""
         first = self._behind.first
+        self.is_unclear = False
         if not first or done < first:
             return done
         recorder = self._line.recorder
         if self._behind.is_clear(recorder):
             return done
+        self.is_unclear = True
         self._behind.nudge(recorder)
         return first - 1
-
-    @property
-    def published(self) -> int:
-        """The low half of `recorded`, which is the futex."""
-        return self._line.recorded & 0xFFFFFFFF
-
-    @property
-    def is_in_flight(self) -> bool:
-        """Whether more of it may be complete at any moment, of which nobody is woken."""
-        row = self.row
-        return row.completed < row.recorded and row.state in ("open", "closed") and not row.lost
 
 
 class Watcher:
@@ -80,33 +79,32 @@ class Watcher:
 
     def __init__(self, changed: Callable[[list[Export]], None]) -> None:
         self._changed = changed
-        self._exports: list[Export] = []
-        self._changing = threading.Lock()
+        self._exports: list[Export] = []  # the thread's; the first futex is the word's
+        self._futexes = FutexSet()
         self._word = Word()  # stored to have the thread look anew
+        self._changes: deque[tuple[Export, bool]] = deque()  # to come, or to go
+        self.known: set[Export] = set()
         self._is_over = False
+        self._futexes.put(0, self._word.address)
         self._thread = threading.Thread(target=self._run, name="ipcsync-exports", daemon=True)
         self._thread.start()
 
     @property
     def room(self) -> int:
         """How many more it takes."""
-        return MOST_FUTEXES - 1 - len(self._exports)
+        return MOST_FUTEXES - 1 - len(self.known)
 
     def add(self, export: Export) -> None:
         """Look at one more."""
-        with self._changing:
-            self._exports = [*self._exports, export]
+        self.known.add(export)
+        self._changes.append((export, True))
         self.kick()
 
-    def remove(self, export: Export) -> bool:
-        """Look at it no more; whether it did."""
-        with self._changing:
-            left = [each for each in self._exports if each is not export]
-            was_here = len(left) != len(self._exports)
-            self._exports = left
-        if was_here:
-            self.kick()
-        return was_here
+    def remove(self, export: Export) -> None:
+        """Look at it no more."""
+        self.known.discard(export)
+        self._changes.append((export, False))
+        self.kick()
 
     def kick(self) -> None:
         """Look at all of them now."""
@@ -119,28 +117,43 @@ class Watcher:
         self._thread.join(5.0)
 
     def _run(self) -> None:
-        known: list[Export] = []
-        futexes = FutexSet([self._word.address])
         pause = _FIRST_NS
         while not self._is_over:
-            if known is not self._exports:
-                known = self._exports
-                futexes = FutexSet([self._word.address, *(export.futex_address for export in known)])
-            futexes.expect([self._word.value, *(export.published for export in known)])
-            changed = []
-            for export in known:
-                row = export.look()
-                if row != export.row:
-                    export.row = row
-                    changed.append(export)
+            self._futexes.expect(0, self._word.value)
+            while self._changes:
+                self._change(*self._changes.popleft())
+            changed = [export for index, export in enumerate(self._exports, 1) if self._look(index, export)]
             if changed:
                 pause = _FIRST_NS
                 self._changed(changed)
-            if any(export.is_in_flight for export in known):
-                futexes.wait(pause)
+            self._futexes.count = 1 + len(self._exports)
+            if any(export.is_in_flight for export in self._exports):
+                self._futexes.wait(pause)
                 pause = min(2 * pause, _LONGEST_NS)
             else:
-                futexes.wait(_IDLE_NS)
+                self._futexes.wait(_IDLE_NS)
+
+    def _change(self, export: Export, comes: bool) -> None:
+        if comes:
+            self._exports.append(export)
+            self._futexes.put(len(self._exports), export.futex_address)
+        elif export in self._exports:
+            place, last = self._exports.index(export), self._exports.pop()
+            if last is not export:
+                self._exports[place] = last
+                self._futexes.move(len(self._exports) + 1, place + 1)
+
+    def _look(self, index: int, export: Export) -> bool:
+        """Whether it has another row than at the last look."""
+        if export.words == export.seen and not export.is_unclear:
+            return False
+        export.seen = memoryview(export.words.tobytes()).cast("Q")  # before the look: what changes then is seen again
+        self._futexes.expect(index, export.seen[L_RECORDED])
+        row = export.look()
+        if row == export.row:
+            return False
+        export.row = row
+        return True
 
 
 class Exports:
@@ -180,8 +193,8 @@ class Exports:
         """It is exported no more."""
         self._by_key.pop(export.key, None)
         for watcher in self._watchers:
-            if watcher.remove(export):
-                return
+            if export in watcher.known:
+                watcher.remove(export)
 
     def kick(self) -> None:
         """Have all threads look now."""

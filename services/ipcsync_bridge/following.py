@@ -243,7 +243,7 @@ class Following:
             self._finish_soon(mirror, where, "closed", "")
         elif link.state == "closed" and not mirror.has_told_closed:
             mirror.has_told_closed = True
-            self._begin(self._desk.ask(messages.Finish(mirror.slot, mirror.incarnation, "closed")))
+            self._begin(self._desk.insist(messages.Finish(mirror.slot, mirror.incarnation, "closed")))
 
     def _finish_soon(self, mirror: Mirror, where: tuple[bytes, int, int], state: str, reason: str) -> None:
         if not mirror.is_finishing:
@@ -254,9 +254,9 @@ class Following:
         """All was stored: have the coordinator end the mirror, and let go of it."""
         use = (mirror.slot, mirror.incarnation)
         try:
-            await self._desk.ask(messages.Finish(*use, state, reason))
+            await self._desk.insist(messages.Finish(*use, state, reason))
             if state != "unwanted":
-                await self._desk.ask(messages.Close(*use, drained=state == "closed"))
+                await self._desk.insist(messages.Close(*use, drained=state == "closed"))
         except ProtocolError as error:
             if error.code != "wanted":
                 raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipcsync._board import OPEN, Board
+from ipcsync._board import CLOSED, OPEN, Board
 from ipcsync._linux.futex import Futex
 from ipcsync._wire.messages import Attachment
 from ipcsync_bridge.links import Link
@@ -21,15 +21,13 @@ class Mirror:
         self._line = board.slot(attachment.slot)
         self._word = Futex(self._line.completed_address)
         self._recorded = self._completed = self._lost = 0
+        self._line.store_behind(0)  # an earlier recorder's; what is lost of a mirror, its own node tells
+        self._line.lose(self._base, 0)
 
     def store(self) -> None:
         """Store what the link knows and the board does not. Nothing once the coordinator has finished the use."""
         link, line = self.link, self._line
-        if (
-            self.is_finishing
-            or line.incarnation != self.incarnation
-            or (line.state != OPEN and not self.has_told_closed)
-        ):
+        if self.is_finishing or line.incarnation != self.incarnation or (not self._is_open()):
             return
         if link.recorded > self._recorded:
             line.publish(self._base + link.recorded)
@@ -42,3 +40,8 @@ class Mirror:
         if link.lost and link.lost != self._lost:
             line.lose(self._base + link.lost, 0)
             self._lost = link.lost
+
+    def _is_open(self) -> bool:
+        """Whether the coordinator has not finished the use otherwise than it was asked to."""
+        state = self._line.state
+        return state == OPEN or (state == CLOSED and self.has_told_closed)

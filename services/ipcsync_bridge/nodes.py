@@ -10,9 +10,10 @@ import base64
 import os
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from ipcsync._wire import messages, nodes
 from ipcsync.errors import FleetUnavailable, NodeNameTaken, RecorderTaken, WaitTimeout
@@ -23,23 +24,28 @@ T = TypeVar("T")
 _TRIES = 20
 
 
+Hex = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+NodeName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+Count = Annotated[int, Meta(ge=0, le=(1 << 62))]
+
+
 class Owner(msgspec.Struct, frozen=True):
     """The value of `nodes.<node>`."""
 
-    owner: str
-    epoch: str
-    term: int
+    owner: Hex
+    epoch: Hex
+    term: Count
     version: int = 1
 
 
 class Claim(msgspec.Struct, frozen=True):
     """The value of `names.<name>`."""
 
-    node: str
-    owner: str
-    epoch: str
-    slot: int
-    incarnation: int
+    node: NodeName
+    owner: Hex
+    epoch: Hex
+    slot: Count
+    incarnation: Count
 
 
 def owner_id(directory: str, fleet: str, node: str) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, messages
-from ipcsync.errors import IpcSyncError, ProtocolError, SessionLost
+from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionLost
 from ipcsync_bridge import wire
 from ipcsync_bridge.answering import Answering
 from ipcsync_bridge.config import Settings
@@ -64,7 +64,7 @@ class Bridge:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self, tell_serving: Callable[[], None]) -> str:
-        """Serve; why it ended: "stopped", "restarted" (the session is lost) or "replaced" (another has the name)."""
+        """Serve; why it ended: "stopped", "restarted" (the coordinator is gone), "expired", "replaced"."""
         await self._transport.listen(self)
         await self.names.take()
         for slot, incarnation in await self.names.resume():
@@ -89,7 +89,7 @@ class Bridge:
             self._wake.set()
 
     async def _end(self) -> None:
-        for node in {*self.followers, *self.following.sources}:
+        for node in {*self.followers, *self.following.sources} if self.why != "expired" else ():
             body = wire.Over(self.names.term, self._desk.epoch, self.why)
             await self._transport.tell(node, wire.encode(body))
         if self._feed is not None:
@@ -113,9 +113,14 @@ class Bridge:
             return
         error = task.exception()
         if isinstance(error, SessionLost):
-            self.stop("restarted")
+            self._session_is_lost(error)
         elif error is not None:
             log.error("failed", extra=fields(what=str(task.get_coro())), exc_info=error)
+
+    def _session_is_lost(self, error: IpcSyncError) -> None:
+        log.error("session lost", extra=fields(why=error))
+        # If only this process was silent for too long, the epoch is not over: the next bridge heals what others mirror.
+        self.stop("restarted" if isinstance(error, CoordinatorLost) else "expired")
 
     # --- ticks --------------------------------------------------------------------------------------------------------
 
@@ -133,8 +138,7 @@ class Bridge:
             try:
                 self._desk.check()
             except IpcSyncError as error:
-                log.error("session lost", extra=fields(why=error))
-                self.stop("restarted")
+                self._session_is_lost(error)
                 return
             due = self.following.look(now)
             if now >= house:
@@ -298,7 +302,7 @@ class Bridge:
         self.counters.wants += 1
         left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0
         try:
-            reply = await self.following.serve(want, max(left, 0.05))
+            reply = await self.following.serve(want, max(0.8 * left, 0.05))
         except SessionLost:
             raise
         except IpcSyncError as error:

@@ -21,11 +21,12 @@ from ipcsync._session.connection import Connection, Request, context
 from ipcsync._session.lease import SessionLease
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Announcement, Message
-from ipcsync.errors import IpcSyncError, SessionLost, WaitTimeout
+from ipcsync.errors import ConnectError, IpcSyncError, SessionLost, WaitTimeout
 
 log = logging.getLogger("ipcsync.bridge")
 
 REQUEST_S = 5.0
+_AGAIN_S = 0.1
 _BUDGET = 256
 
 
@@ -75,6 +76,18 @@ class Desk:
         await done.wait()
         self.check()
         return self._connection.result_of(request, REQUEST_S)
+
+    async def insist(self, body: Message) -> Message:
+        """The same for what must be done, however long the coordinator does not answer: it can be done twice."""
+        while (reply := await self._try(body)) is None:
+            await asyncio.sleep(_AGAIN_S)
+        return reply
+
+    async def _try(self, body: Message) -> Message | None:
+        try:
+            return await self.ask(body)
+        except (WaitTimeout, ConnectError):
+            return None
 
     def _serve(self) -> None:
         """Make what is asked, as much at once as is there."""

@@ -45,3 +45,12 @@ def pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
     for node in nodes:
         node.await_bridge()
     return nodes
+
+
+@pytest.fixture
+def patient_pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
+    """The same with a link's TTL that is longer than a bridge takes to start on a machine that is busy."""
+    nodes = (new_node("a", "--link-ttl", "60"), new_node("b", "--link-ttl", "60"))
+    for node in nodes:
+        node.await_bridge()
+    return nodes

@@ -54,6 +54,9 @@ class _Line:
     def store_completed(self, count: int) -> None:
         self.order.append(f"completed {count}")
 
+    def store_behind(self, count: int) -> None:
+        self.order.append(f"behind {count}")
+
     def lose(self, count: int, culprit: int) -> None:
         self.order.append(f"lost {count} {culprit}")
 

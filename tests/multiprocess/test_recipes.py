@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ipcsync
+from tests.fleet import nodes as fleet
 
 pytestmark = pytest.mark.process
 
@@ -27,15 +28,22 @@ Point.wait = lambda self, stream=None, **options: None
 """
 
 
-def _run(name: str, **env: str) -> subprocess.CompletedProcess[str]:
+def _run(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     settings = {**os.environ, "PYTHONWARNINGS": "error", **env}
-    command = [sys.executable, str(_RECIPES / f"{name}.py")]
+    command = [sys.executable, str(_RECIPES / f"{name}.py"), *arguments]
     return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+
+
+def _skip_without_its_server(name: str) -> None:
+    reason = fleet.why_not() if name == "two_nodes" else None
+    if reason:
+        pytest.skip(reason)
 
 
 @pytest.mark.driver
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_recipe_runs_by_its_command(name: str) -> None:
+    _skip_without_its_server(name)
     done = _run(name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert 1 <= len(done.stdout.splitlines()) <= 12
@@ -47,6 +55,13 @@ def test_a_recipe_says_what_goes_wrong_without_ipcsync(name: str) -> None:
     text = (_RECIPES / f"{name}.py").read_text()
     assert "Without ipcsync" in text
     assert f"python services/recipes/{name}.py" in text
+
+
+def test_two_nodes_shows_what_happens_if_it_records_before_the_transfer_is_over() -> None:
+    _skip_without_its_server("two_nodes")
+    done = _run("two_nodes", "--break")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "was read before it was there" in done.stderr
 
 
 def test_a_recipe_uses_the_coordinator_that_is_there(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:

@@ -22,6 +22,7 @@ _ROOT = Path(__file__).parents[2]
 _DEPLOY = _ROOT / "deploy"
 _UNITS = {"ipcsync@.service": "system", "ipcsync.service": "user"}
 _OBSERVER = "ipcsync-observer@.service"
+_BRIDGE_UNIT = "ipcsync-bridge@.service"
 _BASE = _DEPLOY / "kubernetes" / "base"
 _CONTAINERFILE = _DEPLOY / "container" / "Containerfile"
 _ALERTS = _DEPLOY / "prometheus" / "alerts.yaml"
@@ -29,6 +30,7 @@ _READMES = sorted(_DEPLOY.glob("*/README.md"))
 _INSTALLED = "/opt/ipcsync/bin"
 _UID = 10001
 _EXPOSURE = 20  # tenths
+_BRIDGE_EXPOSURE = 30  # it speaks over the network
 _DEADLINE_S = 60.0
 
 
@@ -59,10 +61,11 @@ def _documents(text: str) -> list[Any]:
 
 def _parse(words: list[str]) -> None:
     """Raise click.UsageError for a call of `ipcsync words…` that is wrong, without running it."""
+    from ipcsync_bridge.__main__ import main as bridge_command
     from ipcsync_observer.__main__ import main as observer_command
 
     name, *rest = words
-    by_exec = {"coordinator": coordinator_command, "observer": observer_command}
+    by_exec = {"bridge": bridge_command, "coordinator": coordinator_command, "observer": observer_command}
     with click.Context(cli.main) as context:
         command = by_exec.get(name) or cli.main.get_command(context, name)
         assert command is not None, f"ipcsync {name}: there is no such command"
@@ -108,6 +111,48 @@ def test_the_observers_unit_looks_at_the_coordinator_of_its_user() -> None:
     directories = _settings(_DEPLOY / "systemd" / "ipcsync@.service")["RuntimeDirectory"]
     assert settings["Environment"] == [f"IPCSYNC_RUNTIME_DIR=/run/{directory}" for directory in directories]
     assert settings["Wants"] == settings["After"] == ["ipcsync@%i.service"]
+
+
+@pytest.mark.process
+def test_the_bridges_unit_is_hardened() -> None:
+    analyze = _tool("systemd-analyze")
+    _run(analyze, "security", "--offline=yes", f"--threshold={_BRIDGE_EXPOSURE}", _DEPLOY / "systemd" / _BRIDGE_UNIT)
+
+
+@pytest.mark.process
+def test_the_bridges_unit_is_what_systemd_takes(tmp_path: Path) -> None:
+    analyze = _tool("systemd-analyze")
+    command = tmp_path / "bin" / "ipcsync"
+    command.parent.mkdir()
+    command.touch(0o755)
+    copy = tmp_path / _BRIDGE_UNIT
+    copy.write_text((_DEPLOY / "systemd" / _BRIDGE_UNIT).read_text().replace(_INSTALLED, str(command.parent)))
+    said = _run(analyze, "verify", "--man=no", "--system", copy)
+    assert "ipcsync-bridge" not in said, said
+
+
+def test_the_bridges_unit_starts_what_there_is_with_variables_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = _DEPLOY / "systemd" / _BRIDGE_UNIT
+    settings = _settings(unit)
+    for name in re.findall(r"IPCSYNC_BRIDGE_\w+", unit.read_text()):
+        monkeypatch.setenv(name, "nats://127.0.0.1:4222" if name.endswith("SERVERS") else "a")
+    (start,) = settings["ExecStart"]
+    program, *words = start.split()
+    assert program == f"{_INSTALLED}/ipcsync"
+    _parse(words)
+    assert settings["RestartPreventExitStatus"] == ["3"]
+
+
+def test_the_configuration_of_nats_lets_each_node_speak_as_itself_only() -> None:
+    text = (_DEPLOY / "nats" / "nats-server.conf").read_text()
+    users = text.split("user: ")[1:]
+    assert len(users) == 2
+    for user in users:
+        node = user.partition('"')[2].partition('"')[0].removeprefix("CN=")
+        speaks = re.findall(r"ipcsync\.main\.\*\.(?:ask|tell)\.([\w-]+)", user)
+        hears = re.findall(r'"ipcsync\.main\.([\w-]+)\.>", "_INBOX_([\w-]+)\.>"', user)
+        keys = re.findall(r"\$KV\.ipcsync_main\.nodes\.([\w-]+)", user)
+        assert {*speaks, *(each for pair in hears for each in pair), *keys} == {node}
 
 
 def test_the_drop_in_is_for_a_systemd_that_reloads_by_a_signal(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+# ruff: noqa: T201 - a recipe says what it did
+"""Prefill on one node, decode on another: the cache goes over the network, and the news that it is there by a bridge.
+
+Without ipcsync: CUDA's events end at the host, so the decode node polls, or waits for a message that a CPU sends and a
+CPU forwards to its GPU; when the prefill node dies in the middle, it waits for ever, or goes on with a cache that is
+half there. Here the decode node's stream waits for the prefill node's record, and a death anywhere is an error within
+a bound. What ipcsync cannot know is whether your transfer is over: record after its own completion, never after merely
+posting it.
+
+    python services/recipes/two_nodes.py            # needs nats-server, and the extra ipcsync[fleet]
+    python services/recipes/two_nodes.py --break    # records when the transfer is merely posted: decode reads too early
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+
+from device_memory import Memory
+from processes import SPAWN, run
+
+import ipcsync
+
+REQUESTS = 3
+SIZE = 1 << 16
+SLOW_S = 0.2  # what the transfer takes
+
+
+def prefill(endpoint: str, card: Connection, decode: Connection, breaks: bool) -> None:
+    """Compute, have the cache written into the other node's memory, and record once that is done."""
+    with ipcsync.connect(endpoint, name="prefill") as client:
+        stream = ipcsync.Stream()
+        ready = client.event("kv/ready", recorder=True, engine="timeline")
+        for request in range(1, REQUESTS + 1):
+            stream.synchronize()  # the cache is computed
+            card.send(request)  # the transfer is posted
+            if not breaks:
+                card.recv()  # and complete
+            decode.send((request, bytes(ready.record(stream))))
+            decode.recv()  # the next request's transfer overwrites the cache
+        if breaks:
+            for _ in range(REQUESTS):
+                card.recv()
+
+
+def decode(endpoint: str, card: Connection, prefill: Connection) -> None:
+    """Copy each request's cache as soon as it is said to be there, and check that it is that request's."""
+    with ipcsync.connect(endpoint, name="decode") as client:
+        stream, cache, mine = ipcsync.Stream(), Memory.on_device(SIZE), Memory.on_device(SIZE)
+        writing = threading.Thread(target=_network_card, args=(card, cache), daemon=True)
+        writing.start()
+        for _ in range(REQUESTS):
+            request, data = prefill.recv()
+            point = client.point(data)
+            point.wait(stream, timeout=30)
+            mine.copy_from(cache, stream)
+            stream.synchronize()
+            if not mine.holds(request):
+                raise SystemExit(f"decode: the cache of request {request} was read before it was there")
+            print(f"decode: request {request} has its own cache, from node {point.node}", flush=True)
+            prefill.send("read")
+        writing.join(30)
+
+
+def _network_card(card: Connection, cache: Memory) -> None:
+    """Stands for RDMA: writes into this node's memory what the other one posts, and says when that is done."""
+    stream = ipcsync.Stream()
+    for _ in range(REQUESTS):
+        request = card.recv()
+        time.sleep(SLOW_S)
+        cache.fill(request, stream)
+        stream.synchronize()
+        card.send("done")
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A nats-server of one's own, and where it listens."""
+    program = shutil.which("nats-server") or "/usr/sbin/nats-server"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as store:
+        command = [program, "-js", "-sd", store, "-a", "127.0.0.1", "-p", str(port)]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            yield f"nats://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def node(name: str, url: str) -> Iterator[str]:
+    """A node: a coordinator and a bridge, and where the coordinator is."""
+    with ipcsync.launch(log_level="error") as coordinator:
+        command = [sys.executable, "-m", "ipcsync_bridge", "--node", name, "--nats", url]
+        command += ["--runtime-dir", coordinator.runtime_dir, "--log-level", "error"]
+        bridge = subprocess.Popen(command)
+        try:
+            _await_bridge(coordinator.endpoint, bridge)
+            yield coordinator.endpoint
+        finally:
+            bridge.terminate()
+            bridge.wait()
+
+
+def _await_bridge(endpoint: str, bridge: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 30
+    with ipcsync.connect(endpoint, name="starting") as client:
+        while not _answers(client):
+            if bridge.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("the bridge did not start")
+            time.sleep(0.05)
+
+
+def _answers(client: ipcsync.Client) -> bool:
+    try:
+        return bool(client.nodes())
+    except (ipcsync.NoBridge, ipcsync.FleetUnavailable):
+        return False
+
+
+if __name__ == "__main__":
+    breaks = "--break" in sys.argv[1:]
+    to_card, from_card = SPAWN.Pipe()
+    to_decode, to_prefill = SPAWN.Pipe()
+    with ExitStack() as running:
+        url = running.enter_context(server())
+        first = running.enter_context(node("prefill-0", url))
+        second = running.enter_context(node("decode-0", url))
+        run((prefill, (first, to_card, to_decode, breaks)), (decode, (second, from_card, to_prefill)))
+    print(f"{REQUESTS} caches handed over between two nodes")

@@ -1,0 +1,347 @@
+"""What holds between nodes under load, floods, lost stores and killed servers."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import random
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._linux.process import resident_bytes
+from ipcsync_bridge import wire
+from tests.fleet.nodes import Node, Server, why_not
+from tests.kit.until import DEADLINE_S, until
+
+pytestmark = [pytest.mark.process, pytest.mark.thorough]
+
+
+def recorded(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent:
+    return client.event(name, recorder=True, engine="timeline")
+
+
+@contextmanager
+def heard(server: Server) -> Iterator[collections.Counter[str]]:
+    """Counts what bridges send: by kind, "tell", "ask" or "ack"."""
+    import nats
+
+    counts: collections.Counter[str] = collections.Counter()
+    is_over, is_there = threading.Event(), threading.Event()
+
+    async def count(message: Any) -> None:
+        kind = message.subject.split(".")[3]
+        if kind == "ask":
+            kind = type(wire.decode(message.data)).__name__.lower()
+        counts[kind] += 1
+
+    async def listen() -> None:
+        client = await nats.connect(server.url)
+        await client.subscribe("ipcsync.>", cb=count)
+        await client.flush()
+        is_there.set()
+        while not is_over.is_set():
+            await asyncio.sleep(0.01)
+        await client.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(listen()))
+    thread.start()
+    is_there.wait(DEADLINE_S)
+    yield counts
+    is_over.set()
+    thread.join()
+
+
+def with_client(server: Server, work: Callable[[Any], Awaitable[None]]) -> None:
+    """Run something with a client of the server's own."""
+    import nats
+
+    async def run() -> None:
+        client = await nats.connect(server.url)
+        await work(client)
+        await client.close()
+
+    asyncio.run(run())
+
+
+def test_messages_counted(pair: tuple[Node, Node], server: Server) -> None:
+    a, b = pair[0].client(), pair[1].client()
+    event, stream = recorded(a, "kv"), ipcsync.Stream()
+    with heard(server) as counts:
+        seen = b.event("kv", node="a")
+        assert counts["open"] == 1
+        sent = a.messages_sent, b.messages_sent
+        for _ in range(100):
+            seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+        until(lambda: counts["ping"] >= 2, "two pings")
+        assert (a.messages_sent, b.messages_sent) == sent  # records and waits ask nobody
+        assert 1 <= counts["tell"] <= 200
+        assert counts["ack"] <= counts["tell"] / 4 + 1
+        assert counts["attach"] == 0
+    with heard(server) as counts:
+        time.sleep(3.0)  # what is sent while nothing happens
+        assert 2 <= counts["ping"] <= 4
+        assert set(counts) <= {"ping"}
+
+
+def test_slow_peer_is_conflated(pair: tuple[Node, Node], new_node: Callable[..., Node]) -> None:
+    a, b = pair[0].client(), pair[1].client()
+    event, stream = recorded(a, "kv"), ipcsync.Stream()
+    seen = b.event("kv", node="a")
+    event.record(stream).synchronize(DEADLINE_S)
+    seen.at(1).synchronize(DEADLINE_S)
+    assert pair[0].bridge is not None
+    assert pair[1].bridge is not None
+    before = resident_bytes(pair[0].bridge.pid)
+    pair[1].bridge.send_signal(signal.SIGSTOP)
+    until_ns = time.monotonic_ns() + 2_000_000_000
+    while time.monotonic_ns() < until_ns:
+        point = event.record(stream)
+    assert resident_bytes(pair[0].bridge.pid) - before < 5_000_000
+    pair[1].bridge.send_signal(signal.SIGCONT)
+    assert point.generation > 1_000
+    seen.at(point.generation).synchronize(DEADLINE_S)
+
+
+def test_bridge_restart_heals(patient_pair: tuple[Node, Node]) -> None:
+    pair = patient_pair
+    a, b = pair[0].client(), pair[1].client()
+    event, stream = recorded(a, "kv"), ipcsync.Stream()
+    seen = b.event("kv", node="a")
+    is_over = threading.Event()
+    points: list[int] = []
+
+    def record() -> None:
+        while not is_over.is_set():
+            points.append(event.record(stream).generation)
+            time.sleep(0.002)
+
+    recording = threading.Thread(target=record)
+    recording.start()
+    try:
+        for _ in range(5):
+            pair[0].end_bridge(signal.SIGKILL)
+            pair[0].start_bridge()
+            wanted = points[-1] + 1
+            seen.at(wanted).synchronize(DEADLINE_S)
+            assert event.generation >= wanted
+    finally:
+        is_over.set()
+        recording.join()
+    seen.at(points[-1]).synchronize(DEADLINE_S)
+
+
+def test_hostile_peer(pair: tuple[Node, Node], server: Server) -> None:
+    a, b = pair[0].client(), pair[1].client()
+    event, stream = recorded(a, "kv"), ipcsync.Stream()
+    seen = b.event("kv", node="a")
+    seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+    chance = random.Random(1)
+    assert pair[1].bridge is not None
+    before = resident_bytes(pair[1].bridge.pid)
+
+    async def flood(client: Any) -> None:
+        good = wire.encode(wire.News(9, b"e" * 16, b"c" * 16, 3, b""))
+        for number in range(20_000):
+            data = bytearray(good) if number % 2 else bytearray(chance.randbytes(chance.randrange(200)))
+            for _ in range(3):
+                if data:
+                    data[chance.randrange(len(data))] = chance.randrange(256)
+            await client.publish(f"ipcsync.main.b.{'tell' if number % 3 else 'ask'}.evil", bytes(data))
+            if number % 500 == 0:
+                await client.flush()
+        forged = wire.News(99, a.epoch, b"c" * 16, 3, wire.pack_rows([wire.Row(0, 1, 1 << 40, 1 << 40)]))
+        await client.publish("ipcsync.main.b.tell.evil", wire.encode(forged))
+        await client.flush()
+
+    with_client(server, flood)
+    until(lambda: "count=1000" in pair[1].text(), "what is strange to be counted")
+    assert resident_bytes(pair[1].bridge.pid) - before < 10_000_000
+    assert seen.generation == 1
+    seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+
+
+@pytest.mark.parametrize("how", ["lost", "rolled back"])
+def test_store_lost(patient_pair: tuple[Node, Node], server: Server, tmp_path: Path, how: str) -> None:
+    pair = patient_pair
+    a, b = pair[0].client(), pair[1].client()
+    event, stream = recorded(a, "kv"), ipcsync.Stream()
+    seen = b.event("kv", node="a")
+    store, kept = tmp_path / "store", tmp_path / "kept"
+    server.kill()
+    if how == "rolled back":
+        shutil.copytree(store, kept)
+        server.start()
+        claimed = until(lambda: _claims(a, "w"), "a claim")
+        assert claimed.node == ""
+        server.kill()
+    shutil.rmtree(store)
+    if how == "rolled back":
+        kept.rename(store)
+    server.start()
+    seen.at(event.record(stream).generation).synchronize(DEADLINE_S)  # links go on
+    assert seen.state == "open"
+    until(lambda: {row.name for row in _nodes(b)} == {"a", "b"}, "the keys to be back")
+    if how == "rolled back":
+        until(lambda: _finds(b, "w"), "the claim to be back")
+
+
+def _claims(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent | None:
+    try:
+        return client.event(name, recorder=True, fleet=True)
+    except (ipcsync.FleetUnavailable, ipcsync.WaitTimeout):
+        return None
+
+
+def _finds(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent | None:
+    try:
+        return client.event(name, fleet=True, timeout=1.0)
+    except (ipcsync.FleetUnavailable, ipcsync.WaitTimeout, ipcsync.NodeLost):
+        return None
+
+
+def _nodes(client: ipcsync.Client) -> list[ipcsync.NodeInfo]:
+    try:
+        return client.nodes()
+    except (ipcsync.FleetUnavailable, ipcsync.WaitTimeout):
+        return []
+
+
+def test_without_a_store_links_go_on_and_names_say_so(pair: tuple[Node, Node], server: Server) -> None:
+    a, b = pair[0].client(), pair[1].client()
+    event, stream = recorded(a, "kv"), ipcsync.Stream()
+    seen = b.event("kv", node="a")
+
+    async def purge(client: Any) -> None:
+        await client.request("$JS.API.STREAM.DELETE.KV_ipcsync_main", b"", timeout=5)
+
+    with_client(server, purge)
+    seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+    b.event("other", node="a")  # a name of a node asks that node, and no store
+
+
+def test_no_server_at_all_is_a_fleet_unavailable(pair: tuple[Node, Node], server: Server) -> None:
+    b = pair[1].client()
+    server.kill()
+    began = time.monotonic()
+    with pytest.raises(ipcsync.FleetUnavailable, match=r"cut off from NATS|store"):
+        b.nodes(timeout=2.0)
+    assert time.monotonic() - began < 3.0
+    with pytest.raises((ipcsync.NodeLost, ipcsync.WaitTimeout)):
+        b.event("kv", node="a", timeout=1.0)
+
+
+class Cluster:
+    """Three servers that know each other."""
+
+    def __init__(self, path: Path) -> None:
+        ports = [_free_port() for _ in range(3)]
+        routes = ",".join(f"nats-route://127.0.0.1:{port}" for port in ports)
+        self.servers = []
+        for number, port in enumerate(ports):
+            directory = path / f"n{number}"
+            self.servers.append(
+                Server(
+                    directory, "-n", f"n{number}", "-cluster_name", "fleet", "-cluster", f"nats://127.0.0.1:{port}",
+                    "-routes", routes,
+                )
+            )  # fmt: skip
+
+    @property
+    def urls(self) -> list[str]:
+        return [server.url for server in self.servers]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    one = Cluster(tmp_path)
+    yield one
+    for server in one.servers:
+        server.kill()
+
+
+def test_leader_kill_does_not_touch_links(cluster: Cluster) -> None:
+    nodes = [Node(name, cluster.urls, "--replicas", "3", "--link-ttl", "30") for name in ("a", "b")]
+    try:
+        for node in nodes:
+            for _ in range(10):  # until a leader is elected
+                node.start_bridge()
+                try:
+                    node.await_bridge()
+                    break
+                except AssertionError:
+                    assert "store" in node.text()
+        a, b = (node.client() for node in nodes)
+        event, stream = recorded(a, "kv"), ipcsync.Stream()
+        seen = b.event("kv", node="a")
+        for server in cluster.servers:
+            seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+            server.kill()
+            began = time.monotonic()
+            seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+            assert time.monotonic() - began < 2.0
+            server.start()
+        assert seen.state == "open"
+        assert until(lambda: _claims(a, "w"), "names to be back").node == ""
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def test_two_fleets_on_one_server_do_not_meet(new_node: Callable[..., Node]) -> None:
+    one, other = new_node("a", "--fleet", "one"), new_node("b", "--fleet", "other")
+    for node in (one, other):
+        node.await_bridge()
+    assert [row.name for row in one.client().nodes()] == ["a"]
+    with pytest.raises(ipcsync.NodeLost):
+        other.client().event("kv", node="a", timeout=5.0)
+
+
+def test_exports_are_limited_by_prefix(new_node: Callable[..., Node]) -> None:
+    one, other = new_node("a", "--export", "kv/"), new_node("b")
+    for node in (one, other):
+        node.await_bridge()
+    a, b = one.client(), other.client()
+    for name in ("kv/1", "secret"):
+        recorded(a, name).record(ipcsync.Stream())
+    b.event("kv/1", node="a").at(1).synchronize(DEADLINE_S)
+    with pytest.raises(ipcsync.EventClosed, match="exports no event"):
+        b.event("secret", node="a")
+    with pytest.raises(ipcsync.EventClosed):
+        b.point(bytes(a.event("secret").at(1)))
+    assert [row.name for row in b.list_events(node="a")] == ["kv/1"]
+
+
+def test_the_bridge_leaves_nothing_behind(pair: tuple[Node, Node]) -> None:
+    a, b = pair[0].client(), pair[1].client()
+    assert pair[1].bridge is not None
+    stream = ipcsync.Stream()
+    for number in range(30):
+        event = recorded(a, f"e{number}")
+        seen = b.event(f"e{number}", node="a")
+        seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+        seen.close()
+        event.close()
+        if number == 10:
+            files = len(os.listdir(f"/proc/{pair[1].bridge.pid}/fd"))
+    for client in (a, b):
+        until(lambda: client.stats()["pool_in_use"] == 0, "all slots to be free")  # noqa: B023 - at once
+    assert len(os.listdir(f"/proc/{pair[1].bridge.pid}/fd")) <= files + 1
