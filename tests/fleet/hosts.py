@@ -271,6 +271,7 @@ def end() -> None:
     _here["bridge"].kill()
     _here["bridge"].wait()
     _here["coordinator"].stop()
+    _here["log"].close()
 
 
 Starter = Callable[..., Host]
