@@ -200,13 +200,13 @@ def test_row_35_a_test_that_ends_its_process_under_xdist_frees_its_leases_and_th
 ) -> None:
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(_SUITE))
     with ipcsync.connect(coordinator.endpoint, name="outside") as client:
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-p", "no:randomly"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-p", "xdist"]
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "IPCSYNC_TEST"))
         }
         done = subprocess.run(
             [*command, "--rootdir", str(tmp_path), str(tmp_path)],
-            env={**environment, "IPCSYNC_ENDPOINT": coordinator.endpoint},
+            env={**environment, "IPCSYNC_ENDPOINT": coordinator.endpoint, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             cwd=tmp_path,
             capture_output=True,
             text=True,

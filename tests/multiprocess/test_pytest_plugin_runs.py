@@ -8,20 +8,19 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ipcsync
 from ipcsync._linux.process import PidFd, is_running
-from ipcsync.pytest_plugin.spawned import Child, ChildError
 
 pytestmark = pytest.mark.process
 
 LONG_S = 100.0
+FEW_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p ipcsync -p xdist"}
+"""All plugins that are installed here take ten times as long to import."""
 
 # Each test tells, in a file of its own, of the coordinator and of the namespace that it got.
 SUITE = """
@@ -59,8 +58,10 @@ def fail(client, text):
 
 
 @pytest.fixture
-def suite(pytester: pytest.Pytester) -> Callable[[str], Path]:
-    """Makes a test file out of its tests."""
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes a test file out of its tests, for runs with few plugins."""
+    for name, value in FEW_PLUGINS.items():
+        monkeypatch.setenv(name, value)
 
     def make(tests: str) -> Path:
         return pytester.makepyfile(test_inner=SUITE + tests)
@@ -118,8 +119,14 @@ def test_hand_over(ipcsync_coordinator, ipcsync_client, ipcsync_namespace, ipcsy
         pytest.param(["-n", "4"], "xdist", 4, id="xdist"),
         pytest.param(["-n", "4", "--maxschedchunk", "1"], "xdist", 4, id="maxschedchunk", marks=pytest.mark.thorough),
         pytest.param(["-n", "2", "--dist", "loadgroup"], "xdist", 4, id="loadgroup", marks=pytest.mark.thorough),
-        pytest.param(["-n", "2", "-p", "randomly", "-p", "xdist"], "pytest_randomly", 4, id="randomly"),
-        pytest.param(["-n", "2", "--count", "2"], "pytest_repeat", 8, id="repeat", marks=pytest.mark.thorough),
+        pytest.param(["-n", "2", "-p", "randomly"], "pytest_randomly", 4, id="randomly"),
+        pytest.param(
+            ["-n", "2", "-p", "pytest_repeat", "--count", "2"],
+            "pytest_repeat",
+            8,
+            id="repeat",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_run_has_one_coordinator_and_each_test_its_own_names(
@@ -132,6 +139,16 @@ def test_a_run_has_one_coordinator_and_each_test_its_own_names(
     assert len(told) == count
     assert len({said["namespace"] for said in told}) == count
     assert_one_and_gone(told)
+
+
+def test_the_plugin_is_found_where_it_is_installed(
+    pytester: pytest.Pytester, suite: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in FEW_PLUGINS:
+        monkeypatch.delenv(name, raising=False)
+    suite(HAND_OVERS)
+    pytester.runpytest_subprocess("-n", "2", "-k", "0 or 1", timeout=LONG_S).assert_outcomes(passed=2)
+    assert_one_and_gone(seen(pytester))
 
 
 def test_workers_whose_controller_told_them_nothing_share_one_too(
@@ -168,7 +185,7 @@ def test_others(ipcsync_coordinator, ipcsync_client, i):
 """
     )
     # One worker: the one that crashes is the one that started the coordinator.
-    result = pytester.runpytest_subprocess("-n", "1", "-p", "no:randomly", timeout=LONG_S)
+    result = pytester.runpytest_subprocess("-n", "1", timeout=LONG_S)
     result.assert_outcomes(passed=3, failed=1)
     told = seen(pytester)
     assert len({said["worker"] for said in told}) == 2
@@ -251,7 +268,7 @@ def test_a_run_that_is_interrupted_leaves_nothing(
     assert_one_and_gone(told)
 
 
-@pytest.mark.parametrize("options", [["-n", "2"], ["-p", "no:xdist"]], ids=["xdist", "plain"])
+@pytest.mark.parametrize("options", [["-n", "2"], []], ids=["xdist", "plain"])
 def test_a_run_that_is_killed_takes_its_coordinator_with_it(
     pytester: pytest.Pytester,
     suite: Callable[[str], Path],
@@ -260,7 +277,7 @@ def test_a_run_that_is_killed_takes_its_coordinator_with_it(
     options: list[str],
 ) -> None:
     suite(BLOCKED)
-    process = start(pytester, tmp_path, "-p", "no:randomly", *options)
+    process = start(pytester, tmp_path, *options)
     try:
         said = fifo()
     finally:
@@ -337,111 +354,12 @@ def test_careless(ipcsync_client, ipcsync_spawn):
     result.stdout.fnmatch_lines(["*PytestWarning: fail-1 (pid *) raised, and nobody asked for its result*"])
 
 
-# --- spawned processes, with the fixtures themselves ------------------------------------------------------------------
-
-
-def _whoami(client: ipcsync.Client) -> tuple[int, str]:
-    return os.getpid(), client.name
-
-
-def _raise(client: ipcsync.Client) -> None:
-    raise ipcsync.QuotaExceeded("enough", limit=7)
-
-
-def _exit(client: ipcsync.Client, status: int) -> None:
-    os._exit(status)
-
-
-def _segfault(client: ipcsync.Client) -> None:
-    import faulthandler
-
-    faulthandler._sigsegv()  # type: ignore[attr-defined] # for tests like this one
-
-
-def _hold_the_gil(client: ipcsync.Client) -> None:
-    import ctypes
-
-    ctypes.PyDLL(None).sleep(600)
-
-
-def _start_another(client: ipcsync.Client) -> int:
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
-
-
-def _give(client: ipcsync.Client, value: object) -> object:
-    return value
-
-
-def _give_a_lambda(client: ipcsync.Client) -> object:
-    return lambda: None
-
-
-def _sleep(client: ipcsync.Client) -> None:
-    time.sleep(600)
-
-
-class Things:
-    """What a test module defines travels there and back."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    @staticmethod
-    def double(client: ipcsync.Client, things: Things) -> Things:
-        return Things(2 * things.value)
-
-
-def test_a_child_runs_the_function_in_a_process_of_its_own(ipcsync_spawn: Callable[..., Child]) -> None:
-    children = [ipcsync_spawn(_whoami) for _ in range(2)]
-    answers = [child.result() for child in children]
-    assert [pid for pid, _ in answers] == [child.pid for child in children]
-    assert len({name for _, name in answers}) == 2
-    assert children[0].result() == answers[0]  # asked twice, told twice
-    assert ipcsync_spawn(Things.double, Things(4)).result().value == 8
-    assert len(ipcsync_spawn(_give, b"x" * 10_000_000).result()) == 10_000_000
-
-
-def test_a_child_raises_here_what_it_raised_there(ipcsync_spawn: Callable[..., Child]) -> None:
-    child = ipcsync_spawn(_raise)
-    for _ in range(2):
-        with pytest.raises(ipcsync.QuotaExceeded, match=r"in _raise\n") as caught:
-            child.result()
-        assert caught.value.limit == 7
-
-
-@pytest.mark.parametrize(
-    ("fn", "args", "message", "status"),
-    [
-        (_exit, (5,), "ended without a result: exit status 5", 5),
-        (_segfault, (), r"killed by SIGSEGV; its traceback:\n(.|\n)*_segfault", -signal.SIGSEGV),
-        (_give_a_lambda, (), r"_give_a_lambda-1 \(pid \d+\) raised|[Cc]an't (pickle|get)", None),
-    ],
-)
-def test_a_child_without_a_result_says_why(
-    ipcsync_spawn: Callable[..., Child], fn: Callable[..., Any], args: tuple[Any, ...], message: str, status: int | None
-) -> None:
-    with pytest.raises(Exception, match=message) as caught:
-        ipcsync_spawn(fn, *args).result()
-    assert status is None or (isinstance(caught.value, ChildError) and caught.value.status == status)
-
-
-def test_a_child_that_is_killed_says_so(ipcsync_spawn: Callable[..., Child]) -> None:
-    child = ipcsync_spawn(_sleep)
-    with pytest.raises(ChildError, match="runs on"):
-        child.result(timeout=0.01)
-    child.kill()
-    child.kill()
-    with pytest.raises(ChildError, match="killed by SIGKILL") as caught:
-        child.result()
-    assert caught.value.status == -signal.SIGKILL
-
-
 def test_a_child_past_its_time_is_ended_with_its_traceback(
     pytester: pytest.Pytester, suite: Callable[[str], Path]
 ) -> None:
     suite(
         """
-from tests.multiprocess.test_pytest_plugin_runs import _hold_the_gil
+from tests.multiprocess.test_pytest_plugin_spawn import _hold_the_gil
 from ipcsync.pytest_plugin.spawned import ChildError
 
 def test_late(ipcsync_spawn):
@@ -469,49 +387,3 @@ def test_stopped(ipcsync_spawn):
 """
     )
     pytester.runpytest_subprocess("--ipcsync-timeout=1", timeout=LONG_S).assert_outcomes(passed=1)
-
-
-@pytest.fixture
-def after_the_children() -> Iterator[list[tuple[int, int]]]:
-    """Looks, after `ipcsync_spawn` has ended, whether the processes that the test names are gone."""
-    processes: list[tuple[int, int]] = []
-    yield processes
-    for pid, started in processes:
-        assert not is_running(pid, started)
-
-
-def test_no_child_outlives_its_test_nor_what_it_started(
-    after_the_children: list[tuple[int, int]], ipcsync_spawn: Callable[..., Child]
-) -> None:
-    from ipcsync._linux.process import start_time
-
-    sleeping, parent = ipcsync_spawn(_sleep), ipcsync_spawn(_start_another)
-    pids = (sleeping.pid, parent.pid, parent.result())
-    after_the_children.extend((pid, start_time(pid) or 0) for pid in pids)
-
-
-def test_a_client_sees_its_own_namespace_only(
-    ipcsync_coordinator: Any,
-    ipcsync_client: ipcsync.Client,
-    ipcsync_namespace: str,
-    ipcsync_spawn: Callable[..., Child],
-) -> None:
-    with ipcsync.connect(ipcsync_coordinator.endpoint, name="stranger") as stranger:
-        notices = ipcsync_client.watch(timeout=0.2)
-        assert next(notices).name == f"{ipcsync_namespace}/test"
-        foreign, mine = stranger.event("e"), ipcsync_client.event("e")
-        assert (foreign.name, mine.name) == ("e", f"{ipcsync_namespace}/e")
-        assert ipcsync_client.event(mine.name).name == mine.name
-        assert [info.name for info in ipcsync_client.list_events("e")] == [mine.name]
-        assert [session.name for session in ipcsync_client.list_sessions()] == [f"{ipcsync_namespace}/test"]
-        ipcsync_spawn(_whoami).result()
-        told = [(notice.kind, notice.name.removeprefix(ipcsync_namespace)) for notice in notices]
-        assert told == [("opened", "/e"), ("session_opened", "/_whoami-1"), ("session_closed", "/_whoami-1")]
-        least, greatest = ipcsync.Stream.priority_range()
-        stranger.stream("s", priority=greatest)
-        assert ipcsync_client.stream("s", priority=least).priority == least
-        with pytest.raises(ipcsync.ProtocolError):
-            ipcsync_client.event("")
-        with pytest.raises(TypeError):
-            ipcsync_client.event(7)  # type: ignore[arg-type] # wrong on purpose
-        foreign.close()

@@ -1,0 +1,161 @@
+"""The pytest plugin's fixtures: processes that a test spawns, and names of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._linux.process import is_running
+from ipcsync.pytest_plugin.spawned import Child, ChildError
+
+pytestmark = pytest.mark.process
+
+
+def _whoami(client: ipcsync.Client) -> tuple[int, str]:
+    return os.getpid(), client.name
+
+
+def _raise(client: ipcsync.Client) -> None:
+    raise ipcsync.QuotaExceeded("enough", limit=7)
+
+
+def _exit(client: ipcsync.Client, status: int) -> None:
+    os._exit(status)
+
+
+def _segfault(client: ipcsync.Client) -> None:
+    import faulthandler
+
+    faulthandler._sigsegv()  # type: ignore[attr-defined] # for tests like this one
+
+
+def _hold_the_gil(client: ipcsync.Client) -> None:
+    import ctypes
+
+    ctypes.PyDLL(None).sleep(600)
+
+
+def _start_another(client: ipcsync.Client) -> int:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
+
+
+def _give(client: ipcsync.Client, value: object) -> object:
+    return value
+
+
+def _give_a_lambda(client: ipcsync.Client) -> object:
+    return lambda: None
+
+
+def _sleep(client: ipcsync.Client) -> None:
+    time.sleep(600)
+
+
+class Things:
+    """What a test module defines travels there and back."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    @staticmethod
+    def double(client: ipcsync.Client, things: Things) -> Things:
+        return Things(2 * things.value)
+
+
+def test_a_child_runs_the_function_in_a_process_of_its_own(ipcsync_spawn: Callable[..., Child]) -> None:
+    children = [ipcsync_spawn(_whoami) for _ in range(2)]
+    answers = [child.result() for child in children]
+    assert [pid for pid, _ in answers] == [child.pid for child in children]
+    assert len({name for _, name in answers}) == 2
+    assert children[0].result() == answers[0]  # asked twice, told twice
+    assert ipcsync_spawn(Things.double, Things(4)).result().value == 8
+    assert len(ipcsync_spawn(_give, b"x" * 10_000_000).result()) == 10_000_000
+
+
+def test_a_child_raises_here_what_it_raised_there(ipcsync_spawn: Callable[..., Child]) -> None:
+    child = ipcsync_spawn(_raise)
+    for _ in range(2):
+        with pytest.raises(ipcsync.QuotaExceeded, match=r"in _raise\n") as caught:
+            child.result()
+        assert caught.value.limit == 7
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "message", "status"),
+    [
+        (_exit, (5,), "ended without a result: exit status 5", 5),
+        (_segfault, (), r"killed by SIGSEGV; its traceback:\n(.|\n)*_segfault", -signal.SIGSEGV),
+        (_give_a_lambda, (), r"_give_a_lambda-1 \(pid \d+\) raised|[Cc]an't (pickle|get)", None),
+    ],
+)
+def test_a_child_without_a_result_says_why(
+    ipcsync_spawn: Callable[..., Child], fn: Callable[..., Any], args: tuple[Any, ...], message: str, status: int | None
+) -> None:
+    with pytest.raises(Exception, match=message) as caught:
+        ipcsync_spawn(fn, *args).result()
+    assert status is None or (isinstance(caught.value, ChildError) and caught.value.status == status)
+
+
+def test_a_child_that_is_killed_says_so(ipcsync_spawn: Callable[..., Child]) -> None:
+    child = ipcsync_spawn(_sleep)
+    with pytest.raises(ChildError, match="runs on"):
+        child.result(timeout=0.01)
+    child.kill()
+    child.kill()
+    with pytest.raises(ChildError, match="killed by SIGKILL") as caught:
+        child.result()
+    assert caught.value.status == -signal.SIGKILL
+
+
+@pytest.fixture
+def after_the_children() -> Iterator[list[tuple[int, int]]]:
+    """Looks, after `ipcsync_spawn` has ended, whether the processes that the test names are gone."""
+    processes: list[tuple[int, int]] = []
+    yield processes
+    for pid, started in processes:
+        assert not is_running(pid, started)
+
+
+def test_no_child_outlives_its_test_nor_what_it_started(
+    after_the_children: list[tuple[int, int]], ipcsync_spawn: Callable[..., Child]
+) -> None:
+    from ipcsync._linux.process import start_time
+
+    sleeping, parent = ipcsync_spawn(_sleep), ipcsync_spawn(_start_another)
+    pids = (sleeping.pid, parent.pid, parent.result())
+    after_the_children.extend((pid, start_time(pid) or 0) for pid in pids)
+
+
+def test_a_client_sees_its_own_namespace_only(
+    ipcsync_coordinator: Any,
+    ipcsync_client: ipcsync.Client,
+    ipcsync_namespace: str,
+    ipcsync_spawn: Callable[..., Child],
+) -> None:
+    with ipcsync.connect(ipcsync_coordinator.endpoint, name="stranger") as stranger:
+        notices = ipcsync_client.watch(timeout=0.2)
+        assert next(notices).name == f"{ipcsync_namespace}/test"
+        foreign, mine = stranger.event("e"), ipcsync_client.event("e")
+        assert (foreign.name, mine.name) == ("e", f"{ipcsync_namespace}/e")
+        assert ipcsync_client.event(mine.name).name == mine.name
+        assert [info.name for info in ipcsync_client.list_events("e")] == [mine.name]
+        assert [session.name for session in ipcsync_client.list_sessions()] == [f"{ipcsync_namespace}/test"]
+        ipcsync_spawn(_whoami).result()
+        told = [(notice.kind, notice.name.removeprefix(ipcsync_namespace)) for notice in notices]
+        assert told == [("opened", "/e"), ("session_opened", "/_whoami-1"), ("session_closed", "/_whoami-1")]
+        least, greatest = ipcsync.Stream.priority_range()
+        stranger.stream("s", priority=greatest)
+        assert ipcsync_client.stream("s", priority=least).priority == least
+        with pytest.raises(ipcsync.ProtocolError):
+            ipcsync_client.event("")
+        with pytest.raises(TypeError):
+            ipcsync_client.event(7)  # type: ignore[arg-type] # wrong on purpose
+        foreign.close()
