@@ -1,6 +1,8 @@
 # make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
 # make check  lint, types, and the tests that start no process: in a minute, while one writes
 # make test   everything that a change can break, once, and what depends on the driver on each driver that is here
+# make test-modes   the same on the drivers' other modes: asynchronous host driver, synchronous software libcuda
+# make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network
 # make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks
 # make test-flakes   make test FLAKES=20 times beside a busy core
 # make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains and two of interrupts
@@ -47,7 +49,11 @@ EVERYTHING := tests -m "not benchmark"
 ONCE := tests -m "not benchmark and not thorough"
 DRIVER_TESTS := $(shell grep -rl --include='test_*.py' 'mark\.driver' tests) -m "driver and not thorough"
 
-test: test-host test-host-async test-gpu test-simcuda
+# What a change can break, once: all of it on the host driver, and what depends on the driver on CUDA's, a GPU's too if
+# there is one. `test-modes` has the other ways in which the software drivers can behave.
+test: test-host test-on-gpu test-simcuda
+
+test-modes: test-host-async test-simcuda-sync
 
 # In pure Python; the passes below have the compiled core, where there is one.
 test-host: install
@@ -57,15 +63,38 @@ test-host: install
 test-host-async: install
 	IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 $(PYTEST) $(or $(PASS),$(DRIVER_TESTS)) $(ARGS)
 
-test-gpu: install
+test-on-gpu: install
 	@if IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \
 	  echo "cuda half: on the GPU of this machine" && IPCSYNC_DRIVER=cuda $(PYTEST) $(or $(PASS),$(DRIVER_TESTS) tests/gpu) $(ARGS); \
 	else \
 	  echo "cuda half: not run on a GPU: there is none here"; \
 	fi
 
-# On the software libcuda of tests/simcuda: its own tests, then ours, with work done within the call, and with all of it
-# sent through the stream's thread and a dead process's work pending for ever.
+# All that a machine with a GPU can show, in nine minutes and eight files in OUT. With WHEELS (from `make gpu-wheels` on a
+# machine that has a network) it needs none: what is missing comes from there, and torch and cupy from PYTHON itself.
+GPU_SITE := $(CURDIR)/build/gpu-site
+test-gpu:
+	@test -n "$(OUT)" || { echo "usage: make test-gpu OUT=DIRECTORY [WHEELS=DIRECTORY] [PYTHON=python3]"; exit 2; }
+ifdef WHEELS
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(GPU_SITE) $(WHEELS)/*.whl
+	cp -n $(GPU_SITE)/ipcsync/_engines/core* ipcsync/_engines/
+	PYTHONPATH="$(GPU_SITE)" $(PYTHON) -m tests.gpu.run --out $(OUT) $(ARGS)
+else
+	$(MAKE) -s install
+	$(BIN)/python -m tests.gpu.run --out $(OUT) $(ARGS)
+endif
+
+# What PYTHON_THERE lacks, and ipcsync itself with its compiled core.
+PYTHON_THERE ?= 3.12
+PLATFORMS := $(foreach glibc,2_17 2_24 2_26 2_27 2_28,--platform manylinux_$(glibc)_$(shell uname -m)) --platform manylinux2014_$(shell uname -m) --platform linux_$(shell uname -m)
+gpu-wheels: install
+	@test -n "$(WHEELS)" || { echo "usage: make gpu-wheels WHEELS=DIRECTORY [PYTHON_THERE=3.12]"; exit 2; }
+	IPCSYNC_BUILD_CORE=1 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) .
+	$(BIN)/python -m pip download --quiet --only-binary=:all: --python-version $(PYTHON_THERE) --implementation cp $(PLATFORMS) \
+	  --dest $(WHEELS) $(WHEELS)/ipcsync-*.whl pytest pytest-timeout pytest-xdist hypothesis jsonschema
+
+# On the software libcuda of tests/simcuda: its own tests, then ours, with all work sent through the stream's thread and a
+# dead process's work pending for ever.
 SIMCUDA := build/simcuda
 ON_SIMCUDA := LD_LIBRARY_PATH="$(CURDIR)/$(SIMCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" IPCSYNC_DRIVER=cuda
 test-simcuda: install
@@ -75,14 +104,22 @@ test-simcuda: install
 	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); \
 	  SIMCUDA_SELFTEST=1 $(PYTEST) tests/simcuda $(ARGS); \
 	  SIMCUDA_SELFTEST=1 SIMCUDA_ASYNC=1 $(PYTEST) tests/simcuda $(ARGS); \
-	  $(PYTEST) $(or $(PASS),$(DRIVER_TESTS)) $(ARGS); \
 	  SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending $(PYTEST) $(or $(PASS),$(DRIVER_TESTS)) $(ARGS); \
 	fi
 
+# With work done within the call, and a dead process's work complete.
+test-simcuda-sync: install
+	@if ! command -v $(CC) >/dev/null; then \
+	  echo "cuda half: not run on the software libcuda (tests/simcuda): there is no C compiler ($(CC)) to build it with"; \
+	else \
+	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); \
+	  $(PYTEST) $(or $(PASS),$(DRIVER_TESTS)) $(ARGS); \
+	fi
+
 test-all: lint benchmarks test-oldest test-newest soak
-	$(MAKE) test PASS='$(EVERYTHING)' IPCSYNC_SOAK_SECONDS=60
+	$(MAKE) test test-modes PASS='$(EVERYTHING)' IPCSYNC_SOAK_SECONDS=60
 	$(MAKE) test-host IPCSYNC_TEST_ZYGOTE=0
-	IPCSYNC_COMPILED=0 $(MAKE) test-simcuda
+	IPCSYNC_COMPILED=0 $(MAKE) test-simcuda test-simcuda-sync
 
 # What of `test-all` is neither a driver's nor another library's.
 test-thorough: install
@@ -264,5 +301,5 @@ wheels: install
 clean:
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: install demo types check test test-host test-host-async test-simcuda test-gpu test-all test-thorough benchmarks test-flakes \
-  test-oldest test-newest test-lmcache test-ray test-vllm test-deploy test-matrix coverage mutants test-keeper soak soak-restarts lint docs dist wheels clean
+# Every target but the files.
+.PHONY: $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
