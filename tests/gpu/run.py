@@ -42,8 +42,9 @@ class Step:
 
 
 def _pytest(*arguments: str, workers: int) -> list[str]:
+    plugins = ["-p", "ipcsync", "-p", "xdist", "-p", "timeout", "-p", "no:cacheprovider"]
     spread = ["-n", str(workers), "--dist", "worksteal"]
-    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=60", *spread, *arguments]
+    return [sys.executable, "-m", "pytest", "-q", *plugins, "--timeout=60", *spread, *arguments]
 
 
 def steps(out: Path, workers: int) -> list[Step]:
@@ -194,6 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + 60 * chosen.minutes
     os.environ.setdefault("IPCSYNC_DRIVER", "cuda")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # whatever else that machine's Python has
     paths = [
         str(ROOT),
         str(ROOT / "services"),

@@ -86,12 +86,13 @@ class _Zygote:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         environment = {name: value for name, value in _at_install.items() if name not in _TAKEN_OVER}
+        paths = [str(_ROOT), *filter(None, [_at_install.get("PYTHONPATH")])]
         with theirs:
             self._process = _Popen(
                 [sys.executable, "-c", "from tests.kit.zygote import main; main()", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=_ROOT,
-                env={**environment, "PYTHONPATH": str(_ROOT)},
+                env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
             )
         atexit.register(self.close)
 
@@ -178,8 +179,8 @@ def main() -> None:
         importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"a process with {threads} threads cannot be forked"
-    own_path = [entry for entry in sys.path if entry]
-    own_path.remove(str(_ROOT))  # as far as it comes from PYTHONPATH
+    told = os.environ["PYTHONPATH"].split(os.pathsep)  # each request brings its own
+    own_path = [entry for entry in sys.path if entry and entry not in told]
     gc.collect()
     gc.freeze()  # what lies here already is left alone by the collector, and so stays shared
     with asked:
