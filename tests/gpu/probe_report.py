@@ -51,7 +51,7 @@ def read(path: Path) -> list[Answer]:
 
 def run_probes(path: Path) -> int:
     """Run the probe tests, which write to `path`, on the driver that the environment selects; pytest's exit status."""
-    command = [sys.executable, "-m", "pytest", "-q", _PROBES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "ipcsync", "-p", "timeout", _PROBES]
     settings = {**os.environ, "IPCSYNC_PROBE_OUT": str(path)}
     return subprocess.run(command, cwd=_ROOT, env=settings, check=False).returncode
 
