@@ -17,7 +17,7 @@
 # make coverage   which lines of the product the tests run, in their processes too
 # make mutants  planted mistakes in registry, dispatcher, effects, attachments and engines: those that the tests find
 # make lint   ruff and mypy --strict
-# make types  whether each public name has a type that every checker reads alike (basedpyright, of a package as installed)
+# make types  whether each public name has a type that every checker reads alike, in the package as installed
 # make docs   the API reference and the pages, in site/
 # make wheels   the wheels of a release in dist/wheels: with the compiled core and without, each tried
 # make dist   sdist and wheel in dist/, checked, installed outside of the checkout, tried (DIST_TESTS="tests" for all)
@@ -278,7 +278,7 @@ types:
 	$(TYPES)/bin/python -m pip install --quiet --upgrade pip
 	$(TYPES)/bin/python -m pip install --quiet '.[observer]' --group types
 	IPCSYNC_BUILD_CORE=0 $(TYPES)/bin/python -m pip install --quiet --force-reinstall --no-deps .
-	cd $(TYPES) && PATH="$(CURDIR)/$(TYPES)/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/$(TYPES)" basedpyright --verifytypes ipcsync --ignoreexternal
+	$(TYPES)/bin/python -m tests.kit.typed $(TYPES)/bin/python
 
 docs: install
 	$(BIN)/mkdocs build --strict

@@ -36,7 +36,7 @@ class Futex:
     __slots__ = ("_address", "address", "wake")
 
     def __init__(self, address: int) -> None:
-        self.address = address
+        self.address: int = address
         self._address = ctypes.c_void_p(address)
         self.wake: Callable[[], object] = partial(_short_syscall, _SYS_FUTEX, self._address, _WAKE, _EVERYBODY)
 

@@ -19,8 +19,8 @@ class Looking:
         self._engine = engine
         self._deadline = deadline_of(timeout)
         self._next_s = _FIRST_PAUSE_S
-        self.pause_s = 0.0
-        self.is_over = False
+        self.pause_s: float = 0.0
+        self.is_over: bool = False
 
     def has_ended(self) -> bool:
         """Look once: whether the recorder's process is over (`is_over`), or will never be known to be, or time is up.

@@ -54,7 +54,7 @@ class Memory:
         self._kind: Kind = "pinned" if pinned else "device" if handle is None else "opened"
         self._ordinal = devices.parse(device)
         with OnDevice(self._ordinal):
-            self.address = _opened(handle) if handle is not None else _allocated(size, pinned=pinned)
+            self.address: int = _opened(handle) if handle is not None else _allocated(size, pinned=pinned)
 
     @property
     def device(self) -> Device:
