@@ -1,12 +1,11 @@
 """The protocol along chains holds in every interleaving, and the model that says so finds mistakes planted in it.
 
-The scenarios here take seconds each; the larger ones, which take minutes, are walked with `IPCSYNC_THOROUGH=1`.
+Most scenarios take seconds each; those that take minutes are `thorough`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ EVENT, TIMELINE = "event", "timeline"
 REC: Op = ("rec",)
 CLOSE: Op = ("close",)
 OTHER_STREAM: Op = ("stream",)
-_THOROUGH = os.environ.get("IPCSYNC_THOROUGH", "") not in ("", "0")
 
 
 def _wait(slot: int, generation: int = 1) -> Op:
@@ -129,8 +127,8 @@ def test_no_interleaving_breaks_a_promise_along_a_chain(name: str) -> None:
     _explore(QUICK[name])
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(not _THOROUGH, reason="takes minutes: set IPCSYNC_THOROUGH=1")
 @pytest.mark.parametrize("name", THOROUGH)
 def test_no_interleaving_of_the_larger_chains_does(name: str) -> None:
     _explore(THOROUGH[name])
@@ -160,15 +158,9 @@ def test_a_recorder_that_tells_nothing_breaks_them(engine: str, lies: bool) -> N
 _SLOW = {"all at once", "as_of by force", "break at once", "cleared too soon", "evidence unchecked", "no closure"}
 
 
-@pytest.mark.timeout(3600 if _THOROUGH else 300)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "mistake",
-    [
-        pytest.param(each, marks=pytest.mark.skipif(not _THOROUGH, reason="takes minutes: set IPCSYNC_THOROUGH=1"))
-        if each in _SLOW
-        else each
-        for each in MISTAKES
-    ],
+    "mistake", [pytest.param(each, marks=pytest.mark.thorough) if each in _SLOW else each for each in MISTAKES]
 )
 def test_a_planted_mistake_is_found(mistake: str) -> None:
     scenario = dataclasses.replace(FOUND_IN[mistake], mistakes=frozenset({mistake}))
