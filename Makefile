@@ -32,7 +32,7 @@ SOAK_MINUTES ?= 10
 install: $(VENV)/.installed
 
 # The compiled core is built with it, where a C compiler is.
-$(VENV)/.installed: pyproject.toml hatch_build.py ipcsync/_engines/core.pyx ipcsync/_engines/parking.h
+$(VENV)/.installed: pyproject.toml hatch_build.py ipcsync/_engines/core.pyx $(wildcard ipcsync/_engines/*.h) ipcsync/_engines/parking.h
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[observer,fleet]' --group dev

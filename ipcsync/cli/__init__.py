@@ -61,7 +61,7 @@ def main() -> None:
       ipcsync status --json             the same for a program
       ipcsync top                       the same, live
       ipcsync reload                    new code for the coordinator, and no session ends
-      ipcsync bridge                    link it with other nodes, over NATS
+      ipcsync bridge --help             link it with other nodes, over NATS
       ipcsync nodes                     which nodes there are
       ipcsync observer                  the same as a page and as metrics
       ipcsync coordinator --help        every setting of the daemon

@@ -22,6 +22,7 @@ from ipcsync.typing import DeviceLike, StreamLike
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _LAZY_PEER_ACCESS = 1  # the one flag that cuIpcOpenMemHandle has, and it must be given
 
 Kind = Literal["device", "pinned", "opened"]
@@ -103,7 +104,7 @@ class Memory:
             ctypes.memmove(self.address, content, self.size)
             return
         with OnDevice(self._ordinal):
-            _call("cuMemcpyHtoD", self.address, content, self.size)
+            relaxed_call(_finish, "cuMemcpyHtoDAsync", self.address, content, self.size)
 
     def read(self) -> bytes:
         """The bytes as they are now: first synchronize the stream that writes them, or wait for its point."""
@@ -167,8 +168,18 @@ def _allocated(size: int, *, pinned: bool) -> int:
     address = int(relaxed_call(_call, "cuMemAlloc", size))
     # What fills memory may be a kernel, whose first launch waits for all streams of its device. So it is launched here,
     # before one of them is held.
-    relaxed_call(_call, "cuMemsetD8", address, 0, size)
+    relaxed_call(_finish, "cuMemsetD8Async", address, 0, size)
     return address
+
+
+def _finish(name: str, *args: object) -> None:
+    """Have a stream do it, and wait: the calls without a stream return before it is done, and no other stream waits."""
+    stream = _call("cuStreamCreate", _NON_BLOCKING)
+    try:
+        _call(name, *args, stream)
+        _call("cuStreamSynchronize", stream)
+    finally:
+        _call("cuStreamDestroy", stream)
 
 
 def _opened(handle: bytes) -> int:

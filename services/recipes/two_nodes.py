@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 
-from device_memory import Memory
 from processes import SPAWN, run
 
 import ipcsync
+from ipcsync.testing import Memory
 
 REQUESTS = 3
 SIZE = 1 << 16
@@ -54,7 +54,7 @@ def prefill(endpoint: str, card: Connection, decode: Connection, breaks: bool) -
 def decode(endpoint: str, card: Connection, prefill: Connection) -> None:
     """Copy each request's cache as soon as it is said to be there, and check that it is that request's."""
     with ipcsync.connect(endpoint, name="decode") as client:
-        stream, cache, mine = ipcsync.Stream(), Memory.on_device(SIZE), Memory.on_device(SIZE)
+        stream, cache, mine = ipcsync.Stream(), Memory(SIZE), Memory(SIZE)
         writing = threading.Thread(target=_network_card, args=(card, cache), daemon=True)
         writing.start()
         for _ in range(REQUESTS):

@@ -46,6 +46,17 @@ def test_streams_fill_and_copy_in_their_order(pinned: bool) -> None:
         assert source.holds(8)
 
 
+def test_what_is_new_or_written_is_there_for_every_stream_at_once() -> None:
+    stream = ipcsync.Stream()
+    with Memory(SIZE) as source:
+        for value in range(1, 100):
+            source.write(bytes([value]) * SIZE)
+            with Memory(SIZE) as target:  # whose zeros come before what the stream copies
+                target.copy_from(source, stream)
+                stream.synchronize()
+                assert target.holds(value)
+
+
 def test_another_process_opens_it(peer: Peer) -> None:
     with Memory(SIZE) as memory:
         assert peer.call(_open_and_fill, memory.handle(), 9)
