@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,34 +12,13 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import remote
+from tests.kit.failing import Failing
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
 
 NewClient = Callable[..., ipcsync.Client]
-
-
-class Failing(threading.Thread):
-    """Runs a function that is to raise; `error` is what it raised."""
-
-    def __init__(self, fn: Callable[[], object]) -> None:
-        super().__init__()
-        self._fn = fn
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._fn()
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
-            self.error = error
-
-    def raised(self) -> BaseException | None:
-        """Its error, once it has ended."""
-        self.join(15)
-        assert not self.is_alive(), "the wait did not end"
-        return self.error
 
 
 # --- who records ------------------------------------------------------------------------------------------------------
