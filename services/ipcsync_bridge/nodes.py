@@ -7,6 +7,7 @@ own when it is read again. Terms order the owners of a name; they decide who may
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,9 @@ _TRIES = 20
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 NodeName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 Count = Annotated[int, Meta(ge=0, le=(1 << 62))]
+
+
+log = logging.getLogger("ipcsync.bridge")
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -86,6 +90,7 @@ class Names:
         self._is_there = is_there
         self.term = 0
         self.claims: dict[tuple[int, int], tuple[str, int]] = {}  # by slot and incarnation: key, revision
+        self._over: set[tuple[int, int]] = set()  # of the claims, those whose use is over: to be removed, not kept
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -218,20 +223,28 @@ class Names:
 
     async def release(self, key: tuple[int, int]) -> None:
         """A use is over: its name is free. What cannot be removed now is at the next `keeps`."""
-        found = self.claims.get(key)
-        if found is None:
-            return
+        if key in self.claims:
+            self._over.add(key)
+            await self._remove(key)
+
+    async def _remove(self, key: tuple[int, int]) -> None:
+        name, revision = self.claims[key]
         try:
-            await self._transport.cas(found[0], None, found[1], 5.0)
-        except (Unavailable, Unreachable):
+            await self._transport.cas(name, None, revision, 5.0)
+        except (Unavailable, Unreachable) as error:
+            log.info("the name of an event that is over stays claimed until the store answers: %s", error)
             return
         except Conflict:
-            pass  # somebody else's by now
+            pass  # somebody else's by now, or removed by an earlier try
         self.claims.pop(key, None)
+        self._over.discard(key)
 
     async def _keep_claims(self) -> None:
         """What the store has lost is claimed anew; what is another node's by now is no more this one's."""
         for (slot, incarnation), (key, _) in list(self.claims.items()):
+            if (slot, incarnation) in self._over:
+                await self._remove((slot, incarnation))
+                continue
             value = msgspec.json.encode(Claim(self._node, self._owner, self._epoch, slot, incarnation))
             found = await self._read_one(key, 5.0)
             try:
