@@ -16,6 +16,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ipcsync._logs import fields
 from ipcsync._wire import messages, nodes
 from ipcsync.errors import FleetUnavailable, NodeNameTaken, RecorderTaken, WaitTimeout
 from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachable
@@ -232,7 +233,7 @@ class Names:
         try:
             await self._transport.cas(name, None, revision, 5.0)
         except (Unavailable, Unreachable) as error:
-            log.info("the name of an event that is over stays claimed until the store answers: %s", error)
+            log.info("name stays claimed until the store answers", extra=fields(name=name, error=error))
             return
         except Conflict:
             pass  # somebody else's by now, or removed by an earlier try

@@ -78,13 +78,13 @@ def test_row_41_an_exception_once_the_session_has_begun_leaves_none(
         step(self, *args, **options)
         raise Interruption
 
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     with monkeypatch.context() as patch:
         patch.setattr(Session if step is Session.begin else ipcsync.Client, step.__name__, do_and_raise)
         with pytest.raises(Interruption):
             ipcsync.connect(coordinator.endpoint, name="dropped")
     until(lambda: "dropped" not in [row.name for row in client.list_sessions()], "the session has ended")
-    until(lambda: threading.active_count() == threads, "its threads have ended")
+    until(lambda: not set(threading.enumerate()) - before, "its threads have ended")
 
 
 @pytest.mark.parametrize("program", ["records", "requests", "connects", "closes"])
