@@ -22,6 +22,8 @@
 # make wheels   the wheels of a release in dist/wheels: with the compiled core and without, each tried
 # make dist   sdist and wheel in dist/, checked, installed outside of the checkout, tried (DIST_TESTS="tests" for all)
 PYTHON ?= python3
+# With it each of the thousand processes that the tests start compiles every source anew, and each worker every test.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 # Two more than cores: a test that waits for another process leaves its core to the next.

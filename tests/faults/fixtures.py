@@ -22,6 +22,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
+from tests.kit.zygote import children_of
 
 ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 _ROOT = Path(__file__).parents[2]
@@ -87,7 +88,7 @@ def _kept_by(pid: int) -> list[int]:
     """The coordinator of a keeper, where the run is over such ones (IPCSYNC_TEST_KEEPER)."""
     if not os.environ.get("IPCSYNC_TEST_KEEPER"):
         return []
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children_of(pid)
 
 
 def serving(coordinator: Coordinator) -> int:

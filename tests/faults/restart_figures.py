@@ -22,6 +22,7 @@ from ipcsync._board.runtime_dir import RELOAD, read_outcome
 from tests.faults.figures import Figures
 from tests.faults.fixtures import launch_patched, private_dir
 from tests.kit.until import until
+from tests.kit.zygote import children_of
 
 _LIMITS = {
     "restart": ("p99", 500.0),
@@ -197,7 +198,7 @@ def _rss(pid: int) -> int:
 
 
 def children(pid: int) -> set[int]:
-    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return set(children_of(pid))
 
 
 def _waits(pid: int) -> bool:

@@ -233,6 +233,7 @@ PROGRAMS = {program.__name__: program for program in (records, requests, connect
 
 def main() -> None:
     """One of the programs."""
+    faulthandler.enable()
     faulthandler.dump_traceback_later(_STUCK_S, exit=True)
     signal.signal(signal.SIGALRM, raise_alarm)
     threading.excepthook = lambda args: sys.stderr.write(f"thread {args.thread}: {args.exc_value!r}\n") and None

@@ -9,10 +9,10 @@ import resource
 import signal
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.faults.figures import Figures
 from tests.faults.fixtures import Blocked, state_of
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
+from tests.kit.zygote import EXEC, IPCSYNC, children_of
 
 pytestmark = pytest.mark.process
 _ENGINES = pytest.mark.parametrize("engine", fixtures.ENGINES)
@@ -38,6 +39,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "script"
     monkeypatch.setenv("IPCSYNC_TEST_SCRIPT", str(path))
     return path
+
+
+@pytest.fixture
+def by_exec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process is started as users start it."""
+    for name, value in EXEC.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
@@ -66,6 +74,15 @@ def _kill(client: ipcsync.Client) -> int:
 
 def _gone(pid: int) -> bool:
     return state_of(pid) in ("", "Z")
+
+
+@contextmanager
+def _no_other_can_be_started(kept: Coordinator) -> Iterator[None]:
+    """The keeper has no descriptor to start another coordinator with."""
+    limits = resource.prlimit(kept.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (8, limits[1]))
+    yield
+    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, limits)
 
 
 # --- row 54 -----------------------------------------------------------------------------------------------------------
@@ -135,7 +152,7 @@ def test_row_54_somebody_who_kills_one_after_the_other_ends_nothing(kept: Coordi
     with client.event("held", recorder=True) as event:
         for _ in range(5):
             starts = client._session.lease.board.starts
-            (pid,) = _children(kept)
+            (pid,) = children_of(kept.pid)
             os.kill(pid, signal.SIGKILL)
             until(lambda: client._session.lease.board.starts > starts, "the next one serves")  # noqa: B023 - at once
         event.record().synchronize(timeout=DEADLINE_S)
@@ -149,14 +166,12 @@ def test_row_54_without_a_descriptor_to_start_another_with_the_keeper_waits_unti
     kept: Coordinator, client: ipcsync.Client
 ) -> None:
     pid = _pid(client)
-    _, most = limits = resource.prlimit(kept.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (8, most))
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: _gone(pid), "the coordinator is dead")
-    with pytest.raises(ipcsync.WaitTimeout):
-        client.stats(timeout=1.0)
-    assert kept.is_running
-    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, limits)
+    with _no_other_can_be_started(kept):
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: _gone(pid), "the coordinator is dead")
+        with pytest.raises(ipcsync.WaitTimeout):
+            client.stats(timeout=1.0)
+        assert kept.is_running
     assert client.stats()["starts"] == 2
 
 
@@ -167,17 +182,13 @@ def test_row_54_a_spare_that_dies_counts_for_nothing(script: Path) -> None:
         client.event("held", recorder=True) as event,
     ):
         pid = _pid(client)
-        (spare,) = until(lambda: _children(kept) - {pid}, "a spare")
+        (spare,) = until(lambda: set(children_of(kept.pid)) - {pid}, "a spare")
         os.kill(spare, signal.SIGKILL)
         until(lambda: _gone(spare), "the spare is dead")
         assert _kill(client) == pid
         event.record().synchronize(timeout=DEADLINE_S)
         assert client.stats()["starts"] == 2
         assert client.stats()["events"] == 1
-
-
-def _children(kept: Coordinator) -> set[int]:
-    return set(map(int, Path(f"/proc/{kept.pid}/task/{kept.pid}/children").read_text().split()))
 
 
 @pytest.mark.thorough
@@ -267,10 +278,12 @@ def test_row_55_killed_at_every_step_of_what_changes_something(client: ipcsync.C
     requests.other.close()
 
 
-def test_row_55_what_was_given_up_and_done_by_one_that_died_is_let_go_of(client: ipcsync.Client, script: Path) -> None:
+def test_row_55_what_was_given_up_and_done_by_one_that_died_is_let_go_of(
+    kept: Coordinator, client: ipcsync.Client, script: Path
+) -> None:
     client.stats()
     script.write_text("die 2")  # behind the record, before what follows from it
-    with pytest.raises(ipcsync.WaitTimeout):
+    with _no_other_can_be_started(kept), pytest.raises(ipcsync.WaitTimeout):
         client.event("given up", timeout=0.05)
     until(lambda: client.stats()["starts"] == 2, "another coordinator")
     until(lambda: client.list_attachments() == [], "nothing is attached")
@@ -290,14 +303,13 @@ def test_row_55_a_request_that_kills_is_refused_the_third_time(client: ipcsync.C
 def test_row_55_a_connect_that_waits_for_a_coordinator_longer_than_its_ttl_succeeds(
     kept: Coordinator, client: ipcsync.Client, script: Path, step: int
 ) -> None:
-    pid, limits = _pid(client), resource.prlimit(kept.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (8, limits[1]))  # for a while no other one can be started
+    pid = _pid(client)
     script.write_text(f"die {step}")
-    connect = Blocked(lambda: ipcsync.connect(kept.endpoint, lease_ttl=2.0, timeout=DEADLINE_S), "wait")
-    until(lambda: _gone(pid), "the coordinator dies of it")
-    died = time.monotonic()
-    until(lambda: time.monotonic() > died + 2.5, "the TTL is over")
-    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, limits)
+    with _no_other_can_be_started(kept):
+        connect = Blocked(lambda: ipcsync.connect(kept.endpoint, lease_ttl=2.0, timeout=DEADLINE_S), "wait")
+        until(lambda: _gone(pid), "the coordinator dies of it")
+        died = time.monotonic()
+        until(lambda: time.monotonic() > died + 2.5, "the TTL is over")
     guest = connect.outcome()
     assert isinstance(guest, ipcsync.Client)
     with guest.event("of a guest", recorder=True) as event:
@@ -363,8 +375,7 @@ def _attach(endpoint: str) -> None:
 
 
 def _begin_reload(kept: Coordinator) -> subprocess.Popen[str]:
-    program = "from ipcsync.cli import main; main()"
-    command = [sys.executable, "-c", program, "reload", "--runtime-dir", kept.runtime_dir]
+    command = [*IPCSYNC, "reload", "--runtime-dir", kept.runtime_dir]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -406,7 +417,7 @@ def test_row_57_upgrades_under_load_are_not_noticed(kept: Coordinator, client: i
     assert client.stats()["sessions"] == 1
 
 
-def test_row_57_two_reloads_at_once_are_both_done(kept: Coordinator, client: ipcsync.Client) -> None:
+def test_row_57_two_reloads_at_once_are_both_done(by_exec: None, kept: Coordinator, client: ipcsync.Client) -> None:
     with client.event("held", recorder=True) as event:
         begun = [_begin_reload(kept) for _ in range(2)]
         said = [process.communicate(timeout=2 * DEADLINE_S)[0] for process in begun]

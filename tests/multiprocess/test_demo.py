@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -20,10 +19,10 @@ import pytest
 
 from ipcsync.typing import EngineName
 from ipcsync_demo.plan import Plan, chunk_size, stamp, work
+from tests.kit.zygote import IPCSYNC, children_of, command_of
 
 pytestmark = pytest.mark.process
 
-_RUN = "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()"
 _DEADLINE_S = 60.0
 _SHARED = Path("/dev/shm")
 
@@ -48,7 +47,7 @@ class Demo:
         }
         self.processes.append(
             subprocess.Popen(
-                [sys.executable, "-c", _RUN, "demo", *arguments],
+                [*IPCSYNC, "demo", *arguments],
                 env=settings,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -119,8 +118,7 @@ def running(demo: Demo, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pop
 
 def children(process: subprocess.Popen[str], what: str) -> list[int]:
     """The processes that it has started whose command line has `what` in it, in the order of their start."""
-    pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in pids if what in Path(f"/proc/{pid}/cmdline").read_text()]
+    return [pid for pid in children_of(process.pid) if what in command_of(pid)]
 
 
 # --- what it proves ---------------------------------------------------------------------------------------------------
@@ -143,7 +141,7 @@ def test_the_result_is_that_of_one_process_and_no_message_was_sent(
 
 
 def test_a_coordinator_killed_on_the_way_ends_no_session_and_changes_no_result(demo: Demo) -> None:
-    result = demo.run_json("--kill-coordinator", "--workers", "3")
+    result = demo.run_json("--kill-coordinator", "--workers", "3", IPCSYNC_TEST_ZYGOTE="0")
     assert result["ok"]
     assert result["restart"] == {"starts": 2, "sessions": 4, "expected_sessions": 4}
     assert result["sha256"] == result["expected_sha256"]

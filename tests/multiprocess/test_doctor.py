@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import ipcsync
 from ipcsync.cli.doctor import actions
 from ipcsync.cli.doctor.workers import TrialError, Worker, Workers
+from tests.kit.zygote import IPCSYNC
 
 pytestmark = pytest.mark.process
 
@@ -45,7 +45,7 @@ IS_SOFTWARE = "NVIDIA" not in ipcsync.get_device_properties(0).name
 
 def doctor(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, which must come by itself."""
-    command = [sys.executable, "-c", "from ipcsync.cli import main; main()", "doctor", *options]
+    command = [*IPCSYNC, "doctor", *options]
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=100, check=False)
 
 

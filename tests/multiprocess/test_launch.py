@@ -14,6 +14,7 @@ import pytest
 
 import ipcsync
 from ipcsync._launch import Coordinator, directory_prefix
+from tests.kit.zygote import EXEC, IPCSYNC
 
 pytestmark = pytest.mark.process
 
@@ -61,10 +62,10 @@ def test_a_coordinator_does_not_travel_but_its_endpoint_does(
 def test_the_command_has_a_keeper_unless_it_is_told_otherwise(
     flags: list[str], env: dict[str, str], has_keeper: bool, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", "from ipcsync.cli import main; main()", "coordinator", *flags]
+    command = [*IPCSYNC, "coordinator", *flags]
     command += ["--runtime-dir", str(tmp_path / "run"), "--log-level", "error"]
     with (
-        Coordinator(command, {**os.environ, **env}, str(tmp_path / "run"), temporary=False) as one,
+        Coordinator(command, {**os.environ, **EXEC, **env}, str(tmp_path / "run"), temporary=False) as one,
         ipcsync.connect(one.endpoint) as client,
     ):
         stats = client.stats()

@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +19,11 @@ import pytest
 
 import ipcsync
 from tests.kit.browser import DEADLINE_S
+from tests.kit.zygote import IPCSYNC
 
 pytestmark = pytest.mark.process
 
-_RUN = [sys.executable, "-c", "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()", "top"]
+_RUN = [*IPCSYNC, "top"]
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

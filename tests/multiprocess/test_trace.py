@@ -26,6 +26,7 @@ from ipcsync.typing import EngineName
 from tests import trace_rules
 from tests.kit import remote
 from tests.kit.peer import Peer
+from tests.kit.zygote import EXEC, IPCSYNC
 
 pytestmark = pytest.mark.process
 
@@ -294,9 +295,8 @@ def test_ranges_are_shown_to_nvtx_if_it_is_there(
 
 def test_the_demo_is_traced_and_merged(tmp_path: Path) -> None:
     directory = tmp_path / "traces"
-    program = "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()"
-    command = [sys.executable, "-c", program, "demo", "--workers", "2"]
-    env = {**os.environ, "IPCSYNC_TRACE": str(directory)}
+    command = [*IPCSYNC, "demo", "--workers", "2"]
+    env = {**os.environ, **EXEC, "IPCSYNC_TRACE": str(directory)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     events = _merge(directory)

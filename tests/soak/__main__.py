@@ -27,13 +27,13 @@ if __name__ == "__main__" and not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import ipcsync
+from tests.kit.zygote import children_of
 from tests.soak.history import Op, Result
 from tests.soak.history_checker import check
 from tests.soak.history_facts import Report, Violation
 from tests.soak.leaks import (
     ask,
     board_of,
-    children_of,
     descriptors,
     kill_children_of,
     private_kib,

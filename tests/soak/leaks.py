@@ -13,6 +13,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync._board import layout
+from tests.kit.zygote import children_of
 from tests.soak.processes import fork
 
 
@@ -68,11 +69,6 @@ def descriptors(pid: int) -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # closed since
             found.append(os.readlink(fd))
     return sorted(found)
-
-
-def children_of(keeper: int) -> list[int]:
-    """The coordinator that a keeper has started."""
-    return [int(child) for child in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()]
 
 
 def kill_children_of(keeper: int) -> int:

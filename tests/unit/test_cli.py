@@ -19,21 +19,21 @@ import pytest
 
 import ipcsync
 from ipcsync.cli import COMMANDS, main
+from tests.kit.zygote import IPCSYNC
 
-_RUN = "import sys; sys.argv[0] = 'ipcsync'; from ipcsync.cli import main; main()"
 _EXAMPLE = re.compile(r"^ {2,}((?:[A-Z_]+=\S+ )*)ipcsync ?(.*?)(?: {2,}.*)?$", re.MULTILINE)
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """`ipcsync arguments…` in a process of its own."""
-    command = [sys.executable, "-c", _RUN, *arguments]
+    command = [*IPCSYNC, *arguments]
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
 
 
 def run_on_terminal(*arguments: str, **env: str) -> str:
     """What `ipcsync arguments…` writes to a terminal."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", _RUN, *arguments]
+    command = [*IPCSYNC, *arguments]
     settings = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     process = subprocess.Popen(
         command, env={**settings, "TERM": "xterm-256color", **env}, stdin=theirs, stdout=theirs, stderr=theirs
@@ -245,7 +245,7 @@ def test_an_output_that_is_full_is_one_line_and_status_1(
     environment = {**os.environ, "IPCSYNC_ENDPOINT": coordinator.endpoint}
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", _RUN, *arguments],
+            [*IPCSYNC, *arguments],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
