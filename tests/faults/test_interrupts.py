@@ -87,6 +87,9 @@ def test_row_41_an_exception_once_the_session_has_begun_leaves_none(
     until(lambda: not set(threading.enumerate()) - before, "its threads have ended")
 
 
+_COUNTS = {"records": 800, "requests": 400, "connects": 80, "closes": 60, "handlers": 150, "finalizers": 500}
+
+
 @pytest.mark.parametrize("program", ["records", "requests", "connects", "closes"])
 def test_row_41_a_signals_handler_that_raises_anywhere_breaks_no_promise(program: str, engine: EngineName) -> None:
     _run(program, engine)
@@ -95,7 +98,7 @@ def test_row_41_a_signals_handler_that_raises_anywhere_breaks_no_promise(program
 def _run(program: str, engine: str) -> str:
     """The program's output; it ends by itself, with 0."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.signalled", program, "1.5", engine],
+        [sys.executable, "-m", "tests.faults.signalled", program, str(_COUNTS[program]), engine],
         cwd=_ROOT,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
