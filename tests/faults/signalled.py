@@ -94,7 +94,7 @@ def records(coordinator: ipcsync.Coordinator, count: int, engine: EngineName) ->
 def requests(coordinator: ipcsync.Coordinator, count: int, _: EngineName) -> None:
     """The next request works, and the client closes."""
     client = ipcsync.connect(coordinator.endpoint, name="asker")
-    for _ in range(count):
+    for _number in range(count):
         _interrupted(client.stats, 900e-6)
         client.stats(timeout=5)
     client.close()
@@ -107,7 +107,7 @@ def connects(coordinator: ipcsync.Coordinator, count: int, _: EngineName) -> Non
     ipcsync.connect(coordinator.endpoint).close()
     before = threading.active_count()
     clients: list[ipcsync.Client] = []
-    for _ in range(count):
+    for _number in range(count):
         _interrupted(lambda: clients.append(ipcsync.connect(coordinator.endpoint, name="one")), 6e-3)
         while clients:
             clients.pop().close()
