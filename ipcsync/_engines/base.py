@@ -203,11 +203,17 @@ class Engine(SlotView, ABC):
     # --- stream work --------------------------------------------------------------------------------------------------
 
     def record(
-        self, handle: DriverObject, ordinal: int, timeout: float | None, after: Sequence[tuple[Engine, int]] = ()
+        self,
+        handle: DriverObject,
+        ordinal: int,
+        timeout: float | None,
+        after: Sequence[tuple[Engine, int]] = (),
+        behind: Sequence[Wait] = (),
     ) -> int:
         """Record the next generation on the CUstream `handle` of device `ordinal`; its number.
 
-        It stands behind all waits queued on that stream before, and behind the generations `after`.
+        It stands behind all waits queued on that stream before, behind the generations `after`, and behind the waits
+        `behind`, which are those of other streams.
         """
         if timeout is not None:
             deadline_of(timeout)  # a wrong one is refused whether or not there is room
@@ -229,9 +235,9 @@ class Engine(SlotView, ABC):
                 raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
             if handle is not self._last_handle and int(handle) in LEGACY:
                 with OnDevice(ordinal):
-                    generation = self._record(handle, timeout, after)
+                    generation = self._record(handle, timeout, after, behind)
             else:
-                generation = self._record(handle, timeout, after)
+                generation = self._record(handle, timeout, after, behind)
                 self._last_handle = handle
             lock.release()
         except BaseException:
@@ -253,7 +259,13 @@ class Engine(SlotView, ABC):
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
 
-    def _record(self, handle: DriverObject, timeout: float | None, after: Sequence[tuple[Engine, int]]) -> int:
+    def _record(
+        self,
+        handle: DriverObject,
+        timeout: float | None,
+        after: Sequence[tuple[Engine, int]],
+        behind: Sequence[Wait] = (),
+    ) -> int:
         code, status = self._driver.cuStreamIsCapturing(handle)
         if status is not _NOT_CAPTURING or code is not SUCCESS:
             capture.refuse_capturing(handle, "record")
@@ -267,14 +279,19 @@ class Engine(SlotView, ABC):
         else:
             self._last_handle = None  # this record may be a default stream's, or be interrupted: then the next one asks
             stream_id = _id_of(self._driver, handle)
-        self._make_record(handle, stream_id, generation, after)
+        self._make_record(handle, stream_id, generation, after, behind)
         self.line.futex.wake()
         if self._words[self._state_index] != OPEN:
             self._raise_no_record()
         return generation
 
     def _make_record(
-        self, handle: DriverObject, stream_id: int, generation: int, after: Sequence[tuple[Engine, int]]
+        self,
+        handle: DriverObject,
+        stream_id: int,
+        generation: int,
+        after: Sequence[tuple[Engine, int]],
+        behind: Sequence[Wait] = (),
     ) -> None:
         """Record and publish the next generation, or the one that an exception kept from being so.
 
@@ -288,8 +305,8 @@ class Engine(SlotView, ABC):
             with lock:
                 if self.is_closed or self._words[self._state_index] != OPEN:
                     self._raise_no_record()
-                if queued.lists or self.chain.entries or after:
-                    self._stand_behind(handle, stream_id, generation, after)
+                if queued.lists or self.chain.entries or after or behind:
+                    self._stand_behind(handle, stream_id, generation, after, behind)
                 if generation == self._begun:
                     self._follow_begun(handle, stream_id)
                 elif stream_id != self._last_stream and generation > 1:
@@ -327,11 +344,16 @@ class Engine(SlotView, ABC):
         return True
 
     def _stand_behind(
-        self, handle: DriverObject, stream_id: int, generation: int, after: Sequence[tuple[Engine, int]]
+        self,
+        handle: DriverObject,
+        stream_id: int,
+        generation: int,
+        after: Sequence[tuple[Engine, int]],
+        behind: Sequence[Wait],
     ) -> None:
         """Before the driver's record: tell the board what it will stand behind. Raises RecorderLost if that is lost."""
         key = self._key_of(handle, stream_id, self.ordinal)
-        if not (self.chain.entries or after or key in queued.lists or self.guard.stands_behind_all):
+        if not (self.chain.entries or after or behind or key in queued.lists or self.guard.stands_behind_all):
             return
         for view, point in after:
             fate = view.fate(point)
@@ -343,7 +365,7 @@ class Engine(SlotView, ABC):
             self._publish_completed()
             self.chain.judge_at = max(_MANY_ENTRIES, 2 * len(self.chain.entries))
         waits = queued.everything() if self.guard.stands_behind_all else queued.of(key)
-        self.chain.extend(generation, stream_id, waits)
+        self.chain.extend(generation, stream_id, dict.fromkeys((*waits, *behind)) if behind else waits)
         if stream_id != self._last_stream and self.chain.entries and generation > 1:
             queued.add(key, self, generation - 1, stream_id)  # the stream is about to wait for that
 

@@ -229,11 +229,15 @@ def of(key: int) -> list[Wait]:
 
 def lost_on(handle: DriverObject, ordinal: int) -> list[Wait]:
     """The lost waits that a stream of device `ordinal` is, or was, held by."""
+    return [wait for wait in on_stream(handle, ordinal) if isinstance(wait.known(), Loss)]
+
+
+def on_stream(handle: DriverObject, ordinal: int) -> list[Wait]:
+    """The waits that a stream of device `ordinal` is, or was, held by."""
     with OnDevice(ordinal):
         driver = context.driver()
         stream_id = int(unwrap(driver.cuStreamGetId(handle), "cuStreamGetId"))
-        key = key_of(driver, handle, stream_id, ordinal)
-    return [wait for wait in of(key) if isinstance(wait.known(), Loss)]
+        return of(key_of(driver, handle, stream_id, ordinal))
 
 
 def await_passed(handle: DriverObject, ordinal: int, deadline_ns: int, check: Callable[[], None]) -> bool:

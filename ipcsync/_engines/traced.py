@@ -21,6 +21,7 @@ from ipcsync._board import BROKEN, Board
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.base import Engine
 from ipcsync._engines.event import EventEngine
+from ipcsync._engines.queued import Wait
 from ipcsync._engines.slot_view import Guard
 from ipcsync._engines.timeline import TimelineEngine
 from ipcsync._locks import CallLock, holding
@@ -111,10 +112,16 @@ class Traced(Engine):
 
     # --- what is written ----------------------------------------------------------------------------------------------
 
-    def _record(self, handle: DriverObject, timeout: float | None, after: Sequence[tuple[Engine, int]]) -> int:
+    def _record(
+        self,
+        handle: DriverObject,
+        timeout: float | None,
+        after: Sequence[tuple[Engine, int]],
+        behind: Sequence[Wait] = (),
+    ) -> int:
         began = monotonic_ns()
         with self._range(Kind.RECORD):
-            generation = super()._record(handle, timeout, after)
+            generation = super()._record(handle, timeout, after, behind)
         self._put(_RECORD, self._use, generation, self._last_stream, began, monotonic_ns())
         return generation
 

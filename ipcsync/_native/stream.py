@@ -13,7 +13,7 @@ from cuda.bindings.driver import CUstream
 
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
-from ipcsync._native import capture, context, foreign, fork, release
+from ipcsync._native import capture, context, foreign, fork, living
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.device import Device, parse
@@ -68,6 +68,7 @@ class Stream:
             index = parse(device)
             with OnDevice(index):
                 self._bind(_create(priority), index, owned=True)
+            living.add(self._handle, index)
             return
         if stream_id is None or device_index is None:
             raise TypeError("a stream's triple is stream_id, device_index and device_type")
@@ -85,7 +86,7 @@ class Stream:
 
     def __del__(self) -> None:
         if getattr(self, "_owned", False):
-            release.destroy("cuStreamDestroy", self._handle)
+            living.destroy(self._handle)
 
     @property
     def device(self) -> Device:

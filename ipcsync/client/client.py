@@ -25,11 +25,12 @@ from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client import over, remote
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.everything import Everything, chosen
 from ipcsync.client.naming import Naming, plain
 from ipcsync.client.opening import open_events
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import RING, Reservation
-from ipcsync.client.unnamed import UnnamedEvents
+from ipcsync.client.unnamed import UNNAMED_DEPTH, UnnamedEvents
 from ipcsync.errors import (
     DeviceMismatch,
     InvalidDevice,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ipcsync._engines.traced import Tracing
-
-UNNAMED_DEPTH = 16
 
 
 def connect(
@@ -114,6 +113,7 @@ class Client:
         stands_behind_all = chains == "session"
         self._session = Session(endpoint, plain(name or ""), behind_all=stands_behind_all, shown=self._naming.shown)
         self._unnamed = UnnamedEvents(self._session)
+        self._everything = Everything(self._unnamed)
         self._session.begin(timeout, lease_ttl, tracing)
 
     def _drop(self) -> None:
@@ -317,6 +317,36 @@ class Client:
         if event is None or event.is_lost:
             event = self._unnamed.take(key, depth)
         return event._record_on(handle, ordinal, timeout, bound(after) if after else ())
+
+    def record_all(
+        self,
+        device: DeviceLike | None = None,
+        *,
+        streams: Iterable[StreamLike | None] | None = None,
+        engine: EngineChoice = "auto",
+        timeout: float | None = None,
+        after: Iterable[Point] = (),
+    ) -> Point:
+        """A point behind everything submitted so far to a device (the current one by default), whatever the stream.
+
+        It takes the place of `torch.cuda.synchronize()` before a hand-over, without waiting on the host. It covers the
+        context of that device that is current on this thread, else the primary one, which is what torch uses; of a
+        primary context, its green contexts too. It stands behind every wait of this process, so it raises RecorderLost
+        if any was lost, until that stream is resumed; name the streams if it is gone. `engine`, `timeout` and `after`
+        are as in `record`.
+
+        CUDA spoils captures here: StreamCapturing is raised, and nothing harmed, while a stream that ipcsync made, a
+        current one of this thread or a blocking one is being captured; a capture on another library's stream is
+        invalidated, as by `torch.cuda.synchronize()`, and StreamCapturing says so. Name the `streams` where others may
+        capture: the point is behind all that was submitted to those, on any device, and nothing else is touched.
+
+        Drivers before CUDA 12.5 cannot record a context: then the streams known to ipcsync are joined, and
+        RuntimeWarning says how many. Raises ValueError for `streams` without a stream, and what `record` raises.
+        """
+        self._session.check()
+        points = bound(after)
+        joined, waits = self._everything.join(devices.parse(device), chosen(streams))
+        return self._everything.record(joined, waits, engine, timeout, points)
 
     def reserve(
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None

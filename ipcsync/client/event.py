@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ipcsync._engines import Engine
+    from ipcsync._engines.queued import Wait
 
 
 # What a user of torch.cuda.Event tries first.
@@ -132,10 +133,15 @@ class SharedEvent(EventBase):
         return Point(self._attached, engine.record(handle, ordinal, timeout))
 
     def _record_on(
-        self, handle: DriverObject, ordinal: int, timeout: float | None, after: Sequence[tuple[Engine, int]] = ()
+        self,
+        handle: DriverObject,
+        ordinal: int,
+        timeout: float | None,
+        after: Sequence[tuple[Engine, int]] = (),
+        behind: Sequence[Wait] = (),
     ) -> Point:
         """Record on the CUstream `handle` of device `ordinal`, without asking whose it is; for `Client.record`."""
-        return Point(self._attached, self._engine.record(handle, ordinal, timeout, after))
+        return Point(self._attached, self._engine.record(handle, ordinal, timeout, after, behind))
 
     @property
     def is_lost(self) -> bool:

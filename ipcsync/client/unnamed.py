@@ -15,6 +15,7 @@ from ipcsync.typing import EngineChoice
 StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
 """A stream's address, its thread if the address means another stream on each (else 0), its ordinal, and the engine."""
 
+UNNAMED_DEPTH = 16
 _MANY = 32
 _LOOKS = 16  # at so many events before a further one is made
 

@@ -321,6 +321,14 @@ def across_devices() -> dict[str, int]:
     return codes
 
 
+def record_context_of_another_device() -> int:
+    """Record all of device 0's context with an event of device 1's."""
+    drv, first = load(), kit.use_device(0)
+    kit.use_device(1)
+    event = ok(drv.cuEventCreate(kit.SHAREABLE))
+    return code(drv.cuCtxRecordEvent(first, event))
+
+
 def peer_access() -> list[bool]:
     """Whether devices (0, 0) and (0, 1) can reach each other's memory."""
     drv = load()

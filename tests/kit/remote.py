@@ -77,6 +77,20 @@ def record_reserved(name: str, on: str = "main") -> bytes:
     return bytes(_reservations[name].record(stream(on)))
 
 
+def record_all(
+    streams: list[str] | None = None, options: dict[str, Any] | None = None, after: list[bytes] | None = None
+) -> bytes:
+    """Record everything, or the streams of those names; the point's bytes."""
+    named = None if streams is None else [stream(name) for name in streams]
+    points = [client().point(data) for data in after or ()]
+    return bytes(client().record_all(streams=named, after=points, **(options or {})))
+
+
+def resume(on: str = "main") -> None:
+    """Forget what a stream waited for and lost."""
+    client().resume(stream(on), timeout=DEADLINE_S / 2)
+
+
 def close_reserved(name: str) -> None:
     """Close a reservation."""
     _reservations.pop(name).close()

@@ -21,7 +21,7 @@ import ipcsync
 from ipcsync import _launch
 from ipcsync._board import layout
 from ipcsync._wire import messages
-from ipcsync.client.client import UNNAMED_DEPTH
+from ipcsync.client.unnamed import UNNAMED_DEPTH
 from ipcsync.testing import StreamGate
 from ipcsync_coordinator.config import Settings
 

@@ -324,12 +324,14 @@ struct ctx {
   u64 id;
   pthread_mutex_t mu;
   struct stream *streams;        /* all that are not destroyed */
-  _Atomic(struct stream *) legacy;
+  _Atomic(struct stream *) legacy, all; /* all: where a record of everything is taken on */
+  u64 *gone;                     /* last records of streams that were destroyed before they were done */
+  int ngone, cgone;
   u32 peers;
   size_t limit[8];
   int cache_config;
 };
-enum { ST_USER, ST_LEGACY, ST_THREAD };
+enum { ST_USER, ST_LEGACY, ST_THREAD, ST_ALL };
 enum { OP_NOP, OP_WAIT, OP_HOST, OP_CALLBACK, OP_COPY, OP_SET, OP_WRITE, OP_WAITVAL, OP_FREE };
 struct op {
   struct op *next;
@@ -920,10 +922,29 @@ static void stream_push(struct stream *s, const struct op *t, u64 pos) {
 
 static u64 stream_tail(struct stream *s) { return REC(s->slot, atomic_load(&S->stream[s->slot].tail)); }
 
-/* what an operation on s has to wait for beside its own stream: the rules of the legacy default stream */
+static void add_record(u64 **v, int *n, int *cap, u64 r) {
+  if (*n == *cap) { *cap = *cap ? *cap * 2 : 16; *v = realloc(*v, (size_t)*cap * sizeof **v); }
+  (*v)[(*n)++] = r;
+}
+/* The records of what is under way in the context: of streams other than s, blocking ones or all.  ctx->mu held. */
+static int under_way_locked(struct ctx *c, struct stream *s, bool all, u64 **v) {
+  int n = 0, cap = 0;
+  *v = NULL;
+  for (struct stream *t = c->streams; t; t = t->nxt) {
+    if (t == s || (!all && (t->flags & 1))) continue;
+    u64 r = stream_tail(t);
+    if (!rec_done(r)) add_record(v, &n, &cap, r);
+  }
+  for (int i = 0; all && i < c->ngone; i++)
+    if (!rec_done(c->gone[i])) add_record(v, &n, &cap, c->gone[i]);
+  return n;
+}
+
+/* what an operation on s has to wait for beside its own stream: the rules of the legacy default stream, and for a
+ * record of everything, everything */
 static int implicit_deps(struct stream *s, u64 **list, u64 *one) {
   struct ctx *c = s->ctx;
-  if (s->kind != ST_LEGACY) {
+  if (s->kind != ST_LEGACY && s->kind != ST_ALL) {
     if (s->flags & 1) return 0;
     struct stream *l = atomic_load(&c->legacy);
     if (!l) return 0;
@@ -933,18 +954,9 @@ static int implicit_deps(struct stream *s, u64 **list, u64 *one) {
     *list = one;
     return 1;
   }
-  int n = 0, cap = 0;
-  u64 *v = NULL;
   pthread_mutex_lock(&c->mu);
-  for (struct stream *t = c->streams; t; t = t->nxt) {
-    if (t == s || (t->flags & 1)) continue;
-    u64 r = stream_tail(t);
-    if (rec_done(r)) continue;
-    if (n == cap) { cap = cap ? cap * 2 : 16; v = realloc(v, (size_t)cap * sizeof *v); }
-    v[n++] = r;
-  }
+  int n = under_way_locked(c, s, s->kind == ST_ALL, list);
   pthread_mutex_unlock(&c->mu);
-  *list = v;
   return n;
 }
 
@@ -1040,6 +1052,13 @@ static void stream_destroy_locked(struct stream *s) { /* ctx->mu held */
   pthread_mutex_lock(&s->mu);
   s->dead = true;
   bool w = s->worker;
+  if (w && s->head) { /* what is done by now need not be kept any more */
+    struct ctx *c = s->ctx;
+    int n = 0;
+    for (int i = 0; i < c->ngone; i++) if (!rec_done(c->gone[i])) c->gone[n++] = c->gone[i];
+    c->ngone = n;
+    add_record(&c->gone, &c->ngone, &c->cgone, stream_tail(s));
+  }
   if (w) pthread_cond_signal(&s->cv);
   pthread_mutex_unlock(&s->mu);
   if (!w) stream_free(s); /* no thread, so nothing is queued */
@@ -1063,6 +1082,19 @@ static void tls_free(void *p) {
   t_streams = NULL;
 }
 
+/* the context's own stream at `at`, made at its first use */
+static CUresult own_stream(struct ctx *c, _Atomic(struct stream *) *at, unsigned flags, int kind, struct stream **out) {
+  static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+  CUresult r = OK;
+  struct stream *s = atomic_load(at);
+  if (!s) {
+    pthread_mutex_lock(&mu);
+    if (!(s = atomic_load(at)) && !(r = stream_new(c, flags, 0, kind, &s))) atomic_store(at, s);
+    pthread_mutex_unlock(&mu);
+  }
+  *out = s;
+  return r;
+}
 static CUresult get_stream(CUstream h, int pt, struct stream **out) {
   uintptr_t v = (uintptr_t)h;
   if (likely(v > 2)) return (*out = obj_get(&g_streams, h)) ? OK : E_HANDLE;
@@ -1070,17 +1102,7 @@ static CUresult get_stream(CUstream h, int pt, struct stream **out) {
   CUresult r = cur_ctx(&c);
   if (r) return r;
   if (v == 0) v = pt ? 2 : 1;
-  if (v == 1) {
-    struct stream *l = atomic_load(&c->legacy);
-    if (!l) {
-      static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
-      pthread_mutex_lock(&mu);
-      if (!(l = atomic_load(&c->legacy)) && !(r = stream_new(c, 0, 0, ST_LEGACY, &l))) atomic_store(&c->legacy, l);
-      pthread_mutex_unlock(&mu);
-    }
-    *out = l;
-    return r;
-  }
+  if (v == 1) return own_stream(c, &c->legacy, 0, ST_LEGACY, out);
   for (struct tls_stream *t = t_streams; t; t = t->next)
     if (t->c == c && t->cid == c->id && atomic_load(&t->s->h.handle) == t->h) { *out = t->s; return OK; }
   if ((r = stream_new(c, 0, 0, ST_THREAD, out))) return r;
@@ -1107,15 +1129,9 @@ static void stream_sync(struct stream *s) {
   rec_wait(stream_tail(s));
 }
 static void ctx_sync(struct ctx *c) {
-  int n = 0, cap = 16;
-  u64 *v = malloc((size_t)cap * sizeof *v);
+  u64 *v;
   pthread_mutex_lock(&c->mu);
-  for (struct stream *s = c->streams; s; s = s->nxt) {
-    u64 r = stream_tail(s);
-    if (rec_done(r)) continue;
-    if (n == cap) v = realloc(v, (size_t)(cap *= 2) * sizeof *v);
-    v[n++] = r;
-  }
+  int n = under_way_locked(c, NULL, true, &v);
   pthread_mutex_unlock(&c->mu);
   for (int i = 0; i < n; i++) rec_wait(v[i]);
   free(v);
@@ -1132,9 +1148,11 @@ static CUresult ctx_new(int dev, unsigned flags, bool primary, struct ctx **out)
   c->refs = 0;
   c->id = atomic_fetch_add(&g_next_id, 1);
   c->streams = NULL;
+  c->ngone = 0;
   c->peers = 0;
   c->cache_config = 0;
   atomic_store(&c->legacy, NULL);
+  atomic_store(&c->all, NULL);
   size_t lim[8] = { 1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0 };
   memcpy(c->limit, lim, sizeof lim);
   atomic_store(&c->active, 1);
@@ -1148,6 +1166,7 @@ static void ctx_teardown(struct ctx *c) { /* everything in it goes */
   pthread_mutex_lock(&c->mu);
   while (c->streams) stream_destroy_locked(c->streams);
   atomic_store(&c->legacy, NULL);
+  atomic_store(&c->all, NULL);
   pthread_mutex_unlock(&c->mu);
   pthread_mutex_lock(&g_events.mu);
   u32 n = g_events.n;
@@ -2006,6 +2025,18 @@ static CUresult event_record(CUevent h, CUstream st, unsigned flags, int pt, con
 }
 PTSZ(cuEventRecord, (CUevent h, CUstream st), return event_record(h, st, 0, pt, "cuEventRecord"))
 PTSZ(cuEventRecordWithFlags, (CUevent h, CUstream st, unsigned f), return event_record(h, st, f, pt, "cuEventRecordWithFlags"))
+API cuCtxRecordEvent(CUcontext hc, CUevent h) {
+  CHK();
+  struct ctx *c = obj_get(&g_ctxs, hc);
+  if (!c || !atomic_load(&c->active)) return E_CTX;
+  EVENT(h);
+  if (e->ctx != c) return E_HANDLE;
+  struct stream *s;
+  struct op o = { .type = OP_NOP };
+  CUresult r = cap_ctx(c);
+  if (r || (r = own_stream(c, &c->all, 1, ST_ALL, &s))) return r;
+  return submit(s, &o, e);
+}
 API cuEventQuery(CUevent h) {
   CHK();
   EVENT(h);
@@ -2454,6 +2485,7 @@ static const struct entry g_entries[] = {
   Z(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2) Z(cuStreamWriteValue64, 11070, cuStreamWriteValue64_v2)
   Z(cuStreamWaitValue32, 11070, cuStreamWaitValue32_v2) Z(cuStreamWaitValue64, 11070, cuStreamWaitValue64_v2)
   F(cuEventCreate, 2000, cuEventCreate) F(cuEventDestroy, 4000, cuEventDestroy_v2) Z(cuEventRecord, 2000, cuEventRecord)
+  F(cuCtxRecordEvent, 12050, cuCtxRecordEvent)
   Z(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags) F(cuEventQuery, 2000, cuEventQuery) F(cuEventSynchronize, 2000, cuEventSynchronize)
   F(cuEventElapsedTime, 2000, cuEventElapsedTime) F(cuEventElapsedTime, 12080, cuEventElapsedTime_v2)
   F(cuIpcGetEventHandle, 4010, cuIpcGetEventHandle) F(cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle)

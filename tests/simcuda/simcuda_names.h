@@ -10,7 +10,7 @@
   X(cuCoredumpDeregisterStartCallback) X(cuCoredumpGetAttribute) X(cuCoredumpGetAttributeGlobal) \
   X(cuCoredumpRegisterCompleteCallback) X(cuCoredumpRegisterStartCallback) X(cuCoredumpSetAttribute) \
   X(cuCoredumpSetAttributeGlobal) X(cuCtxAttach) X(cuCtxDetach) X(cuCtxFromGreenCtx) X(cuCtxGetDevResource) \
-  X(cuCtxGetExecAffinity) X(cuCtxRecordEvent) X(cuCtxWaitEvent) X(cuDestroyExternalMemory) \
+  X(cuCtxGetExecAffinity) X(cuCtxWaitEvent) X(cuDestroyExternalMemory) \
   X(cuDestroyExternalSemaphore) X(cuDevResourceGenerateDesc) X(cuDevSmResourceSplit) \
   X(cuDevSmResourceSplitByCount) X(cuDeviceGetCliqueCount) X(cuDeviceGetCliqueInfo) \
   X(cuDeviceGetDefaultMemPool) X(cuDeviceGetDevResource) X(cuDeviceGetExecAffinitySupport) \

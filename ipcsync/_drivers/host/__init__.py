@@ -69,6 +69,7 @@ from ipcsync._drivers.host.device import (
     cuDeviceTotalMem,
 )
 from ipcsync._drivers.host.event import (
+    cuCtxRecordEvent,
     cuEventCreate,
     cuEventDestroy,
     cuEventElapsedTime,

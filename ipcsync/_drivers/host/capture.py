@@ -93,10 +93,12 @@ def look_at_stream(stream: Stream) -> None:
 
 
 def look_at_context(ctx: Context) -> None:
-    """Before a context is synchronized: one with a capturing stream cannot be."""
-    for stream in list(ctx.streams):
-        if stream.capture is not None:
-            raise stream.capture.refuse(UNSUPPORTED)
+    """Before all of a context is synchronized or recorded: one with capturing streams cannot be."""
+    conflicting = [capture for capture in active if any(stream.context is ctx for stream in capture.streams)]
+    for capture in conflicting:
+        capture.invalid = True
+    if conflicting:
+        raise CallFailed(UNSUPPORTED)
     unsafe()
 
 

@@ -23,6 +23,7 @@ class Context:
 
     __slots__ = (
         "active",
+        "everything",
         "handle",
         "legacy",
         "ordinal",
@@ -40,6 +41,7 @@ class Context:
         self.active = True
         self.streams: set[Stream] = set()  # also destroyed ones, until their work is done
         self.legacy: Stream | None = None
+        self.everything: Stream | None = None  # on which all of the context is recorded; nobody has its handle
         self.per_thread: list[tuple[threading.Thread, Stream]] = []
 
 

@@ -7,6 +7,7 @@ any other it lies here.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from operator import index
 from typing import Any
@@ -30,7 +31,7 @@ from ipcsync._drivers.host.results import (
     entry,
     number,
 )
-from ipcsync._drivers.host.stream import Stream, find_stream
+from ipcsync._drivers.host.stream import Action, Stream, find_stream, submit_behind_all
 from ipcsync._drivers.results import unwrap
 from ipcsync._linux.robust import OWNER_DIED
 
@@ -107,12 +108,26 @@ class Event:
         if capturing.active and capturing.capture_op(stream):
             self.captured = stream.capture
             return
+        self._keep(stream.submit)
+
+    def record_context(self, context: Context) -> None:
+        """Capture what all streams of a context have now."""
+        if context is not self.context:
+            raise CallFailed(INVALID_HANDLE)
+        if self.imported:
+            self._look_at_exporter()
+        if capturing.active:
+            capturing.look_at_context(context)
+        self._keep(partial(submit_behind_all, context))
+
+    def _keep(self, submit: Callable[[Action | None], int]) -> None:
+        """Have the event stand for what `submit` takes on, given what is to be done then."""
         self.captured = None
         if self.flags & DISABLE_TIMING:
-            record = stream.submit()
+            record = submit(None)
         else:
             stamp: list[int] = []
-            record = stream.submit(partial(_put_time, stamp))
+            record = submit(partial(_put_time, stamp))
             self.stamp = stamp
         if self.line:
             process.words[self.line + layout.E_LATEST] = record
@@ -189,6 +204,17 @@ def cuEventRecordWithFlags(hEvent: Any, hStream: Any, flags: Any) -> Result:
         capturing.capture_op(stream)
     else:
         event.record(stream)
+    return OK
+
+
+@entry()
+def cuCtxRecordEvent(hCtx: Any, hEvent: Any) -> Result:
+    """Record an event behind everything that its own context has now.
+
+    STREAM_CAPTURE_UNSUPPORTED while a stream of that context captures, and every such capture is invalidated.
+    """
+    context = contexts.find_context(hCtx)
+    find_event(hEvent).record_context(context)
     return OK
 
 

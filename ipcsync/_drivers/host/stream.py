@@ -255,6 +255,23 @@ def _legacy_stream(context: Context) -> Stream:
     return context.legacy
 
 
+def submit_behind_all(context: Context, action: Action | None) -> int:
+    """Take on an operation behind everything that the streams of a context have now; its record."""
+    everything = context.everything or under(contexts.lock, _stream_of_everything, context)
+    records = []
+    for stream in list(context.streams):  # of destroyed ones too, until they are done
+        if stream is not everything and not stream.is_idle():
+            stream.go_on()
+            records.append(stream.latest())
+    return everything.submit(partial(_after, records, action) if records else action, at_once=not records)
+
+
+def _stream_of_everything(context: Context) -> Stream:
+    if context.everything is None:
+        context.everything = Stream(context, blocking=False, priority=0)
+    return context.everything
+
+
 def _per_thread_stream(context: Context) -> Stream:
     return under(contexts.lock, _stream_of, context, threading.current_thread())
 

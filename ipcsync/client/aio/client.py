@@ -19,16 +19,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
+from ipcsync._native.device import parse
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client import over
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
 from ipcsync.client.aio.reservation import AsyncReservation
-from ipcsync.client.aio.runner import Runner, Threads, run, run_alone
-from ipcsync.client.client import UNNAMED_DEPTH, Client, connect
+from ipcsync.client.aio.runner import Runner, Threads, is_of_this_thread, run, run_alone
+from ipcsync.client.client import Client, connect
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.everything import chosen
+from ipcsync.client.point import bound
 from ipcsync.client.reservation import Reservation
+from ipcsync.client.unnamed import UNNAMED_DEPTH
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
@@ -222,6 +226,29 @@ class AsyncClient:
             event = await self._runner.request(partial(self._client._unnamed.take, key, depth))
         points = [point._point for point in after]
         return AsyncPoint(await self._runner.record(event, chosen, stream, timeout, points), self._runner)
+
+    async def record_all(
+        self,
+        device: DeviceLike | None = None,
+        *,
+        streams: Iterable[StreamLike | None] | None = None,
+        engine: EngineChoice = "auto",
+        timeout: float | None = None,
+        after: Iterable[AsyncPoint] = (),
+    ) -> AsyncPoint:
+        """A point behind everything submitted so far to a device, or to `streams`; as `Client.record_all`.
+
+        Device and streams are this thread's current ones by default. A cancelled call goes on by itself.
+        """
+        self._client._session.check()
+        points = bound([point._point for point in after])
+        ordinal, named = parse(device), chosen(streams)
+        everything = self._client._everything
+        join = partial(everything.join, ordinal, named)
+        is_ours = any(is_of_this_thread(stream) for stream in named or ())
+        joined, waits = join() if is_ours else await self._runner.threads.drive(join)
+        record = partial(everything.record, joined, waits, engine, timeout, points)
+        return AsyncPoint(await run_alone(record), self._runner)
 
     async def reserve(
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None

@@ -1,0 +1,114 @@
+"""A stream that waits for others: for all of a context, or for those that are named.
+
+CUDA records all of a context with one call (cuCtxRecordEvent, CUDA 12.5). It has a price: while any stream of the
+context captures, the call fails, *and every such capture is spoiled*. Nobody can ask a context whether something in it
+captures; only streams can be asked, and only those that surely exist. So those known here are asked before: what they
+capture is refused unharmed. A capture on another library's non-blocking stream is not seen, and is spoiled, as it is by
+cuCtxSynchronize (`torch.cuda.synchronize`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from cuda.bindings.driver import CUstream
+
+from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED, EVENT_DISABLE_TIMING
+from ipcsync._native import capture, context, living
+from ipcsync._native.capture import relaxed_call
+from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.stream import Stream, current_stream, resolve
+from ipcsync.errors import StreamCapturing
+
+__all__ = ["wait_for_all", "wait_for_each"]
+
+_RECORDS_CONTEXTS = 12050  # the first driver that does
+_WHAT = "record everything"
+_LEGACY = 1  # CU_STREAM_LEGACY: 0 is the thread's own default stream where the binding was told so
+
+_Known = tuple[DriverObject, int]
+
+
+@cache
+def _records_contexts() -> bool:
+    return int(unwrap(context.driver().cuDriverGetVersion(), "cuDriverGetVersion")) >= _RECORDS_CONTEXTS
+
+
+def wait_for_all(joined: Stream) -> None:
+    """Have `joined` wait for all work submitted so far to the context of its device that is current, else the primary.
+
+    Raises StreamCapturing while a stream of the context is being captured; what this library knows of is left unharmed.
+    Where the driver cannot record a context it waits for the streams known here, and warns (RuntimeWarning).
+    """
+    with OnDevice(joined.device_index):
+        if _records_contexts():
+            living.use(lambda made: _refuse_captures(_known(made, joined.device_index)))
+            _wait_for_context(joined)
+            return
+        count = living.use(lambda made: _wait_for_known(joined, _known(made, joined.device_index)))
+    warnings.warn(
+        "this driver is older than CUDA 12.5 and cannot record all of a context: joined were its blocking streams and "
+        f"{count} others that ipcsync knows; name the streams (streams=[…]) to be sure of them",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _wait_for_context(joined: Stream) -> None:
+    driver = context.driver()
+    event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
+    try:
+        here = unwrap(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        result = relaxed_call(driver.cuCtxRecordEvent, here, event)
+        if result[0] == ERROR_STREAM_CAPTURE_UNSUPPORTED:
+            raise StreamCapturing(
+                f"cannot {_WHAT} while a stream of the context is being captured into a CUDA graph; ipcsync does not "
+                "know that stream, and the driver has invalidated its capture: capture it again, and name the streams "
+                "to record (streams=[…]) where others may capture"
+            )
+        unwrap(result, "cuCtxRecordEvent")
+        unwrap(driver.cuStreamWaitEvent(joined._handle, event, 0), "cuStreamWaitEvent")
+    finally:
+        unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+
+
+def _known(made: Sequence[_Known], ordinal: int) -> list[_Known]:
+    """The streams of a device that surely exist: those made here, this thread's current ones, and the default one.
+
+    The default stream stands for all blocking streams of its context, whoever made them.
+    """
+    current = [resolve(None, ordinal), current_stream(ordinal)]
+    theirs = [(stream._handle, stream._index) for stream in current if stream._index == ordinal]
+    ours = [(handle, index) for handle, index in made if index == ordinal]
+    by_address = {int(handle): (handle, index) for handle, index in (*ours, *theirs)}
+    return [(CUstream(_LEGACY), ordinal), *(pair for address, pair in by_address.items() if address not in LEGACY)]
+
+
+def _refuse_captures(streams: Iterable[_Known]) -> None:
+    for handle, _ in streams:
+        capture.refuse_capturing(handle, _WHAT)
+
+
+def _wait_for_known(joined: Stream, streams: Sequence[_Known]) -> int:
+    others = [_wrapped(handle, ordinal) for handle, ordinal in streams if int(handle) != joined.stream_id]
+    wait_for_each(joined, others)
+    return len(others) - 1  # without the default one, which stands for the blocking ones
+
+
+def _wrapped(handle: DriverObject, ordinal: int) -> Stream:
+    return Stream(stream_id=int(handle), device_index=ordinal, device_type=1)
+
+
+def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:
+    """Have `joined` wait for all work submitted so far to each of the streams, of whichever devices.
+
+    Raises StreamCapturing if one of them is being captured: nothing is waited for then.
+    """
+    for stream in streams:
+        with OnDevice(stream.device_index):
+            capture.refuse_capturing(stream._handle, _WHAT)
+    for stream in streams:
+        joined.wait_stream(stream)

@@ -1,0 +1,54 @@
+"""The streams that ipcsync has made and not destroyed yet, for calls that concern all of them.
+
+A stream is destroyed by a finalizer, which runs on any thread, in the middle of anything. So whoever uses the list
+holds its lock, and a stream that is dropped meanwhile is destroyed behind that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from ipcsync._drivers import DriverObject
+from ipcsync._locks import CallLock, trying, under
+from ipcsync._native import release
+
+__all__ = ["add", "destroy", "use"]
+
+T = TypeVar("T")
+
+
+class _Living:
+    """Handles and ordinals, by address."""
+
+    def __init__(self) -> None:
+        self._lock = CallLock()
+        self._streams: dict[int, tuple[DriverObject, int]] = {}
+        self._dropped: deque[DriverObject] = deque()
+
+    def add(self, handle: DriverObject, ordinal: int) -> None:
+        """A stream was made."""
+        self._streams[int(handle)] = (handle, ordinal)
+
+    def destroy(self, handle: DriverObject) -> None:
+        """Destroy a stream that was made here, now or as soon as nobody uses the list. Nothing is raised."""
+        self._streams.pop(int(handle), None)  # first: who looks at the list from now on does not find it
+        self._dropped.append(handle)
+        self._destroy_dropped()
+
+    @trying("_lock")
+    def _destroy_dropped(self) -> None:
+        while self._dropped:
+            release.destroy("cuStreamDestroy", self._dropped.popleft())
+
+    def use(self, function: Callable[[list[tuple[DriverObject, int]]], T]) -> T:
+        """`function(streams)`, (handle, ordinal) of each stream; none of them is destroyed before it returns."""
+        try:
+            return under(self._lock, lambda: function(list(self._streams.values())))
+        finally:
+            self._destroy_dropped()
+
+
+_living = _Living()
+add, destroy, use = _living.add, _living.destroy, _living.use
