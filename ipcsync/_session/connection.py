@@ -10,6 +10,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import zmq
 from zmq.backend import zmq_poll
@@ -38,16 +39,34 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raise ConnectError if the socket belongs to somebody else."""
+    """Raise ConnectError if the socket belongs to somebody else, or lies where this user may not look."""
     path = endpoints.socket_path(endpoint)
     try:
         status = os.stat(path)
+    except PermissionError:
+        _raise_closed(path, endpoint)
+        return
     except OSError:
         return  # not there yet: connecting waits for it
     if status.st_uid != os.geteuid():
         raise ConnectError(
             f"the socket {path} belongs to uid {status.st_uid}, and this is uid {os.geteuid()}: "
             "a coordinator serves its own uid only",
+            endpoint=endpoint,
+        )
+
+
+def _raise_closed(path: str, endpoint: str) -> None:
+    """Raise ConnectError that names the first directory above `path` that this user may not search, if there is one."""
+    for parent in reversed(Path(path).parents):
+        if os.access(parent, os.X_OK, effective_ids=True):
+            continue
+        owner, me = parent.stat().st_uid, os.geteuid()
+        if owner == me:
+            raise ConnectError(f"the directory {parent} has a mode that keeps its own user out", endpoint=endpoint)
+        raise ConnectError(
+            f"the directory {parent} belongs to uid {owner}, and this is uid {me}: a coordinator serves its own uid "
+            "only; start one as this user (ipcsync coordinator), or run this process as that one",
             endpoint=endpoint,
         )
 

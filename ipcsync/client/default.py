@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 
 from ipcsync._locks import CallLock, under
 from ipcsync._native import fork
+from ipcsync._wire import names
 from ipcsync.client.client import Client
 from ipcsync.errors import ClientClosed, SessionLost
 
@@ -17,7 +20,8 @@ _listeners: list[Callable[[Client], object]] = []
 def default_client(*, on_connect: Callable[[Client], object] | None = None) -> Client:
     """This process's own client: connected at first use, and a new one once its session is lost or it was closed.
 
-    It takes the coordinator of $IPCSYNC_ENDPOINT or of the runtime directory, as `connect` does. Events and points of a
+    It takes the coordinator of $IPCSYNC_ENDPOINT or of the runtime directory, as `connect` does, and is named by the
+    program and its pid ("trainer-4711"), which is what others read in lists and errors. Events and points of a
     lost session stay lost: compare `client.session_id` with what you kept, or give `on_connect`, which is called with
     the present client at once, and with each later one by the call that connects it. What it raises comes out there.
 
@@ -26,6 +30,16 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
     """
     fork.arm()  # before the lock, which a child may find held for ever
     return under(_lock, _get, on_connect)
+
+
+def _name() -> str:
+    """The program's name and the pid; of a module that is run by `-m`, the module's."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    program = "" if spec is None else spec.name.removesuffix(".__main__")
+    if program in ("", "__main__"):
+        program = os.path.basename((sys.argv or [""])[0]).removesuffix(".py")
+    name = f"{program}-{os.getpid()}"
+    return name if program not in ("", "-c", "-") and names.why_not(name) is None else f"python-{os.getpid()}"
 
 
 def _get(on_connect: Callable[[Client], object] | None) -> Client:
@@ -56,7 +70,7 @@ def _connect() -> Client:
     global _client  # noqa: PLW0603 - one a process
     client = Client.__new__(Client)  # before it has a session, so that an exception anywhere finds it here
     try:
-        Client.__init__(client)
+        Client.__init__(client, name=_name())
         if _client is not None:  # a call in the middle of this one, on the same thread, was first
             client.close()
             return _client

@@ -331,6 +331,17 @@ def _heard() -> bool:
         return raw.receive_bytes(0.2) is not None
 
 
+def _connect_to_a_closed_directory(endpoint: str) -> tuple[str, float]:
+    """In the peer, as another user: the error, and after how many seconds it came."""
+    importlib.import_module("ipcsync.client")
+    ipcsync.driver_name()  # whose machine, in software, is the other user's here
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    began = time.monotonic()
+    return _connect_as_nobody(endpoint), time.monotonic() - began
+
+
 _peer: dict[str, Raw] = {}
 
 
@@ -358,6 +369,15 @@ def test_row_29_another_uid_never_reaches_the_dispatcher_and_is_counted(
     assert set(now["refusals"]) == {"uid"}
     assert "uid 0" in peer.call(_connect_as_nobody, coordinator.endpoint)
     _assert_serves(coordinator, client)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_row_29_another_uid_is_told_at_once_whose_the_directory_is(
+    coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    error, seconds = peer.call(_connect_to_a_closed_directory, coordinator.endpoint)
+    assert error.startswith(f"the directory {coordinator.runtime_dir} belongs to uid 0, and this is uid 65534")
+    assert seconds < 2.0  # and not the five after which nobody has answered
 
 
 # --- row 30 -----------------------------------------------------------------------------------------------------------

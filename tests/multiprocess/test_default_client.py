@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +84,26 @@ def default_peer(coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]
 
 def test_there_is_one_for_all_threads_of_a_process(default_peer: Peer) -> None:
     assert len(set(default_peer.call(_sessions_of_threads, 8))) == 1
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(["worker.py"], "worker"), (["-m", "job.worker"], "job.worker"), (["-m", "job"], "job"), (["-c", ""], "python")],
+    ids=["script", "module", "package", "command"],
+)
+def test_it_is_named_by_the_program_and_its_pid(
+    coordinator: ipcsync.Coordinator, tmp_path: Path, arguments: list[str], name: str
+) -> None:
+    program = "import ipcsync, os; print(ipcsync.default_client().name, os.getpid())"
+    for path in ("worker.py", "job/worker.py", "job/__main__.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(program)
+    call = [sys.executable, *(argument or program for argument in arguments)]
+    environment = {**os.environ, "IPCSYNC_ENDPOINT": coordinator.endpoint}
+    told = subprocess.run(call, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    own, pid = told.split()
+    assert own == f"{name}-{pid}"
 
 
 def test_a_child_forked_before_the_first_use_gets_its_own(default_peer: Peer) -> None:
