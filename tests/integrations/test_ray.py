@@ -1,4 +1,4 @@
-"""Tensors between actors of a real Ray, ordered by points: `make test-ray`.
+"""Tensors between actors of a real Ray, ordered by points; functions and points that Ray ships: `make test-ray`.
 
 The tensors of a CPU are copied within the call, so their values are right with any order. What tells is time: a record
 that is held back in the sender holds up the receiver.
@@ -55,6 +55,9 @@ class _Worker:
     def let_go(self) -> None:
         self.gate.open()
 
+    def record(self) -> ipcsync.Point:
+        return ipcsync.default_client().record(ipcsync.default_stream())
+
     @ray.method(tensor_transport="ipcsync")
     def make(self, value: float, count: int = 3) -> list[torch.Tensor]:
         return [torch.full((count, 5), value, dtype=torch.bfloat16), torch.zeros(0, 4), torch.arange(7)]
@@ -107,6 +110,72 @@ def test_the_death_of_the_sender_ends_the_receivers_wait(cluster: ipcsync.Coordi
         ray.get(total, timeout=_DEADLINE_S)
     assert f"pid {pid}" in str(lost.value)
     assert ray.get(receiver.pid.remote(), timeout=_DEADLINE_S)  # it was not killed for it
+
+
+# --- functions and points, as Ray ships them --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(cluster: ipcsync.Coordinator) -> Iterator[ipcsync.Client]:
+    """This process's client."""
+    with ipcsync.connect(cluster.endpoint, name="driver") as connected:
+        yield connected
+
+
+def test_functions_that_name_the_module_arrive(cluster: ipcsync.Coordinator) -> None:
+    tasks = [lambda: ipcsync.driver_name(), lambda: ipcsync]  # noqa: PLW0108 - the module's name in it
+    results = [ray.remote(task).remote() for task in tasks]
+    assert ray.get(results, timeout=_DEADLINE_S) == ["host", ipcsync]
+
+
+@pytest.mark.parametrize("way", ["captured", "as an argument", "within an object"])
+def test_a_task_waits_for_a_point_that_it_is_sent(client: ipcsync.Client, way: str) -> None:
+    stream = ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        point = client.record(stream)
+
+        def wait_for(sent: ipcsync.Point) -> tuple[int, str]:
+            own = ipcsync.default_client()
+            sent.synchronize(_DEADLINE_S)
+            return sent.generation, own.name
+
+        def wait_for_captured() -> tuple[int, str]:
+            return wait_for(point)
+
+        def wait_for_first(sent: dict[str, list[ipcsync.Point]]) -> tuple[int, str]:
+            return wait_for(sent["points"][0])
+
+        task = {
+            "captured": lambda: ray.remote(wait_for_captured).remote(),
+            "as an argument": lambda: ray.remote(wait_for).remote(point),
+            "within an object": lambda: ray.remote(wait_for_first).remote(ray.put({"points": [point]})),
+        }[way]()
+        assert ray.wait([task], timeout=_HELD_S)[0] == []
+        gate.open()
+        generation, name = ray.get(task, timeout=_DEADLINE_S)
+    assert generation == point.generation
+    assert name.startswith("default_worker-")  # Ray's program; the pid says which of them
+
+
+def test_a_point_that_an_actor_returns_is_waited_for_here_and_its_end_told(client: ipcsync.Client) -> None:
+    actor = Actor.remote()
+    ray.get(actor.hold.remote(), timeout=_DEADLINE_S)
+    points = [ray.get(actor.record.remote(), timeout=_DEADLINE_S) for _ in range(2)]
+    assert [point.generation for point in points] == [1, 2]
+    assert not points[0].query()
+    ray.get(actor.let_go.remote(), timeout=_DEADLINE_S)
+    points[1].synchronize(_DEADLINE_S)
+    ray.get(actor.hold.remote(), timeout=_DEADLINE_S)
+    held = ray.get(actor.record.remote(), timeout=_DEADLINE_S)
+    pid = ray.get(actor.pid.remote(), timeout=_DEADLINE_S)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ipcsync.RecorderLost) as lost:
+        held.synchronize(_DEADLINE_S)
+    assert lost.value.pid == pid
+    assert points[1].query()
+
+
+# --- the transport by itself ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
