@@ -99,6 +99,23 @@ def record_unnamed(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
     return lambda: stage.client.record(stream, engine=stage.engine), after
 
 
+def record_all(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
+    gate = StreamGate(stage.other)
+
+    def after(outcome: Outcome) -> None:
+        point = outcome.result or stage.client.record_all(engine=stage.engine)
+        stage.require(not stage.peer.point(bytes(point)).query(), "it passes a stream that is held")
+        gate.open()
+        stage.peer.point(bytes(point)).synchronize(10)
+
+    return lambda: stage.client.record_all(engine=stage.engine), after
+
+
+def record_all_of_some(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
+    named = [stage.stream, stage.other]
+    return lambda: stage.client.record_all(streams=named, engine=stage.engine), _nothing
+
+
 def reserve(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
     before = stage.unnamed
 
@@ -368,6 +385,8 @@ SCENES: dict[str, Scene] = {
     "events": open_many,
     "point": point,
     "record, unnamed": record_unnamed,
+    "record_all": record_all,
+    "record_all of named streams": record_all_of_some,
     "reserve": reserve,
     "record of a reservation": record_reserved,
     "close of an event": close_event,

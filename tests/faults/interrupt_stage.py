@@ -11,7 +11,7 @@ from ipcsync import _drivers
 from ipcsync._engines import imports
 from ipcsync._locks import CallLock
 from ipcsync._native import event as native_event
-from ipcsync._native import pinned
+from ipcsync._native import living, pinned
 from ipcsync._session.session import Session
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -151,7 +151,7 @@ class Stage:
 
 
 def _module_locks() -> Iterator[tuple[str, Any]]:
-    modules: list[Any] = [_drivers, native_event, pinned, imports._imports]
+    modules: list[Any] = [_drivers, native_event, pinned, imports._imports, living._living]
     if _drivers.name() == "host":
         from ipcsync._drivers.host import capture_calls, context, init, memory
         from ipcsync._drivers.host.process import process
