@@ -22,7 +22,7 @@ BUILD = ROOT / "build" / "mutation"
 PROGRAMS = ("ipcsync_coordinator", "ipcsync_holdings", "ipcsync_keeper")
 ENOUGH = 85  # per cent
 
-_PYTEST = ("-p", "no:cacheprovider", "-m", "not process", "--hypothesis-profile=mutants")
+_PYTEST = ("-p", "no:cacheprovider", "-m", "not thorough", "--hypothesis-profile=mutants")
 
 # What mutmut leaves as a mutant's status. One whose process does not end, or dies, was noticed too.
 _FOUND = {
@@ -41,7 +41,7 @@ _SURVIVED = {0: "survived", 5: "untested", 33: "untested"}
 
 @dataclass(frozen=True)
 class Part:
-    """Files of the product, and the tests that must bite when they change. All of these run in one process."""
+    """Files of the product, and the tests that must bite when they change. Only the tests' own process has mutants."""
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
@@ -82,6 +82,14 @@ PARTS = {
             "tests/unit/test_attachments.py",
             "tests/unit/test_attachments_told.py",
             "tests/unit/test_engine_chains.py",
+            "tests/multiprocess/test_shared_event.py",
+            "tests/multiprocess/test_shared_event_roles.py",
+            "tests/multiprocess/test_error_texts.py",
+            "tests/multiprocess/test_point.py",
+            "tests/multiprocess/test_async.py",
+            "tests/multiprocess/test_fan_in.py",
+            "tests/faults/test_deaths.py",
+            "tests/faults/test_points.py",
         ),
     ),
 }
