@@ -82,6 +82,7 @@ PARTS = {
             "tests/unit/test_attachments.py",
             "tests/unit/test_attachments_told.py",
             "tests/unit/test_engine_chains.py",
+            "tests/multiprocess/test_driver_calls.py",
             "tests/multiprocess/test_shared_event.py",
             "tests/multiprocess/test_shared_event_roles.py",
             "tests/multiprocess/test_error_texts.py",
