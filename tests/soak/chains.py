@@ -161,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
+    os.environ.setdefault("IPCSYNC_DRIVER", ipcsync.driver_name())  # found once, and said once, for all processes
     counts, wrong = soak(options.seconds, options.lanes, options.seed)
     for name, count in sorted(counts.items()):
         sys.stdout.write(f"chains: {name:<14}  {count}\n")

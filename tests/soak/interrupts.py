@@ -137,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=_ENGINES, help="one lane, in this process")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
+    os.environ.setdefault("IPCSYNC_DRIVER", ipcsync.driver_name())  # found once, and said once, for all processes
     if options.engine:
         return _lane(options.engine, f"{options.seed}", options.seconds)
     return 0 if soak(options.seconds, options.lanes, options.seed) else 1
