@@ -237,6 +237,11 @@ class Board:
         return self._fd >= 0 and locks.is_locked(self._fd, line.offset)
 
     @property
+    def descriptor(self) -> int:
+        """The open file on which this process's lifelines are, -1 once this board was closed."""
+        return self._fd
+
+    @property
     def file(self) -> str:
         """A path of the board's own file, whatever stands at `path` by now."""
         return f"/proc/self/fd/{self._fd}"

@@ -97,14 +97,14 @@ def _unknown() -> int:
 
 
 class Connection:
-    """A DEALER socket to one coordinator. Thread-safe."""
+    """A DEALER socket to one coordinator. Thread-safe. `first_id`: of its requests, above all that the session had."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, first_id: int = 1) -> None:
         check_endpoint(endpoint)
         self.endpoint = endpoint
         self.sent: int = 0
         self.window = 1  # how many requests may be in flight, as the coordinator says
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(first_id)
         self._lock = CallLock()
         self._late: dict[int, Request] = {}
         self.starts: Callable[[], int] = _unknown
@@ -283,6 +283,10 @@ class Connection:
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
+
+    def take_id(self) -> int:
+        """An id that no request has; those of all requests so far are lower."""
+        return next(self._ids)
 
     @property
     def is_in_use_below(self) -> bool:

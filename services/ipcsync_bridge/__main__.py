@@ -6,11 +6,15 @@ import asyncio
 import logging
 import os
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ipcsync.cli.output import Failed, WrongCall
+
+if TYPE_CHECKING:
+    from ipcsync_bridge.config import Settings
+    from ipcsync_bridge.handover import State
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -37,7 +41,8 @@ _ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": _FENCED}
 @click.option("--max-links", default=4096, type=click.IntRange(1, 65_536), metavar="N", help="Events linked at most.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
-def main(runtime_dir: str | None, log_level: str, log_json: bool, **options: Any) -> None:
+@click.option("--try-handover", hidden=True, help="Only say whether a bridge of these formats can be gone on with.")
+def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: str | None, **options: Any) -> None:
     """Link the events of this host's coordinator with those of other nodes, over NATS.
 
     \b
@@ -45,13 +50,15 @@ def main(runtime_dir: str | None, log_level: str, log_json: bool, **options: Any
       ipcsync bridge --node prefill-0 --nats nats://127.0.0.1:4222
       ipcsync bridge --node prefill-0 --nats tls://nats:4222 --tls-ca ca.pem --tls-cert node.pem --tls-key node.key
 
-    It is an ordinary client of the coordinator, with one more right. It needs the extra ipcsync[fleet].
+    It is an ordinary client of the coordinator, with one more right. It needs the extra ipcsync[fleet]. SIGHUP has it
+    go on with the code and the certificates that are on disk now, and no link is lost.
 
     Exit status: 0 when it was told to stop, 1 when it failed or its coordinator ended, 3 when another machine has taken
     the node's name.
     """
     from ipcsync._logs import configure
     from ipcsync._wire import endpoints
+    from ipcsync_bridge import reload
     from ipcsync_bridge.config import ConfigError, Settings
 
     try:
@@ -63,38 +70,60 @@ def main(runtime_dir: str | None, log_level: str, log_json: bool, **options: Any
         settings = Settings(endpoint=endpoints.endpoint_in(directory), **options)
     except ConfigError as error:
         raise WrongCall(str(error)) from None
+    if try_handover is not None:
+        reload.answer(try_handover, settings)
+        return
     configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "nats", "ipcsync"))
-    status = asyncio.run(_serve(settings, directory))
-    if status:
-        raise SystemExit(status)
+    signal.pthread_sigmask(signal.SIG_BLOCK, reload.SIGNALS)  # of each thread that is started before there are handlers
+    ended = asyncio.run(_serve(settings, directory))
+    if isinstance(ended, tuple):
+        reload.go_on(*ended)
+    if ended:
+        raise SystemExit(ended)
 
 
-async def _serve(settings: Any, directory: str) -> int:  # noqa: ANN401 - loaded late
+async def _serve(settings: Settings, directory: str) -> int | tuple[State, dict[str, str]]:
+    """The exit status, or what the code that is on disk now is to go on with."""
     from ipcsync import errors
     from ipcsync._linux.service_manager import ServiceManager
     from ipcsync._logs import fields
+    from ipcsync_bridge import handover
     from ipcsync_bridge.nats_transport import NatsTransport
     from ipcsync_bridge.nodes import owner_id
+    from ipcsync_bridge.reload import SIGNALS, Reloads
     from ipcsync_bridge.server import Bridge
     from ipcsync_bridge.session import Desk
     from ipcsync_bridge.transport import Unavailable
 
+    left = handover.take()
     try:
-        desk = Desk(settings.endpoint, f"bridge {settings.node}", 5.0)
+        if left is not None:
+            desk = Desk.resumed(settings.endpoint, left.session)
+        else:
+            desk = Desk.opened(settings.endpoint, f"bridge {settings.node}", 5.0)
     except errors.IpcSyncError as error:
         raise Failed(str(error)) from None
     why = "restarted"
     try:
         owner = owner_id(directory, settings.fleet, settings.node)
-        bridge = Bridge(settings, desk, NatsTransport(settings), owner)
+        bridge = Bridge(settings, desk, NatsTransport(settings), owner, left)
+        manager = ServiceManager()
+        reloads = Reloads(bridge, manager)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, bridge.stop, "stopped")
-        why = await bridge.run(lambda: ServiceManager().ready("serving"))
+        for number in reloads.signals:
+            loop.add_signal_handler(number, reloads.begin)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        why = await bridge.run(lambda: manager.ready("serving"))
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # for whoever comes next: what goes on, if it does
     except (errors.NodeNameTaken, Unavailable) as error:
         raise Failed(str(error)) from None
     finally:
-        desk.close(says_goodbye=why in ("stopped", "replaced"))
+        if why != "reloaded":
+            desk.close(says_goodbye=why in ("stopped", "replaced"))
+    if why == "reloaded":
+        return reloads.leave()
     log.info("ended", extra=fields(why=why))
     return _ENDS[why]
 

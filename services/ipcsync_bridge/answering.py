@@ -8,8 +8,9 @@ from typing import Any, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from ipcsync._wire import codec, messages
+from ipcsync._wire.messages import Attachment
 from ipcsync.errors import EngineMismatch, EventClosed, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded
-from ipcsync_bridge import wire
+from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports
 from ipcsync_bridge.links import Follower
@@ -233,6 +234,27 @@ class Answering:
             if self._exports.get(key) is None:
                 self._host.begin(self._close(key))
         self._visits.clear()
+
+    # --- from one code to the next ------------------------------------------------------------------------------------
+
+    def leave(self) -> tuple[list[handover.Follower], list[Attachment], list[wire.Key]]:
+        """What the code that goes on is to know."""
+        followers = [handover.Follower(each.node, list(each.keys), each.number) for each in self._followers.values()]
+        return followers, [export.attachment for export in self._exports], list(self._visits)
+
+    def resume(self, left: handover.State, now: float) -> None:
+        """Go on with what other code left. All is told anew: what changed meanwhile was seen by nobody."""
+        self._visits.update(left.visits)
+        for attachment in left.exports:
+            self._exports.put(attachment)
+        for each in left.followers:
+            follower = self._followers[each.node] = Follower(each.node, now, set(each.keys), each.number)
+            follower.acked(each.number)
+            for key in each.keys:
+                export = self._exports.get(key)
+                if export is not None:
+                    export.followers.add(each.node)
+                    follower.put(export.row)
 
     async def _close(self, key: wire.Key) -> None:
         try:

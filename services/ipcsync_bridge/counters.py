@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 class Counters:
     """Since the start of the process."""
 
+    handovers: int = 0  # from one code to the next; since the first of them
     wants: int = 0
     tells: int = 0
     rows_told: int = 0

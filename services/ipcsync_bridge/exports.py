@@ -27,7 +27,7 @@ class Export:
     """One use of a slot of this node's that others wait for. `followers` are the nodes that do."""
 
     def __init__(self, board: Board, attachment: Attachment) -> None:
-        self.name = attachment.name
+        self.attachment = attachment
         self.key: Key = (attachment.slot, attachment.incarnation)
         self.followers: set[str] = set()
         self._base = attachment.base

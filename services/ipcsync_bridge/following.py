@@ -11,7 +11,7 @@ from ipcsync import errors
 from ipcsync._board.layout import REASONS
 from ipcsync._wire import codec, messages
 from ipcsync.errors import EventClosed, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded, SessionLost
-from ipcsync_bridge import wire
+from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.links import Link, Source
@@ -211,7 +211,7 @@ class Following:
         link.merge(row)
         self._wake()
         try:
-            attached = await self._desk.ask(_import(want, state.epoch, row.key, node))
+            attached = await self._desk.insist(_import(want, state.epoch, row.key, node))
         except NodeLost as error:
             if (state.epoch, *row.key) not in self._mirrors:
                 source.links.pop(row.key, None)  # lost for good on this node, which who asked has been told
@@ -246,9 +246,11 @@ class Following:
             self._begin(self._desk.insist(messages.Finish(mirror.slot, mirror.incarnation, "closed")))
 
     def _finish_soon(self, mirror: Mirror, where: tuple[bytes, int, int], state: str, reason: str) -> None:
-        if not mirror.is_finishing:
-            mirror.is_finishing = True
+        if mirror.ending is None:
+            mirror.ending = state, reason
             self._begin(self._finish(mirror, where, state, reason))
+        elif mirror.ending[0] == "unwanted":
+            mirror.ending = state, reason  # if somebody wants it after all
 
     async def _finish(self, mirror: Mirror, where: tuple[bytes, int, int], state: str, reason: str) -> None:
         """All was stored: have the coordinator end the mirror, and let go of it."""
@@ -260,7 +262,10 @@ class Following:
         except ProtocolError as error:
             if error.code != "wanted":
                 raise
-            mirror.is_finishing = False  # somebody uses it again
+            if mirror.ending is not None and mirror.ending[0] != "unwanted":
+                self._begin(self._finish(mirror, where, *mirror.ending))
+                return
+            mirror.ending = None  # somebody uses it again
             source = next((each for each in self.sources.values() if each.epoch == where[0]), None)
             if source is not None and where[1:] in source.links:
                 self._store(source, mirror)
@@ -280,6 +285,11 @@ class Following:
             where = next((where for where, each in self._mirrors.items() if each is mirror), None)
             if where is not None:
                 self._finish_soon(mirror, where, "unwanted", "")
+
+    def drop_unwanted(self) -> None:
+        """It may have been missed what the coordinator has said is unwanted: ask of each mirror."""
+        for where, mirror in self._mirrors.items():
+            self._finish_soon(mirror, where, "unwanted", "")
 
     def _keep(self, source: Source) -> None:
         """Tell a node what is still wanted of it."""
@@ -442,6 +452,41 @@ class Following:
         mirror = self._mirrors.get((source.epoch, *row.key))
         if mirror is not None:
             self._finish_soon(mirror, (source.epoch, *row.key), "broken", "bridge")
+
+    # --- from one code to the next ------------------------------------------------------------------------------------
+
+    def leave(self) -> tuple[list[handover.Source], list[handover.Mirror]]:
+        """What the code that goes on is to know."""
+        sources = [
+            handover.Source(each.node, each.epoch, each.term, each.channel, each.number, each.alive_until)
+            for each in self.sources.values()
+        ]
+        mirrors = [
+            handover.Mirror(epoch, mirror.link.row, mirror.attachment, mirror.has_told_closed, mirror.ending)
+            for (epoch, _, _), mirror in self._mirrors.items()
+        ]
+        return sources, mirrors
+
+    def resume(self, left: handover.State, pause_s: float) -> None:
+        """Go on with what other code left `pause_s` ago, in which nobody could be heard."""
+        ttl = self._settings.link_ttl
+        by_epoch: dict[bytes, Source] = {}
+        for each in left.sources:
+            source = Source(each.node, each.epoch, ttl, each.alive_until + pause_s, term=each.term)
+            source.synced(each.channel, each.number)
+            self.sources[each.node] = by_epoch[each.epoch] = source
+        self.lost.update(left.lost)
+        for known in left.mirrors:
+            link = Link(known.row.key)
+            link.merge(known.row)
+            mirror = Mirror(self._desk.board, known.attachment, link, is_new=False)
+            mirror.has_told_closed = known.has_told_closed
+            where = (known.epoch, *link.key)
+            self._mirrors[where] = self._own[mirror.slot, mirror.incarnation] = mirror
+            if known.epoch in by_epoch:
+                by_epoch[known.epoch].links[link.key] = link
+            if known.ending is not None:
+                self._finish_soon(mirror, where, *known.ending)
 
 
 def _import(want: messages.Want, epoch: bytes, key: wire.Key, node: str) -> messages.Import:

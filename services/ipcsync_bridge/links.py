@@ -44,6 +44,11 @@ class Link:
         return before != (self.recorded, self.completed, self.lost, self.state)
 
     @property
+    def row(self) -> Row:
+        """The same as it travels."""
+        return Row(*self.key, self.recorded, self.completed, self.lost, self.state, self.cause)
+
+    @property
     def is_over(self) -> bool:
         """Whether no news can change it any more."""
         return self.state == "broken" or (self.state == "closed" and self.completed >= self.recorded)

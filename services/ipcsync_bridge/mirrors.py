@@ -9,25 +9,31 @@ from ipcsync_bridge.links import Link
 
 
 class Mirror:
-    """One mirror: `recorded`, then `completed`, then who waits is woken; a final word only after that."""
+    """One mirror: `recorded`, then `completed`, then who waits is woken; a final word only after that.
 
-    def __init__(self, board: Board, attachment: Attachment, link: Link) -> None:
+    `is_new`: nothing was stored for this use so far.
+    """
+
+    def __init__(self, board: Board, attachment: Attachment, link: Link, *, is_new: bool = True) -> None:
         self.link = link
+        self.attachment = attachment
         self.slot = attachment.slot
         self.incarnation = attachment.incarnation
-        self.is_finishing = False
+        self.ending: tuple[str, str] | None = None
+        """With which state and reason the coordinator is being asked to finish it."""
         self.has_told_closed = False
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
         self._word = Futex(self._line.completed_address)
         self._recorded = self._completed = self._lost = 0
-        self._line.store_behind(0)  # an earlier recorder's; what is lost of a mirror, its own node tells
-        self._line.lose(self._base, 0)
+        if is_new:
+            self._line.store_behind(0)  # an earlier recorder's; what is lost of a mirror, its own node tells
+            self._line.lose(self._base, 0)
 
     def store(self) -> None:
         """Store what the link knows and the board does not. Nothing once the coordinator has finished the use."""
         link, line = self.link, self._line
-        if self.is_finishing or line.incarnation != self.incarnation or (not self._is_open()):
+        if self.ending is not None or line.incarnation != self.incarnation or (not self._is_open()):
             return
         if link.recorded > self._recorded:
             line.publish(self._base + link.recorded)

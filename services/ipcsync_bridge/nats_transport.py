@@ -28,7 +28,6 @@ _MOST_PENDING = 8_192  # messages that came and were not read yet
 _PENDING_BYTES = 16 * 1024 * 1024
 _WRONG_REVISION = 10071
 _CONNECT_S = 2.0
-_START_S = 10.0
 _NOT_SENT = (nats.errors.Error, OSError, asyncio.TimeoutError)
 
 
@@ -46,9 +45,10 @@ class NatsTransport:
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
-    async def listen(self, listener: Listener) -> None:
+    async def listen(self, listener: Listener, timeout: float | None) -> None:
         """Connect and subscribe."""
         self._listener = listener
+        self._nats = Client()
         settings = self._settings
         try:
             connecting = self._nats.connect(
@@ -64,10 +64,10 @@ class NatsTransport:
                 max_outstanding_pings=2,
                 pending_size=1024 * 1024,
                 inbox_prefix=f"_INBOX_{settings.node}".encode(),
-                tls=self._tls(),
+                tls=tls_of(settings),
                 user_credentials=settings.credentials or None,
             )
-            await asyncio.wait_for(connecting, _START_S)  # by itself it would try for ever
+            await asyncio.wait_for(connecting, timeout)  # by itself it tries for ever
         except (*_NOT_SENT, ssl.SSLError) as error:
             why = self.last_error or str(error) or type(error).__name__
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
@@ -78,22 +78,14 @@ class NatsTransport:
                 pending_msgs_limit=_MOST_PENDING,
                 pending_bytes_limit=_PENDING_BYTES,
             )
-        await self._flush()
+        if timeout is not None:
+            await self._flush()
 
     async def _flush(self) -> None:
         try:
             await self._nats.flush(timeout=int(_CONNECT_S))
         except _NOT_SENT as error:
             raise Unavailable(f"the NATS server does not answer: {self.last_error or error}") from error
-
-    def _tls(self) -> ssl.SSLContext | None:
-        settings = self._settings
-        if not settings.tls_ca:
-            return None
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=settings.tls_ca)
-        if settings.tls_cert:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
-        return context
 
     def _subject(self, node: str, kind: str) -> str:
         return f"ipcsync.{self._settings.fleet}.{node}.{kind}"
@@ -248,6 +240,16 @@ class NatsTransport:
         found = await self._ask_store(look, timeout)
         assert isinstance(found, dict)
         return found
+
+
+def tls_of(settings: Settings) -> ssl.SSLContext | None:
+    """By what this node is known, and knows the servers; None in the clear. Raises OSError."""
+    if not settings.tls_ca:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=settings.tls_ca)
+    if settings.tls_cert:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    return context
 
 
 async def _keys(bucket: KeyValue, prefix: str) -> list[str]:

@@ -19,6 +19,7 @@ from msgspec import Meta
 from ipcsync._logs import fields
 from ipcsync._wire import messages, nodes
 from ipcsync.errors import FleetUnavailable, NodeNameTaken, RecorderTaken, WaitTimeout
+from ipcsync_bridge import handover
 from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachable
 
 T = TypeVar("T")
@@ -265,6 +266,18 @@ class Names:
             if claim is not None and claim.node == self._node and claim.epoch == self._epoch:
                 self.claims[claim.slot, claim.incarnation] = key, revision
         return list(self.claims)
+
+    # --- from one code to the next ------------------------------------------------------------------------------------
+
+    def leave(self) -> list[handover.Claim]:
+        """The claims, for the code that goes on."""
+        return [handover.Claim(use, key, last, use in self._over) for use, (key, last) in self.claims.items()]
+
+    def go_on(self, left: handover.State) -> None:
+        """The name is this bridge's still, and so are the claims; the store need not be there."""
+        self.term = left.term
+        self.claims = {claim.use: (claim.key, claim.revision) for claim in left.claims}
+        self._over = {claim.use for claim in left.claims if claim.is_over}
 
 
 def _key_of(name: str) -> str:

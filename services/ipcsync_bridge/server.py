@@ -15,7 +15,7 @@ from typing import Any
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, messages
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionLost
-from ipcsync_bridge import wire
+from ipcsync_bridge import handover, wire
 from ipcsync_bridge.answering import Answering
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
@@ -32,17 +32,27 @@ _TICK_S = 1.0
 _KEYS_S = 10.0
 _LATE_S = 1.0
 _LEFT_TTLS = 10
+_START_S = 10.0
+_PAUSE_S = 2.0
+_AGAIN_S = 0.1
 
 
 class Bridge:
-    """One node's bridge over one session, until it is told to stop, is fenced, or the session is lost."""
+    """One node's bridge over one session, until it is told to stop, is fenced, or the session is lost.
 
-    def __init__(self, settings: Settings, desk: Desk, transport: Transport, owner: bytes) -> None:
+    `left` is what the code before this one left: then nobody is to notice that there was other code.
+    """
+
+    def __init__(
+        self, settings: Settings, desk: Desk, transport: Transport, owner: bytes, left: handover.State | None = None
+    ) -> None:
         self._settings = settings
         self._desk = desk
         self._transport = transport
         self.counters = Counters()
-        self.channel = os.urandom(16)
+        self._left = left
+        self.channel = os.urandom(16) if left is None else left.channel
+        self.counters.handovers = 0 if left is None else left.handovers
         self.owner = owner
         """By which this machine's bridge is told from another one under the same name."""
         self._loop = asyncio.get_running_loop()
@@ -64,11 +74,13 @@ class Bridge:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self, tell_serving: Callable[[], None]) -> str:
-        """Serve; why it ended: "stopped", "restarted" (the coordinator is gone), "expired", "replaced"."""
-        await self._transport.listen(self)
-        await self.names.take()
-        for slot, incarnation in await self.names.resume():
-            self.begin(self._resume_claim((slot, incarnation)))
+        """Serve; why it ended: "stopped", "restarted" (the coordinator is gone), "expired", "replaced", "reloaded"."""
+        if self._left is None:
+            await self._transport.listen(self, _START_S)
+            await self.names.take()
+            await self.names.resume()
+        else:
+            self._resume(self._left)
         self._feed = self._desk.subscribe()
         self._loop.add_reader(self._feed.fileno(), self._drain_feed)
         self._loop.call_soon(self._drain_feed)
@@ -89,7 +101,8 @@ class Bridge:
             self._wake.set()
 
     async def _end(self) -> None:
-        for node in {*self.followers, *self.following.sources} if self.why != "expired" else ():
+        is_over = self.why not in ("expired", "reloaded")
+        for node in {*self.followers, *self.following.sources} if is_over else ():
             body = wire.Over(self.names.term, self._desk.epoch, self.why)
             await self._transport.tell(node, wire.encode(body))
         if self._feed is not None:
@@ -100,6 +113,55 @@ class Bridge:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.exports.close()
         await self._transport.close()
+
+    # --- from one code to the next ------------------------------------------------------------------------------------
+
+    async def pause(self) -> bool:
+        """Ask the coordinator nothing more, to end as "reloaded"; False, and all goes on, if it does not answer."""
+        if self._done.is_set():
+            return False
+        if not await self._desk.pause(_PAUSE_S):
+            self._desk.go_on()
+            return False
+        return True
+
+    def leave(self, began: float) -> handover.State:
+        """What the code that goes on is to know, once `run` has ended."""
+        sources, mirrors = self.following.leave()
+        followers, exports, visits = self.answering.leave()
+        return handover.State(
+            session=self._desk.hand_over(),
+            began=began,
+            channel=self.channel,
+            term=self.names.term,
+            sources=sources,
+            lost=self.following.lost,
+            mirrors=mirrors,
+            followers=followers,
+            exports=exports,
+            visits=visits,
+            claims=self.names.leave(),
+            handovers=self.counters.handovers + 1,
+        )
+
+    def _resume(self, left: handover.State) -> None:
+        now = time.monotonic()
+        self.names.go_on(left)
+        self.following.resume(left, now - left.began)
+        self.answering.resume(left, now)
+        self.begin(self._connect(left.began))
+
+    async def _connect(self, began: float) -> None:
+        """Not even that the servers are away now ends what the code before this one had linked."""
+        while True:
+            try:
+                await self._transport.listen(self, None)
+                break
+            except Unavailable as error:
+                log.warning("nats", extra=fields(error=error))
+                await asyncio.sleep(_AGAIN_S)
+        self.connected()
+        log.info("took over", extra=fields(links=self.following.links, pause_s=time.monotonic() - began))
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Have something done beside all else; what fails is logged."""
@@ -171,12 +233,17 @@ class Bridge:
             self.counters.store_failures += 1
             log.warning("store", extra=fields(error=error))
 
-    async def _resume_claim(self, key: wire.Key) -> None:
-        """A claim of the bridge before this one: is the event still there?"""
+    async def _check_claims(self) -> None:
+        """Free the names whose events have ended."""
+        claims = list(self.names.claims)
+        if not claims:
+            return
         rows = await self._desk.ask(messages.ListEvents(""))
         assert isinstance(rows, messages.EventList)
-        if not any((row.slot, row.incarnation) == key and row.state == "open" for row in rows.events):
-            await self.names.release(key)
+        there = {(row.slot, row.incarnation) for row in rows.events if row.state == "open"}
+        for key in claims:
+            if key not in there:
+                await self.names.release(key)
 
     # --- what other nodes say -----------------------------------------------------------------------------------------
 
@@ -272,7 +339,14 @@ class Bridge:
     def _drain_feed(self) -> None:
         if self._feed is None or self._done.is_set():
             return
-        self._feed.drain(self._announced, lambda: self.begin(self._list_wants()))
+        self._feed.drain(self._announced, self._look_at_all)
+
+    def _look_at_all(self) -> None:
+        """This is the beginning, or something on the feed was missed: it may have been any of this."""
+        self.begin(self._list_wants())
+        self.begin(self._check_claims())
+        self.following.drop_unwanted()
+        self.exports.kick()
 
     def _announced(self, announcement: messages.Announcement) -> None:
         key = (announcement.slot, announcement.incarnation)

@@ -10,18 +10,21 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import zmq
 
+from ipcsync._board import Board
 from ipcsync._logs import fields
 from ipcsync._native import fork
 from ipcsync._session import handshake
 from ipcsync._session.connection import Connection, Request, context
 from ipcsync._session.lease import SessionLease
 from ipcsync._wire import codec, messages
-from ipcsync._wire.messages import Announcement, Message
+from ipcsync._wire.messages import Announcement, Message, Welcome
 from ipcsync.errors import ConnectError, IpcSyncError, SessionLost, WaitTimeout
+from ipcsync_bridge import handover
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -31,31 +34,53 @@ _BUDGET = 256
 
 
 class Desk:
-    """One session in the role of a bridge, until `close`. ConnectError if there is no coordinator, or it has one."""
+    """One session in the role of a bridge, until `close`, or until `hand_over`, which leaves it to other code."""
 
-    def __init__(self, endpoint: str, name: str, timeout: float) -> None:
-        fork.arm()
-        self._connection = Connection(endpoint)
-        try:
-            welcome = handshake.greet(self._connection, name, timeout, None, lambda: None, driver="", role="bridge")
-            self.board = handshake.open_board(welcome, endpoint, timeout)
-        except BaseException:
-            self._connection.close()
-            raise
+    def __init__(self, connection: Connection, welcome: Welcome, board: Board) -> None:
+        self.board = board
         self.epoch = welcome.epoch
         self.serial = welcome.serial
-        self._feed_endpoint = welcome.feed
-        self._token = welcome.token
+        self._welcome = welcome
+        self._connection = connection
         self._connection.window = welcome.window
         self._connection.starts = lambda: self.board.starts
-        self.lease = SessionLease(self.board, welcome, endpoint, self._connection.drain_late)
+        self.lease = SessionLease(self.board, welcome, connection.endpoint, self._connection.drain_late)
         self._is_closed = False
         self._asked: queue.SimpleQueue[tuple[Request, Callable[[], object]] | None] = queue.SimpleQueue()
+        self._unanswered = 0
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
         self._heart = threading.Thread(
             target=self.lease.run, args=(lambda: self._is_closed,), name="ipcsync-heartbeat", daemon=True
         )
         self._clerk = threading.Thread(target=self._serve, name="ipcsync-requests", daemon=True)
-        self._connection.request(messages.Ready(), self._token, timeout, self.lease.check_liveness)
+
+    @classmethod
+    def opened(cls, endpoint: str, name: str, timeout: float) -> Desk:
+        """A session of its own. ConnectError if there is no coordinator, or it has a bridge."""
+        fork.arm()
+        connection = Connection(endpoint)
+        try:
+            welcome = handshake.greet(connection, name, timeout, None, lambda: None, driver="", role="bridge")
+            board = handshake.open_board(welcome, endpoint, timeout)
+        except BaseException:
+            connection.close()
+            raise
+        desk = cls(connection, welcome, board)
+        connection.request(messages.Ready(), welcome.token, timeout, desk.lease.check_liveness)
+        desk._begin()
+        return desk
+
+    @classmethod
+    def resumed(cls, endpoint: str, left: handover.Session) -> Desk:
+        """The session of the code that ran in this process before; its lifeline was never let go."""
+        fork.arm()
+        board = Board(left.board, left.welcome.board)
+        desk = cls(Connection(endpoint, first_id=left.last_request + 1), left.welcome, board)
+        desk._begin()
+        return desk
+
+    def _begin(self) -> None:
         self.lease.show()
         self._heart.start()
         self._clerk.start()
@@ -68,12 +93,17 @@ class Desk:
 
     async def ask(self, body: Message) -> Message:
         """The reply's body; raises the error that it carries, WaitTimeout, or SessionLost."""
+        await self._goes_on.wait()
         self.check()
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
         request = Request(body)
-        self._asked.put((request, lambda: loop.call_soon_threadsafe(done.set)))
-        await done.wait()
+        self._unanswered += 1
+        try:
+            self._asked.put((request, lambda: loop.call_soon_threadsafe(done.set)))
+            await done.wait()
+        finally:
+            self._unanswered -= 1
         self.check()
         return self._connection.result_of(request, REQUEST_S)
 
@@ -88,6 +118,18 @@ class Desk:
             return await self.ask(body)
         except (WaitTimeout, ConnectError):
             return None
+
+    async def pause(self, timeout: float) -> bool:
+        """Ask nothing more until `go_on`; whether all that was asked is answered within `timeout` seconds."""
+        self._goes_on.clear()
+        deadline = time.monotonic() + timeout
+        while self._unanswered and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+        return not self._unanswered
+
+    def go_on(self) -> None:
+        """Ask again."""
+        self._goes_on.set()
 
     def _serve(self) -> None:
         """Make what is asked, as much at once as is there."""
@@ -107,7 +149,7 @@ class Desk:
 
     def _exchange(self, requests: list[Request]) -> None:
         try:
-            self._connection.exchange(requests, self._token, REQUEST_S, self.lease.check_liveness)
+            self._connection.exchange(requests, self._welcome.token, REQUEST_S, self.lease.check_liveness)
         except (SessionLost, WaitTimeout):
             return  # who asked finds no reply, and looks at the session
         except IpcSyncError as error:
@@ -126,7 +168,16 @@ class Desk:
         if says_goodbye:
             self.lease.say_goodbye()
             with contextlib.suppress(IpcSyncError):
-                self._connection.request(messages.Bye(), self._token, 1.0)
+                self._connection.request(messages.Bye(), self._welcome.token, 1.0)
+        self._stop()
+        self.board.close()
+
+    def hand_over(self) -> handover.Session:
+        """End all but the session, which this process goes on with by other code."""
+        self._stop()
+        return handover.Session(self._welcome, self.board.descriptor, self._connection.take_id())
+
+    def _stop(self) -> None:
         self._is_closed = True
         self._asked.put(None)
         self.lease.wake()
@@ -134,7 +185,6 @@ class Desk:
         self._clerk.join(REQUEST_S)
         self.lease.stop()
         self._connection.close()
-        self.board.close()
 
 
 class Feed:

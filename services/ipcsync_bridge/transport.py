@@ -40,8 +40,8 @@ class Listener(Protocol):
 class Transport(Protocol):
     """One node's way to the others."""
 
-    async def listen(self, listener: Listener) -> None:
-        """Connect, and have `listener` called from now on. Unavailable if that cannot be."""
+    async def listen(self, listener: Listener, timeout: float | None) -> None:
+        """Connect, and have `listener` called from now on. Unavailable if that cannot be within `timeout` seconds."""
 
     async def tell(self, to: str, data: bytes) -> bool:
         """Send news to a node; False if they were not even begun to be sent."""

@@ -1,0 +1,119 @@
+"""What a bridge leaves to the one that goes on in its place: the same process, with the code that is on disk now.
+
+It calls exec, so the process stays, and with it the session, the lease, and the lock on its line of the board: nobody
+is told of a death. What it knew lies in a file without a name (memfd_create(2)), of which the new code is told.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+from msgspec import Struct
+
+from ipcsync._board import layout
+from ipcsync._wire import messages
+from ipcsync._wire.messages import Attachment, Welcome
+from ipcsync.errors import IpcSyncError
+from ipcsync_bridge import wire
+from ipcsync_bridge.wire import Key, Row
+
+VERSION = 1
+
+VARIABLE = "IPCSYNC_BRIDGE_HANDOVER"
+"""Of the environment, for the new code: the file's descriptor."""
+
+
+class Session(Struct, frozen=True):
+    """The session with the coordinator; `board` is the descriptor that holds its lifeline."""
+
+    welcome: Welcome
+    board: int
+    last_request: int
+
+
+class Source(Struct, frozen=True):
+    """A node of which events are mirrored."""
+
+    node: str
+    epoch: bytes
+    term: int
+    channel: bytes
+    number: int
+    alive_until: float
+
+
+class Mirror(Struct, frozen=True):
+    """A mirror, with what is known of what it mirrors; `ending` is the state and reason that it is to end with."""
+
+    epoch: bytes
+    row: Row
+    attachment: Attachment
+    has_told_closed: bool
+    ending: tuple[str, str] | None
+
+
+class Follower(Struct, frozen=True):
+    """A node that mirrors events of this one."""
+
+    node: str
+    keys: list[Key]
+    number: int
+
+
+class Claim(Struct, frozen=True):
+    """A fleet's name that a use here has; `is_over` if the use has ended, and the name is to be freed."""
+
+    use: Key
+    key: str
+    revision: int
+    is_over: bool
+
+
+class State(Struct, frozen=True):
+    """All that a bridge knows and nobody else does. Times are CLOCK_MONOTONIC's, in seconds."""
+
+    session: Session
+    began: float
+    channel: bytes
+    term: int
+    sources: list[Source]
+    lost: dict[str, tuple[bytes, str]]
+    mirrors: list[Mirror]
+    followers: list[Follower]
+    exports: list[Attachment]
+    visits: list[Key]
+    claims: list[Claim]
+    handovers: int
+
+
+def versions() -> str:
+    """The numbers of the formats that both must have, as one text."""
+    return f"handover {VERSION}, board {layout.VERSION}, wire {messages.VERSION}, bridges {wire.VERSION}"
+
+
+def put(state: State) -> int:
+    """The descriptor of a file with the state, which is inherited by exec alone."""
+    file = os.memfd_create("ipcsync-handover", os.MFD_CLOEXEC)
+    data = msgspec.msgpack.encode(state)
+    while data:
+        data = data[os.write(file, data) :]
+    for descriptor in (file, state.session.board):
+        os.set_inheritable(descriptor, True)
+    return file
+
+
+def take() -> State | None:
+    """What the bridge before this one left, once; None if there was none. IpcSyncError if it cannot be read."""
+    number = os.environ.pop(VARIABLE, "")
+    if not number:
+        return None
+    try:
+        file = int(number)
+        data = os.pread(file, os.fstat(file).st_size, 0)
+        os.close(file)
+        state = msgspec.msgpack.decode(data, type=State)
+        os.set_inheritable(state.session.board, False)
+    except (ValueError, OSError, msgspec.MsgspecError) as error:
+        raise IpcSyncError(f"what the bridge before this one left cannot be read: {error}") from None
+    return state

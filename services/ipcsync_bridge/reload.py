@@ -1,0 +1,113 @@
+"""Going on with the code that is on disk now: tried first, then by exec in this very process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from typing import NoReturn
+
+from ipcsync._board.runtime_dir import RELOAD
+from ipcsync._linux.process import has_terminal
+from ipcsync._linux.service_manager import ServiceManager
+from ipcsync._logs import fields
+from ipcsync.cli.output import Failed
+from ipcsync_bridge import handover
+from ipcsync_bridge.config import Settings
+from ipcsync_bridge.server import Bridge
+
+log = logging.getLogger("ipcsync.bridge")
+
+SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD))
+"""Those with a handler: blocked while there is none, so that one that comes then is not lost, and kills nobody."""
+
+_TRIAL_S = 30.0
+_TRY = "--try-handover"
+
+
+class Reloads:
+    """What signals ask for. The old code goes on until the new one has said that it can."""
+
+    def __init__(self, bridge: Bridge, manager: ServiceManager) -> None:
+        self._bridge = bridge
+        self._manager = manager
+        self._is_under_way = False
+        self._began = 0.0
+        # Where a terminal can hang up, SIGHUP says that it did.
+        self.signals = (RELOAD,) if has_terminal() else (RELOAD, signal.SIGHUP)
+
+    def begin(self) -> None:
+        """Begin one, unless one is under way."""
+        if not self._is_under_way:
+            self._is_under_way = True
+            self._manager.reloading()
+            self._bridge.begin(self._reload())
+
+    async def _reload(self) -> None:
+        why_not = await _try()
+        self._began = time.monotonic()
+        if not why_not and not await self._bridge.pause():
+            why_not = "the coordinator does not answer what it was asked"
+        if why_not:
+            log.error("reload", extra=fields(outcome=f"{why_not}; the old code goes on"))
+            self._manager.ready(f"not reloaded: {why_not}")
+            self._is_under_way = False
+        else:
+            self._bridge.stop("reloaded")
+
+    def leave(self) -> tuple[handover.State, dict[str, str]]:
+        """What the new code goes on with, once the bridge has stopped for it, and what it finds in its environment."""
+        return self._bridge.leave(self._began), self._manager.environment
+
+
+def _command(*more: str) -> list[str]:
+    """This process's own, as Python was called."""
+    return [sys.executable, *sys.orig_argv[1:], *more]
+
+
+async def _try() -> str:
+    """Why the code on disk cannot go on, empty if it can."""
+    try:
+        trial = await asyncio.create_subprocess_exec(
+            *_command(_TRY, handover.versions()),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        return f"the new code cannot be started: {error}"
+    try:
+        _, said = await asyncio.wait_for(trial.communicate(), _TRIAL_S)
+    except asyncio.TimeoutError:
+        trial.kill()
+        await trial.wait()
+        return f"the new code has not said within {_TRIAL_S:g} s whether it can go on"
+    lines = said.decode(errors="replace").strip().splitlines()
+    return (lines[-1] if lines else f"status {trial.returncode}") if trial.returncode else ""
+
+
+def answer(theirs: str, settings: Settings) -> None:
+    """By status 0, that this code can go on with what one of the formats `theirs` leaves; Failed, with why, if not."""
+    from ipcsync_bridge.nats_transport import tls_of
+
+    if theirs != handover.versions():
+        raise Failed(
+            f"the running bridge has {theirs}, and the new code {handover.versions()}: stop it, and start anew"
+        )
+    try:
+        tls_of(settings)
+    except OSError as error:  # ssl.SSLError is one
+        raise Failed(f"its certificates cannot be used: {error}") from None
+
+
+def go_on(left: handover.State, environment: dict[str, str]) -> NoReturn:
+    """Become the code that is on disk now."""
+    file = handover.put(left)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(  # noqa: S606 - no shell
+        sys.executable, _command(), {**os.environ, **environment, handover.VARIABLE: str(file)}
+    )

@@ -1,0 +1,197 @@
+"""A bridge goes on with the code that is on disk now, and neither it nor its peers lose a link."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ipcsync
+import ipcsync_bridge
+from ipcsync._linux.child import environment
+from ipcsync_bridge import handover
+from tests.fleet.nodes import Node, Server
+from tests.kit.until import DEADLINE_S, until
+
+pytestmark = pytest.mark.process
+
+
+def upgrade(node: Node) -> None:
+    """Have a node's bridge go on with the code on disk, and wait until it is connected again."""
+    before = node.text().count("took over")
+    ask(node)
+    until(lambda: is_served(node).count("took over") > before, "the new code to take over")
+
+
+def ask(node: Node) -> None:
+    assert node.bridge is not None
+    node.bridge.send_signal(signal.SIGUSR2)  # as SIGHUP, which a terminal could send too
+
+
+def is_new_code(node: Node) -> bool:
+    """Whether the first upgrade of a bridge has come to its exec."""
+    assert node.bridge is not None
+    return handover.VARIABLE.encode() in Path(f"/proc/{node.bridge.pid}/environ").read_bytes()
+
+
+def is_served(node: Node) -> str:
+    """The bridge's log, for as long as it runs."""
+    assert node.bridge is not None
+    assert node.bridge.poll() is None, node.text()
+    return node.text()
+
+
+class Load:
+    """One node records again and again, the other waits for each record."""
+
+    def __init__(self, recorder: ipcsync.Client, waiter: ipcsync.Client, node: str) -> None:
+        self._event = recorder.event(f"of/{node}", recorder=True, engine="timeline")
+        self._seen = waiter.event(f"of/{node}", node=node)
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=work) for work in (self._record, self._wait)]
+        self.recorded = self.seen = 0
+        self.error: BaseException | None = None
+        for thread in self._threads:
+            thread.start()
+
+    def _record(self) -> None:
+        stream = ipcsync.Stream()
+        while not self._is_over.wait(0.002):
+            self.recorded = self._event.record(stream).generation
+
+    def _wait(self) -> None:
+        while not self._is_over.is_set() or self.seen < self.recorded:
+            if self.seen == self.recorded:
+                self._is_over.wait(0.001)
+                continue
+            try:
+                self._seen.at(self.seen + 1).synchronize(DEADLINE_S)
+                self.seen += 1
+                if self.seen % 10 == 0:
+                    self.seen = self._seen.completed  # for the newest, else it is behind for ever
+            except ipcsync.IpcSyncError as error:
+                self.error = error
+                return
+
+    def end(self) -> None:
+        """All that was recorded is seen, without an error."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        if self.error is not None:
+            raise self.error
+        assert self.seen == self.recorded > 0
+        self._seen.close()
+        self._event.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_twenty_upgrades_under_load_lose_no_link(patient_pair: tuple[Node, Node]) -> None:
+    a, b = (node.client() for node in patient_pair)
+    pids = [node.bridge.pid for node in patient_pair if node.bridge is not None]
+    loads = [Load(a, b, "a"), Load(b, a, "b")]
+    for number in range(20):
+        claimed = a.event("weights", recorder=True, fleet=True)
+        late = b.event(f"late/{number}", node="a")
+        upgrade(patient_pair[number % 2])
+        claimed.close()
+        event = a.event(f"late/{number}", recorder=True, engine="timeline")
+        event.record(ipcsync.Stream())
+        late.at(1).synchronize(DEADLINE_S)
+        late.close()
+        event.close()
+        until(lambda: free(b, "weights"), "the name to be free")
+    for load in loads:
+        load.end()
+    assert [node.bridge.pid for node in patient_pair if node.bridge is not None] == pids
+    for client in (a, b):
+        until(lambda: client.stats()["pool_in_use"] == 0, "all slots to be free")  # noqa: B023 - at once
+
+
+def free(client: ipcsync.Client, name: str) -> bool:
+    try:
+        client.event(name, recorder=True, fleet=True).close()
+    except (ipcsync.RecorderTaken, ipcsync.FleetUnavailable):
+        return False
+    return True
+
+
+def test_what_is_lost_of_the_recorder_is_lost_after_an_upgrade_as_before(patient_pair: tuple[Node, Node]) -> None:
+    a, b = (node.client() for node in patient_pair)
+    event = a.event("kv", recorder=True, engine="timeline")
+    seen = b.event("kv", node="a")
+    event.record(ipcsync.Stream())
+    seen.at(1).synchronize(DEADLINE_S)
+    for node in patient_pair:
+        upgrade(node)
+    seen.at(1).synchronize(0)
+    event.close()
+    with pytest.raises(ipcsync.RecorderLost):
+        seen.at(2).synchronize(DEADLINE_S)
+
+
+@pytest.mark.thorough
+def test_an_upgrade_while_the_servers_are_away_waits_for_them(patient_pair: tuple[Node, Node], server: Server) -> None:
+    a, b = (node.client() for node in patient_pair)
+    event = a.event("kv", recorder=True, engine="timeline")
+    seen = b.event("kv", node="a")
+    server.kill()
+    event.record(ipcsync.Stream())
+    for node in patient_pair:
+        ask(node)
+        until(lambda: is_new_code(node), "the new code")  # noqa: B023 - at once
+    server.start()
+    seen.at(1).synchronize(DEADLINE_S)
+    assert seen.state == "open"
+
+
+@pytest.mark.thorough
+def test_code_that_cannot_go_on_is_refused_and_the_old_one_stays(
+    server: Server, new_node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "ipcsync_bridge"
+    shutil.copytree(Path(ipcsync_bridge.__file__).parent, code, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.syspath_prepend(tmp_path)
+    node = new_node("a")
+    node.await_bridge()
+    client = node.client()
+    sound = (code / "wire.py").read_text()
+    (code / "wire.py").write_text(sound.replace("VERSION = 1\n", "VERSION = 7\n"))
+    ask(node)
+    until(lambda: is_served(node).count("goes on") == 1, "the outcome")
+    assert "bridges 7: stop it, and start anew" in node.text()
+    (code / "wire.py").write_text(sound)
+    (code / "exports.py").write_text("this is no Python")
+    ask(node)
+    until(lambda: is_served(node).count("goes on") == 2, "the outcome")
+    assert "SyntaxError" in node.text()
+    assert client.nodes()[0].name == "a"
+    (code / "exports.py").write_text((Path(ipcsync_bridge.__file__).parent / "exports.py").read_text())
+    upgrade(node)
+    assert client.nodes()[0].name == "a"
+
+
+def test_an_end_that_is_asked_for_during_an_upgrade_comes(new_node: Callable[..., Node]) -> None:
+    node = new_node("a")
+    node.await_bridge()
+    assert node.bridge is not None
+    ask(node)
+    node.bridge.terminate()
+    assert node.bridge.wait(DEADLINE_S) == 0
+
+
+def test_formats_that_differ_are_named(server: Server) -> None:
+    command = [sys.executable, "-m", "ipcsync_bridge", "--node", "a", "--nats", server.url, "--try-handover"]
+    for versions, status in ((handover.versions(), 0), ("handover 0", 1)):
+        done = subprocess.run(
+            [*command, versions], env=environment(), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        assert done.returncode == status
+        assert ("handover 0" in done.stderr) == bool(status)
