@@ -36,9 +36,9 @@ _HOME = {
             "current_stream default_stream ExternalStream is_current_stream_capturing set_stream Stream stream"
         ),
         "ipcsync.client": (
-            "aconnect AsyncClient AsyncPoint AsyncReservation AsyncSharedEvent AttachmentInfo Client connect "
-            "default_client EventInfo NodeInfo Notice Point Reservation SessionInfo SharedEvent synchronize_all "
-            "wait_all"
+            "aconnect AsyncClient AsyncPoint AsyncReservation AsyncSharedEvent AttachmentInfo BridgeInfo Client "
+            "connect default_client EventInfo NodeInfo Notice PeerInfo Point Reservation SessionInfo SharedEvent "
+            "synchronize_all wait_all"
         ),
     }.items()
     for name in names.split()

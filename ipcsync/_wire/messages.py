@@ -127,7 +127,7 @@ class Remote(Message, frozen=True):
 
     `what`: "attach", the use that a point of another epoch names; "open", the event `name` of `node`, or of the fleet
     where `node` is empty; "claim", the fleet's name `name` for a use that this session records; "nodes"; "events" of
-    `node` whose names begin with `name`.
+    `node` whose names begin with `name`; "bridge", which asks the bridge alone.
     """
 
     what: Text
@@ -319,6 +319,42 @@ class NodeList(Message, frozen=True):
     nodes: list[NodeInfo]
 
 
+class PeerInfo(Message, frozen=True):
+    """One other node that a bridge speaks with.
+
+    `mirrored` counts its events that are waited for here, `followed` those of this node that it waits for, `pending`
+    of these what it is to be told of. `state` is "linked", or "lost", and `reason` then says why. `last_heard_s` is
+    None if nothing was heard of it.
+    """
+
+    name: str
+    state: str
+    mirrored: int = 0
+    followed: int = 0
+    pending: int = 0
+    last_heard_s: float | None = None
+    reason: str = ""
+
+
+class BridgeInfo(Message, frozen=True):
+    """The bridge beside a coordinator, and what it knows without asking anybody.
+
+    `server` is where it is connected, empty if it is cut off. `counts` holds what it has counted since its start or its
+    last upgrade, `nodes_lost` the nodes by reason, `refusals` by error what sessions asked and did not get.
+    """
+
+    node: str
+    fleet: str
+    pid: int
+    server: str
+    mirrors: int
+    exports: int
+    peers: list[PeerInfo]
+    counts: dict[str, int]
+    nodes_lost: dict[str, int]
+    refusals: dict[str, int]
+
+
 class Want(Message, frozen=True):
     """What a session asked of other nodes, for the bridge to answer before `deadline_ns` (CLOCK_MONOTONIC).
 
@@ -438,6 +474,7 @@ REPLIES: dict[str, type[Message]] = {
     "probe": ProbeReply,
     "failure": Failure,
     "nodes": NodeList,
+    "bridge": BridgeInfo,
     "wants": WantList,
 }
 OPS: dict[type[Message], str] = {kind: op for op, kind in REQUESTS.items()}

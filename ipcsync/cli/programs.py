@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -22,15 +23,19 @@ def _program(name: str, summary: str) -> click.Command:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def command(arguments: tuple[str, ...]) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            # Exec, so that a supervisor's signals, or Ctrl-C, reach the program itself.
-            os.execv(sys.executable, [sys.executable, "-m", f"ipcsync_{name}", *arguments])  # noqa: S606 - no shell
-        except OSError as error:
-            raise Failed(f"cannot start {sys.executable}: {error.strerror}") from error
+        become(f"ipcsync_{name}", *arguments)
 
     return command
+
+
+def become(module: str, *arguments: str) -> NoReturn:
+    """Go on as `python -m module`, so that a supervisor's signals, or Ctrl-C, reach the program itself."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 - no shell
+    except OSError as error:
+        raise Failed(f"cannot start {sys.executable}: {error.strerror}") from error
 
 
 bench: click.Command = _program("bench", "Measure ipcsync beside its peers and beside the limit.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ipcsync._session.feed import Notice
-from ipcsync._wire.messages import AttachmentInfo, EventInfo, NodeInfo, SessionInfo
+from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, PeerInfo, SessionInfo
 from ipcsync.client.client import Client, connect
 from ipcsync.client.default import default_client
 from ipcsync.client.event import SharedEvent
@@ -22,10 +22,12 @@ __all__ = [
     "AsyncReservation",
     "AsyncSharedEvent",
     "AttachmentInfo",
+    "BridgeInfo",
     "Client",
     "EventInfo",
     "NodeInfo",
     "Notice",
+    "PeerInfo",
     "Point",
     "Reservation",
     "SessionInfo",

@@ -22,7 +22,7 @@ from ipcsync._session.feed import Notice
 from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
-from ipcsync._wire.messages import AttachmentInfo, EventInfo, NodeInfo, SessionInfo
+from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client import over, remote
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.everything import Everything, chosen
@@ -248,6 +248,13 @@ class Client:
     def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
         """The nodes of the fleet, as the bridge of this one sees them: this one first. NoBridge without a bridge."""
         return self._session.request(messages.Remote("nodes"), messages.NodeList, timeout).nodes
+
+    def bridge(self, *, timeout: float | None = None) -> BridgeInfo:
+        """The bridge beside this coordinator, and what it has counted. NoBridge without one.
+
+        Unlike `nodes`, nothing but the bridge is asked, so it may be asked again and again.
+        """
+        return self._session.request(messages.Remote("bridge"), messages.BridgeInfo, timeout)
 
     def events(
         self,

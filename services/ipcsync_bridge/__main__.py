@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ipcsync.cli.output import Failed, WrongCall
+from ipcsync.cli.output import Failed
+from ipcsync_bridge import options
 
 if TYPE_CHECKING:
     from ipcsync_bridge.config import Settings
@@ -22,27 +23,17 @@ _FENCED = 3
 _ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": _FENCED}
 
 
-@click.command("bridge", context_settings={"show_default": True, "auto_envvar_prefix": "IPCSYNC_BRIDGE"})
-@click.option("--node", required=True, metavar="NAME", help="What this node is called in the fleet.")
-@click.option(
-    "--nats", "servers", required=True, multiple=True, metavar="URL", help="A server; more than once for more."
-)
-@click.option("--fleet", default="main", metavar="NAME", help="Which fleet of those on the servers.")
-@click.option("--runtime-dir", metavar="DIR", help="Where the coordinator serves. [the user's]")
+@click.command("bridge", context_settings={"show_default": True, "auto_envvar_prefix": options.VARIABLES})
+@options.connection
 @click.option("--link-ttl", default=5.0, type=float, metavar="S", help="Silence after which a node is lost; from 1.")
 @click.option("--export", "exports", multiple=True, metavar="PREFIX", help="Names that others may wait for. [all]")
-@click.option("--insecure", is_flag=True, help="Speak in the clear to servers that are not on this machine.")
-@click.option("--tls-ca", default="", metavar="FILE", help="By which the servers' certificates are known.")
-@click.option("--tls-cert", default="", metavar="FILE", help="This node's certificate; its name is the node's.")
-@click.option("--tls-key", default="", metavar="FILE", help="Its key, mode 0600.")
-@click.option("--credentials", default="", metavar="FILE", help="NATS credentials (JWT and NKEY), mode 0600.")
 @click.option("--replicas", default=1, type=click.IntRange(1, 5), metavar="N", help="Of the bucket of names, if new.")
 @click.option("--max-nodes", default=256, type=click.IntRange(1, 65_536), metavar="N", help="Linked at most.")
 @click.option("--max-links", default=4096, type=click.IntRange(1, 65_536), metavar="N", help="Events linked at most.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
 @click.option("--try-handover", hidden=True, help="Only say whether a bridge of these formats can be gone on with.")
-def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: str | None, **options: Any) -> None:
+def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: str | None, **given: Any) -> None:
     """Link the events of this host's coordinator with those of other nodes, over NATS.
 
     \b
@@ -59,21 +50,13 @@ def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: 
     from ipcsync._logs import configure
     from ipcsync._wire import endpoints
     from ipcsync_bridge import reload
-    from ipcsync_bridge.config import ConfigError, Settings
 
-    try:
-        import nats  # noqa: F401 - whether it is there
-    except ModuleNotFoundError:
-        raise Failed("the bridge needs nats-py; in a checkout of ipcsync: pip install -e '.[fleet]'") from None
     directory = runtime_dir or endpoints.runtime_dir()
-    try:
-        settings = Settings(endpoint=endpoints.endpoint_in(directory), **options)
-    except ConfigError as error:
-        raise WrongCall(str(error)) from None
+    settings = options.settings(directory, given)
     if try_handover is not None:
         reload.answer(try_handover, settings)
         return
-    configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "nats", "ipcsync"))
+    configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "nats"))
     signal.pthread_sigmask(signal.SIG_BLOCK, reload.SIGNALS)  # of each thread that is started before there are handlers
     ended = asyncio.run(_serve(settings, directory))
     if isinstance(ended, tuple):
@@ -95,8 +78,8 @@ async def _serve(settings: Settings, directory: str) -> int | tuple[State, dict[
     from ipcsync_bridge.session import Desk
     from ipcsync_bridge.transport import Unavailable
 
-    left = handover.take()
     try:
+        left = handover.take()
         if left is not None:
             desk = Desk.resumed(settings.endpoint, left.session)
         else:
@@ -116,7 +99,6 @@ async def _serve(settings: Settings, directory: str) -> int | tuple[State, dict[
             loop.add_signal_handler(number, reloads.begin)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         why = await bridge.run(lambda: manager.ready("serving"))
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # for whoever comes next: what goes on, if it does
     except (errors.NodeNameTaken, Unavailable) as error:
         raise Failed(str(error)) from None
     finally:

@@ -14,8 +14,8 @@ from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports
 from ipcsync_bridge.links import Follower
-from ipcsync_bridge.nodes import Names
 from ipcsync_bridge.session import Desk
+from ipcsync_bridge.telling import Telling
 
 Answer: TypeAlias = Callable[[bytes], Awaitable[None]]
 
@@ -31,27 +31,27 @@ _MOST_OPENING = 1_024  # questions at once that need the coordinator
 class Host(Protocol):
     """What it asks of the bridge."""
 
-    names: Names
     channel: bytes
+    epoch: bytes
     owner: bytes
+
+    @property
+    def term(self) -> int:
+        """Of its name."""
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Have something done beside all else."""
-
-    def flush(self) -> None:
-        """Something may be told now."""
 
 
 class Answering:
     """The questions of other nodes, and the exports that follow from them."""
 
-    def __init__(
-        self, settings: Settings, desk: Desk, exports: Exports, followers: dict[str, Follower], host: Host
-    ) -> None:
+    def __init__(self, settings: Settings, desk: Desk, exports: Exports, telling: Telling, host: Host) -> None:
         self._settings = settings
         self._desk = desk
         self._exports = exports
-        self._followers = followers
+        self._telling = telling
+        self._followers = telling.followers
         self._host = host
         self._opening = 0  # questions that may attach to something
         self._visits: set[wire.Key] = set()  # attached to, and exported to nobody
@@ -66,7 +66,7 @@ class Answering:
         elif isinstance(body, wire.Ack):
             if follower is not None and body.channel == self._host.channel:
                 follower.acked(body.number)
-                self._host.flush()
+                self._telling.flush()
         elif isinstance(body, wire.Keep):
             if follower is not None and body.epoch == self._desk.epoch:
                 self._drop(follower, follower.keys - set(wire.unpack_keys(body.keys)))
@@ -90,11 +90,9 @@ class Answering:
                 follower.acked(body.heard)
             else:
                 follower.reset()
-            self._host.flush()
+            self._telling.flush()
         if answer is not None:
-            pong = wire.Pong(
-                self._host.names.term, self._desk.epoch, self._host.owner, self._host.channel, number, links
-            )
+            pong = wire.Pong(self._host.term, self._desk.epoch, self._host.owner, self._host.channel, number, links)
             self._host.begin(answer(wire.encode(pong)))  # type: ignore[arg-type] # a coroutine
 
     async def _answer(
@@ -131,7 +129,7 @@ class Answering:
             else:
                 rows.append(export)
         number = follower.number
-        return wire.State(self._host.names.term, self._desk.epoch, self._host.channel, number, wire.pack_rows(rows))
+        return wire.State(self._host.term, self._desk.epoch, self._host.channel, number, wire.pack_rows(rows))
 
     def _follower(self, sender: str, now: float) -> Follower:
         follower = self._followers.get(sender)

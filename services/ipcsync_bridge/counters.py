@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass
 class Counters:
-    """Since the start of the process."""
+    """Since the start of the process or its last upgrade; `handovers` counts those upgrades."""
 
-    handovers: int = 0  # from one code to the next; since the first of them
+    handovers: int = 0
     wants: int = 0
     tells: int = 0
     rows_told: int = 0
+    conflated: int = 0  # to nodes that are told no more
     tells_heard: int = 0
     acks: int = 0
     resyncs: int = 0
@@ -23,3 +24,9 @@ class Counters:
     store_failures: int = 0
     lost: Counter[str] = field(default_factory=Counter)  # nodes, by reason
     refusals: Counter[str] = field(default_factory=Counter)  # of wants, by error
+
+    def counts(self, conflated: int) -> dict[str, int]:
+        """Each plain count by its name; `conflated` is what is to be added of nodes that are told now."""
+        counts = {each.name: getattr(self, each.name) for each in fields(self)}
+        counts = {name: count for name, count in counts.items() if isinstance(count, int)}
+        return {**counts, "conflated": self.conflated + conflated}

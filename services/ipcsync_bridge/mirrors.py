@@ -1,11 +1,32 @@
-"""What the bridge stores of another node's event: on a slot of its own coordinator, on which it is the recorder."""
+"""What the bridge stores of other nodes' events: on slots of its own coordinator, on which it is the recorder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
 from ipcsync._board import CLOSED, OPEN, Board
 from ipcsync._linux.futex import Futex
+from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
+from ipcsync.errors import ProtocolError
+from ipcsync_bridge import handover
 from ipcsync_bridge.links import Link
+from ipcsync_bridge.session import Desk
+from ipcsync_bridge.wire import Key
+
+
+class Origin(NamedTuple):
+    """The use of another node's slot."""
+
+    epoch: bytes
+    slot: int
+    incarnation: int
+
+    @property
+    def key(self) -> Key:
+        """Which use of that node's it is."""
+        return self.slot, self.incarnation
 
 
 class Mirror:
@@ -17,11 +38,13 @@ class Mirror:
     def __init__(self, board: Board, attachment: Attachment, link: Link, *, is_new: bool = True) -> None:
         self.link = link
         self.attachment = attachment
-        self.slot = attachment.slot
-        self.incarnation = attachment.incarnation
+        self.use: Key = (attachment.slot, attachment.incarnation)
         self.ending: tuple[str, str] | None = None
         """With which state and reason the coordinator is being asked to finish it."""
+        self.next_ending: tuple[str, str] | None = None
+        """With which it is to be, if somebody wanted it when that was asked."""
         self.has_told_closed = False
+        self._incarnation = attachment.incarnation
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
         self._word = Futex(self._line.completed_address)
@@ -33,7 +56,7 @@ class Mirror:
     def store(self) -> None:
         """Store what the link knows and the board does not. Nothing once the coordinator has finished the use."""
         link, line = self.link, self._line
-        if self.ending is not None or line.incarnation != self.incarnation or (not self._is_open()):
+        if self.ending is not None or line.incarnation != self._incarnation or (not self._is_open()):
             return
         if link.recorded > self._recorded:
             line.publish(self._base + link.recorded)
@@ -51,3 +74,117 @@ class Mirror:
         """Whether the coordinator has not finished the use otherwise than it was asked to."""
         state = self._line.state
         return state == OPEN or (state == CLOSED and self.has_told_closed)
+
+
+class Mirrors:
+    """All mirrors of a bridge. `begin` has something done beside all else; `on_gone` is told of each that has ended."""
+
+    def __init__(self, desk: Desk, begin: Callable[[Coroutine[Any, Any, object]], None]) -> None:
+        self._desk = desk
+        self._begin = begin
+        self._mirrors: dict[Origin, Mirror] = {}
+        self._origins: dict[Key, Origin] = {}  # by the use here
+        self.on_gone: Callable[[Origin], None] = lambda _: None
+
+    def __len__(self) -> int:
+        return len(self._mirrors)
+
+    def __contains__(self, origin: Origin) -> bool:
+        return origin in self._mirrors
+
+    def put(self, origin: Origin, attached: Attachment, link: Link) -> None:
+        """The coordinator has made a mirror, or has given the one that there is."""
+        mirror = self._mirrors.get(origin)
+        if mirror is None or mirror.use != (attached.slot, attached.incarnation):
+            self._add(origin, Mirror(self._desk.board, attached, link))
+
+    def _add(self, origin: Origin, mirror: Mirror) -> None:
+        self._mirrors[origin] = mirror
+        self._origins[mirror.use] = origin
+
+    def store(self, origin: Origin) -> None:
+        """Store what is known of one, if it is there, and have it ended if nothing more can come."""
+        mirror = self._mirrors.get(origin)
+        if mirror is None:
+            return
+        mirror.store()
+        link = mirror.link
+        if link.state == "broken":
+            self.end(origin, "broken", link.cause or "died")
+        elif link.is_over:
+            self.end(origin, "closed", "")
+        elif link.state == "closed" and not mirror.has_told_closed:
+            mirror.has_told_closed = True
+            self._begin(self._desk.insist(messages.Finish(*mirror.use, "closed")))
+
+    def end(self, origin: Origin, state: str, reason: str) -> None:
+        """Have one ended, if it is there: "broken" and why, "closed", or "unwanted", unless somebody wants it."""
+        mirror = self._mirrors.get(origin)
+        if mirror is None:
+            return
+        if mirror.ending is None:
+            mirror.ending = state, reason
+            self._begin(self._finish(origin, mirror, state, reason))
+        elif mirror.ending[0] == "unwanted":
+            mirror.next_ending = state, reason
+
+    async def _finish(self, origin: Origin, mirror: Mirror, state: str, reason: str) -> None:
+        """All was stored: have the coordinator end the mirror, and let go of it."""
+        try:
+            await self._desk.insist(messages.Finish(*mirror.use, state, reason))
+            if state != "unwanted":
+                await self._desk.insist(messages.Close(*mirror.use, drained=state == "closed"))
+        except ProtocolError as error:
+            if error.code != "wanted":
+                raise
+            following, mirror.ending, mirror.next_ending = mirror.next_ending, None, None
+            if following is not None:
+                self.end(origin, *following)
+            else:
+                self.store(origin)
+            return
+        self._origins.pop(mirror.use, None)
+        if self._mirrors.get(origin) is mirror:
+            del self._mirrors[origin]
+            self.on_gone(origin)
+
+    def unwanted(self, use: Key) -> None:
+        """The coordinator says that nobody but the bridge uses what may be a mirror."""
+        origin = self._origins.get(use)
+        if origin is not None:
+            self.end(origin, "unwanted", "")
+
+    def drop_unwanted(self) -> None:
+        """It may have been missed what the coordinator has said is unwanted: ask of each mirror."""
+        for origin in list(self._mirrors):
+            self.end(origin, "unwanted", "")
+
+    # --- from one code to the next ------------------------------------------------------------------------------------
+
+    def leave(self) -> list[handover.Mirror]:
+        """What the code that goes on is to know."""
+        return [
+            handover.Mirror(
+                origin.epoch,
+                mirror.link.row,
+                mirror.attachment,
+                mirror.has_told_closed,
+                mirror.next_ending or mirror.ending,
+            )
+            for origin, mirror in self._mirrors.items()
+        ]
+
+    def resume(self, left: list[handover.Mirror]) -> dict[Origin, Link]:
+        """Go on with what other code left; what is known of each."""
+        links = {}
+        for known in left:
+            link = Link(known.row.key)
+            link.merge(known.row)
+            mirror = Mirror(self._desk.board, known.attachment, link, is_new=False)
+            mirror.has_told_closed = known.has_told_closed
+            origin = Origin(known.epoch, *link.key)
+            self._add(origin, mirror)
+            links[origin] = link
+            if known.ending is not None:
+                self.end(origin, *known.ending)
+        return links

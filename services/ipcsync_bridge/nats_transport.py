@@ -101,7 +101,7 @@ class NatsTransport:
             log.warning("nats: disconnected")
 
     async def _reconnected(self) -> None:
-        log.warning("nats: connected again", extra=fields(server=str(self._nats.connected_url)))
+        log.warning("nats: connected again", extra=fields(server=self.server))
         if self._listener is not None:
             self._listener.connected()
 
@@ -119,9 +119,10 @@ class NatsTransport:
             log.debug("nats: not closed")
 
     @property
-    def max_payload(self) -> int:
-        """The largest message that the server takes, in bytes."""
-        return self._nats.max_payload
+    def server(self) -> str:
+        """The server's URL."""
+        url = self._nats.connected_url
+        return "" if url is None else url.geturl()
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

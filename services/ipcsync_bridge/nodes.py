@@ -25,6 +25,7 @@ from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachab
 T = TypeVar("T")
 
 _TRIES = 20
+_UNKNOWN = 0  # the revision of a claim whose writing was begun, and of which nobody knows whether it was done
 
 
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -54,16 +55,26 @@ class Claim(msgspec.Struct, frozen=True):
     incarnation: Count
 
 
+def _owner_file(directory: str, fleet: str, node: str) -> str:
+    return os.path.join(directory, f"bridge-{fleet}-{node}")
+
+
+def known_owner_id(directory: str, fleet: str, node: str) -> bytes | None:
+    """The same if there is one, None if no bridge of that name has run here."""
+    try:
+        with open(_owner_file(directory, fleet, node), "rb") as file:
+            known = file.read()
+    except FileNotFoundError:
+        return None
+    return known if len(known) == 16 else None
+
+
 def owner_id(directory: str, fleet: str, node: str) -> bytes:
     """The 128 bits by which this machine's bridge knows its own keys again, kept in the runtime directory."""
-    path = os.path.join(directory, f"bridge-{fleet}-{node}")
-    try:
-        with open(path, "rb") as file:
-            known = file.read()
-        if len(known) == 16:
-            return known
-    except FileNotFoundError:
-        known = b""
+    known = known_owner_id(directory, fleet, node)
+    if known is not None:
+        return known
+    path = _owner_file(directory, fleet, node)
     fresh = os.urandom(16)
     descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
@@ -104,7 +115,7 @@ class Names:
         key = f"nodes.{self._node}"
         for _ in range(_TRIES):
             found = await self._read_one(key, 5.0)
-            known = None if found is None else _decode(found[0], Owner)
+            known = None if found is None else decode(found[0], Owner)
             if known is not None and known.owner != self._owner:
                 await self._refuse_if_alive()
             self.term = max(self.term, 0 if known is None else known.term) + 1
@@ -131,7 +142,7 @@ class Names:
     async def keeps(self) -> bool:
         """Whether the name still is this node's; made anew if the store has lost it. Unavailable."""
         found = await self._read_one(f"nodes.{self._node}", 5.0)
-        known = None if found is None else _decode(found[0], Owner)
+        known = None if found is None else decode(found[0], Owner)
         if known is not None and known.owner != self._owner:
             return False
         if known is None or known.epoch != self._epoch:
@@ -149,7 +160,7 @@ class Names:
             found = await self._transport.read("nodes.", timeout)
         except Unavailable as error:
             raise FleetUnavailable(str(error), timeout=timeout) from None
-        owners = {key.partition(".")[2]: _decode(value, Owner) for key, (value, _) in found.items()}
+        owners = {key.partition(".")[2]: decode(value, Owner) for key, (value, _) in found.items()}
         return {node: owner for node, owner in owners.items() if owner is not None and not nodes.why_not(node)}
 
     async def node_of(self, epoch: bytes, timeout: float) -> str | None:
@@ -165,7 +176,7 @@ class Names:
         """Who has the fleet's event of a name. WaitTimeout if nobody has, FleetUnavailable."""
         try:
             found = await self._read_one(_key_of(name), timeout)
-            claim = None if found is None else _decode(found[0], Claim)
+            claim = None if found is None else decode(found[0], Claim)
             if claim is None or not await self._is_present(claim, timeout):
                 raise WaitTimeout("no node has claimed it")
         except Unavailable as error:
@@ -177,13 +188,13 @@ class Names:
         if claim.node == self._node:
             return claim.epoch == self._epoch
         found = await self._read_one(f"nodes.{claim.node}", timeout)
-        owner = None if found is None else _decode(found[0], Owner)
+        owner = None if found is None else decode(found[0], Owner)
         return owner is not None and owner.epoch == claim.epoch
 
     async def claim(self, want: messages.Want, timeout: float) -> None:
         """Have the fleet's event of a name for a use of a slot here. RecorderTaken, FleetUnavailable."""
-        key = _key_of(want.name)
-        value = msgspec.json.encode(Claim(self._node, self._owner, self._epoch, want.slot, want.incarnation))
+        key, use = _key_of(want.name), (want.slot, want.incarnation)
+        value = self._claim_of(use)
         deadline = time.monotonic() + timeout
         try:
             for _ in range(_TRIES):
@@ -191,25 +202,38 @@ class Names:
                 if found is not None and found[0] != value:
                     await self._refuse_if_taken(want.name, found[0], deadline)
                 try:
+                    is_mine = found is not None and found[0] == value
                     last = 0 if found is None else found[1]
-                    revision = (
-                        last
-                        if found is not None and found[0] == value
-                        else await self._transport.cas(key, value, last, timeout)
-                    )
+                    revision = last if is_mine else await self._write_claim(use, key, value, last, timeout)
                 except Conflict:
                     continue
-                self.claims[want.slot, want.incarnation] = key, revision
+                self.claims[use] = key, revision
+                self._over.discard(use)
                 return
         except Unavailable as error:
             raise FleetUnavailable(str(error), timeout=timeout) from None
         raise FleetUnavailable(f"the key {key} changes all the time", timeout=timeout)
 
+    def _claim_of(self, use: tuple[int, int]) -> bytes:
+        return msgspec.json.encode(Claim(self._node, self._owner, self._epoch, *use))
+
+    async def _write_claim(self, use: tuple[int, int], key: str, value: bytes, last: int, timeout: float) -> int:
+        """The new revision. Conflict; whatever else ends it, the claim may be applied later, and is to be undone."""
+        try:
+            return await self._transport.cas(key, value, last, timeout)
+        except Conflict:
+            raise
+        except BaseException:
+            self.claims[use] = key, _UNKNOWN
+            self._over.add(use)
+            raise
+
     async def _refuse_if_taken(self, name: str, value: bytes, deadline: float) -> None:
-        claim = _decode(value, Claim)
+        claim = decode(value, Claim)
         if claim is None or not await self._is_present(claim, max(deadline - time.monotonic(), 0.1)):
             return
-        if claim.node == self._node and (claim.slot, claim.incarnation) not in self.claims:
+        use = (claim.slot, claim.incarnation)
+        if claim.node == self._node and (use not in self.claims or use in self._over):
             return  # of an earlier use here, whose key was not removed
         until = min(deadline, time.monotonic() + self._ttl_s)
         while claim.node != self._node:
@@ -232,7 +256,12 @@ class Names:
     async def _remove(self, key: tuple[int, int]) -> None:
         name, revision = self.claims[key]
         try:
-            await self._transport.cas(name, None, revision, 5.0)
+            if revision == _UNKNOWN:
+                revision = await self._settle(name, self._claim_of(key))
+            if key not in self._over:
+                return  # claimed again meanwhile
+            if revision != _UNKNOWN:
+                await self._transport.cas(name, None, revision, 5.0)
         except (Unavailable, Unreachable) as error:
             log.info("name stays claimed until the store answers", extra=fields(name=name, error=error))
             return
@@ -241,13 +270,28 @@ class Names:
         self.claims.pop(key, None)
         self._over.discard(key)
 
+    async def _settle(self, name: str, value: bytes) -> int:
+        """The revision of a claim that may have been written, or may still be; _UNKNOWN if it cannot any more.
+
+        It is written again: what is still under way expects an earlier revision, and is refused from then on.
+        """
+        for _ in range(_TRIES):
+            found = await self._read_one(name, 5.0)
+            if found is not None:
+                return found[1] if found[0] == value else _UNKNOWN
+            try:
+                return await self._transport.cas(name, value, 0, 5.0)
+            except Conflict:
+                continue
+        raise Unavailable(f"the key {name} changes all the time")
+
     async def _keep_claims(self) -> None:
         """What the store has lost is claimed anew; what is another node's by now is no more this one's."""
         for (slot, incarnation), (key, _) in list(self.claims.items()):
             if (slot, incarnation) in self._over:
                 await self._remove((slot, incarnation))
                 continue
-            value = msgspec.json.encode(Claim(self._node, self._owner, self._epoch, slot, incarnation))
+            value = self._claim_of((slot, incarnation))
             found = await self._read_one(key, 5.0)
             try:
                 if found is None:
@@ -262,7 +306,7 @@ class Names:
     async def resume(self) -> list[tuple[int, int]]:
         """Take over the claims of the bridge before this one, of the same epoch: the uses that they are of."""
         for key, (value, revision) in (await self._transport.read("names.", 5.0)).items():
-            claim = _decode(value, Claim)
+            claim = decode(value, Claim)
             if claim is not None and claim.node == self._node and claim.epoch == self._epoch:
                 self.claims[claim.slot, claim.incarnation] = key, revision
         return list(self.claims)
@@ -284,7 +328,7 @@ def _key_of(name: str) -> str:
     return "names." + base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
 
 
-def _decode(value: bytes, kind: type[T]) -> T | None:
+def decode(value: bytes, kind: type[T]) -> T | None:
     """The value, None if no bridge wrote it."""
     try:
         return msgspec.json.decode(value, type=kind)

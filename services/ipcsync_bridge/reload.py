@@ -56,6 +56,7 @@ class Reloads:
             self._manager.ready(f"not reloaded: {why_not}")
             self._is_under_way = False
         else:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # what comes from now on is the new code's
             self._bridge.stop("reloaded")
 
     def leave(self) -> tuple[handover.State, dict[str, str]]:

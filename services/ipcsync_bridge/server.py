@@ -13,18 +13,22 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from ipcsync._logs import fields, is_round
-from ipcsync._wire import codec, messages
+from ipcsync._wire import messages
 from ipcsync.errors import CoordinatorLost, IpcSyncError, ProtocolError, SessionLost
 from ipcsync_bridge import handover, wire
+from ipcsync_bridge.announcements import Announcements
 from ipcsync_bridge.answering import Answering
+from ipcsync_bridge.asking import Asking
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.exports import Export, Exports
+from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.following import Following
-from ipcsync_bridge.links import Follower
+from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.nodes import Names
-from ipcsync_bridge.session import Desk, Feed
+from ipcsync_bridge.session import Desk
+from ipcsync_bridge.telling import Telling
 from ipcsync_bridge.transport import Transport, Unavailable, Unreachable
+from ipcsync_bridge.wants import Wants
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -53,22 +57,32 @@ class Bridge:
         self._left = left
         self.channel = os.urandom(16) if left is None else left.channel
         self.counters.handovers = 0 if left is None else left.handovers
+        self.epoch = desk.epoch
         self.owner = owner
         """By which this machine's bridge is told from another one under the same name."""
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done = asyncio.Event()
         self._wake = asyncio.Event()
-        self._flush = asyncio.Event()
         self.why = "stopped"
         self.names = Names(transport, settings.node, owner, desk.epoch, settings.link_ttl, self._is_there)
-        self.exports = Exports(desk.board, self._changed_on_thread)
-        self.followers: dict[str, Follower] = {}
-        self.answering = Answering(settings, desk, self.exports, self.followers, self)
-        self.following = Following(settings, desk, transport, self.names, self.counters, self.begin, self._wake.set)
-        self.following.on_visit = self.answering.visit  # type: ignore[method-assign]
-        self._feed: Feed | None = None
-        self._handled: set[int] = set()
+        self.telling = Telling(transport, self, self.counters)
+        self.exports = Exports(desk.board, self.telling.changed_on_thread)
+        self.answering = Answering(settings, desk, self.exports, self.telling, self)
+        asking = Asking(transport, settings.link_ttl)
+        self.mirrors = Mirrors(desk, self.begin)
+        self.following = Following(settings, transport, asking, self.mirrors, self.counters, self.begin, self._wake.set)
+        self.wants = Wants(
+            settings,
+            desk,
+            self.names,
+            asking,
+            self.mirrors,
+            self.following,
+            visit=self.answering.visit,
+            describe=self._describe,
+        )
+        self._announcements: Announcements | None = None
         self._next_keys = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -81,11 +95,11 @@ class Bridge:
             await self.names.resume()
         else:
             self._resume(self._left)
-        self._feed = self._desk.subscribe()
-        self._loop.add_reader(self._feed.fileno(), self._drain_feed)
-        self._loop.call_soon(self._drain_feed)
-        self.begin(self._flush_for_ever())
-        log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.names.term))
+        self._announcements = Announcements(
+            self._desk, self.wants, self.names, self.mirrors, self.exports, self.counters, self.begin
+        )
+        self.begin(self.telling.run())
+        log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.term))
         tell_serving()
         try:
             await self._tick_until_done()
@@ -94,20 +108,19 @@ class Bridge:
         return self.why
 
     def stop(self, why: str) -> None:
-        """Begin to end."""
-        if not self._done.is_set():
+        """Begin to end. That other code goes on is given up for any other end."""
+        if not self._done.is_set() or self.why == "reloaded":
             self.why = why
             self._done.set()
             self._wake.set()
 
     async def _end(self) -> None:
         is_over = self.why not in ("expired", "reloaded")
-        for node in {*self.followers, *self.following.sources} if is_over else ():
-            body = wire.Over(self.names.term, self._desk.epoch, self.why)
+        for node in {*self.telling.followers, *self.following.sources} if is_over else ():
+            body = wire.Over(self.term, self.epoch, self.why)
             await self._transport.tell(node, wire.encode(body))
-        if self._feed is not None:
-            self._loop.remove_reader(self._feed.fileno())
-            self._feed.close()
+        if self._announcements is not None:
+            self._announcements.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -127,16 +140,15 @@ class Bridge:
 
     def leave(self, began: float) -> handover.State:
         """What the code that goes on is to know, once `run` has ended."""
-        sources, mirrors = self.following.leave()
         followers, exports, visits = self.answering.leave()
         return handover.State(
             session=self._desk.hand_over(),
             began=began,
             channel=self.channel,
-            term=self.names.term,
-            sources=sources,
+            term=self.term,
+            sources=self.following.leave(),
             lost=self.following.lost,
-            mirrors=mirrors,
+            mirrors=self.mirrors.leave(),
             followers=followers,
             exports=exports,
             visits=visits,
@@ -161,7 +173,12 @@ class Bridge:
                 log.warning("nats", extra=fields(error=error))
                 await asyncio.sleep(_AGAIN_S)
         self.connected()
-        log.info("took over", extra=fields(links=self.following.links, pause_s=time.monotonic() - began))
+        log.info("took over", extra=fields(mirrors=len(self.mirrors), pause_s=time.monotonic() - began))
+
+    @property
+    def term(self) -> int:
+        """Of this node's name."""
+        return self.names.term
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Have something done beside all else; what fails is logged."""
@@ -194,7 +211,7 @@ class Bridge:
             now = time.monotonic()
             if now - last > _TICK_S + _LATE_S:
                 self.following.paused(now)
-                for follower in self.followers.values():
+                for follower in self.telling.followers.values():
                     follower.last_asked = now
             last = now
             try:
@@ -214,13 +231,15 @@ class Bridge:
                 continue
 
     def _keep_house(self, now: float) -> None:
-        self._drain_feed()  # an edge that was missed costs a tick
+        if self._announcements is not None:
+            self._announcements.drain()
         if now >= self._next_keys:
             self._next_keys = now + _KEYS_S
             self.begin(self._keep_keys())
-        left = [f for f in self.followers.values() if now - f.last_asked > _LEFT_TTLS * self._settings.link_ttl]
+        left = [f for f in self.telling.followers.values() if now - f.last_asked > _LEFT_TTLS * self._settings.link_ttl]
         for follower in left:
             log.info("left out", extra=fields(node=follower.node))
+            self.counters.conflated += follower.conflated
             self.answering.forget(follower)
         self.answering.close_unused()
 
@@ -233,25 +252,13 @@ class Bridge:
             self.counters.store_failures += 1
             log.warning("store", extra=fields(error=error))
 
-    async def _check_claims(self) -> None:
-        """Free the names whose events have ended."""
-        claims = list(self.names.claims)
-        if not claims:
-            return
-        rows = await self._desk.ask(messages.ListEvents(""))
-        assert isinstance(rows, messages.EventList)
-        there = {(row.slot, row.incarnation) for row in rows.events if row.state == "open"}
-        for key in claims:
-            if key not in there:
-                await self.names.release(key)
-
     # --- what other nodes say -----------------------------------------------------------------------------------------
 
     def connected(self) -> None:
         """Again: what was missed is asked for, and the keys are looked at."""
         self._next_keys = 0.0
         self.following.reconnected(time.monotonic())
-        self._flush.set()
+        self.telling.flush()
 
     def told(self, sender: str, data: bytes) -> None:
         """News of another node."""
@@ -298,90 +305,36 @@ class Bridge:
             return None
         return body.owner if isinstance(body, wire.Pong) else None
 
-    # --- what other nodes are told ------------------------------------------------------------------------------------
+    # --- what it says of itself ---------------------------------------------------------------------------------------
 
-    def _changed_on_thread(self, exports: list[Export]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._changed, exports)
-        except RuntimeError:
-            return  # the loop has ended
-
-    def _changed(self, exports: list[Export]) -> None:
-        for export in exports:
-            for node in export.followers:
-                follower = self.followers.get(node)
-                if follower is not None:
-                    follower.put(export.row)
-        self._flush.set()
-
-    def flush(self) -> None:
-        """Something may be told now."""
-        self._flush.set()
-
-    async def _flush_for_ever(self) -> None:
-        while True:
-            await self._flush.wait()
-            self._flush.clear()
-            for follower in list(self.followers.values()):
-                await self._tell(follower)
-
-    async def _tell(self, follower: Follower) -> None:
-        while rows := follower.take(wire.MAX_ROWS):
-            body = wire.News(self.names.term, self._desk.epoch, self.channel, follower.number, wire.pack_rows(rows))
-            if not await self._transport.tell(follower.node, wire.encode(body)):
-                follower.give_back(rows)
-                return
-            self.counters.tells += 1
-            self.counters.rows_told += len(rows)
-
-    # --- what sessions of this node want ------------------------------------------------------------------------------
-
-    def _drain_feed(self) -> None:
-        if self._feed is None or self._done.is_set():
-            return
-        self._feed.drain(self._announced, self._look_at_all)
-
-    def _look_at_all(self) -> None:
-        """This is the beginning, or something on the feed was missed: it may have been any of this."""
-        self.begin(self._list_wants())
-        self.begin(self._check_claims())
-        self.following.drop_unwanted()
-        self.exports.kick()
-
-    def _announced(self, announcement: messages.Announcement) -> None:
-        key = (announcement.slot, announcement.incarnation)
-        if announcement.kind == "wanted" and announcement.want is not None:
-            self._want(announcement.want)
-        elif announcement.kind == "unwanted":
-            self.following.unwanted(key)
-        elif announcement.kind in ("closed", "broken"):
-            if self.exports.get(key) is not None:
-                self.exports.kick()
-            if key in self.names.claims:
-                self.begin(self.names.release(key))
-
-    async def _list_wants(self) -> None:
-        reply = await self._desk.ask(messages.ListWants())
-        assert isinstance(reply, messages.WantList)
-        for want in reply.wants:
-            self._want(want)
-        self._handled &= {want.number for want in reply.wants}
-
-    def _want(self, want: messages.Want) -> None:
-        if want.number not in self._handled:
-            self._handled.add(want.number)
-            self.begin(self._serve(want))
-
-    async def _serve(self, want: messages.Want) -> None:
-        self.counters.wants += 1
-        left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0
-        try:
-            reply = await self.following.serve(want, max(0.8 * left, 0.05))
-        except SessionLost:
-            raise
-        except IpcSyncError as error:
-            self.counters.refusals[type(error).__name__] += 1
-            reply = codec.failure_of(error)
-        if reply is not None:
-            await self._desk.ask(messages.Answer(want.number, codec.encode_reply(0, reply)))
-        self._handled.discard(want.number)
+    def _describe(self) -> messages.BridgeInfo:
+        now = time.monotonic()
+        sources, followers, lost = self.following.sources, self.telling.followers, self.following.lost
+        peers = []
+        for node in sorted({*sources, *followers, *lost}):
+            source, follower, (_, reason) = sources.get(node), followers.get(node), lost.get(node, (b"", ""))
+            heard = [source.last_heard] if source is not None else []
+            heard += [follower.last_asked] if follower is not None else []
+            peers.append(
+                messages.PeerInfo(
+                    name=node,
+                    state="linked" if heard else "lost",
+                    mirrored=len(source.links) if source is not None else 0,
+                    followed=len(follower.keys) if follower is not None else 0,
+                    pending=follower.pending if follower is not None else 0,
+                    last_heard_s=round(now - max(heard), 3) if heard else None,
+                    reason=reason if not heard else "",
+                )
+            )
+        return messages.BridgeInfo(
+            node=self._settings.node,
+            fleet=self._settings.fleet,
+            pid=os.getpid(),
+            server=self._transport.server,
+            mirrors=len(self.mirrors),
+            exports=len(self.exports),
+            peers=peers,
+            counts=self.counters.counts(conflated=sum(each.conflated for each in followers.values())),
+            nodes_lost=dict(self.counters.lost),
+            refusals=dict(self.counters.refusals),
+        )

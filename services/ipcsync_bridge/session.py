@@ -159,7 +159,7 @@ class Desk:
 
     def subscribe(self) -> Feed:
         """The coordinator's announcements from now on."""
-        return Feed(self._feed_endpoint)
+        return Feed(self._welcome.feed)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -200,6 +200,11 @@ class Feed:
     def fileno(self) -> int:
         """For the loop."""
         return int(self._socket.fd)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the subscription has ended."""
+        return self._socket.closed
 
     def drain(self, take: Callable[[Announcement], None], resync: Callable[[], None]) -> None:
         """Hand on what is there; `resync` is called if anything was missed, or this is the beginning."""

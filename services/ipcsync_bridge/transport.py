@@ -61,5 +61,9 @@ class Transport(Protocol):
     async def read(self, prefix: str, timeout: float) -> dict[str, tuple[bytes, int]]:
         """What the keys hold that begin with `prefix`, with revisions; a whole key for itself. Unavailable."""
 
+    @property
+    def server(self) -> str:
+        """Where it is connected, empty if it is cut off."""
+
     async def close(self) -> None:
         """End; what was told is sent first, if that takes no time."""

@@ -39,7 +39,7 @@ log = logging.getLogger("ipcsync.coordinator")
 
 MOST_WANTS = 65_536
 _STATES = ("broken", "closed", "unwanted")
-_ANSWERS = (messages.Done, messages.NodeList, messages.EventList, messages.Failure)
+_ANSWERS = (messages.Done, messages.NodeList, messages.BridgeInfo, messages.EventList, messages.Failure)
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Fleet:
                 return attached
         elif body.what == "claim":
             self._check_claim(entry, body)
-        elif body.what not in ("open", "nodes", "events"):
+        elif body.what not in ("open", "nodes", "events", "bridge"):
             raise ProtocolError(f"nothing that is asked of other nodes is called {body.what!r:.80}", code="invalid")
         self._require_bridge(body)
         self._want(entry, request, body, routing)

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 import msgspec
 
 import ipcsync
-from ipcsync import AttachmentInfo, SessionInfo
+from ipcsync import AttachmentInfo, BridgeInfo, SessionInfo
 from ipcsync.typing import EngineName, EventState, Stats
 
 MAX_FILTER = 255
@@ -61,7 +61,10 @@ class Event(_EventBase, total=False):
 
 
 class State(TypedDict):
-    """What the page shows. Before the first answer of a coordinator, `stats` and the lists are empty."""
+    """What the page shows. Before the first answer of a coordinator, `stats` and the lists are empty.
+
+    `bridge` is null if there is none, or it did not answer.
+    """
 
     at: float
     ready: bool
@@ -76,6 +79,7 @@ class State(TypedDict):
     events_found: int
     events_total: int
     links: list[AttachmentInfo]
+    bridge: BridgeInfo | None
 
 
 def openapi() -> dict[str, Any]:

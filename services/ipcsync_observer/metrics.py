@@ -1,4 +1,4 @@
-"""The coordinator's figures in Prometheus's form."""
+"""The coordinator's figures, and those of the bridge beside it, in Prometheus's form."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ipcsync import BridgeInfo
+from ipcsync._board.layout import REASONS
 from ipcsync_observer.sampler import Look, Sampler
 
 GAUGES = {
@@ -30,6 +32,24 @@ GAUGES = {
     "pause_seconds": ("pause_s", "Seconds for which none served before it; 0 for the first."),
 }
 """Name of the metric, after `ipcsync_`: key in `Client.stats()`, and what it means."""
+
+
+NODES_LOST = tuple(filter(None, REASONS))
+BRIDGE_COUNTS = {
+    "wants": "Questions of sessions about other nodes.",
+    "tells": "News sent to other nodes.",
+    "rows_told": "States of events in them.",
+    "conflated": "States that were replaced by newer ones before they were told.",
+    "tells_heard": "News of other nodes.",
+    "acks": "News of other nodes acknowledged.",
+    "resyncs": "Times all that is mirrored of a node was asked for, because news were missed.",
+    "pings": "Pings sent to other nodes.",
+    "pings_lost": "Pings that were not answered.",
+    "strange": "Messages that no bridge sends.",
+    "store_failures": "Times the store of names did not answer, or refused.",
+    "handovers": "Upgrades of the bridge since it was started.",
+}
+"""Name of a bridge's counter, after `ipcsync_bridge_`, and in `BridgeInfo.counts`: what it means."""
 
 
 class CoordinatorCollector(Collector):
@@ -53,6 +73,42 @@ class CoordinatorCollector(Collector):
             yield from _counters(look.stats)
             yield _events(look)
             yield _latency(look.stats["latency"])
+            yield from _bridge(look.bridge)
+
+
+def _bridge(bridge: BridgeInfo | None) -> Iterator[Metric]:
+    up = GaugeMetricFamily("ipcsync_bridge_up", "Whether a bridge to other nodes answers within a quarter of a second.")
+    up.add_metric([], float(bridge is not None))
+    yield up
+    if bridge is None:
+        return
+    connected = GaugeMetricFamily("ipcsync_bridge_connected", "Whether it is connected to a NATS server.")
+    connected.add_metric([], float(bool(bridge.server)))
+    yield connected
+    links = GaugeMetricFamily(
+        "ipcsync_bridge_links", "Events that are waited for on another node than their own.", labels=["direction"]
+    )
+    links.add_metric(["mirrored"], bridge.mirrors)
+    links.add_metric(["exported"], bridge.exports)
+    yield links
+    nodes = GaugeMetricFamily("ipcsync_bridge_nodes", "Other nodes that it speaks with, by state.", labels=["state"])
+    for state in ("linked", "lost"):
+        nodes.add_metric([state], sum(peer.state == state for peer in bridge.peers))
+    yield nodes
+    for name, text in BRIDGE_COUNTS.items():
+        counter = CounterMetricFamily(f"ipcsync_bridge_{name}", text)
+        counter.add_metric([], bridge.counts.get(name, 0))
+        yield counter
+    lost = CounterMetricFamily("ipcsync_bridge_nodes_lost", "Nodes that were lost, and why.", labels=["reason"])
+    for reason in NODES_LOST:
+        lost.add_metric([reason], bridge.nodes_lost.get(reason, 0))
+    yield lost
+    refusals = CounterMetricFamily(
+        "ipcsync_bridge_refusals", "What sessions asked of other nodes and did not get, by error.", labels=["error"]
+    )
+    for error, count in bridge.refusals.items():
+        refusals.add_metric([error], count)
+    yield refusals
 
 
 def _gauges(stats: dict[str, Any]) -> Iterator[Metric]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec.structs import asdict
 
 import ipcsync
-from ipcsync import AttachmentInfo, EventInfo, IpcSyncError, SessionInfo
+from ipcsync import AttachmentInfo, BridgeInfo, EventInfo, IpcSyncError, NoBridge, SessionInfo, WaitTimeout
 from ipcsync._logs import fields
 from ipcsync.client.rates import Tracks
 
 log = logging.getLogger("ipcsync.observer")
 
 READY_S = 1.0  # within which a coordinator that is ready answers
+_BRIDGE_S = 0.25  # within which a bridge answers
 _LANE_S = 60.0
 _ROWS = 300  # events, and sessions, of one state; those left out are counted
 _LINKS = 2000
@@ -53,6 +54,7 @@ class Look:
     sessions: list[SessionInfo] = field(default_factory=list)
     events: list[SeenEvent] = field(default_factory=list)
     links: list[AttachmentInfo] = field(default_factory=list)
+    bridge: BridgeInfo | None = None
 
 
 class Sampler:
@@ -119,6 +121,7 @@ class Sampler:
             "events_found": found,
             "events_total": len(look.events),
             "links": [asdict(link) for link in links],
+            "bridge": None if look.bridge is None else _plain(look.bridge),
         }
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -158,6 +161,7 @@ class Sampler:
             for track in self._tracks.see(infos, now)
         ]
         own = client.session_id
+        bridge = _bridge_of(client)
         self.look = Look(
             at=now,
             problem="",
@@ -167,15 +171,14 @@ class Sampler:
             sessions=[session for session in sessions if session.id != own],
             events=events,
             links=links,
+            bridge=bridge,
         )
 
     def _fail(self, problem: str) -> None:
         last = self.look
         if not last.problem:
             log.warning("coordinator not ready", extra=fields(why=problem))
-        self.look = Look(
-            last.at, problem, last.endpoint, last.epoch, last.stats, last.sessions, last.events, last.links
-        )
+        self.look = replace(last, problem=problem)
         if self._client is not None and not self._client.is_connected:
             self._disconnect()
 
@@ -183,6 +186,18 @@ class Sampler:
         client, self._client = self._client, None
         if client is not None:
             client.close()
+
+
+def _bridge_of(client: ipcsync.Client) -> BridgeInfo | None:
+    """The bridge, None if there is none or it does not answer; no other figure waits for it."""
+    try:
+        return client.bridge(timeout=_BRIDGE_S)
+    except (NoBridge, WaitTimeout):
+        return None
+
+
+def _plain(bridge: BridgeInfo) -> dict[str, Any]:
+    return {**asdict(bridge), "peers": [asdict(peer) for peer in bridge.peers]}
 
 
 def _place(point: tuple[float, int, int]) -> tuple[float, int, int]:

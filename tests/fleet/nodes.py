@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,8 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import ipcsync
 from ipcsync._linux.child import environment
@@ -29,16 +31,23 @@ def why_not() -> str | None:
 
 
 class Server:
-    """One nats-server with JetStream on a loopback port, whose files outlive it."""
+    """One nats-server on a loopback port, with JetStream unless not wanted, whose files outlive it."""
 
-    def __init__(self, directory: Path, *arguments: str, prefix: Sequence[str] = (), host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        prefix: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        has_jetstream: bool = True,
+    ) -> None:
         assert NATS_SERVER is not None
         self._ports = directory / "ports"
         self._ports.mkdir(parents=True, exist_ok=True)
         self._log = directory / "nats.log"
         self._command = [
-            *prefix, NATS_SERVER, "-js", "-sd", str(directory / "store"), "-a", host, "--ports_file_dir",
-            str(self._ports), *arguments,
+            *prefix, NATS_SERVER, *(["-js", "-sd", str(directory / "store")] if has_jetstream else []), "-a", host,
+            "--ports_file_dir", str(self._ports), *arguments,
         ]  # fmt: skip
         self._port = "-1"
         self.host = host
@@ -72,6 +81,18 @@ class Server:
         self.process.wait(DEADLINE_S)
 
 
+def with_client(server: Server, work: Callable[[Any], Awaitable[None]]) -> None:
+    """Run something with a client of the server's own."""
+    import nats
+
+    async def run() -> None:
+        client = await nats.connect(server.url)
+        await work(client)
+        await client.close()
+
+    asyncio.run(run())
+
+
 class Node:
     """A coordinator of its own, and the bridge beside it."""
 
@@ -83,10 +104,14 @@ class Node:
         self.clients: list[ipcsync.Client] = []
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the node
 
+    @property
+    def flags(self) -> list[str]:
+        """What a bridge, or the doctor, is told to be this node."""
+        return ["--node", self.name, *self._arguments, "--runtime-dir", self.coordinator.runtime_dir]
+
     def start_bridge(self, *arguments: str) -> None:
         """Start the bridge; it may take a moment until it serves."""
-        command = [sys.executable, "-m", "ipcsync_bridge", "--node", self.name, *self._arguments, *arguments]
-        command += ["--runtime-dir", self.coordinator.runtime_dir, "--log-level", "debug"]
+        command = [sys.executable, "-m", "ipcsync_bridge", *self.flags, *arguments, "--log-level", "debug"]
         self.bridge = subprocess.Popen(command, env=environment(), stdout=self.log, stderr=self.log)
 
     def await_bridge(self) -> None:

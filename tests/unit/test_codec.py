@@ -42,6 +42,9 @@ def test_replies_and_announcements_are_read_as_they_were_sent(count: int) -> Non
         messages.ProbeReply(b"h", "", "why"),
         messages.Failure("IpcSyncError", "text", {"limit": 3}),
         messages.NodeList([messages.NodeInfo("n", b"e" * 16, "linked", 3, 0.5)] * count),
+        messages.BridgeInfo(
+            "a", "main", 1, "nats://h:1", 2, 3, [messages.PeerInfo("b", "lost", reason="silent")], {"tells": 4}, {}, {}
+        ),
         messages.WantList([messages.Want(7, "open", 9, "n", "e")] * count),
     ]
     assert {type(reply) for reply in replies} == set(messages.REPLIES.values())

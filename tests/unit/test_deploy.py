@@ -24,6 +24,7 @@ _UNITS = {"ipcsync@.service": "system", "ipcsync.service": "user"}
 _OBSERVER = "ipcsync-observer@.service"
 _BRIDGE_UNIT = "ipcsync-bridge@.service"
 _BASE = _DEPLOY / "kubernetes" / "base"
+_FLEET = _DEPLOY / "kubernetes" / "fleet"
 _CONTAINERFILE = _DEPLOY / "container" / "Containerfile"
 _ALERTS = _DEPLOY / "prometheus" / "alerts.yaml"
 _READMES = sorted(_DEPLOY.glob("*/README.md"))
@@ -302,14 +303,15 @@ def test_the_example_worker_hands_records_over(coordinator: ipcsync.Coordinator)
 # --- Kubernetes -------------------------------------------------------------------------------------------------------
 
 
-def _objects() -> dict[str, Any]:
-    text = _run(_tool("kubectl"), "kustomize", _BASE)
+def _objects(folder: Path = _BASE) -> dict[str, Any]:
+    text = _run(_tool("kubectl"), "kustomize", folder)
     return {document["kind"]: document for document in _documents(text)}
 
 
 @pytest.mark.process
-def test_kustomize_builds_objects_that_meet_the_apis_schema() -> None:
-    objects = _objects()
+@pytest.mark.parametrize("folder", [_BASE, _FLEET], ids=lambda folder: folder.name)
+def test_kustomize_builds_objects_that_meet_the_apis_schema(folder: Path) -> None:
+    objects = _objects(folder)
     assert objects.keys() == {"Namespace", "DaemonSet", "Deployment"}
     kubernetes = _module("kubernetes_validate")
     for document in objects.values():
@@ -335,6 +337,26 @@ def test_pods_have_what_each_engine_needs_and_no_privilege() -> None:
             assert container["image"] == "ipcsync:local"
             if "args" in container:
                 _parse(container["args"])
+
+
+@pytest.mark.process
+def test_the_bridge_of_a_pod_has_its_coordinators_directory_and_a_key_of_its_own() -> None:
+    base, pod = (_objects(folder)["DaemonSet"]["spec"]["template"]["spec"] for folder in (_BASE, _FLEET))
+    bridge, *others = pod["containers"]
+    assert [each["name"] for each in others] == [each["name"] for each in base["containers"]]
+    assert {each["image"] for each in (*pod["containers"], *pod["initContainers"])} == {"ipcsync:local"}
+    name, *words = [word.replace("$(NODE)", "a") for word in bridge["args"]]
+    assert name == "bridge"
+    _parse([name, *words])
+    settings = dict(word.removeprefix("--").split("=", 1) for word in words if "=" in word)
+    assert settings["runtime-dir"] == "/run/ipcsync"
+    mounts = {mount["mountPath"]: mount["name"] for mount in bridge["volumeMounts"]}
+    assert mounts["/run/ipcsync"] == "runtime"
+    (copies,) = [each for each in pod["initContainers"] if each["name"] == "own-key"]
+    assert f"-m 0600 -o {_UID} -g {_UID}" in copies["command"][-1]  # as the bridge wants it
+    copied = copies["command"][-1].replace("$(NODE)", "a").replace("/run/secrets/fleet/", "/run/fleet/")
+    assert all(settings[f"tls-{kind}"] in copied for kind in ("ca", "cert", "key"))
+    assert bridge["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 @pytest.mark.process
@@ -380,6 +402,7 @@ def _exported() -> set[str]:
     metrics = pytest.importorskip("ipcsync_observer.metrics", reason="the extra `observer` is not installed")
     source = Path(metrics.__file__).read_text()
     names = {f"ipcsync_{name}" for name in metrics.GAUGES}
+    names |= {f"ipcsync_bridge_{name}_total" for name in metrics.BRIDGE_COUNTS}
     for family, name in re.findall(r'(\w+)MetricFamily\(\s*"(\w+)"', source):
         names |= {
             "Gauge": {name},

@@ -7,14 +7,23 @@ import sys
 import click
 
 from ipcsync.cli.output import Failed, print_json
+from ipcsync.cli.programs import become
 
 
-@click.command("doctor")
+@click.command("doctor", context_settings={"ignore_unknown_options": True})
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
 @click.option(
     "--endpoint", metavar="ENDPOINT", help="Which coordinator. [IPCSYNC_ENDPOINT, else the runtime directory's]"
 )
-def command(as_json: bool, endpoint: str | None) -> None:
+@click.option(
+    "--fleet",
+    is_flag=False,
+    flag_value="main",
+    metavar="[NAME]",
+    help="What a bridge to other nodes needs, of which it takes the options: --node, --nats, --tls-….",
+)
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+def command(as_json: bool, endpoint: str | None, fleet: str | None, settings: tuple[str, ...]) -> None:
     """Try what this machine and two of its processes can do.
 
     \b
@@ -22,11 +31,17 @@ def command(as_json: bool, endpoint: str | None) -> None:
       ipcsync doctor
       ipcsync doctor --json
       ipcsync doctor --endpoint ipc:///run/user/1000/ipcsync/coordinator.sock
+      ipcsync doctor --fleet --node prefill-0 --nats nats://127.0.0.1:4222
 
     It starts processes of its own that record, wait, and one that is killed while it records; with the coordinator that
     runs, else with one of its own. Nothing of it is left. Each check says what was tried, what came of it, and what to
-    do. Exit status 1 if a check failed.
+    do. With --fleet it is another list: the servers, permissions, certificates and names of a fleet. Exit status 1 if a
+    check failed.
     """
+    if fleet is not None:
+        become("ipcsync_bridge.doctor", "--fleet", fleet, *(["--json"] if as_json else []), *settings)
+    if settings:
+        raise click.UsageError(f"{settings[0]} is for --fleet only, or is no option")
     from ipcsync._wire import endpoints
     from ipcsync.cli.doctor import checks, report
 

@@ -22,7 +22,7 @@ from ipcsync._native.context import LEGACY
 from ipcsync._native.device import parse
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
-from ipcsync._wire.messages import AttachmentInfo, EventInfo, NodeInfo, SessionInfo
+from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client import over
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
 from ipcsync.client.aio.reservation import AsyncReservation
@@ -296,6 +296,10 @@ class AsyncClient:
     async def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
         """The nodes of the fleet; as `Client.nodes`."""
         return await self._runner.request(partial(self._client.nodes, timeout=timeout))
+
+    async def bridge(self, *, timeout: float | None = None) -> BridgeInfo:
+        """The bridge beside this coordinator; as `Client.bridge`."""
+        return await self._runner.request(partial(self._client.bridge, timeout=timeout))
 
     async def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The sessions that live."""

@@ -32,7 +32,7 @@ const events = new Table(byId("events"), [
     name: "unconfirmed for", number: true, text: (event) => (event.pending_s ? seconds(event.pending_s) : "–"),
     value: (event) => event.pending_s, class: (event) => (event.pending_s > 5 ? "old" : ""),
   },
-  { name: "last recorder", text: (event) => event.recorder || "–", value: (event) => event.recorder },
+  { name: "last recorder", text: (event) => (event.node ? `on ${event.node}` : event.recorder || "–"), value: (event) => event.node || event.recorder },
   { name: "attached", number: true, text: (event) => String(event.attached), value: (event) => event.attached },
   { name: "the last minute", class: () => "wide", cell: (event, cell) => drawLane(cell, lanes.get(event.key) ?? [], view.state.at, event.state) },
 ], "name");
@@ -49,6 +49,18 @@ const sessions = new Table(byId("sessions"), [
   },
 ], "name");
 
+const nodes = new Table(byId("nodes"), [
+  { name: "node", text: (node) => node.name, value: (node) => node.name },
+  { name: "state", text: (node) => node.reason ? `lost: ${node.reason}` : node.state, value: (node) => node.state, class: (node) => (node.state === "lost" ? "broken" : "open") },
+  { name: "waited for here", number: true, text: (node) => whole.format(node.mirrored), value: (node) => node.mirrored },
+  { name: "waits for", number: true, text: (node) => whole.format(node.followed), value: (node) => node.followed },
+  { name: "to be told", number: true, text: (node) => whole.format(node.pending), value: (node) => node.pending },
+  {
+    name: "last heard", number: true, text: (node) => (node.last_heard_s === null ? "–" : `${seconds(node.last_heard_s)} ago`),
+    value: (node) => node.last_heard_s ?? 1e9, class: (node) => (node.last_heard_s > 3 ? "old" : ""),
+  },
+], "node");
+
 // --- what is known ---------------------------------------------------------------------------------------------------
 
 function keepLanes(state) {
@@ -63,6 +75,7 @@ function keepLanes(state) {
   }
   for (const key of lanes.keys()) if (!known.has(key)) lanes.delete(key);
   for (const session of state.sessions) session.key = session.id;
+  for (const node of state.bridge?.peers ?? []) node.key = node.name;
 }
 
 // --- what is shown ---------------------------------------------------------------------------------------------------
@@ -118,6 +131,16 @@ function showGraph(state) {
   }));
 }
 
+function showNodes({ bridge }) {
+  byId("fleet").hidden = bridge === null;
+  if (bridge === null) return;
+  const { counts } = bridge;
+  setText(byId("bridge"), `This is ${bridge.node} of the fleet ${bridge.fleet}, ${bridge.server ? `by ${bridge.server}` : "cut off from NATS"}: `
+    + `${whole.format(bridge.mirrors)} events mirrored, ${whole.format(bridge.exports)} exported, ${whole.format(counts.tells)} news told, `
+    + `${whole.format(counts.tells_heard)} heard, ${whole.format(counts.resyncs)} asked for again, ${whole.format(counts.pings_lost)} pings lost.`);
+  nodes.show(bridge.peers);
+}
+
 function show() {
   const { state } = view;
   if (state === null || document.hidden) return;
@@ -130,6 +153,7 @@ function show() {
     ? (state.events_total ? "No event has such a name." : "There are no events.")
     : hidden ? `${hidden} more are not shown, none of them broken or stuck for longer than these: narrow the names.` : "");
   showGraph(state);
+  showNodes(state);
   sessions.show(state.sessions);
   const more = state.sessions_total - state.sessions.length;
   setText(byId("more-sessions"), more ? `${more} more are not shown.` : state.sessions_total ? "" : "There are no sessions.");

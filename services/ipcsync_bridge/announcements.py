@@ -1,0 +1,113 @@
+"""What the coordinator announces to its bridge: what sessions want, and what has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ipcsync._wire import codec, messages
+from ipcsync.errors import IpcSyncError, SessionLost
+from ipcsync_bridge.counters import Counters
+from ipcsync_bridge.exports import Exports
+from ipcsync_bridge.mirrors import Mirrors
+from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.session import Desk
+from ipcsync_bridge.wants import Wants
+
+
+class Announcements:
+    """A subscription to the coordinator's feed, read by the loop. What was missed there is found by asking."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        wants: Wants,
+        names: Names,
+        mirrors: Mirrors,
+        exports: Exports,
+        counters: Counters,
+        begin: Callable[[Coroutine[Any, Any, object]], None],
+    ) -> None:
+        self._desk = desk
+        self._wants = wants
+        self._names = names
+        self._mirrors = mirrors
+        self._exports = exports
+        self._counters = counters
+        self._begin = begin
+        self._handled: set[int] = set()  # the numbers of wants that are served now
+        self._loop = asyncio.get_running_loop()
+        self._feed = desk.subscribe()
+        self._loop.add_reader(self._feed.fileno(), self.drain)
+        self._loop.call_soon(self.drain)
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._loop.remove_reader(self._feed.fileno())
+        self._feed.close()
+
+    def drain(self) -> None:
+        """Take in what is there; called now and then, too, so that an edge that was missed costs no more than that."""
+        if not self._feed.is_closed:
+            self._feed.drain(self._take, self._look_at_all)
+
+    def _take(self, announcement: messages.Announcement) -> None:
+        key = (announcement.slot, announcement.incarnation)
+        if announcement.kind == "wanted" and announcement.want is not None:
+            self._want(announcement.want)
+        elif announcement.kind == "unwanted":
+            self._mirrors.unwanted(key)
+        elif announcement.kind in ("closed", "broken"):
+            if self._exports.get(key) is not None:
+                self._exports.kick()
+            if key in self._names.claims:
+                self._begin(self._names.release(key))
+
+    def _look_at_all(self) -> None:
+        """This is the beginning, or something was missed, which may have been any of this."""
+        self._begin(self._list_wants())
+        self._begin(self._check_claims())
+        self._mirrors.drop_unwanted()
+        self._exports.kick()
+
+    async def _check_claims(self) -> None:
+        """Free the names whose events have ended."""
+        claims = list(self._names.claims)
+        if not claims:
+            return
+        rows = await self._desk.ask(messages.ListEvents(""))
+        assert isinstance(rows, messages.EventList)
+        there = {(row.slot, row.incarnation) for row in rows.events if row.state == "open"}
+        for key in claims:
+            if key not in there:
+                await self._names.release(key)
+
+    # --- wants --------------------------------------------------------------------------------------------------------
+
+    async def _list_wants(self) -> None:
+        reply = await self._desk.ask(messages.ListWants())
+        assert isinstance(reply, messages.WantList)
+        for want in reply.wants:
+            self._want(want)
+        self._handled &= {want.number for want in reply.wants}
+
+    def _want(self, want: messages.Want) -> None:
+        if want.number not in self._handled:
+            self._handled.add(want.number)
+            self._begin(self._serve(want))
+
+    async def _serve(self, want: messages.Want) -> None:
+        self._counters.wants += 1
+        left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0
+        try:
+            reply = await self._wants.serve(want, max(0.8 * left, 0.05))
+        except SessionLost:
+            raise
+        except IpcSyncError as error:
+            self._counters.refusals[type(error).__name__] += 1
+            reply = codec.failure_of(error)
+        if reply is not None:
+            await self._desk.ask(messages.Answer(want.number, codec.encode_reply(0, reply)))
+        self._handled.discard(want.number)

@@ -1,0 +1,63 @@
+"""Asking another node, also while its bridge is being started again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TypeVar
+
+from ipcsync import errors
+from ipcsync.errors import IpcSyncError, NodeLost, ProtocolError, SessionLost
+from ipcsync_bridge import wire
+from ipcsync_bridge.transport import Transport, Unreachable
+
+T = TypeVar("T", bound=wire.Message)
+
+ASK_S = 1.0
+RETRY_S = 0.1
+
+
+class Asking:
+    """Questions to other nodes over a transport."""
+
+    def __init__(self, transport: Transport, link_ttl: float) -> None:
+        self._transport = transport
+        self._link_ttl = link_ttl
+
+    async def ask(self, node: str, body: wire.Message, kind: type[T], timeout: float) -> T:
+        """A node's answer. A bridge that is being started again is waited for; NodeLost if none comes."""
+        until = time.monotonic() + min(timeout, self._link_ttl)
+        data = wire.encode(body)
+        why = ""
+        while (left := until - time.monotonic()) > 0:
+            try:
+                reply = wire.decode(await self._transport.ask(node, data, min(left, ASK_S)))
+            except (Unreachable, TimeoutError) as error:
+                why = str(error)
+                await asyncio.sleep(min(RETRY_S, max(until - time.monotonic(), 0.0)))
+                continue
+            if isinstance(reply, wire.Refused):
+                raise _refusal(node, reply)
+            if not isinstance(reply, kind):
+                raise ProtocolError(f"node {node!r} answered {type(reply).__name__}", code="reply")
+            return reply
+        raise NodeLost(f"node {node!r} does not answer: {why}", node=node, reason="silent")
+
+    async def say(self, node: str, body: wire.Message) -> None:
+        """Tell a node what it need not answer."""
+        try:
+            await self._transport.ask(node, wire.encode(body), None)
+        except (Unreachable, TimeoutError):
+            return  # a ping's answer shows later that it was not heard
+
+
+def _refusal(node: str, body: wire.Refused) -> IpcSyncError:
+    """What another node refused, as the error that it was there."""
+    kind = getattr(errors, body.kind, None) if body.kind in errors.__all__ else None
+    if kind is NodeLost:
+        return NodeLost(body.text, node=node, reason="restarted")
+    if kind is None or issubclass(kind, SessionLost):
+        return IpcSyncError(f"node {node!r} refused: {body.text}")
+    error = kind(body.text)
+    assert isinstance(error, IpcSyncError)
+    return error

@@ -1,0 +1,325 @@
+"""`python -m ipcsync_bridge.doctor`, and what `ipcsync doctor --fleet` becomes: whether a bridge could work here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+
+from ipcsync.cli.doctor import report
+from ipcsync.cli.doctor.report import Finding, Result
+from ipcsync.cli.output import print_json
+from ipcsync_bridge import certificates, options, wire
+from ipcsync_bridge.nodes import Owner, decode, known_owner_id
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+    from ipcsync_bridge.config import Settings
+
+Outcome: TypeAlias = tuple[Result, str, str]
+
+_ANSWER_S = 2.0
+_SOON_DAYS = 14
+_OLDEST = (2, 9)
+_NEVER = 1 << 60  # a revision that no key has: what is written with it is refused, once it is allowed to be tried
+_WRONG_REVISION = 10071
+_NOBODY = "_"  # no node may be called so
+
+
+@click.command("doctor --fleet", context_settings={"show_default": True, "auto_envvar_prefix": options.VARIABLES})
+@options.connection
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
+def main(runtime_dir: str | None, as_json: bool, **given: Any) -> None:
+    """Try what a bridge with these settings needs: servers, permissions, certificates, the store, the node's name.
+
+    \b
+    Examples:
+      ipcsync doctor --fleet --node prefill-0 --nats nats://127.0.0.1:4222
+
+    Nothing is left behind, and a bridge that runs is not disturbed. Exit status 1 if a check failed.
+    """
+    from ipcsync._wire import endpoints
+
+    directory = runtime_dir or endpoints.runtime_dir()
+    found = asyncio.run(run(options.settings(directory, given), directory))
+    if as_json:
+        print_json(report.as_json(found))
+    else:
+        report.show(found)
+    if any(finding.result == "fail" for finding in found):
+        sys.exit(1)
+
+
+@dataclass
+class Trial:
+    """What is known so far."""
+
+    settings: Settings
+    directory: str
+    errors: list[str] = field(default_factory=list)  # that the server told of, in lower case
+    nats: Client | None = None
+
+    @property
+    def client(self) -> Client:
+        """The connection, which is there from the check `server` on."""
+        assert self.nats is not None
+        return self.nats
+
+    def subject(self, node: str, kind: str, sender: str) -> str:
+        """On which `sender` speaks to `node`."""
+        return f"ipcsync.{self.settings.fleet}.{node}.{kind}.{sender}"
+
+    async def is_refused(self, subject: str, work: Awaitable[object]) -> bool:
+        """Whether the server forbids what is done on a subject, as it says behind it."""
+        before = len(self.errors)
+        await work
+        await self.client.flush(timeout=int(_ANSWER_S))
+        return any(subject.lower() in error and "permissions violation" in error for error in self.errors[before:])
+
+
+async def run(settings: Settings, directory: str) -> list[Finding]:
+    """All checks. None hangs."""
+    trial = Trial(settings, directory)
+    found: list[Finding] = []
+    stopped = ""
+    try:
+        for name, check, is_vital in CHECKS:
+            if stopped:
+                found.append(Finding(name, "skipped", f"not tried: {stopped}"))
+                continue
+            found.append(Finding(name, *await _tried(check, trial)))
+            if is_vital and found[-1].result == "fail":
+                stopped = f"{name} failed"
+    finally:
+        if trial.nats is not None:
+            await trial.nats.close()
+    return found
+
+
+async def _tried(check: Callable[[Trial], Awaitable[Outcome]], trial: Trial) -> Outcome:
+    import nats.errors
+    import nats.js.errors
+
+    try:
+        return await check(trial)
+    except (nats.errors.Error, nats.js.errors.Error, OSError, asyncio.TimeoutError) as error:
+        said = trial.errors[-1] if trial.errors else str(error) or type(error).__name__
+        return "fail", said, "See the servers' log, and their permissions for this node (deploy/nats)."
+
+
+# --- this machine -----------------------------------------------------------------------------------------------------
+
+
+async def _coordinator(trial: Trial) -> Outcome:
+    from ipcsync._board.runtime_dir import who_serves
+
+    try:
+        serving = who_serves(trial.directory)
+    except OSError:
+        serving = None
+    if serving is None:
+        return "warn", f"none serves {trial.directory}", "A bridge needs one: ipcsync coordinator"
+    return "ok", f"pid {serving[0]} serves {trial.directory}", ""
+
+
+async def _clock(_: Trial) -> Outcome:
+    now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    return "ok", f"it is {now} UTC here; no link depends on it, certificates are judged by it", ""
+
+
+async def _certificates(trial: Trial) -> Outcome:
+    settings = trial.settings
+    if not settings.tls_ca:
+        return "warn", "none: what bridges say is in the clear", "Use TLS between machines: see docs/fleet.md."
+    if not settings.tls_cert:
+        return "warn", "none of this node's own: the servers know it by other means", ""
+    try:
+        mine = await asyncio.to_thread(certificates.own, settings)
+        theirs = await asyncio.to_thread(certificates.of_server, settings.servers[0], settings, _ANSWER_S)
+        authority = await asyncio.to_thread(certificates.authority, settings)
+    except (ssl.SSLError, OSError) as error:
+        return "fail", str(error), "Certificates, their key and --tls-ca must be of one authority, and not ended."
+    ends = {"this node's": mine.days_left, "the server's": theirs.days_left, "the authority's": authority.days_left}
+    detail = ", ".join(f"{whose} ends in {days:.0f} days" for whose, days in ends.items())
+    if mine.name != settings.node:
+        return (
+            "fail",
+            f"the certificate is {mine.name!r}'s, and the node is {settings.node!r}",
+            "Each node has its own.",
+        )
+    if min(ends.values()) < _SOON_DAYS:
+        return "warn", detail, "Renew it, then send the bridge SIGHUP: no link is lost."
+    return "ok", detail, ""
+
+
+# --- the servers ------------------------------------------------------------------------------------------------------
+
+
+async def _server(trial: Trial) -> Outcome:
+    import nats
+
+    from ipcsync_bridge.nats_transport import tls_of
+
+    settings = trial.settings
+
+    async def failed(error: Exception) -> None:
+        trial.errors.append(str(error).lower())
+
+    connecting = nats.connect(
+        list(settings.servers),
+        name=f"ipcsync doctor {settings.node}",
+        error_cb=failed,
+        allow_reconnect=False,
+        connect_timeout=int(_ANSWER_S),
+        inbox_prefix=f"_INBOX_{settings.node}".encode(),
+        tls=tls_of(settings),
+        user_credentials=settings.credentials or None,
+    )
+    try:
+        trial.nats = await asyncio.wait_for(connecting, len(settings.servers) * _ANSWER_S + 1.0)  # it goes on trying
+    except asyncio.TimeoutError:
+        trial.errors.append(f"no server answers: {trial.errors[-1] if trial.errors else ', '.join(settings.servers)}")
+        raise
+    trips = []
+    for _ in range(5):
+        began = time.monotonic()
+        await trial.client.flush(timeout=int(_ANSWER_S))
+        trips.append(time.monotonic() - began)
+    version = trial.client.connected_server_version
+    url = trial.client.connected_url
+    number = f"{version.major}.{version.minor}.{version.patch}"
+    detail = f"{url.geturl() if url else ''}, nats-server {number}, round trip {sorted(trips)[2] * 1000:.2f} ms"
+    if (version.major, version.minor) < _OLDEST:
+        return "warn", detail, f"The oldest that was tried is {_OLDEST[0]}.{_OLDEST[1]}."
+    return "ok", detail, ""
+
+
+async def _messages(trial: Trial) -> Outcome:
+    most = trial.client.max_payload
+    if most < wire.MAX_BYTES:
+        return "fail", f"max_payload is {most} bytes", f"Bridges send {wire.MAX_BYTES}: raise it in the configuration."
+    return "ok", f"max_payload is {most} bytes, of which bridges use {wire.MAX_BYTES}", ""
+
+
+async def _jetstream(trial: Trial) -> Outcome:
+    import nats.js.errors
+
+    context = trial.client.jetstream(timeout=_ANSWER_S)
+    try:
+        await context.account_info()
+    except nats.js.errors.ServiceUnavailableError as error:
+        return "fail", f"not there: {error.description or error}", "Start the servers with it: nats-server -js"
+    name = f"KV_ipcsync_{trial.settings.fleet}"
+    try:
+        info = await context.stream_info(name)
+    except nats.js.errors.NotFoundError:
+        return "ok", f"the store {name} is not there: the first bridge makes it (--replicas)", ""
+    copies = info.config.num_replicas or 1
+    leader = info.cluster.leader if info.cluster is not None else "the server"
+    detail = f"{name}: {info.state.messages} keys, {copies} of each, led by {leader or 'nobody'}"
+    if info.cluster is not None and not leader:
+        return "fail", detail, "Without a leader no name is found: more than half of the servers must run."
+    if copies < 2:
+        return "ok", detail, "With one copy, names wait while that server is away; links do not. Three are better."
+    return "ok", detail, ""
+
+
+async def _permissions(trial: Trial) -> Outcome:
+    client, settings = trial.client, trial.settings
+    node = settings.node
+    refused: list[str] = []
+    for kind in ("ask", "tell"):
+        subject = trial.subject(_NOBODY, kind, node)
+        if await trial.is_refused(subject, client.publish(subject, b"")):
+            refused.append(f"to speak on {subject}")
+        subject = trial.subject(node, kind, "*")
+        if await trial.is_refused(subject, client.subscribe(subject)):
+            refused.append(f"to hear {subject}")
+    bucket = f"$KV.ipcsync_{settings.fleet}"
+    keys = (f"{bucket}.nodes.{node}", f"{bucket}.names.{_NOBODY}")
+    refused += [f"to write {key}" for key in keys if await trial.is_refused(key, _try_to_write(trial, key))]
+    if refused:
+        return "fail", f"forbidden: {', '.join(refused)}", "deploy/nats has what each node needs."
+    subject = trial.subject(_NOBODY, "tell", _NOBODY)
+    if not await trial.is_refused(subject, client.publish(subject, b"")):
+        advice = "Fine on one machine. Elsewhere any member could speak for another: deploy/nats has permissions."
+        return ("warn" if settings.tls_ca else "ok"), "all that it needs, and to speak as any other node", advice
+    return "ok", "all that it needs, and not to speak as another node", ""
+
+
+async def _try_to_write(trial: Trial, subject: str) -> None:
+    """Write what cannot be: only whether that is allowed to be tried counts."""
+    import nats.errors
+    import nats.js.errors
+
+    headers = {"Nats-Expected-Last-Subject-Sequence": str(_NEVER)}
+    try:
+        await trial.client.jetstream(timeout=_ANSWER_S).publish(subject, b"", headers=headers)
+    except nats.js.errors.NoStreamResponseError:
+        return  # there is no store so far
+    except nats.js.errors.APIError as error:
+        if error.err_code != _WRONG_REVISION:
+            raise
+    except (nats.errors.TimeoutError, asyncio.TimeoutError):
+        return  # refused, which the server has told
+
+
+async def _name(trial: Trial) -> Outcome:
+    import nats.js.errors
+
+    node = trial.settings.node
+    mine = known_owner_id(trial.directory, trial.settings.fleet, node)
+    answering = await _who_answers(trial)
+    if answering is not None:
+        if answering == mine:
+            return "ok", f"{node!r} is this machine's, and its bridge answers", ""
+        return "fail", f"{node!r} is another machine's, whose bridge answers", "Give each node a name of its own."
+    try:
+        bucket = await trial.client.jetstream(timeout=_ANSWER_S).key_value(f"ipcsync_{trial.settings.fleet}")
+        owner = decode((await bucket.get(f"nodes.{node}")).value or b"", Owner)
+    except (nats.js.errors.NotFoundError, nats.js.errors.KeyNotFoundError):
+        owner = None
+    if owner is None:
+        return "ok", f"{node!r} is free", ""
+    if mine is not None and owner.owner == mine.hex():
+        return "ok", f"{node!r} is this machine's, and its bridge does not run", ""
+    return "warn", f"{node!r} was another machine's, which does not answer", "A bridge here takes it after --link-ttl."
+
+
+async def _who_answers(trial: Trial) -> bytes | None:
+    """The owner id of the bridge that has the node's name now."""
+    import nats.errors
+
+    subject = trial.subject(trial.settings.node, "ask", trial.settings.node)
+    try:
+        reply = await trial.client.request(subject, wire.encode(wire.Ping(b"", 0)), timeout=_ANSWER_S)
+        body = wire.decode(reply.data)
+    except (nats.errors.NoRespondersError, nats.errors.TimeoutError, asyncio.TimeoutError):
+        return None
+    return body.owner if isinstance(body, wire.Pong) else None
+
+
+CHECKS: tuple[tuple[str, Callable[[Trial], Awaitable[Outcome]], bool], ...] = (
+    ("coordinator", _coordinator, False),
+    ("clock", _clock, False),
+    ("certificates", _certificates, False),
+    ("server", _server, True),
+    ("messages", _messages, False),
+    ("JetStream", _jetstream, False),
+    ("name", _name, False),  # before this connection hears what is sent to the name
+    ("permissions", _permissions, False),
+)
+"""Each check's name, what it does, and whether the others need what it finds."""
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONWARNINGS", "default")
+    main(prog_name="ipcsync doctor --fleet")
