@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fleet.cluster import Cluster
 from tests.fleet.nodes import Node, Server, why_not
 
 
@@ -54,3 +55,14 @@ def patient_pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
     for node in nodes:
         node.await_bridge()
     return nodes
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Three servers of the test's own."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    one = Cluster(tmp_path)
+    yield one
+    one.close()

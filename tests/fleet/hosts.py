@@ -21,6 +21,7 @@ import ipcsync
 from ipcsync._linux.child import COMMAND, environment
 from ipcsync.testing import StreamGate
 from tests.fleet import nodes
+from tests.fleet.sides import End, Sides
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -230,6 +231,17 @@ def outcome(name: str, node: str, generation: int, seconds: float) -> tuple[str,
     except ipcsync.WaitTimeout:
         return "WaitTimeout", "", time.monotonic() - began
     return "complete", "", time.monotonic() - began
+
+
+def wait_everywhere(name: str, node: str, generation: int) -> None:
+    """Begin to wait for a generation in each way that there is."""
+    _here["sides"] = Sides(_here["client"], _here[f"{node}:{name}"], generation)
+
+
+def ends() -> dict[str, End]:
+    """How these waits ended; the clock is that of all hosts."""
+    found: dict[str, End] = _here.pop("sides").ends()
+    return found
 
 
 def gate_a_stream(name: str, node: str, generation: int) -> None:

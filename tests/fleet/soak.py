@@ -29,6 +29,7 @@ from tests.kit.until import until
 
 TTL_S = 2.0
 FIRST_WAIT_S = 5.0
+_AGAIN_S = 0.05  # until another host is asked again that had nothing, or was away
 LONGEST_WAIT_S = 60.0  # none takes that long: they end by a record, or a loss
 
 # --- what runs on a host ----------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ def _record(client: ipcsync.Client, node: str) -> None:
                     break
                 _recorded[_use_of(event)] = event.generation + 1  # before: it may be seen before this thread goes on
                 event.record(stream)
-                time.sleep(0.01)
+                _stop.wait(0.01)  # the pace
             event.at(max(event.generation, 1)).synchronize(LONGEST_WAIT_S)
 
 
@@ -69,12 +70,12 @@ def _follow(client: ipcsync.Client, other: str) -> None:
         number = _newest(client, other)
         name = f"{other}/{number}"
         if not number:
-            time.sleep(0.05)
+            _stop.wait(_AGAIN_S)
             continue
         try:
             event = client.event(name, node=other, timeout=5.0)
         except ipcsync.IpcSyncError:
-            time.sleep(0.05)
+            _stop.wait(_AGAIN_S)
             continue
         with event:
             _follow_one(event, other, name)
@@ -152,7 +153,7 @@ def check(recorded: dict[str, int], seen: list[tuple[str, str, int, str]]) -> li
 def _disturb(chance: random.Random, made: list[Host], server: Server) -> str:
     host = chance.choice(made)
     how = chance.choice(["kill", "stop", "cut", "input", "output", "server"])
-    seconds = chance.choice([0.2, 1.0, 3.0])
+    seconds = chance.choice([0.2, 1.0, 3.0])  # the lengths are tested: below the TTL and above it
     if how == "kill":
         host.call(hosts.signal_bridge, signal.SIGKILL)
         host.call(hosts.bridge_status, 30)
@@ -193,7 +194,7 @@ def run(seconds: float, count: int, seed: int, say: Callable[[str], object]) -> 
             until_s = time.monotonic() + seconds
             done: collections.Counter[str] = collections.Counter()
             while time.monotonic() < until_s:
-                time.sleep(chance.uniform(0.5, 2.0))
+                time.sleep(chance.uniform(0.5, 2.0))  # so too: another one comes before all have got over the last
                 how = _disturb(chance, made, server)
                 done[how] += 1
             say(f"disturbed: {dict(done)}")

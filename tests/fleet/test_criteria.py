@@ -8,10 +8,9 @@ import os
 import random
 import shutil
 import signal
-import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ import pytest
 import ipcsync
 from ipcsync._linux.process import resident_bytes
 from ipcsync_bridge import wire
-from tests.fleet.nodes import Node, Server, why_not
+from tests.fleet.cluster import Cluster
+from tests.fleet.nodes import Node, Server, with_client
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.process, pytest.mark.thorough]
@@ -50,8 +50,7 @@ def heard(server: Server) -> Iterator[collections.Counter[str]]:
         await client.subscribe("ipcsync.>", cb=count)
         await client.flush()
         is_there.set()
-        while not is_over.is_set():
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(is_over.wait)
         await client.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(listen()))
@@ -60,18 +59,6 @@ def heard(server: Server) -> Iterator[collections.Counter[str]]:
     yield counts
     is_over.set()
     thread.join()
-
-
-def with_client(server: Server, work: Callable[[Any], Awaitable[None]]) -> None:
-    """Run something with a client of the server's own."""
-    import nats
-
-    async def run() -> None:
-        client = await nats.connect(server.url)
-        await work(client)
-        await client.close()
-
-    asyncio.run(run())
 
 
 def test_messages_counted(pair: tuple[Node, Node], server: Server) -> None:
@@ -89,7 +76,7 @@ def test_messages_counted(pair: tuple[Node, Node], server: Server) -> None:
         assert counts["ack"] <= counts["tell"] / 4 + 1
         assert counts["attach"] == 0
     with heard(server) as counts:
-        time.sleep(3.0)  # what is sent while nothing happens
+        time.sleep(3.0)  # the length is tested: what is sent in it, while nothing happens
         assert 2 <= counts["ping"] <= 4
         assert set(counts) <= {"ping"}
 
@@ -124,7 +111,7 @@ def test_bridge_restart_heals(patient_pair: tuple[Node, Node]) -> None:
     def record() -> None:
         while not is_over.is_set():
             points.append(event.record(stream).generation)
-            time.sleep(0.002)
+            is_over.wait(0.002)  # the pace
 
     recording = threading.Thread(target=record)
     recording.start()
@@ -241,55 +228,10 @@ def test_no_server_at_all_is_a_fleet_unavailable(pair: tuple[Node, Node], server
         b.event("kv", node="a", timeout=1.0)
 
 
-class Cluster:
-    """Three servers that know each other."""
-
-    def __init__(self, path: Path) -> None:
-        ports = [_free_port() for _ in range(3)]
-        routes = ",".join(f"nats-route://127.0.0.1:{port}" for port in ports)
-        self.servers = []
-        for number, port in enumerate(ports):
-            directory = path / f"n{number}"
-            self.servers.append(
-                Server(
-                    directory, "-n", f"n{number}", "-cluster_name", "fleet", "-cluster", f"nats://127.0.0.1:{port}",
-                    "-routes", routes,
-                )
-            )  # fmt: skip
-
-    @property
-    def urls(self) -> list[str]:
-        return [server.url for server in self.servers]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    one = Cluster(tmp_path)
-    yield one
-    for server in one.servers:
-        server.kill()
-
-
+@pytest.mark.timeout(300)
 def test_leader_kill_does_not_touch_links(cluster: Cluster) -> None:
-    nodes = [Node(name, cluster.urls, "--replicas", "3", "--link-ttl", "30") for name in ("a", "b")]
-    try:
-        for node in nodes:
-            for _ in range(10):  # until a leader is elected
-                node.start_bridge()
-                try:
-                    node.await_bridge()
-                    break
-                except AssertionError:
-                    assert "store" in node.text()
-        a, b = (node.client() for node in nodes)
+    with cluster.nodes("a", "b") as pair:
+        a, b = (node.client() for node in pair)
         event, stream = recorded(a, "kv"), ipcsync.Stream()
         seen = b.event("kv", node="a")
         for server in cluster.servers:
@@ -301,9 +243,6 @@ def test_leader_kill_does_not_touch_links(cluster: Cluster) -> None:
             server.start()
         assert seen.state == "open"
         assert until(lambda: _claims(a, "w"), "names to be back").node == ""
-    finally:
-        for node in nodes:
-            node.close()
 
 
 def test_two_fleets_on_one_server_do_not_meet(new_node: Callable[..., Node]) -> None:
@@ -345,3 +284,34 @@ def test_the_bridge_leaves_nothing_behind(pair: tuple[Node, Node]) -> None:
     for client in (a, b):
         until(lambda: client.stats()["pool_in_use"] == 0, "all slots to be free")  # noqa: B023 - at once
     assert len(os.listdir(f"/proc/{pair[1].bridge.pid}/fd")) <= files + 1
+
+
+def test_timed_out_cas_applied_later(patient_pair: tuple[Node, Node], server: Server) -> None:
+    """The server stands still while a name is claimed, and writes the claim when nobody waits for that any more."""
+    a, b = (node.client() for node in patient_pair)
+    assert _claims(a, "before") is not None  # the store is there, and known to the bridge
+    server.process.send_signal(signal.SIGSTOP)
+    with pytest.raises((ipcsync.FleetUnavailable, ipcsync.WaitTimeout)):
+        a.event("w", recorder=True, fleet=True, timeout=1.0)
+    server.process.send_signal(signal.SIGCONT)
+    # Nobody has the name, whatever was written: it is free, though its node lives and answers.
+    claimed = until(lambda: _gets(b, "w"), "the name to be free again")
+    assert claimed.node == ""
+    with pytest.raises(ipcsync.RecorderTaken, match="node 'b'"):
+        a.event("w", recorder=True, fleet=True)
+
+
+def _gets(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent | None:
+    try:
+        return _claims(client, name)
+    except ipcsync.RecorderTaken:
+        return None
+
+
+def test_a_use_has_one_mirror_however_many_wait_for_it(pair: tuple[Node, Node]) -> None:
+    a, b = pair[0].client(), pair[1].client()
+    point = recorded(a, "kv").record(ipcsync.Stream())
+    seen, again, by_point = b.event("kv", node="a"), pair[1].client().event("kv", node="a"), b.point(bytes(point))
+    for one in (seen.at(1), again.at(1), by_point):
+        one.synchronize(DEADLINE_S)
+    assert b.bridge().mirrors == b.stats()["pool_in_use"] == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import threading
@@ -14,7 +13,7 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
-from tests.fleet.nodes import Node, Server
+from tests.fleet.nodes import Node
 from tests.kit.until import until
 
 pytestmark = pytest.mark.process
@@ -146,171 +145,6 @@ def test_unknown_nodes_are_lost_and_wrong_calls_say_so(pair: tuple[Node, Node], 
         new_node("alone", has_bridge=False).client().event("kv", node="a")
 
 
-@pytest.mark.thorough
-def test_row_01_a_recorder_that_dies_is_a_recorder_lost(
-    pair: tuple[Node, Node], new_peer: Callable[..., object]
-) -> None:
-    peer = new_peer()
-    b = pair[1].client()
-    peer.call(_record_on, pair[0].coordinator.endpoint, "kv")  # type: ignore[attr-defined]
-    seen = b.event("kv", node="a")
-    seen.at(1).synchronize(WAIT_S)
-    point = seen.at(2)
-    began = time.monotonic()
-    os.kill(peer.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-    with pytest.raises(ipcsync.RecorderLost) as caught:
-        point.synchronize(WAIT_S)
-    assert time.monotonic() - began < 2.0
-    assert not isinstance(caught.value, ipcsync.NodeLost)
-    assert caught.value.cause == "died"
-    assert "on node 'a' died" in str(caught.value)
-    seen.at(1).synchronize(WAIT_S)  # known complete: good for ever
-
-
-_kept: list[object] = []
-
-
-def _record_on(endpoint: str, name: str) -> None:
-    client = ipcsync.connect(endpoint, name="prefill")
-    event = client.event(name, recorder=True, engine="timeline")
-    event.record(ipcsync.Stream()).synchronize(WAIT_S)
-    _kept.extend((client, event))
-
-
-@pytest.mark.thorough
-def test_row_02_a_recorder_that_closes_leaves_what_it_recorded(pair: tuple[Node, Node]) -> None:
-    a, b = pair[0].client(), pair[1].client()
-    event = recorded(a, "kv")
-    seen = b.event("kv", node="a")
-    stream = ipcsync.Stream()
-    with StreamGate(stream) as gate:
-        event.record(stream)
-        until(lambda: seen.generation == 1, "the record to be told")
-        event.close()
-        with pytest.raises(ipcsync.RecorderLost) as caught:
-            seen.at(2).synchronize(WAIT_S)
-        assert caught.value.cause == "closed"
-        assert not seen.at(1).query()
-        gate.open()
-        seen.at(1).synchronize(WAIT_S)
-
-
-@pytest.mark.thorough
-def test_row_03_a_coordinator_that_dies_is_a_node_that_restarted(pair: tuple[Node, Node]) -> None:
-    a, b = pair[0].client(), pair[1].client()
-    event = recorded(a, "kv")
-    seen = b.event("kv", node="a")
-    event.record(ipcsync.Stream())
-    seen.at(1).synchronize(WAIT_S)
-    data = bytes(seen.at(2))
-    os.kill(pair[0].coordinator.pid, signal.SIGKILL)
-    with pytest.raises(ipcsync.NodeLost) as caught:
-        seen.at(2).synchronize(WAIT_S)
-    assert (caught.value.node, caught.value.reason) == ("a", "restarted")
-    seen.close()
-    late = pair[1].client("late").point(data)  # lost once, lost for good: also for who comes later
-    with pytest.raises(ipcsync.NodeLost):
-        late.query()
-
-
-@pytest.mark.thorough
-def test_row_05_a_bridge_that_is_back_within_the_ttl_heals_all(patient_pair: tuple[Node, Node]) -> None:
-    pair = patient_pair
-    a, b = pair[0].client(), pair[1].client()
-    event, stream = recorded(a, "kv"), ipcsync.Stream()
-    seen = b.event("kv", node="a")
-    for _ in range(3):
-        pair[0].end_bridge(signal.SIGKILL)
-        while_away = event.record(stream)
-        pair[0].start_bridge()
-        seen.at(while_away.generation).synchronize(WAIT_S)
-        seen.at(event.record(stream).generation).synchronize(WAIT_S)
-    assert seen.state == "open"
-
-
-@pytest.mark.thorough
-def test_row_06_a_bridge_that_stays_away_is_a_silent_node(pair: tuple[Node, Node]) -> None:
-    a, b = pair[0].client(), pair[1].client()
-    event = recorded(a, "kv")
-    seen = b.event("kv", node="a")
-    event.record(ipcsync.Stream())
-    seen.at(1).synchronize(WAIT_S)
-    began = time.monotonic()
-    pair[0].end_bridge(signal.SIGKILL)
-    with pytest.raises(ipcsync.NodeLost) as caught:
-        seen.at(2).synchronize(WAIT_S)
-    assert 3.0 < time.monotonic() - began < 6.5
-    assert (caught.value.node, caught.value.reason) == ("a", "silent")
-    assert seen.at(1).query()
-    pair[0].start_bridge()
-    pair[0].await_bridge()
-    with pytest.raises(ipcsync.NodeLost):  # row 13: it stays lost, and what is new links
-        b.event("kv", node="a").at(2).query()
-    recorded(a, "new").record(ipcsync.Stream())
-    b.event("new", node="a").at(1).synchronize(WAIT_S)
-
-
-@pytest.mark.driver
-def test_row_07_the_waiting_sides_own_bridge_dies(pair: tuple[Node, Node]) -> None:
-    a, b = pair[0].client(), pair[1].client()
-    event = recorded(a, "kv")
-    seen = b.event("kv", node="a")
-    event.record(ipcsync.Stream())
-    seen.at(1).synchronize(WAIT_S)
-    stream = ipcsync.Stream()
-    seen.at(2).wait(stream, ahead=True)
-    began = time.monotonic()
-    pair[1].end_bridge(signal.SIGKILL)
-    with pytest.raises(ipcsync.NodeLost) as caught:
-        seen.at(2).synchronize(WAIT_S)
-    assert time.monotonic() - began < 1.0
-    assert caught.value.reason == "bridge"
-    stream.synchronize()  # released, and not as success
-    assert seen.at(1).query()
-    event.record(ipcsync.Stream())
-    pair[1].start_bridge()
-    pair[1].await_bridge()
-    with pytest.raises(ipcsync.NodeLost):
-        b.point(bytes(seen.at(2))).query()
-
-
-@pytest.mark.thorough
-def test_a_node_that_says_goodbye_has_stopped(pair: tuple[Node, Node]) -> None:
-    a, b = pair[0].client(), pair[1].client()
-    recorded(a, "kv")
-    seen = b.event("kv", node="a")
-    assert pair[0].end_bridge() == 0
-    with pytest.raises(ipcsync.NodeLost) as caught:
-        seen.at(1).synchronize(WAIT_S)
-    assert caught.value.reason == "stopped"
-
-
-@pytest.mark.thorough
-def test_same_name_refused(pair: tuple[Node, Node], new_node: Callable[..., Node]) -> None:
-    second = new_node("a", "--link-ttl", "1")
-    assert second.bridge is not None
-    assert second.bridge.wait(30) == 1
-    assert "another bridge, which answers, has the name 'a'" in second.text()
-    a, b = pair[0].client(), pair[1].client()
-    recorded(a, "kv").record(ipcsync.Stream())
-    b.event("kv", node="a").at(1).synchronize(WAIT_S)
-
-
-@pytest.mark.thorough
-def test_row_09_a_server_that_is_back_soon_costs_a_delay(patient_pair: tuple[Node, Node], server: Server) -> None:
-    pair = patient_pair
-    a, b = pair[0].client(), pair[1].client()
-    event, stream = recorded(a, "kv"), ipcsync.Stream()
-    seen = b.event("kv", node="a")
-    event.record(stream)
-    seen.at(1).synchronize(WAIT_S)
-    server.kill()
-    event.record(stream)
-    server.start()
-    seen.at(2).synchronize(WAIT_S)
-    seen.at(event.record(stream).generation).synchronize(WAIT_S)
-
-
 @pytest.mark.driver
 def test_a_loss_on_another_node_goes_along_a_chain(pair: tuple[Node, Node], new_peer: Callable[..., object]) -> None:
     """The recorder on a dies; b's stream had waited for it, and b recorded behind that: c must not pass."""
@@ -330,6 +164,9 @@ def test_a_loss_on_another_node_goes_along_a_chain(pair: tuple[Node, Node], new_
     assert caught.value.cause == "behind"
     with pytest.raises(ipcsync.RecorderLost):
         mine.record(stream)
+
+
+_kept: list[object] = []
 
 
 def _open_on(endpoint: str, name: str) -> None:
@@ -355,33 +192,6 @@ def test_a_chain_on_the_recording_node_holds_over_the_bridge(
     with pytest.raises(ipcsync.RecorderLost) as caught:
         seen.at(1).synchronize(WAIT_S)
     assert caught.value.cause in ("behind", "died")
-
-
-@pytest.mark.thorough
-def test_every_waiting_side_learns_of_a_loss(pair: tuple[Node, Node]) -> None:
-    a, b = pair[0].client(), pair[1].client()
-    event = recorded(a, "kv")
-    seen = b.event("kv", node="a")
-    point = seen.at(1)
-    called = threading.Event()
-    point.add_done_callback(lambda _: called.set())
-
-    async def wait() -> None:
-        async with ipcsync.aconnect(pair[1].coordinator.endpoint) as client:
-            there = await client.event("kv", node="a")
-            assert there.node == "a"
-            waiting = asyncio.ensure_future(there.at(1).synchronize(WAIT_S))
-            await asyncio.sleep(0)
-            event.close()
-            with pytest.raises(ipcsync.RecorderLost):
-                await waiting
-
-    asyncio.run(wait())
-    assert called.wait(WAIT_S)
-    assert isinstance(point.exception(), ipcsync.RecorderLost)
-    for wait_for in (point.query, point.synchronize, lambda: point.wait(ipcsync.Stream())):
-        with pytest.raises(ipcsync.RecorderLost):
-            wait_for()
 
 
 @pytest.mark.thorough

@@ -1,0 +1,64 @@
+"""Three nats-servers that know each other, and nodes over them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.fleet.nodes import Node, Server
+
+
+class Cluster:
+    """Three servers on loopback."""
+
+    def __init__(self, path: Path) -> None:
+        ports = [_free_port() for _ in range(3)]
+        routes = ",".join(f"nats-route://127.0.0.1:{port}" for port in ports)
+        self.servers = [
+            Server(
+                path / f"n{number}", "-n", f"n{number}", "-cluster_name", "fleet", "-cluster",
+                f"nats://127.0.0.1:{port}", "-routes", routes,
+            )
+            for number, port in enumerate(ports)
+        ]  # fmt: skip
+
+    @property
+    def urls(self) -> list[str]:
+        """Where they listen."""
+        return [server.url for server in self.servers]
+
+    @contextmanager
+    def nodes(self, one: str, other: str) -> Iterator[tuple[Node, Node]]:
+        """Two nodes, whose bridges wait for each other as long as a leader's election takes."""
+        with ExitStack() as stack:
+            pair = (self._node(stack, one), self._node(stack, other))
+            for node in pair:
+                self._start(node)
+            yield pair
+
+    def _node(self, stack: ExitStack, name: str) -> Node:
+        node = Node(name, self.urls, "--replicas", "3", "--link-ttl", "30")
+        stack.callback(node.close)
+        return node
+
+    def _start(self, node: Node) -> None:
+        for _ in range(10):  # until there is a leader
+            node.start_bridge()
+            try:
+                node.await_bridge()
+                return
+            except AssertionError:
+                assert "store" in node.text()
+        raise AssertionError(f"no leader was elected: {node.text()}")
+
+    def close(self) -> None:
+        """End them."""
+        for server in self.servers:
+            server.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

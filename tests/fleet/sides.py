@@ -1,0 +1,100 @@
+"""Every way to wait for a point, at once: on the host, by a stream, by asking, by a callback, and from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import ipcsync
+from tests.kit.until import DEADLINE_S, until
+
+WAYS = ("host", "stream", "query", "callback", "asyncio")
+
+
+class End(NamedTuple):
+    """How a wait ended: "complete" or an error's class, its reason or cause, and when by CLOCK_MONOTONIC."""
+
+    what: str
+    why: str
+    at: float
+
+
+def end_of(wait: Callable[[], object]) -> End:
+    """What comes of a wait."""
+    what, why = "complete", ""
+    try:
+        wait()
+    except ipcsync.NodeLost as error:
+        what, why = "NodeLost", str(error.reason)
+    except ipcsync.RecorderLost as error:
+        what, why = "RecorderLost", str(error.cause)
+    except ipcsync.IpcSyncError as error:
+        what = type(error).__name__
+    return End(what, why, time.monotonic())
+
+
+class Sides:
+    """Waits for one point of an event, begun by the time that this is made."""
+
+    def __init__(
+        self, client: ipcsync.Client, event: ipcsync.SharedEvent, generation: int, ways: tuple[str, ...] = WAYS
+    ) -> None:
+        self._endpoint = client.endpoint
+        self._point = event.at(generation)
+        self._ends: dict[str, End] = {}
+        self._is_connected = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(wait,)) for wait in self._begin(ways)]
+        for thread in self._threads:
+            thread.start()
+        if "asyncio" in ways:
+            assert self._is_connected.wait(DEADLINE_S)
+
+    def _begin(self, ways: tuple[str, ...]) -> list[tuple[str, Callable[[], object]]]:
+        point, stream, called = self._point, ipcsync.Stream(), threading.Event()
+        if "stream" in ways:
+            point.wait(stream, ahead=True)
+        if "callback" in ways:
+            point.add_done_callback(lambda _: called.set())
+
+        def by_stream() -> None:
+            until(stream.query, "the stream to go on")
+            point.synchronize(DEADLINE_S)  # a stream that is released says nothing of why
+
+        def by_callback() -> None:
+            assert called.wait(DEADLINE_S)
+            point.synchronize(DEADLINE_S)
+
+        waits: dict[str, Callable[[], object]] = {
+            "host": lambda: point.synchronize(DEADLINE_S),
+            "stream": by_stream,
+            "query": lambda: until(point.query, "the point"),
+            "callback": by_callback,
+            "asyncio": lambda: asyncio.run(self._wait()),
+        }
+        return [(way, waits[way]) for way in ways]
+
+    async def _wait(self) -> None:
+        async with ipcsync.aconnect(self._endpoint, name="aside") as client:
+            point = await client.point(bytes(self._point))
+            self._is_connected.set()
+            await point.synchronize(DEADLINE_S)
+
+    def _run(self, wait: tuple[str, Callable[[], object]]) -> None:
+        self._ends[wait[0]] = end_of(wait[1])
+
+    def ends(self) -> dict[str, End]:
+        """How each wait ended; waits for that."""
+        for thread in self._threads:
+            thread.join(2 * DEADLINE_S)
+        return self._ends
+
+
+def learn(ends: dict[str, End], what: str, why: str = "", within: float = DEADLINE_S, since: float = 0.0) -> None:
+    """Each of the waits ended like this, at most so many seconds after `since`."""
+    assert {way: (end.what, end.why) for way, end in ends.items()} == dict.fromkeys(ends, (what, why))
+    if since:
+        late = {way: end.at - since for way, end in ends.items() if end.at - since > within}
+        assert not late, f"later than {within} s: {late}"

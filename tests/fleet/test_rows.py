@@ -1,0 +1,331 @@
+"""The failure table (docs/fleet.md), row by row with real signals, as each way to wait sees it.
+
+The rows that need hosts of their own, with wires to cut, are in test_hosts.py; that the wall clock, which may jump (row
+15), is read nowhere, is in tests/unit/test_bridge_config.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from tests.fleet.cluster import Cluster
+from tests.fleet.nodes import Node, Server, with_client
+from tests.fleet.sides import Sides, end_of, learn
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
+
+pytestmark = [pytest.mark.process, pytest.mark.driver]
+
+MARGIN_S = 1.5  # of a bound: two cores, shared with others
+PING_S, TTL_S, LEASE_S = 1.0, 5.0, 5.0
+thorough = pytest.mark.thorough
+
+
+def recorded(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent:
+    return client.event(name, recorder=True, engine="timeline")
+
+
+def followed(pair: tuple[Node, Node]) -> tuple[ipcsync.SharedEvent, ipcsync.SharedEvent, Sides]:
+    """An event of `a`, the same on `b`, where its first generation is complete, and waits there for the second."""
+    a, b = pair[0].client(), pair[1].client()
+    event = recorded(a, "kv")
+    seen = b.event("kv", node="a")
+    event.record(ipcsync.Stream())
+    seen.at(1).synchronize(DEADLINE_S)
+    return event, seen, Sides(b, seen, 2)
+
+
+def stays(seen: ipcsync.SharedEvent, node: Node, what: str, why: str) -> None:
+    """What was known complete is good, what is lost is lost: also for a client that comes later."""
+    assert seen.at(1).query()
+    late = node.client("late").point(bytes(seen.at(2)))
+    assert end_of(late.query)[:2] == (what, why)
+    assert node.client("late").point(bytes(seen.at(1))).query()
+
+
+_kept: list[object] = []
+
+
+def _record_on(endpoint: str, name: str) -> None:
+    """In a peer: record once."""
+    client = ipcsync.connect(endpoint, name="prefill")
+    event = recorded(client, name)
+    event.record(ipcsync.Stream()).synchronize(DEADLINE_S)
+    _kept.extend((client, event))
+
+
+@thorough
+def test_row_01_a_recorder_that_dies_is_a_recorder_lost(pair: tuple[Node, Node], new_peer: Callable[..., Peer]) -> None:
+    peer = new_peer()
+    peer.call(_record_on, pair[0].coordinator.endpoint, "kv")
+    b = pair[1].client()
+    seen = b.event("kv", node="a")
+    seen.at(1).synchronize(DEADLINE_S)
+    sides = Sides(b, seen, 2)
+    began = time.monotonic()
+    os.kill(peer.pid, signal.SIGKILL)
+    learn(sides.ends(), "RecorderLost", "died", 0.25 + MARGIN_S, began)
+    with pytest.raises(ipcsync.RecorderLost, match="on node 'a' died"):
+        seen.at(2).query()
+    stays(seen, pair[1], "RecorderLost", "died")
+
+
+@thorough
+def test_row_02_a_recorder_that_closes_leaves_what_it_recorded(pair: tuple[Node, Node]) -> None:
+    a, b = pair[0].client(), pair[1].client()
+    event = recorded(a, "kv")
+    seen = b.event("kv", node="a")
+    stream = ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        event.record(stream)
+        until(lambda: seen.generation == 1, "the record to be told")
+        good, lost = Sides(b, seen, 1), Sides(b, seen, 2, ("host", "query", "callback", "asyncio"))
+        began = time.monotonic()
+        event.close()
+        learn(lost.ends(), "RecorderLost", "closed", 0.25 + MARGIN_S, began)
+        assert not seen.at(1).query()
+        gate.open()
+        learn(good.ends(), "complete")
+
+
+@thorough
+def test_row_03_a_coordinator_that_dies_is_a_node_that_restarted(pair: tuple[Node, Node]) -> None:
+    _, seen, sides = followed(pair)
+    began = time.monotonic()
+    os.kill(pair[0].coordinator.pid, signal.SIGKILL)
+    learn(sides.ends(), "NodeLost", "restarted", 1.5 + MARGIN_S, began)
+    with pytest.raises(ipcsync.NodeLost) as caught:
+        seen.at(2).query()
+    assert caught.value.node == "a"
+    stays(seen, pair[1], "NodeLost", "restarted")
+
+
+@thorough
+def test_row_05_a_bridge_that_is_back_within_the_ttl_heals_all(patient_pair: tuple[Node, Node]) -> None:
+    event, seen, sides = followed(patient_pair)
+    stream = ipcsync.Stream()
+    for number in range(3):
+        patient_pair[0].end_bridge(signal.SIGKILL)
+        while_away = event.record(stream)
+        patient_pair[0].start_bridge()
+        if number == 0:
+            learn(sides.ends(), "complete")
+        seen.at(while_away.generation).synchronize(DEADLINE_S)
+        seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+    assert seen.state == "open"
+
+
+@thorough
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_row_06_a_bridge_that_stays_away_is_a_silent_node_and_its_own_waits_are_lost(
+    pair: tuple[Node, Node], how: signal.Signals
+) -> None:
+    _, seen, sides = followed(pair)
+    a, b = pair[0].client(), pair[1].client()
+    theirs = recorded(b, "of b")
+    own = Sides(a, a.event("of b", node="b"), 1)
+    assert pair[0].bridge is not None
+    began = time.monotonic()
+    pair[0].bridge.send_signal(how)
+    learn(own.ends(), "NodeLost", "bridge", (0.25 if how == signal.SIGKILL else LEASE_S) + MARGIN_S, began)
+    learn(sides.ends(), "NodeLost", "silent", TTL_S + 0.5 + MARGIN_S, began)
+    assert min(end.at for end in sides.ends().values()) - began > TTL_S - PING_S - MARGIN_S
+    stays(seen, pair[1], "NodeLost", "silent")
+    if how == signal.SIGSTOP:
+        pair[0].end_bridge(signal.SIGKILL)
+    pair[0].start_bridge()
+    pair[0].await_bridge()
+    with pytest.raises(ipcsync.NodeLost):  # row 13: it stays lost, and what is new links
+        b.event("kv", node="a").at(2).query()
+    recorded(a, "new").record(ipcsync.Stream())
+    b.event("new", node="a").at(1).synchronize(DEADLINE_S)
+    theirs.close()
+
+
+def test_row_07_the_waiting_sides_own_bridge_dies(pair: tuple[Node, Node]) -> None:
+    event, seen, sides = followed(pair)
+    began = time.monotonic()
+    pair[1].end_bridge(signal.SIGKILL)
+    learn(sides.ends(), "NodeLost", "bridge", 0.25 + MARGIN_S, began)
+    stays(seen, pair[1], "NodeLost", "bridge")
+    event.record(ipcsync.Stream())
+    pair[1].start_bridge()
+    pair[1].await_bridge()
+    stays(seen, pair[1], "NodeLost", "bridge")
+
+
+@thorough
+def test_row_08_the_waiting_sides_own_coordinator_dies(pair: tuple[Node, Node]) -> None:
+    _, seen, _ = followed(pair)
+    sides = Sides(pair[1].client(), seen, 2, ("host", "query", "callback", "asyncio"))
+    began = time.monotonic()
+    os.kill(pair[1].coordinator.pid, signal.SIGKILL)
+    learn(sides.ends(), "CoordinatorLost", "", 1.0 + MARGIN_S, began)
+    assert pair[1].bridge is not None
+    assert pair[1].bridge.wait(DEADLINE_S) == 1
+
+
+@thorough
+def test_row_09_a_server_that_is_back_soon_costs_a_delay(patient_pair: tuple[Node, Node], server: Server) -> None:
+    event, seen, sides = followed(patient_pair)
+    stream = ipcsync.Stream()
+    server.kill()
+    event.record(stream)
+    server.start()
+    learn(sides.ends(), "complete")
+    seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+
+
+@thorough
+def test_row_11_without_a_quorum_links_go_on_and_names_say_so(cluster: Cluster) -> None:
+    with cluster.nodes("a", "b") as pair:
+        event, seen, sides = followed(pair)
+        for server in cluster.servers[:2]:
+            server.kill()
+        event.record(ipcsync.Stream())
+        learn(sides.ends(), "complete")
+        b = pair[1].client()
+        began = time.monotonic()
+        with pytest.raises((ipcsync.FleetUnavailable, ipcsync.WaitTimeout)):
+            b.event("weights", fleet=True, timeout=2.0)
+        assert time.monotonic() - began < 2.0 + MARGIN_S
+        b.event("other", node="a")  # a node's own name asks that node, and no store
+        assert seen.state == "open"
+
+
+@thorough
+def test_row_14_a_peer_that_stands_still_makes_nobody_else_slower_and_sees_the_newest_later(
+    pair: tuple[Node, Node], new_node: Callable[..., Node]
+) -> None:
+    event, seen, _ = followed(pair)
+    third = new_node("c")
+    third.await_bridge()
+    also = third.client().event("kv", node="a")
+    stream = ipcsync.Stream()
+    assert pair[1].bridge is not None
+    pair[1].bridge.send_signal(signal.SIGSTOP)
+    for _ in range(100):  # far more than the window of what may be unacknowledged
+        also.at(event.record(stream).generation).synchronize(DEADLINE_S)
+    before = seen.generation
+    pair[1].bridge.send_signal(signal.SIGCONT)
+    seen.at(101).synchronize(DEADLINE_S)
+    assert before < 101
+
+
+@contextmanager
+def kept_news(server: Server, to: str) -> Iterator[list[tuple[str, bytes]]]:
+    """What a node is told meanwhile, as it lies on the wire."""
+    import asyncio
+
+    import nats
+
+    news: list[tuple[str, bytes]] = []
+    is_there, is_over = threading.Event(), threading.Event()
+
+    async def keep(message: Any) -> None:
+        news.append((message.subject, message.data))
+
+    async def listen() -> None:
+        client = await nats.connect(server.url)
+        await client.subscribe(f"ipcsync.main.{to}.tell.*", cb=keep)
+        await client.flush()
+        is_there.set()
+        await asyncio.to_thread(is_over.wait)
+        await client.flush()
+        await client.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(listen()))
+    thread.start()
+    assert is_there.wait(DEADLINE_S)
+    yield news
+    is_over.set()
+    thread.join()
+
+
+@thorough
+def test_row_16_news_that_come_again_late_and_in_another_order_change_nothing(
+    pair: tuple[Node, Node], server: Server
+) -> None:
+    event, seen, sides = followed(pair)
+    stream = ipcsync.Stream()
+    with kept_news(server, "b") as news:
+        for _ in range(30):
+            seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+    learn(sides.ends(), "complete")
+    assert len(news) >= 30
+
+    async def replay(client: Any) -> None:
+        for subject, data in [*reversed(news), *news[::2], *news]:
+            await client.publish(subject, data)
+        await client.flush()
+
+    waits = Sides(pair[1].client(), seen, 32)
+    with_client(server, replay)
+    until(lambda: pair[1].client().bridge().counts["tells_heard"] >= 2 * len(news), "all of it to be heard")
+    assert (seen.generation, seen.completed, seen.state) == (31, 31, "open")
+    event.record(stream)
+    learn(waits.ends(), "complete")
+
+
+@thorough
+def test_row_17_same_name_refused(pair: tuple[Node, Node], new_node: Callable[..., Node]) -> None:
+    event, seen, sides = followed(pair)
+    second = new_node("a", "--link-ttl", "1")
+    assert second.bridge is not None
+    assert second.bridge.wait(DEADLINE_S) == 1
+    assert "another bridge, which answers, has the name 'a'" in second.text()
+    event.record(ipcsync.Stream())  # the first has not noticed
+    learn(sides.ends(), "complete")
+    assert seen.state == "open"
+
+
+def _wait_for(endpoint: str, name: str, generation: int) -> tuple[str, str]:
+    """In a peer of the waiting node."""
+    with ipcsync.connect(endpoint, name="decode", lease_ttl=60) as client:
+        seen = client.event(name, node="a", timeout=DEADLINE_S)
+        return end_of(lambda: seen.at(generation).synchronize(DEADLINE_S))[:2]
+
+
+@thorough
+def test_row_20_all_of_a_node_is_stopped_and_goes_on(
+    new_node: Callable[..., Node], new_peer: Callable[..., Peer]
+) -> None:
+    a, b = (new_node(name, "--link-ttl", "1", lease_ttl=60) for name in ("a", "b"))
+    for node in (a, b):
+        node.await_bridge()
+    event, peer = recorded(a.client(), "kv"), new_peer()
+    seen = b.client().event("kv", node="a")
+    peer.begin(_wait_for, b.coordinator.endpoint, "kv", 2)
+    until(lambda: any(row.name == "kv" and row.attached >= 3 for row in b.client().list_events()), "the peer to wait")
+    assert b.bridge is not None
+    stopped = (b.coordinator.pid, b.bridge.pid, peer.pid)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    stream = ipcsync.Stream()
+    for _ in range(2):
+        event.record(stream)
+    time.sleep(3.0)  # three times the TTL after which a node that is silent is lost: its own pause is none of a's
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    assert peer.result() == ("complete", "")
+    seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+    assert seen.state == "open"
+
+
+@thorough
+def test_a_node_that_says_goodbye_has_stopped(pair: tuple[Node, Node]) -> None:
+    _, seen, sides = followed(pair)
+    began = time.monotonic()
+    assert pair[0].end_bridge() == 0
+    learn(sides.ends(), "NodeLost", "stopped", 0.25 + MARGIN_S, began)
+    stays(seen, pair[1], "NodeLost", "stopped")
