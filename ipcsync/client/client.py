@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -14,8 +13,7 @@ from msgspec.structs import replace
 
 from ipcsync._engines import deadline_of, queued
 from ipcsync._native import device as devices
-from ipcsync._native import fork
-from ipcsync._native.context import LEGACY, current_ordinal, ordinal_of, uuid_of
+from ipcsync._native.context import LEGACY, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import Opening
 from ipcsync._session.feed import Notice
@@ -27,63 +25,18 @@ from ipcsync.client import over, remote
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.everything import Everything, chosen
 from ipcsync.client.naming import Naming, plain
-from ipcsync.client.opening import open_events
+from ipcsync.client.opening import Wanted, open_events
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import RING, Reservation
+from ipcsync.client.streams import open_stream
 from ipcsync.client.unnamed import UNNAMED_DEPTH, UnnamedEvents
-from ipcsync.errors import (
-    DeviceMismatch,
-    InvalidDevice,
-    WaitTimeout,
-)
+from ipcsync.errors import WaitTimeout
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ipcsync._engines.traced import Tracing
-
-
-def connect(
-    endpoint: str | None = None,
-    *,
-    name: str | None = None,
-    timeout: float = 5.0,
-    lease_ttl: float | None = None,
-    trace: str | os.PathLike[str] | None = None,
-    chains: str = "stream",
-    prefix: str = "",
-) -> Client:
-    """Open a session with a coordinator.
-
-    `endpoint` is $IPCSYNC_ENDPOINT by default, else the coordinator's socket in the runtime directory; `name` is what
-    others see of this session; `timeout` in seconds, for a daemon that is just starting too; `lease_ttl` in seconds
-    asks for another TTL than the coordinator's, which clamps it (`client.lease_ttl` is what it granted); `trace` is a
-    directory to which this process writes what it does with shared events, $IPCSYNC_TRACE by default, "" for none.
-    `prefix` stands before the name of every event and stream that this client opens, lists and watches; here they are
-    shown without it. So two jobs that share a coordinator never meet, and neither sees the other's names.
-
-    Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; ValueError for
-    a timeout that is negative or NaN; OSError if nothing can be written to the trace's directory.
-    """
-    fork.arm()
-    client = Client.__new__(Client)
-    try:
-        # Called by name: from a construction, a signal's handler may raise before anybody has what was constructed.
-        Client.__init__(
-            client,
-            endpoint,
-            name=name,
-            timeout=timeout,
-            lease_ttl=lease_ttl,
-            trace=trace,
-            chains=chains,
-            prefix=prefix,
-        )
-        return client
-    except BaseException:
-        client._drop()
-        raise
 
 
 class Client:
@@ -202,48 +155,13 @@ class Client:
         Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for a bad name, WaitTimeout,
         and ValueError for an invalid depth, engine or timeout, or what does not go together.
         """
-        wanted = [self._naming.full(name)]
+        wanted = Wanted([self._naming.full(name)], bool(recorder), device, engine, depth, timeout)
         openings = [Opening()]
         try:
-            if node is not None:
-                return self._open_remote(wanted, openings, node, recorder, engine, timeout)[0]
-            if fleet:
-                return self._open_in_fleet(wanted, openings, recorder, device, engine, depth, timeout)
-            (opened,) = self._open(wanted, openings, recorder, device, engine, depth, timeout)
-            return opened
+            return self._open(wanted, openings, node, fleet=fleet)[0]
         except BaseException:
             self._session.abandon(openings)
             raise
-
-    def _open_remote(
-        self,
-        names: Sequence[str],
-        openings: Sequence[Opening],
-        node: str,
-        recorder: bool,
-        engine: EngineChoice,
-        timeout: float | None,
-    ) -> list[SharedEvent]:
-        return self._naming.asking(
-            lambda: remote.open_remote(self._session, names, openings, node, recorder, engine, timeout)
-        )
-
-    def _open_in_fleet(
-        self,
-        names: Sequence[str],
-        openings: Sequence[Opening],
-        recorder: bool,
-        device: DeviceLike | None,
-        engine: EngineChoice,
-        depth: int,
-        timeout: float | None,
-    ) -> SharedEvent:
-        (name,), (opening,) = names, openings
-        if not recorder:
-            return self._naming.asking(lambda: remote.find_in_fleet(self._session, name, opening, engine, timeout))
-        remote.refuse_engine(engine)
-        open_here = partial(self._open, names, openings, True, device, "timeline", depth, timeout)
-        return self._naming.asking(lambda: remote.claim(self._session, name, lambda: open_here()[0], timeout))
 
     def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
         """The nodes of the fleet, as the bridge of this one sees them: this one first. NoBridge without a bridge."""
@@ -274,26 +192,19 @@ class Client:
         checked = [self._naming.full(name) for name in names]
         openings = [Opening() for _ in checked]
         try:
-            if node is not None:
-                return self._open_remote(checked, openings, node, recorder, engine, timeout)
-            return self._open(checked, openings, recorder, device, engine, depth, timeout)
+            return self._open(Wanted(checked, bool(recorder), device, engine, depth, timeout), openings, node)
         except BaseException:
             self._session.abandon(openings)
             raise
 
     def _open(
-        self,
-        names: Sequence[str],
-        openings: Sequence[Opening],
-        recorder: bool,
-        device: DeviceLike | None,
-        engine: EngineChoice,
-        depth: int,
-        timeout: float | None,
+        self, wanted: Wanted, openings: Sequence[Opening], node: str | None, *, fleet: bool = False
     ) -> list[SharedEvent]:
-        return self._naming.asking(
-            lambda: open_events(self._session, names, openings, recorder, device, engine, depth, timeout)
-        )
+        if node is not None:
+            return self._naming.asking(lambda: remote.open_on_node(self._session, wanted, openings, node))
+        if fleet:
+            return self._naming.asking(lambda: [remote.open_in_fleet(self._session, wanted, openings[0])])
+        return self._naming.asking(lambda: open_events(self._session, wanted, openings))
 
     def record(
         self,
@@ -367,7 +278,8 @@ class Client:
         """
         openings = [Opening()]
         try:
-            (event,) = open_events(self._session, [""], openings, True, device, engine, RING, timeout)
+            wanted = Wanted([""], True, device, engine, RING, timeout)
+            (event,) = open_events(self._session, wanted, openings)
             return Reservation(event)
         except BaseException:
             self._session.abandon(openings)
@@ -426,18 +338,7 @@ class Client:
         The first to name it decides device (the current one by default) and priority. DeviceMismatch for another
         device than that, or one that this process does not see.
         """
-        body = messages.OpenStream(
-            name=self._naming.full(name),
-            device="" if device is None else uuid_of(devices.parse(device)),
-            default_device=uuid_of(current_ordinal()),
-            priority=priority,
-        )
-        spec = self._session.request(body, messages.StreamSpec, timeout)
-        try:
-            ordinal = ordinal_of(spec.device)
-        except InvalidDevice as error:
-            raise DeviceMismatch(f"the stream {name!r} is on a device that is not visible here: {error}") from None
-        return Stream(ordinal, spec.priority)
+        return open_stream(self._session, self._naming, name, device, priority, timeout)
 
     # --- lists --------------------------------------------------------------------------------------------------------
 

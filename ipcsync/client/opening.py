@@ -1,8 +1,9 @@
-"""How events are opened, with names or without."""
+"""How events of this node are opened, with names or without."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ipcsync._native import device as devices
 from ipcsync._native.context import current_ordinal, uuid_of
@@ -13,26 +14,30 @@ from ipcsync.client.event import SharedEvent
 from ipcsync.typing import DeviceLike, EngineChoice
 
 
-def open_events(
-    session: Session,
-    names: Sequence[str],
-    openings: Sequence[Opening],
-    recorder: bool,
-    device: DeviceLike | None,
-    engine: EngineChoice,
-    depth: int,
-    timeout: float | None = None,
-) -> list[SharedEvent]:
+@dataclass(frozen=True)
+class Wanted:
+    """The events that a client asks for, by their full names; "" is one without a name."""
+
+    names: Sequence[str]
+    is_recorder: bool
+    device: DeviceLike | None
+    engine: EngineChoice
+    depth: int
+    timeout: float | None = None  # in seconds, for all together; the session's own by default
+
+
+def open_events(session: Session, wanted: Wanted, openings: Sequence[Opening]) -> list[SharedEvent]:
     """Open events for `openings`, which the caller abandons if an exception comes before it has the events."""
     session.check()
+    depth, engine = wanted.depth, wanted.engine
     if isinstance(depth, bool) or not isinstance(depth, int):
         raise TypeError(f"depth is an int, but got {type(depth).__name__}")
     if not 1 <= depth <= 1024:
         raise ValueError(f"depth is from 1 to 1024, but got {depth}")
     if engine not in ("auto", "event", "timeline"):
         raise ValueError(f"engine is 'auto', 'event' or 'timeline', but got {engine!r}")
-    wanted = "" if device is None else uuid_of(devices.parse(device))
+    device = "" if wanted.device is None else uuid_of(devices.parse(wanted.device))
     default = uuid_of(current_ordinal())
-    bodies = [messages.Open(name, bool(recorder), wanted, default, engine, depth) for name in names]
-    session.open(bodies, openings, timeout)
-    return [SharedEvent(opening, is_recorder=bool(recorder)) for opening in openings]
+    bodies = [messages.Open(name, wanted.is_recorder, device, default, engine, depth) for name in wanted.names]
+    session.open(bodies, openings, wanted.timeout)
+    return [SharedEvent(opening, is_recorder=wanted.is_recorder) for opening in openings]

@@ -3,52 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ipcsync._native.context import current_ordinal, uuid_of
 from ipcsync._session.attachments import Opening
 from ipcsync._session.session import Session
 from ipcsync._wire import messages, nodes
 from ipcsync.client.event import SharedEvent
+from ipcsync.client.opening import Wanted, open_events
 from ipcsync.errors import EngineMismatch, WaitTimeout
 from ipcsync.typing import EngineChoice
 
 _PAUSE_S = 0.02
 
 
-def open_remote(
-    session: Session,
-    names: Sequence[str],
-    openings: Sequence[Opening],
-    node: str | None,
-    recorder: bool,
-    engine: EngineChoice,
-    timeout: float | None,
-) -> list[SharedEvent]:
-    """Open events of a node, or of the fleet if that is None, for waiting. As `open_events`, with its duties."""
+def open_on_node(session: Session, wanted: Wanted, openings: Sequence[Opening], node: str) -> list[SharedEvent]:
+    """Open events of a node for waiting. As `open_events`, with its duties."""
     session.check()
-    reason = None if node is None else nodes.why_not(node)
+    reason = nodes.why_not(node)
     if reason:
         raise ValueError(f"a node's name {reason}, but got {node!r:.80}")
-    if recorder:
+    if wanted.is_recorder:
         raise ValueError("an event of another node is recorded there: here it is opened for waiting only")
-    refuse_engine(engine)
-    default = uuid_of(current_ordinal())
-    bodies = [messages.Remote("open", node or "", name, default_device=default) for name in names]
-    session.open_remote(bodies, openings, timeout)
-    return [SharedEvent(opening, is_recorder=False) for opening in openings]
+    _refuse_engine(wanted.engine)
+    return _open_to_wait(session, wanted, openings, node)
 
 
-def find_in_fleet(
-    session: Session, name: str, opening: Opening, engine: EngineChoice, timeout: float | None
-) -> SharedEvent:
-    """Open the fleet's event of a name for waiting, once somebody has claimed it."""
-    seconds = session.timeout if timeout is None else timeout
+def open_in_fleet(session: Session, wanted: Wanted, opening: Opening) -> SharedEvent:
+    """Open the fleet's one event of a name: as its recorder, here, or for waiting, once somebody has claimed it.
+
+    As `open_events`, with its duties. RecorderTaken if another node has the name.
+    """
+    _refuse_engine(wanted.engine)
+    return _claim(session, wanted, opening) if wanted.is_recorder else _find(session, wanted, opening)
+
+
+def _claim(session: Session, wanted: Wanted, opening: Opening) -> SharedEvent:
+    (opened,) = open_events(session, replace(wanted, engine="timeline"), [opening])
+    _, slot, incarnation = opened._engine.origin
+    claim = messages.Remote("claim", "", wanted.names[0], slot=slot, incarnation=incarnation)
+    session.request(claim, messages.Done, wanted.timeout)
+    return opened
+
+
+def _find(session: Session, wanted: Wanted, opening: Opening) -> SharedEvent:
+    (name,) = wanted.names
+    seconds = session.timeout if wanted.timeout is None else wanted.timeout
     deadline = time.monotonic() + seconds
     while True:
         left = max(deadline - time.monotonic(), 0.0)
         try:
-            return open_remote(session, [name], [opening], None, False, engine, left)[0]
+            session.check()
+            return _open_to_wait(session, replace(wanted, timeout=left), [opening], "")[0]
         except WaitTimeout as error:
             # Nobody has it yet. The bridge answers that soon: a question that waits keeps other requests waiting.
             if time.monotonic() + _PAUSE_S >= deadline:
@@ -60,15 +67,14 @@ def find_in_fleet(
         time.sleep(_PAUSE_S)
 
 
-def claim(session: Session, name: str, open_here: Callable[[], SharedEvent], timeout: float | None) -> SharedEvent:
-    """Open an event here as its recorder, and have it for the whole fleet. RecorderTaken if another node has it."""
-    opened = open_here()
-    _, slot, incarnation = opened._engine.origin
-    session.request(messages.Remote("claim", "", name, slot=slot, incarnation=incarnation), messages.Done, timeout)
-    return opened
+def _open_to_wait(session: Session, wanted: Wanted, openings: Sequence[Opening], node: str) -> list[SharedEvent]:
+    """`node`: "" for whichever node has the fleet's event of a name."""
+    default = uuid_of(current_ordinal())
+    bodies = [messages.Remote("open", node, name, default_device=default) for name in wanted.names]
+    session.open_remote(bodies, openings, wanted.timeout)
+    return [SharedEvent(opening, is_recorder=False) for opening in openings]
 
 
-def refuse_engine(engine: EngineChoice) -> None:
-    """Raise EngineMismatch for the one that does not work between nodes."""
+def _refuse_engine(engine: EngineChoice) -> None:
     if engine == "event":
         raise EngineMismatch("between nodes only the engine 'timeline' works")

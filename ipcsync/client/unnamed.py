@@ -8,7 +8,7 @@ from ipcsync._locks import CallLock
 from ipcsync._session.attachments import Opening
 from ipcsync._session.session import Session
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.opening import open_events
+from ipcsync.client.opening import Wanted, open_events
 from ipcsync.errors import EventClosed, QuotaExceeded, Reentered
 from ipcsync.typing import EngineChoice
 
@@ -16,6 +16,8 @@ StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
 """A stream's address, its thread if the address means another stream on each (else 0), its ordinal, and the engine."""
 
 UNNAMED_DEPTH = 16
+"""How many records of a stream may be in flight, unless its first record says otherwise."""
+
 _MANY = 32
 _LOOKS = 16  # at so many events before a further one is made
 
@@ -55,7 +57,7 @@ class UnnamedEvents:
 
     def _open(self, key: StreamKey, openings: list[Opening], depth: int) -> SharedEvent:
         try:
-            (event,) = open_events(self._session, [""], openings, True, key[2], key[3], depth)
+            (event,) = open_events(self._session, Wanted([""], True, key[2], key[3], depth), openings)
         except QuotaExceeded:
             idle = self._take_over(key, depth)
             if idle is None:

@@ -27,7 +27,8 @@ from ipcsync.client import over
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
 from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.aio.runner import Runner, Threads, is_of_this_thread, run, run_alone
-from ipcsync.client.client import Client, connect
+from ipcsync.client.client import Client
+from ipcsync.client.connecting import connect
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.everything import chosen
 from ipcsync.client.point import bound
