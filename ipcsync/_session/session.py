@@ -20,11 +20,12 @@ from ipcsync._native import device as devices
 from ipcsync._native import fork
 from ipcsync._native.context import count, current_ordinal, uuid_of
 from ipcsync._session import feed, handshake, sessions
-from ipcsync._session.attachments import AttachmentRef, AttachmentTable, Opening
+from ipcsync._session.attachments import AttachmentTable
 from ipcsync._session.connection import Connection, Request, context
 from ipcsync._session.feed import Notice
 from ipcsync._session.handshake import expect
 from ipcsync._session.lease import SessionLease
+from ipcsync._session.references import AttachmentRef, Opening
 from ipcsync._session.shutdown import Shutdown
 from ipcsync._session.waits import Waits
 from ipcsync._wire import messages
@@ -207,7 +208,7 @@ class Session:
         """From the heartbeat's thread."""
         self.connection.drain_late()
         self.attachments.beat()
-        self.attachments.flush_closes(0.05, wait=False)
+        self.attachments.closes.flush(0.05, wait=False)
         if self.is_closed:
             self._shutdown.at_beat()
 
@@ -230,7 +231,7 @@ class Session:
     ) -> None:
         """Attach to events of other nodes, as `open` does to those here."""
         seconds = self.timeout if timeout is None else timeout
-        self.attachments.change(seconds, partial(self._open, bodies, openings, seconds))
+        self.attachments.closes.change(seconds, partial(self._open, bodies, openings, seconds))
 
     def open(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float | None = None) -> None:
         """Attach to what `bodies` name, each for the opening at its place: all, or none, within `timeout` s in all.
@@ -238,7 +239,7 @@ class Session:
         If an exception comes, also later, it is for the caller to `abandon` the openings.
         """
         seconds = self.timeout if timeout is None else timeout
-        self.attachments.change(seconds, partial(self._open_in_order, bodies, openings, seconds))
+        self.attachments.closes.change(seconds, partial(self._open_in_order, bodies, openings, seconds))
 
     def _open_in_order(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float) -> None:
         named_by_recorder = [body for body in bodies if body.recorder and body.name]
@@ -295,7 +296,7 @@ class Session:
             return found
         seconds = self.timeout if timeout is None else timeout
         self.attachments.relieve()
-        return self.attachments.change(seconds, partial(self._attach, key, seconds))
+        return self.attachments.closes.change(seconds, partial(self._attach, key, seconds))
 
     def _find(self, key: PointKey) -> AttachmentRef | None:
         if key.epoch != self.epoch:

@@ -13,8 +13,8 @@ from ipcsync._native import fork
 from ipcsync.errors import ClientClosed, ConnectError, EventClosed
 
 if TYPE_CHECKING:
-    from ipcsync._session.attachments import AttachmentRef
     from ipcsync._session.lease import SessionLease
+    from ipcsync._session.references import AttachmentRef
     from ipcsync._wire.point import PointKey
 
 log = logging.getLogger("ipcsync")

@@ -47,7 +47,7 @@ class Shutdown:
 
         A later beat does if the coordinator is silent.
         """
-        let_go = not self._attachments.is_draining
+        let_go = not self._attachments.draining.has_any
         try:
             self._connection.request(messages.Bye(let_go=let_go), self._token, timeout, beat)
         except (WaitTimeout, ConnectError) as error:
@@ -57,17 +57,19 @@ class Shutdown:
             log.info("the coordinator knows nothing of the session any more: %s", error)
         self._has_said_goodbye = True
         if let_go:
-            self._attachments.drop_pending_closes()
+            self._attachments.closes.drop()
 
     def is_over(self) -> bool:
         """Whether nothing is left to be let go of or to be told to a coordinator that lives."""
         if not self._lease.coordinator_is_alive():
             return True
-        return self._has_said_goodbye and not self._attachments.is_draining and not self._attachments.has_pending_closes
+        return (
+            self._has_said_goodbye and not self._attachments.draining.has_any and not self._attachments.closes.has_any
+        )
 
     def end(self) -> None:
         """Give everything up."""
-        self._attachments.end()
+        self._attachments.closes.end()
         self._lease.stop()
         self._connection.close()
         self.forget_child()

@@ -15,8 +15,8 @@ from ipcsync._engines import deadline_of, queued
 from ipcsync._native import device as devices
 from ipcsync._native.context import LEGACY, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
-from ipcsync._session.attachments import Opening
 from ipcsync._session.feed import Notice
+from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire

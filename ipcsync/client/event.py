@@ -11,7 +11,7 @@ from ipcsync._engines.compiled import EventBase, shortened
 from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync._native.stream import Stream, stream_handle
-from ipcsync._session.attachments import Opening
+from ipcsync._session.references import Opening
 from ipcsync.client.point import Point, bound
 from ipcsync.errors import EventClosed
 from ipcsync.typing import EngineName, EventState, StreamLike

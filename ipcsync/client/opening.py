@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ipcsync._native import device as devices
 from ipcsync._native.context import current_ordinal, uuid_of
-from ipcsync._session.attachments import Opening
+from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
 from ipcsync._wire import messages
 from ipcsync.client.event import SharedEvent

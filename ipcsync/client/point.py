@@ -17,7 +17,7 @@ from ipcsync.typing import StreamLike
 if TYPE_CHECKING:
     from ipcsync._engines import Engine
     from ipcsync._native.device import Device
-    from ipcsync._session.attachments import AttachmentRef
+    from ipcsync._session.references import AttachmentRef
 
 
 @shortened("__init__ wait query synchronize")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ipcsync._native.context import current_ordinal, uuid_of
-from ipcsync._session.attachments import Opening
+from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
 from ipcsync._wire import messages, nodes
 from ipcsync.client.event import SharedEvent

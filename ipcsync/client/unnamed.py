@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from ipcsync._locks import CallLock
-from ipcsync._session.attachments import Opening
+from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.opening import Wanted, open_events

@@ -109,7 +109,7 @@ def forget_point(data: bytes) -> None:
 
 
 def draining() -> int:
-    return len(client()._session.attachments._draining)
+    return len(client()._session.attachments.draining.engines)
 
 
 def messages_sent() -> int:

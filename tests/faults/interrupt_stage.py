@@ -166,7 +166,8 @@ def _module_locks() -> Iterator[tuple[str, Any]]:
 def _locks_of(client: ipcsync.Client) -> Iterator[tuple[str, Any]]:
     session: Session = client._session
     parts = [client, client._unnamed, session, session.connection, session.attachments, session.lease]
-    parts += [*session.attachments._engines.values(), *session.attachments._draining]
+    parts.append(session.attachments.closes)
+    parts += [*session.attachments._engines.values(), *session.attachments.draining.engines]
     for part in parts:
         for name, value in vars(part).items():
             if isinstance(value, CallLock):

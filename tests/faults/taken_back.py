@@ -18,9 +18,9 @@ import pytest
 import ipcsync
 from ipcsync._engines import Engine
 from ipcsync._locks import CallLock
-from ipcsync._session.attachments import Opening
 from ipcsync._session.connection import Connection
 from ipcsync._session.lease import SessionLease
+from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent

@@ -278,14 +278,14 @@ def test_of_many_events_none_stays_open_when_one_cannot_be_taken_in(
     client: ipcsync.Client, observer: ipcsync.Client, engine: EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attachments = client._session.attachments
-    make = attachments._make
+    make = attachments._maker.make
 
     def fail(reply: Any) -> Any:
         if reply.name == "b":
             raise OSError("no space left on device")
         return make(reply)
 
-    monkeypatch.setattr(attachments, "_make", fail)
+    monkeypatch.setattr(attachments._maker, "make", fail)
     with pytest.raises(OSError, match="no space"):
         client.events(["a", "b", "c"], recorder=True, engine=engine)
     until(lambda: observer.stats()["events"] == 0, "all three were given back")

@@ -61,7 +61,13 @@ PARTS = {
         ("tests/unit/test_effects.py", "tests/unit/test_effects_mirrors.py", "tests/faults/test_board_order.py"),
     ),
     "attachments": Part(
-        ("ipcsync/_session/attachments.py",),
+        (
+            "ipcsync/_session/attachments.py",
+            "ipcsync/_session/closes.py",
+            "ipcsync/_session/draining.py",
+            "ipcsync/_session/making.py",
+            "ipcsync/_session/references.py",
+        ),
         ("tests/unit/test_attachments.py", "tests/unit/test_attachments_told.py"),
     ),
     "engines": Part(

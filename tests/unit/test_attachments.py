@@ -11,7 +11,8 @@ import pytest
 import ipcsync
 from ipcsync._board import CLOSED, Board
 from ipcsync._native import context
-from ipcsync._session.attachments import AttachmentTable, Opening
+from ipcsync._session.attachments import AttachmentTable
+from ipcsync._session.references import Opening
 from ipcsync._session.waits import Pending, Waits
 from ipcsync._wire.messages import Attachment, Break, Close
 from ipcsync.errors import (
@@ -94,7 +95,7 @@ class Scene:
 
     def open(self, slot: int = 0, *, recorder: bool = False) -> Opening:
         opening = Opening()
-        self.table.change(1, lambda: self.table.add(self.reply(slot, recorder=recorder), opening))
+        self.table.closes.change(1, lambda: self.table.add(self.reply(slot, recorder=recorder), opening))
         return opening
 
 
@@ -104,7 +105,7 @@ def scene(board: Board) -> Iterator[Scene]:
     yield one
     one.coordinator.refusal = None
     one.table.close_all(5)
-    assert not one.table.is_draining
+    assert not one.table.draining.has_any
 
 
 def test_the_last_close_of_an_event_ends_its_attachment_and_is_told_once(scene: Scene) -> None:
@@ -119,8 +120,8 @@ def test_the_last_close_of_an_event_ends_its_attachment_and_is_told_once(scene: 
     third.close()
     assert scene.coordinator.heard() == [Close(0, 1)]
     assert scene.table.find((0, 1)) is None
-    assert not scene.table.is_draining
-    assert not scene.table.has_pending_closes
+    assert not scene.table.draining.has_any
+    assert not scene.table.closes.has_any
     for opening in (third, Opening()):
         with pytest.raises(EventClosed, match="closed in this process"):
             opening.share(Opening())
@@ -134,36 +135,36 @@ def test_who_still_has_work_lets_go_only_when_it_is_over(scene: Scene) -> None:
         engine.record(stream._handle, engine.ordinal, 1)
         opening.close()
         assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
-        assert scene.table.is_draining
+        assert scene.table.draining.has_any
         scene.table.beat()
-        assert scene.table.release_drained() == 0
-        assert not scene.table.has_pending_closes
+        assert scene.table.draining.release_all() == 0
+        assert not scene.table.closes.has_any
     stream.synchronize()
-    assert scene.table.release_drained() == 1
-    assert scene.table.has_pending_closes
-    scene.table.flush_closes(1, wait=True)
+    assert scene.table.draining.release_all() == 1
+    assert scene.table.closes.has_any
+    scene.table.closes.flush(1, wait=True)
     assert scene.coordinator.heard() == [Close(0, 1)]
-    assert not scene.table.is_draining
+    assert not scene.table.draining.has_any
 
 
 def test_a_close_that_is_not_taken_is_told_later_and_before_anything_is_attached(scene: Scene) -> None:
     opening = scene.open()
     scene.coordinator.refusal = WaitTimeout("no answer")
     opening.close()
-    assert scene.table.has_pending_closes
+    assert scene.table.closes.has_any
     with pytest.raises(WaitTimeout, match=r"^the coordinator did not take an earlier close within 0.25 s$") as caught:
-        scene.table.change(0.25, lambda: pytest.fail("nothing may be attached before it is told"))
+        scene.table.closes.change(0.25, lambda: pytest.fail("nothing may be attached before it is told"))
     assert caught.value.timeout == 0.25
     scene.coordinator.refusal = None
-    assert scene.table.change(1, scene.coordinator.heard) == [Close(0, 1)]
-    assert not scene.table.has_pending_closes
+    assert scene.table.closes.change(1, scene.coordinator.heard) == [Close(0, 1)]
+    assert not scene.table.closes.has_any
 
 
 def test_a_close_that_the_coordinator_refuses_is_not_told_again(scene: Scene) -> None:
     opening = scene.open()
     scene.coordinator.refusal = SessionExpired("over already")
     opening.close()
-    assert not scene.table.has_pending_closes
+    assert not scene.table.closes.has_any
 
 
 def test_a_close_that_was_put_off_ends_no_use_that_was_made_since(scene: Scene) -> None:
@@ -172,7 +173,7 @@ def test_a_close_that_was_put_off_ends_no_use_that_was_made_since(scene: Scene) 
     opening.close()
     scene.table.add(scene.reply(), again := Opening())
     scene.coordinator.refusal = None
-    scene.table.flush_closes(1, wait=True)
+    scene.table.closes.flush(1, wait=True)
     assert scene.coordinator.heard() == []
     again.close()
     assert scene.coordinator.heard() == [Close(0, 1)]
@@ -184,14 +185,14 @@ def test_a_recorders_close_is_told_though_the_slot_is_still_touched_here(scene: 
     opening.close()
     scene.table.add(scene.reply(), again := Opening())
     scene.coordinator.refusal = None
-    scene.table.flush_closes(1, wait=True)
+    scene.table.closes.flush(1, wait=True)
     assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
     again.close()
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
 def test_what_points_made_ends_when_the_event_is_over_and_no_point_is_left(scene: Scene) -> None:
-    held = scene.table.change(1, lambda: scene.table.add(scene.reply()))
+    held = scene.table.closes.change(1, lambda: scene.table.add(scene.reply()))
     scene.table.beat()
     assert scene.table.find((0, 1)) is held
     scene.board.slot(0).finish(CLOSED)
@@ -200,8 +201,8 @@ def test_what_points_made_ends_when_the_event_is_over_and_no_point_is_left(scene
     del held
     scene.table.beat()
     assert scene.table.find((0, 1)) is None
-    assert scene.table.has_pending_closes  # told by whoever may wait for the reply
-    scene.table.flush_closes(1, wait=False)
+    assert scene.table.closes.has_any  # told by whoever may wait for the reply
+    scene.table.closes.flush(1, wait=False)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -216,14 +217,14 @@ def test_an_open_event_that_is_over_stays_until_it_is_closed(scene: Scene) -> No
 
 def test_what_a_request_that_was_given_up_made_is_let_go_of(scene: Scene) -> None:
     scene.table.give_back(scene.reply(1))
-    scene.table.flush_closes(1, wait=True)
+    scene.table.closes.flush(1, wait=True)
     assert scene.coordinator.heard() == [Close(1, 1)]
 
 
 def test_what_a_request_that_was_given_up_made_stays_while_it_is_used_and_its_role_too(scene: Scene) -> None:
     opening = scene.open()
     scene.table.give_back(scene.reply(recorder=True))
-    scene.table.flush_closes(1, wait=True)
+    scene.table.closes.flush(1, wait=True)
     scene.table.beat()
     assert scene.coordinator.heard() == []
     assert opening.attached is not None
@@ -235,12 +236,12 @@ def test_what_a_request_that_was_given_up_made_stays_while_it_is_used_and_its_ro
 def test_many_points_are_looked_through_before_a_further_one(scene: Scene) -> None:
     for number in range(64):
         scene.table.relieve()
-        assert not scene.table.has_pending_closes
-        scene.table.change(1, partial(scene.attach_for_a_point, number))
+        assert not scene.table.closes.has_any
+        scene.table.closes.change(1, partial(scene.attach_for_a_point, number))
         scene.board.slot(number).finish(CLOSED)
     scene.table.relieve()
-    assert scene.table.has_pending_closes
-    scene.table.flush_closes(1, wait=True)
+    assert scene.table.closes.has_any
+    scene.table.closes.flush(1, wait=True)
     assert len(scene.coordinator.heard()) == 64
 
 
@@ -261,17 +262,19 @@ def test_the_end_waits_for_work_until_its_time_is_over_and_then_tells_what_drain
         engine.record(stream._handle, engine.ordinal, 1)
         scene.table.close_all(0.05)
         assert scene.coordinator.heard() == [Close(1, 1)]  # others may wait for just that
-        assert scene.table.is_draining
+        assert scene.table.draining.has_any
     stream.synchronize()
     scene.table.close_all(5, pauses.append)
     assert pauses == [0.0]  # nothing was to be waited for
-    assert not scene.table.is_draining
+    assert not scene.table.draining.has_any
     other.close()
 
 
 def test_an_event_of_a_device_that_is_not_visible_is_refused_and_nothing_is_attached(scene: Scene) -> None:
     with pytest.raises(DeviceMismatch, match=r"^the event 'e0' is on a device that is not visible here: "):
-        scene.table.change(1, lambda: scene.table.add(scene.reply(device="00000000-0000-0000-0000-000000000000")))
+        scene.table.closes.change(
+            1, lambda: scene.table.add(scene.reply(device="00000000-0000-0000-0000-000000000000"))
+        )
     assert scene.table.find((0, 1)) is None
     assert context.ordinal_of(scene.device) == 0
 
@@ -287,36 +290,36 @@ def test_changes_wait_for_each_other_and_never_within_each_other(scene: Scene) -
     thread.start()
     entered.wait(30)
     with pytest.raises(WaitTimeout, match=r"^other requests of this client took all of the 0.01 s$") as caught:
-        scene.table.change(0.01, lambda: None)
+        scene.table.closes.change(0.01, lambda: None)
     assert caught.value.timeout == 0.01
     left.set()
     thread.join(30)
-    assert scene.table.change(5, lambda: 7) == 7
+    assert scene.table.closes.change(5, lambda: 7) == 7
     with pytest.raises(ValueError, match="timeout"):
-        scene.table.change(-1, lambda: None)
+        scene.table.closes.change(-1, lambda: None)
     with pytest.raises(ZeroDivisionError):
-        scene.table.change(5, lambda: 1 // 0)
-    assert scene.table.change(5, lambda: 8) == 8
+        scene.table.closes.change(5, lambda: 1 // 0)
+    assert scene.table.closes.change(5, lambda: 8) == 8
 
 
 def test_an_ended_session_is_told_nothing_more(scene: Scene) -> None:
     opening = scene.open()
-    scene.table.end()
+    scene.table.closes.end()
     opening.close()
     assert scene.coordinator.heard() == []
-    assert not scene.table.has_pending_closes
+    assert not scene.table.closes.has_any
     scene.table.give_back(scene.reply(1))
-    scene.table.drop_pending_closes()
-    assert not scene.table.has_pending_closes
+    scene.table.closes.drop()
+    assert not scene.table.closes.has_any
 
 
 def test_a_close_within_a_change_of_the_same_thread_is_told_later(scene: Scene) -> None:
     opening = scene.open()
     scene.coordinator.refusal = Reentered("a request of this thread is under way")
     opening.close()
-    assert scene.table.has_pending_closes
+    assert scene.table.closes.has_any
     scene.coordinator.refusal = None
-    scene.table.flush_closes(1, wait=True)
+    scene.table.closes.flush(1, wait=True)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -332,12 +335,12 @@ def test_that_a_recorders_work_is_over_is_told_once_though_it_is_still_waited_fo
             assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
         recording.synchronize()
         for told in ([Close(0, 1, let_go=False, drained=True)], []):
-            assert scene.table.release_drained() == 0
-            scene.table.flush_closes(1, wait=True)
+            assert scene.table.draining.release_all() == 0
+            scene.table.closes.flush(1, wait=True)
             assert scene.coordinator.heard() == told
     waiting.synchronize()
-    assert scene.table.release_drained() == 1
-    scene.table.flush_closes(1, wait=True)
+    assert scene.table.draining.release_all() == 1
+    scene.table.closes.flush(1, wait=True)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -348,7 +351,7 @@ def test_what_nobody_uses_stays_while_its_event_is_open_unless_its_request_was_g
     scene.table.give_back(scene.reply())
     scene.table.beat()
     assert scene.table.find((0, 1)) is None
-    scene.table.flush_closes(1, wait=True)
+    scene.table.closes.flush(1, wait=True)
     assert set(scene.coordinator.heard()) == {Close(0, 1)}
 
 

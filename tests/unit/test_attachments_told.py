@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import ipcsync
 from ipcsync._board import Board
 from ipcsync._drivers import describe
-from ipcsync._session.attachments import Opening
+from ipcsync._session.references import Opening
 from ipcsync._session.waits import Pending
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Break, Close
@@ -30,7 +30,7 @@ def scene(board: Board) -> Iterator[Scene]:
     yield one
     one.coordinator.refusal = None
     one.table.close_all(5)
-    assert not one.table.is_draining
+    assert not one.table.draining.has_any
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def within(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         timeouts.append(timeout)
         scene.coordinator.send(body, timeout)
 
-    monkeypatch.setattr(scene.table, "_send", send)
+    monkeypatch.setattr(scene.table.closes, "_send", send)
     return timeouts
 
 
@@ -62,10 +62,10 @@ def test_each_request_has_the_time_of_the_call_that_makes_it(scene: Scene, withi
     scene.open().close()
     assert within == [_TELL_S]
     scene.table.give_back(scene.reply(1))
-    scene.table.change(3, lambda: None)
+    scene.table.closes.change(3, lambda: None)
     assert within == [_TELL_S, 3]
     scene.table.give_back(scene.reply(1))
-    scene.table.flush_closes(0.25, wait=True)
+    scene.table.closes.flush(0.25, wait=True)
     assert within == [_TELL_S, 3, 0.25]
 
 
@@ -80,7 +80,7 @@ def test_a_close_waits_for_another_threads_change_if_it_is_to(scene: Scene) -> N
     changing.start()
     entered.wait(30)
     scene.table.give_back(scene.reply(1))
-    scene.table.flush_closes(30, wait=False)
+    scene.table.closes.flush(30, wait=False)
     assert scene.coordinator.heard() == []
     telling = threading.Thread(target=scene.table.flush_closes, args=(30,), kwargs={"wait": True})
     telling.start()
@@ -93,14 +93,14 @@ def test_a_close_waits_for_another_threads_change_if_it_is_to(scene: Scene) -> N
 def test_a_change_within_a_change_says_what_it_interrupts(scene: Scene) -> None:
     why = "^an event is opened or closed on this thread, which an opening here interrupts$"
     with pytest.raises(Reentered, match=why):
-        scene.table.change(1, lambda: scene.table.change(1, lambda: None))
+        scene.table.closes.change(1, lambda: scene.table.closes.change(1, lambda: None))
 
 
 def test_a_close_that_no_change_may_pass_says_how_long_it_was_tried(scene: Scene) -> None:
     scene.coordinator.refusal = WaitTimeout("silent")
     scene.table.give_back(scene.reply(1))
     with pytest.raises(WaitTimeout, match=r"^the coordinator did not take an earlier close within 0.2 s$"):
-        scene.table.change(0.2, lambda: None)
+        scene.table.closes.change(0.2, lambda: None)
 
 
 def test_the_end_tells_that_a_recorders_work_is_over_though_it_is_still_waited_for_here(scene: Scene) -> None:
@@ -167,8 +167,8 @@ def test_what_the_driver_cannot_say_is_not_told_to_be_over(
         opening.close()
     assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
     assert [each.getMessage() for each in caplog.records] == [f"cannot let go of the event 'e0': {error}"]
-    assert scene.table.release_drained() == 1
-    scene.table.flush_closes(1, wait=True)
+    assert scene.table.draining.release_all() == 1
+    scene.table.closes.flush(1, wait=True)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -202,7 +202,7 @@ def test_what_mirrors_another_nodes_event_is_found_by_what_it_mirrors_until_it_e
     origin, others = (b"e" * 16, 3, 2), (b"e" * 16, 3, 3)
     opening = Opening()
     reply = replace(scene.reply(), origin=messages.Origin(*origin, "two"))
-    scene.table.change(1, lambda: scene.table.add(reply, opening))
+    scene.table.closes.change(1, lambda: scene.table.add(reply, opening))
     here = scene.open(1)
     assert scene.table.find_mirror(origin) is opening.attached is scene.table.find((0, 1))
     assert scene.table.find_mirror(others) is None
@@ -218,14 +218,14 @@ def test_how_many_were_released_is_told(scene: Scene) -> None:
             assert opening.attached is not None
             opening.attached.engine.record(stream._handle, opening.attached.engine.ordinal, 1)
             opening.close()
-        assert scene.table.release_drained() == 0
+        assert scene.table.draining.release_all() == 0
     stream.synchronize()
-    assert scene.table.release_drained() == 3
-    assert scene.table.release_drained() == 0
+    assert scene.table.draining.release_all() == 3
+    assert scene.table.draining.release_all() == 0
 
 
 def test_a_close_that_the_goodbye_has_told_meanwhile_is_done(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scene.table, "_send", lambda *_: scene.table.drop_pending_closes())
+    monkeypatch.setattr(scene.table.closes, "_send", lambda *_: scene.table.closes.drop())
     scene.table.give_back(scene.reply(1))
-    scene.table.flush_closes(1, wait=True)
-    assert not scene.table.has_pending_closes
+    scene.table.closes.flush(1, wait=True)
+    assert not scene.table.closes.has_any

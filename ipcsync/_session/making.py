@@ -1,0 +1,53 @@
+"""How an engine is made from what the coordinator answered, and tried once in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ipcsync._board import Board
+from ipcsync._engines import EventEngine, Guard, TimelineEngine
+from ipcsync._native import context
+from ipcsync._wire.messages import Attachment
+from ipcsync.errors import DeviceMismatch, DriverError, EngineMismatch, InvalidDevice
+
+if TYPE_CHECKING:
+    from ipcsync._engines.traced import Tracing
+
+_ENGINES: dict[str, type[EventEngine | TimelineEngine]] = {"event": EventEngine, "timeline": TimelineEngine}
+
+
+class EngineMaker:
+    """Makes the engines of one client; `shown(name)` is what its user calls the event of that name."""
+
+    def __init__(self, board: Board, guard: Guard, tracing: Tracing | None, shown: Callable[[str], str]) -> None:
+        self._board = board
+        self._guard = guard
+        self._tracing = tracing
+        self._shown = shown
+        self._works_on: set[tuple[str, int]] = set()
+
+    def make(self, reply: Attachment) -> EventEngine | TimelineEngine:
+        """A new engine for an attachment.
+
+        Raises DeviceMismatch if this process does not see the event's device, EngineMismatch if its engine does not
+        work here.
+        """
+        try:
+            # A mirror is of no GPU: its word works on every device of this process.
+            ordinal = context.current_ordinal() if reply.origin is not None else context.ordinal_of(reply.device)
+        except InvalidDevice as error:
+            raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
+        make = _ENGINES[reply.engine] if self._tracing is None else self._tracing.engine
+        engine = make(self._board, self._guard, reply, ordinal)
+        engine.name = self._shown(reply.name)
+        if (reply.engine, ordinal) not in self._works_on:
+            try:
+                engine.open_first()
+            except DriverError as error:
+                raise EngineMismatch(
+                    f"the event {reply.name!r} uses the engine {reply.engine!r}, which does not work in this process: "
+                    f"{error}"
+                ) from error
+            self._works_on.add((reply.engine, ordinal))
+        return engine
