@@ -20,8 +20,8 @@ from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.mirrors import Grave, Graves
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.records import Effect
-from ipcsync_coordinator.registry import Change, ChangeKind, Session, Slot
 from ipcsync_coordinator.release import Releaser
+from ipcsync_coordinator.state import Change, ChangeKind, Session, Slot
 
 log = logging.getLogger("ipcsync.coordinator")
 

@@ -31,8 +31,9 @@ from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.listing import attachment_of
 from ipcsync_coordinator.mirrors import Origin
 from ipcsync_coordinator.records import Reply
-from ipcsync_coordinator.registry import Registry, Slot
+from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.state import Slot
 from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")

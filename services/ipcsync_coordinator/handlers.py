@@ -28,8 +28,9 @@ from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.listing import attachment_of, attachment_rows, event_rows, session_rows
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
-from ipcsync_coordinator.registry import Registry, Session, Slot
+from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.state import Session, Slot
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_holdings.holdings import Terms
 

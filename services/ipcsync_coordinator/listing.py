@@ -8,8 +8,9 @@ from itertools import islice
 
 from ipcsync._board import Board
 from ipcsync._wire import messages
-from ipcsync_coordinator.registry import Registry, Session, Slot
+from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry
+from ipcsync_coordinator.state import Session, Slot
 
 
 def event_rows(registry: Registry, board: Board, prefix: str) -> list[messages.EventInfo]:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import msgspec
 
 from ipcsync_coordinator.mirrors import Grave, Origin
-from ipcsync_coordinator.registry import Registry, Session, Slot
+from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.state import Session, Slot
 
 
 class Effect(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -11,8 +11,9 @@ from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.records import Record, SessionRecord, SlotRecord
-from ipcsync_coordinator.registry import Registry, Session, Slot
+from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.state import Session, Slot
 
 _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}
 

@@ -31,9 +31,10 @@ from ipcsync_coordinator.liveness import PauseCredit
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover
-from ipcsync_coordinator.registry import Limits, Registry, Session
+from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.state import Limits, Session
 from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ipcsync_coordinator.liveness import ProcessWatch
-from ipcsync_coordinator.registry import Session
+from ipcsync_coordinator.state import Session
 
 
 @dataclass(eq=False)

@@ -9,8 +9,9 @@ from ipcsync_coordinator.effects import Effects, Step
 from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.records import Record, Reply, record_of
-from ipcsync_coordinator.registry import Registry, Session, Slot
+from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionTable
+from ipcsync_coordinator.state import Session, Slot
 
 
 class Transactions:

@@ -49,7 +49,7 @@ class Part:
 
 PARTS = {
     "registry": Part(
-        ("ipcsync_coordinator/registry.py",),
+        ("ipcsync_coordinator/registry.py", "ipcsync_coordinator/state.py"),
         ("tests/unit/test_registry.py", "tests/unit/test_registry_machine.py"),
     ),
     "dispatcher": Part(
@@ -79,6 +79,7 @@ PARTS = {
             "ipcsync/_engines/imports.py",
             "ipcsync/_engines/loss.py",
             "ipcsync/_engines/queued.py",
+            "ipcsync/_engines/slot_use.py",
             "ipcsync/_engines/slot_view.py",
             "ipcsync/_engines/timeline.py",
         ),

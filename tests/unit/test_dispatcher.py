@@ -28,8 +28,9 @@ from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover
-from ipcsync_coordinator.registry import Limits, Registry
+from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.state import Limits
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_holdings.events import EventStore, SharedCudaEvent, served_devices
 from ipcsync_holdings.holdings import Fixed, Terms

@@ -14,8 +14,8 @@ from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.liveness import ProcessWatch
-from ipcsync_coordinator.registry import Session
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.state import Session
 from tests.unit.test_dispatcher import _SENDER, _SETTINGS, World, _Frame
 
 _KEPT = _SETTINGS.remembered_requests

@@ -16,7 +16,8 @@ from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects, _watermark
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.records import Effect
-from ipcsync_coordinator.registry import Change, Limits, Registry, Session, Slot
+from ipcsync_coordinator.registry import Registry
+from ipcsync_coordinator.state import Change, Limits, Session, Slot
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.mirrors import Grave, Graves, Origin
 from ipcsync_coordinator.records import Effect
-from ipcsync_coordinator.registry import Session, Slot
+from ipcsync_coordinator.state import Session, Slot
 from tests.unit.test_effects import Scene
 
 _ORIGIN = Origin(b"e" * 16, 3, 2)

@@ -12,7 +12,8 @@ from ipcsync.errors import (
     QuotaExceeded,
     RecorderTaken,
 )
-from ipcsync_coordinator.registry import Limits, Registry, Session, Slot
+from ipcsync_coordinator.registry import Registry
+from ipcsync_coordinator.state import Limits, Session, Slot
 
 
 class Scene:

@@ -30,7 +30,8 @@ from ipcsync._wire import codec, messages
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool
-from ipcsync_coordinator.registry import Limits, Registry, Session, Slot
+from ipcsync_coordinator.registry import Registry
+from ipcsync_coordinator.state import Limits, Session, Slot
 from tests.unit.registry_model import Key, Model, Use
 
 _LIMITS = Limits(slots=3, sessions=3, attachments=2, streams=2)

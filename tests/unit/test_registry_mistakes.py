@@ -8,7 +8,8 @@ import pytest
 from hypothesis import Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from ipcsync_coordinator.registry import Registry, Session, Slot
+from ipcsync_coordinator.registry import Registry
+from ipcsync_coordinator.state import Session, Slot
 from tests.unit.test_registry_machine import SETTINGS, Machine
 
 

@@ -1,0 +1,123 @@
+"""What a registry is made of: sessions, slots, limits, and the changes that follow from a transition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ipcsync._wire import names
+from ipcsync_coordinator.mirrors import Origin
+
+SlotState = Literal["free", "open", "broken", "closed"]
+SessionState = Literal["live", "expired", "closed"]
+FinishedState = Literal["broken", "closed"]
+ChangeKind = Literal[
+    "opened",
+    "recorder",
+    "closed",
+    "broken",
+    "drained",
+    "freed",
+    "session_opened",
+    "session_closed",
+    "line_freed",
+    "unwanted",
+]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much there may be. Each refusal names its limit."""
+
+    slots: int = 2048
+    sessions: int = 1024
+    attachments: int = 4096
+    streams: int = 1024
+    name_bytes: int = names.MAX_BYTES
+
+
+@dataclass(eq=False)
+class Session:
+    """One connected process. `attached` are the slots that it may still touch."""
+
+    id: str
+    serial: int
+    line: int
+    name: str
+    pid: int = 0  # 0: not known
+    state: SessionState = "live"
+    started: int = 0
+    attached: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)  # slots of whose `left` it is, or was
+    streams: set[str] = field(default_factory=set)
+    role: str = ""  # "bridge"
+
+    @property
+    def label(self) -> str:
+        """What to call it before a user."""
+        return self.name or self.id
+
+    @property
+    def who(self) -> str:
+        """The same with its process, for an error's text."""
+        return f"{self.label!r} (pid {self.pid})" if self.pid else repr(self.label)
+
+
+@dataclass(eq=False)
+class Slot:
+    """One place for a shared event.
+
+    `active` have it open; `lingering` closed it but may still touch it; `left` have let go of it. `is_drained` once it
+    is closed and all that was recorded is complete: nobody writes its timeline word any more, and who waits ahead for
+    more is released.
+
+    A mirror has the use of another node's slot that it stands for as `origin`, and the bridge as its recorder. Once it
+    is broken, `reason` is that of `Finish`, and `good` the last generation that counts; `is_grave`: it was lost before
+    anybody here opened it.
+    """
+
+    index: int
+    state: SlotState = "free"
+    incarnation: int = 0
+    name: str = ""
+    device: str = ""
+    engine: str = ""
+    depth: int = 0
+    base: int = 0
+    ring: Any = None
+    recorder: Session | None = None
+    active: set[int] = field(default_factory=set)
+    lingering: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
+    is_drained: bool = False
+    origin: Origin | None = None
+    node: str = ""
+    reason: str = ""
+    good: int = 0
+    is_grave: bool = False
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether it is a mirror that nobody but the bridge uses."""
+        recorder = self.recorder
+        return self.origin is not None and recorder is not None and self.active | self.lingering == {recorder.serial}
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether it is finished, and only waits for proof that nobody touches it."""
+        return self.state in ("broken", "closed")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that followed from a transition, to be carried out on the board, the pool and the feed.
+
+    kind: opened, recorder, closed, broken, drained (all that a closed one's recorder made is complete), freed (slot);
+    unwanted (mirror that nobody but the bridge uses); session_opened, session_closed, line_freed (session).
+    `was_broken`: of a slot that is freed.
+    """
+
+    kind: ChangeKind
+    slot: Slot | None = None
+    session: Session | None = None
+    was_broken: bool = False
