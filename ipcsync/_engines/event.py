@@ -11,7 +11,7 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board
-from ipcsync._drivers import SUCCESS, DriverObject
+from ipcsync._drivers import DriverObject
 from ipcsync._engines import imports
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import SLICE_NS, Guard, deadline_of
@@ -89,16 +89,10 @@ class EventEngine(Engine):
             self._raise_no_record()
 
     def _driver_record(self, handle: DriverObject, generation: int) -> None:
-        event = self._ring[(generation - 1) % self.depth]
-        result = self._driver.cuEventRecord(self._event(generation) if event is None else event, handle)
-        if result[0] is not SUCCESS:
-            self._unwrap(result, "cuEventRecord")
+        self._unwrap(self._driver.cuEventRecord(self._event(generation), handle), "cuEventRecord")
 
     def _driver_stream_wait(self, handle: DriverObject, generation: int) -> None:
-        event = self._ring[(generation - 1) % self.depth]
-        result = self._driver.cuStreamWaitEvent(handle, self._event(generation) if event is None else event, 0)
-        if result[0] is not SUCCESS:
-            self._unwrap(result, "cuStreamWaitEvent")
+        self._unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
 
     def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
         if self._begun > 1:

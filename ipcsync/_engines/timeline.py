@@ -14,7 +14,7 @@ from typing import Any
 from cuda.bindings.driver import CUdevice_attribute
 
 from ipcsync._board import BROKEN, INT64_MAX, Board
-from ipcsync._drivers import SUCCESS, DriverObject, unwrap
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import Guard
@@ -65,15 +65,14 @@ class TimelineEngine(Engine):
 
     def _driver_record(self, handle: DriverObject, generation: int) -> None:
         address = self._address or self._pointer()
-        result = self._driver.cuStreamWriteValue64(handle, address, self.base + generation, 0)
-        if result[0] is not SUCCESS:
-            unwrap(result, "cuStreamWriteValue64")
+        unwrap(self._driver.cuStreamWriteValue64(handle, address, self.base + generation, 0), "cuStreamWriteValue64")
 
     def _driver_stream_wait(self, handle: DriverObject, generation: int) -> None:
         address = self._address or self._pointer()
-        result = self._driver.cuStreamWaitValue64(handle, address, self.base + generation, self._flags)
-        if result[0] is not SUCCESS:
-            unwrap(result, "cuStreamWaitValue64")
+        unwrap(
+            self._driver.cuStreamWaitValue64(handle, address, self.base + generation, self._flags),
+            "cuStreamWaitValue64",
+        )
 
     def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
         if stream_id != self._last_stream:

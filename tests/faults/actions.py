@@ -13,7 +13,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync._board import SessionLine, SlotLine
-from ipcsync._engines import base, compiled
+from ipcsync._engines import compiled, slot_use
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
 from ipcsync.testing import StreamGate
@@ -122,7 +122,7 @@ def parked() -> tuple[int, int]:
 
 def park_nobody() -> None:
     """Have no thread of this peer's wait in the driver."""
-    setattr(base, "park", lambda *_: False)  # noqa: B010 - imported there
+    setattr(slot_use, "park", lambda *_: False)  # noqa: B010 - imported there
 
 
 def close_event(name: str) -> None:

@@ -6,7 +6,8 @@ writes down what is done to it, and compares that with the order here: a step mo
 
     ipcsync/_engines/slot_view.py  check, is_complete, is_orphaned, recorder_is_alive, raise_if_finished,
                                    await_recorded, check_liveness
-    ipcsync/_engines/base.py       confirm, synchronize, query, record, wait, publish_completed, try_release
+    ipcsync/_engines/base.py       confirm, synchronize, query, record, wait
+    ipcsync/_engines/slot_use.py   publish_completed, try_release
     ipcsync/_engines/event.py      make_room, publish_completed, driver_query, is_idle
     ipcsync/_board/lines.py        publish, store_completed, break_at, finish, open_line
     ipcsync_coordinator/effects.py broken, drained, freed, opened; release.py: hold, again, let_go

@@ -1,6 +1,6 @@
 """The board model's recorder and coordinator: record, publish_completed, close; break, finish, free and open anew.
 
-As in ipcsync/_engines/base.py and event.py, ipcsync_coordinator/effects.py and release.py.
+As in ipcsync/_engines/base.py, slot_use.py and event.py, ipcsync_coordinator/effects.py and release.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.faults.explorer import Ended, Op, Program
 class Records(Waits):
     """The recorder's threads, and how any process lets go."""
 
-    # ipcsync/_engines/base.py and event.py: the recorder
+    # ipcsync/_engines/base.py, slot_use.py and event.py: the recorder
 
     def publish_completed(self, me: int) -> Program:
         if self.is_timeline:

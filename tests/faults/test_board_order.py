@@ -16,13 +16,13 @@ import pytest
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
 from ipcsync._drivers import SUCCESS
-from ipcsync._engines import EventEngine, TimelineEngine, base, imports, queued, slot_view
+from ipcsync._engines import EventEngine, TimelineEngine, base, imports, queued, slot_use, slot_view
 from ipcsync._native import capture, pinned
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, EventClosed, RecorderLost
 from ipcsync.typing import EngineName
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.registry import Change, ChangeKind, Session, Slot
+from ipcsync_coordinator.state import Change, ChangeKind, Session, Slot
 from tests.faults import board_world
 from tests.faults.board_recorder import Model
 from tests.faults.board_world import MAX, RECORDER, Process, Scenario, World
@@ -224,7 +224,7 @@ class Rig:
 
     def cuStreamIsCapturing(self, _stream: int) -> Any:  # noqa: N802 - the driver's name
         self.log.append("cuStreamIsCapturing")
-        return SUCCESS, base._NOT_CAPTURING
+        return SUCCESS, capture._NONE
 
     def cuStreamGetFlags(self, _stream: int) -> Any:  # noqa: N802 - the driver's name
         self.log.append("cuStreamGetFlags")
@@ -249,9 +249,9 @@ class Rig:
 
     def cuEventQuery(self, _event: str) -> Any:  # noqa: N802 - the driver's name
         if not self.is_locked:
-            return (base._NOT_READY,)  # the first look of a bounded wait, which as a whole is one step
+            return (slot_use._NOT_READY,)  # the first look of a bounded wait, which as a whole is one step
         self.log.append("cuEventQuery")
-        return (SUCCESS if self.case.says_complete else base._NOT_READY,)
+        return (SUCCESS if self.case.says_complete else slot_use._NOT_READY,)
 
     def cuStreamWaitEvent(self, *_: Any) -> Any:  # noqa: N802 - the driver's name
         self.log.append("cuStreamWaitEvent")
@@ -321,7 +321,8 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         rigs.append(rig)
         monkeypatch.setattr("ipcsync._native.context.driver", lambda: rig)
         monkeypatch.setattr(base, "stream_handle", lambda *_: (_STREAM, 0))
-        monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr("ipcsync._drivers.load", lambda: rig)
+        monkeypatch.setattr(slot_use, "OnDevice", lambda _: contextlib.nullcontext())
         monkeypatch.setattr(slot_view, "peer_of", lambda *_: rig)
         monkeypatch.setattr(queued, "lists", {})
         monkeypatch.setattr(imports, "acquire", lambda *_: "ring")

@@ -1,0 +1,316 @@
+"""One use of a slot, from its attachment to its release: what it leaves queued in the driver, and when that is over.
+
+Behind the last work that a use queued on each stream stands a marker, an event of this process's own. The use may be
+released once the markers are over, its records are complete, no thread is inside the driver for it, and there is a
+verdict on each wait that was queued for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import Any
+
+from cuda.bindings.driver import CUresult, CUstreamCaptureMode
+
+from ipcsync._board import BROKEN, CLOSED, OPEN, Board
+from ipcsync._drivers import SUCCESS, DriverObject, unwrap
+from ipcsync._engines import queued
+from ipcsync._engines.chains import Chain
+from ipcsync._engines.compiled import CallLock, is_parked, park
+from ipcsync._engines.slot_view import Guard, SlotView
+from ipcsync._locks import holding, trying
+from ipcsync._native import capture, context
+from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._wire.messages import Attachment
+from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError
+
+log = logging.getLogger("ipcsync")
+
+_DISABLE_TIMING = 2
+_MANY_MARKERS = 16
+_CLOSE_S = 1.0
+_NOT_READY = CUresult.CUDA_ERROR_NOT_READY
+_RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+class SlotUse(SlotView, ABC):
+    """One attachment's use of one slot. Thread-safe."""
+
+    def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
+        super().__init__(board, guard, attachment)
+        self.ordinal = ordinal
+        self._driver = context.driver()
+        self._lock = CallLock()  # short: around each use of an import
+        self._is_released = False
+        # Set by the client: the drained close was sent; a failed release was logged.
+        self.has_told_closed = self.has_told_drained = self.has_failed = False
+        self._inside: dict[object, None] = {}  # bounded waits of the driver's that run now, outside of the lock
+        # Generations recorded here; by this session's earlier use too, if it closed and opened the event in one moment.
+        self._recorded = max(self.line.recorded - self.base, 0) if attachment.recorder else 0
+        self._begun = self._recorded  # the last number given to a record, which was made or ended by an exception
+        self._is_interrupted = False  # an exception ended a record, which may be made and not published
+        self.chain: Chain = Chain(self)
+        self._markers: dict[int, Any] = {}  # by stream id: an event behind the last work queued there
+        # Streams, by id, where a call that an exception ended may have queued work with no marker behind it.
+        self._doubtful: dict[int, tuple[Any, int]] = {}
+
+    @property
+    def completed(self) -> int:
+        """Everything up to this generation is complete."""
+        self.publish_completed()
+        return max(self.known_complete, min(self._board_completed(), self.generation, self._lost_from - 1))
+
+    @property
+    def recorded_here(self) -> int:
+        """The last generation that this session recorded, published or about to be; 0 for none."""
+        return self._recorded
+
+    # --- what is published --------------------------------------------------------------------------------------------
+
+    def publish_completed(self) -> None:
+        """Tell the board what is known complete (recorder); also what a call recorded that an exception then ended.
+
+        Nothing while another thread is at work here: a driver's call may block for as long as a stream's queue is full,
+        and the heartbeat's thread must not wait for that.
+        """
+        if self.is_recorder:
+            self._try_publish()
+
+    @trying("_lock")
+    def _try_publish(self) -> None:
+        self._publish_recorded()
+        self._publish_completed()
+
+    def park_pending(self) -> None:
+        """Have a thread wait in the driver for what was recorded here and is not complete, and wake who waits for it.
+
+        At each beat, and so whenever somebody who waits nudges this session.
+        """
+        if self.is_recorder:
+            self._try_park()
+
+    @trying("_lock")
+    def _try_park(self) -> None:
+        if not self._is_released:
+            events = self._pending_events()
+            if events:
+                park(events, self.line.completed_address)
+
+    def _publish_recorded(self) -> None:
+        """Publish what was recorded by a call that an exception ended before it could. Called with the lock held."""
+        if self._is_interrupted:
+            if self.line.recorded < self.base + self._recorded and self.line.state == OPEN:
+                self.line.publish(self.base + self._recorded)
+                self.line.futex.wake()
+            self._is_interrupted = False
+
+    # --- markers ------------------------------------------------------------------------------------------------------
+
+    def _add_marker(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
+        """Remember behind which place of the stream the work just queued is over."""
+        marker = self._markers.get(stream_id)
+        if marker is None:
+            if len(self._markers) >= _MANY_MARKERS:
+                self._drop_markers()  # a program may make a stream for each piece of work
+            with OnDevice(ordinal):
+                marker = unwrap(self._driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+            marker = self._markers.setdefault(stream_id, marker)
+            self._keep_marker(stream_id, marker)
+        unwrap(self._driver.cuEventRecord(marker, handle), "cuEventRecord")
+
+    @holding("_lock")
+    def _doubt(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
+        """An exception ends this call, and work of it may be queued on the stream: have a marker behind that."""
+        self._doubtful[stream_id] = (handle, ordinal)
+        with suppress(Exception):  # as if the one that comes after this were raised first; `try_release` tries again
+            self._add_marker(handle, stream_id, ordinal)
+            del self._doubtful[stream_id]
+
+    def _settle(self) -> bool:
+        """Have a marker behind all that may be queued, also where an exception kept it away; whether there is one."""
+        for stream_id, (handle, ordinal) in list(self._doubtful.items()):
+            if int(handle) in LEGACY:
+                return False  # which may be another stream on each thread
+            self._add_marker(handle, stream_id, ordinal)
+            del self._doubtful[stream_id]
+        return True
+
+    def _destroy_markers(self) -> None:
+        """Destroy the markers, be they over or not: CUDA destroys an event once it is."""
+        for stream_id in list(self._markers):
+            self._destroy_marker(stream_id)
+
+    def _destroy_marker(self, stream_id: int) -> None:
+        # Forgotten first: an exception that comes between may cost an event, and never destroys one twice.
+        self._keep_marker(stream_id, 0)
+        marker = self._markers.pop(stream_id)
+        unwrap(self._driver.cuEventDestroy(marker), "cuEventDestroy")
+
+    def _drop_markers(self) -> bool:
+        """Destroy the markers that are over; whether all were. Called with the lock held."""
+        for stream_id, marker in list(self._markers.items()):
+            if self._is_done(marker) and not is_parked(marker):
+                self._destroy_marker(stream_id)
+        return not self._markers
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End this use: later calls raise EventClosed, and those that wait now do within 50 ms.
+
+        A record that is under way is published when this returns, unless the driver keeps it for more than a second.
+        """
+        lock = self._lock
+        within = lock.is_mine() and lock.is_held_below()
+        try:
+            if not within and lock.acquire(timeout=_CLOSE_S):
+                self.is_closed = True
+                lock.release()
+        except BaseException:
+            if not within:
+                lock.unwind()
+            raise
+        finally:
+            self.is_closed = True
+        self.line.futex.wake()
+
+    def try_release(self) -> bool:
+        """Release everything if no thread is inside the driver, no queued wait pending and no record unfinished.
+
+        A thread that waits on the host for a record reads nothing but the board, and looks whether this use is closed
+        before it believes what it read. Whoever is inside now is not waited for.
+        """
+        if not self._is_released:
+            self._try_release()
+        return self._is_released
+
+    @trying("_lock")
+    def _try_release(self) -> None:
+        self._is_released = self._is_released or self._release()
+
+    def _release(self) -> bool:
+        if self._inside or self._sleepers:
+            return False
+        try:
+            if self.guard.coordinator_is_alive() and not (
+                self._settle() and self._is_drained() and self._is_begun_drained() and self._drop_markers()
+            ):
+                return False
+            if self.guard.coordinator_is_alive() and not self._decide_waits():
+                return False
+        except (DriverError, CoordinatorLost):
+            if self.guard.coordinator_is_alive():
+                raise
+        if any(map(is_parked, self._markers.values())):
+            return False
+        # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
+        for wait in queued.waits_on(self):
+            wait.verdict = wait.verdict or self._loss(wait.generation)
+        queued.let_go(self)
+        self._destroy_markers()
+        return self._destroy_imports()
+
+    def is_drained(self) -> bool:
+        """Whether this use is a recorder's and all that it recorded is complete, whatever else is still queued."""
+        return bool(self._try_drained())
+
+    @trying("_lock")
+    def _try_drained(self) -> bool:
+        if not self.is_recorder or self._is_released or self.line.state not in (OPEN, CLOSED):
+            return False
+        return self._settle() and self._is_drained() and self._is_begun_drained()
+
+    def _is_drained(self) -> bool:
+        """Whether all that was recorded here is complete."""
+        if not self.is_recorder or self.line.state not in (OPEN, CLOSED):
+            return self._is_idle()
+        self._publish_completed()
+        return not self.chain.entries and self.line.completed >= self.base + self._recorded
+
+    # --- what others stand behind -------------------------------------------------------------------------------------
+
+    def accepts(self, generation: int) -> bool:
+        """Whether a waiter would accept `generation` now, with a look at the driver; nothing is raised.
+
+        False too while another thread is at work here, and of an event of this process's: its own judgement tells.
+        """
+        return not self.is_recorder and bool(self._try_accept(generation))
+
+    @trying("_lock")
+    def _try_accept(self, generation: int) -> bool:
+        return not self._is_released and self._accepts(generation)
+
+    def _accepts(self, generation: int) -> bool:
+        try:
+            if self.generation < generation or not self._driver_query(generation) or not self._is_clear(generation):
+                return False
+            if not self.recorder_is_alive() or self.line.state == BROKEN or self._is_orphaned:
+                return False
+        except IpcSyncError as error:  # which this event's own calls raise
+            log.debug("whether generation %d of %s is complete cannot be asked: %s", generation, self.label, error)
+            return False
+        self._note_complete(generation)
+        return True
+
+    def _decide_waits(self) -> bool:
+        """Whether there is a verdict on each wait that was queued for this slot; all of them are over."""
+        for wait in queued.waits_on(self):
+            if wait.known() is None:
+                if self.is_recorder or not self._accepts(wait.generation):
+                    self.behind.nudge(self.recorder)
+                    return False
+                wait.verdict = True
+        return True
+
+    # --- questions to the driver --------------------------------------------------------------------------------------
+
+    def _is_done(self, event: DriverObject) -> bool:
+        """Ask the driver of an event, in relaxed capture mode: some other thread may be capturing."""
+        driver, mode = self._driver, None
+        try:
+            mode = unwrap(driver.cuThreadExchangeStreamCaptureMode(_RELAXED), "cuThreadExchangeStreamCaptureMode")
+            result = driver.cuEventQuery(event)
+            driver.cuThreadExchangeStreamCaptureMode(mode)
+        except BaseException:
+            capture.restore(mode)
+            raise
+        if result[0] is SUCCESS:
+            return True
+        if result[0] != _NOT_READY:
+            self._unwrap(result, "cuEventQuery")
+        return False
+
+    def _unwrap(self, result: tuple[Any, ...], call: str) -> None:
+        """`unwrap`, after a call on what the coordinator exported: if the coordinator is lost, that is raised."""
+        try:
+            unwrap(result, call)
+        except DriverError:
+            self.guard.check_liveness()
+            raise
+
+    # --- what an engine does ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _driver_query(self, generation: int) -> bool:
+        """Ask the driver whether `generation`, which was recorded, is complete."""
+
+    def _publish_completed(self) -> None:
+        """Store in `completed` what is known complete. Called with the lock held."""
+
+    def _pending_events(self) -> list[Any]:
+        """CUDA events behind what was recorded and is not complete, in order. Called with the lock held."""
+        return []
+
+    def _is_begun_drained(self) -> bool:
+        """Whether a record that was begun and not published is over, if it was made."""
+        return True
+
+    def _is_idle(self) -> bool:
+        """Whether nothing that this process recorded can still touch the slot, as far as the markers do not tell."""
+        return True
+
+    def _destroy_imports(self) -> bool:
+        """Destroy the imports; False while another thread opens or destroys some. Called with the lock held."""
+        return True
