@@ -11,15 +11,16 @@ import sys
 import tempfile
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ipcsync._linux.child import environment, read_line
 from ipcsync._linux.process import is_running, pid_namespace, start_time
 from ipcsync._worker import Errand
 from ipcsync.errors import ConnectError
+from ipcsync.typing import CoordinatorSettings
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 __all__ = [
     "Coordinator",
@@ -111,43 +112,25 @@ class Coordinator:
         return f"<ipcsync.Coordinator pid={self.pid} {self.endpoint}>"
 
 
-SETTINGS = (
-    "devices",
-    "pool",
-    "max_cuda_events",
-    "lease_ttl",
-    "max_sessions",
-    "max_attachments",
-    "max_streams",
-    "max_name",
-    "max_frame",
-    "max_frames",
-    "max_nesting",
-    "max_strange",
-    "reply_queue",
-    "feed_queue",
-    "remembered_requests",
-    "handshake_s",
-    "exit_when_idle",
-    "spare",
-    "log_level",
-    "log_json",
-)
-"""What `launch` takes besides driver and runtime_dir: the coordinator's flags."""
+SETTINGS = tuple(CoordinatorSettings.__annotations__)
 
 
 def launch(
-    *, driver: str | None = None, runtime_dir: str | None = None, keeper: bool = False, **settings: Any
+    *,
+    driver: str | None = None,
+    runtime_dir: str | None = None,
+    keeper: bool = False,
+    **settings: Unpack[CoordinatorSettings],
 ) -> Coordinator:
     """Start a coordinator daemon and wait until it serves.
 
     `driver` is "auto", "cuda" or "host" ($IPCSYNC_DRIVER by default), `runtime_dir` a directory of its own by default;
-    `settings` are named like the flags of `ipcsync coordinator`: lease_ttl=5.0, pool=100. The daemon is a process of
-    its own, started by exec, and ends with this one. With a `keeper`, whose process `pid` then is, another coordinator
-    goes on when one dies.
+    `settings` are named like the flags of `ipcsync coordinator` (`ipcsync.typing.CoordinatorSettings` has their types):
+    lease_ttl=5.0, pool=100. The daemon is a process of its own, started by exec, and ends with this one. With a
+    `keeper`, whose process `pid` then is, another coordinator goes on when one dies.
 
-    Raises ConnectError if it does not start, whose reason is on stderr; TypeError for a setting that there is not, or
-    of no flag's type.
+    Raises ConnectError if it does not start, with the reason on stderr; TypeError for an unknown setting, or for a
+    value that is neither text, a number nor a bool.
     """
     unknown = sorted(settings.keys() - SETTINGS)
     if unknown:
@@ -162,7 +145,7 @@ def launch(
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
             command += [flag, str(value)]
         elif value not in (None, False):
-            raise TypeError(f"the setting {name} is text or a number, but got {type(value).__name__}")
+            raise TypeError(f"the setting {name} must be text, a number or a bool, but got {type(value).__name__}")
     if driver is not None:
         command += ["--driver", driver]
     return Errand(partial(_start, command, runtime_dir), Coordinator.stop).run()

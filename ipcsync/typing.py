@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, TypedDict
 
 __all__ = [
+    "CoordinatorSettings",
     "DeviceLike",
     "EngineCheck",
     "EngineChecks",
@@ -96,6 +97,31 @@ EventLike: TypeAlias = SupportsIndex | HasCudaEvent | HasHandle | Waitable
 
 DeviceLike: TypeAlias = SupportsIndex | str | HasIndex | HasDeviceId
 """A device: an ordinal, "cuda", "cuda:1", a UUID, or a device object of any library."""
+
+
+class CoordinatorSettings(TypedDict, total=False):
+    """What `launch` takes besides driver, runtime_dir and keeper: the coordinator's flags, in seconds and bytes."""
+
+    devices: str
+    pool: int
+    max_cuda_events: int
+    lease_ttl: float
+    max_sessions: int
+    max_attachments: int
+    max_streams: int
+    max_name: int
+    max_frame: int
+    max_frames: int
+    max_nesting: int
+    max_strange: int
+    reply_queue: int
+    feed_queue: int
+    remembered_requests: int
+    handshake_s: float
+    exit_when_idle: float
+    spare: bool
+    log_level: str
+    log_json: bool
 
 
 class EngineCheck(TypedDict):

@@ -298,7 +298,7 @@ def test_row_19_a_coordinator_refuses_a_default_ttl_that_is_none() -> None:
         with pytest.raises(config.ConfigError, match="lease_ttl"):
             config.load({"lease_ttl": wrong}, None)
     with pytest.raises(ipcsync.ConnectError, match="status 2"):
-        ipcsync.launch(lease_ttl="nan")
+        ipcsync.launch(lease_ttl=math.nan)
 
 
 def test_row_19_the_granted_ttl_is_the_one_that_holds(

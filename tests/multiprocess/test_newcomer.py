@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import inspect
 import os
 import pickle
 import re
@@ -12,17 +13,18 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
 import zmq
 
 import ipcsync
-from ipcsync import _launch
 from ipcsync._board import layout
 from ipcsync._wire import messages
 from ipcsync.client.unnamed import UNNAMED_DEPTH
 from ipcsync.testing import StreamGate
+from ipcsync.typing import CoordinatorSettings
 from ipcsync_coordinator.config import Settings
 
 # --- streams that are none --------------------------------------------------------------------------------------------
@@ -142,13 +144,22 @@ def test_what_is_one_processs_own_does_not_travel_and_is_not_copied(client: ipcs
 
 def test_a_setting_that_there_is_not_is_a_type_error_with_a_hint() -> None:
     with pytest.raises(TypeError, match=r"launch\(\) has no setting 'lease'; did you mean lease_ttl\?"):
-        ipcsync.launch(lease=5)
+        ipcsync.launch(lease=5)  # type: ignore[call-arg] # as type checkers say too
     with pytest.raises(TypeError, match="those of `ipcsync coordinator` are devices, pool"):
-        ipcsync.launch(colour="red")
+        ipcsync.launch(colour="red")  # type: ignore[call-arg] # the same
 
 
-def test_launch_knows_every_setting_of_the_coordinator() -> None:
-    assert {"runtime_dir", "driver", "keeper", *_launch.SETTINGS} == set(Settings.__dataclass_fields__)
+def test_launch_knows_every_setting_of_the_coordinator_and_its_type() -> None:
+    of_the_coordinator = get_type_hints(Settings)
+    own = {name: of_the_coordinator.pop(name) for name in ("runtime_dir", "driver", "keeper")}
+    assert own.keys() <= inspect.signature(ipcsync.launch).parameters.keys()
+    assert get_type_hints(CoordinatorSettings) == of_the_coordinator
+
+
+@pytest.mark.parametrize("value", [b"5", [5], (1, 2)])
+def test_a_setting_of_no_flags_type_is_a_type_error_that_names_it(value: Any) -> None:
+    with pytest.raises(TypeError, match="the setting lease_ttl must be text, a number or a bool, but got"):
+        ipcsync.launch(lease_ttl=value)
 
 
 def _answer_as_another_version(socket: zmq.Socket[bytes]) -> None:
