@@ -1,4 +1,4 @@
-"""A coordinator of one's own, for as long as a `with` block."""
+"""`launch`: a coordinator that lives as long as a `with` block."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Coordinator:
                 env=env,
                 pass_fds=(write,),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is its parent's business, which then stops it in order
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops the daemon
             )
         finally:
             os.close(write)
@@ -159,14 +159,14 @@ def _start(command: list[str], runtime_dir: str | None) -> Coordinator:
     command += ["--runtime-dir", runtime_dir, "--exit-with", f"{os.getpid()}:{start_time(os.getpid())}"]
     from ipcsync._drivers import WARNED
 
-    # If there is no CUDA driver, this process says so when it connects; once is enough.
+    # If there is no CUDA driver, this process warns when it connects: one warning is enough.
     return Coordinator(command, {**environment(), WARNED: "1"}, runtime_dir, temporary)
 
 
 def directory_prefix() -> str:
     """How the names of temporary runtime directories begin: whose they are, and in which pid namespace.
 
-    A pid means something only there: to a process of another namespace that shares the folder, this one's is dead.
+    A pid is valid in its namespace only: a process of another one that shares the folder would take this one for dead.
     """
     return f"ipcsync-u{os.getuid()}-{pid_namespace()}-"
 

@@ -1,9 +1,9 @@
-"""Locks that belong to a call: an exception that ends the call anywhere, or a call within the call, finds them right.
+"""Locks that belong to a call: they are free once it has ended, also if an exception ended it at any instruction.
 
-An exception may come between any two instructions, and the garbage collector or a signal's handler may call anything
-of ours there. A `with` block over a lock written in C is left by real signals only with the lock released, but an
-exception raised at the very end of the block (by a trace function, or by a signal on Python 3.10) leaves it held. So
-each block stands in a function of this shape, which costs about 0.05 µs more than the block alone:
+An exception may come between any two instructions, and the garbage collector or a signal's handler may call any
+function of this package there. A real signal leaves a `with` block over a lock written in C only with the lock
+released; but an exception raised at the very end of the block (by a trace function, or by a signal on Python 3.10)
+leaves it held. So each block stands in a function of this shape, which costs about 0.05 µs more than the block alone:
 
     lock = self._lock                                       # a local: how a call within this one finds it held
     within = lock.is_mine() and lock.is_held_below()
@@ -15,8 +15,8 @@ each block stands in a function of this shape, which costs about 0.05 µs more t
             lock.unwind()
         raise
 
-`within` says that this call runs in the middle of another one of its own thread that holds the lock; what it may do
-then is for the function to decide. `under` is the same as a function, `holding` and `trying` as decorators.
+`within` says that this call interrupts another one of its own thread that holds the lock; the function decides what it
+may do then. `under` is the same as a function, `holding` and `trying` as decorators.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Method = Callable[Concatenate[S, P], T]
 
 
 class HeldBelow(Exception):  # noqa: N818 - it is turned into an error that says what was called
-    """A call further down this thread's stack holds the lock, and what was called here cannot go before that."""
+    """A call further down this thread's stack holds the lock, and this call cannot run before that one ends."""
 
 
 class Unwinding:
@@ -55,8 +55,8 @@ class Unwinding:
     def is_held_below(self) -> bool:
         """Whether a call further down this thread's stack has the lock, which this thread owns, in a local variable.
 
-        If there is none, an exception has left it held, and it is released here. To be asked only by a function that
-        has the lock in a local itself; conservative: a call that is about to take it counts.
+        If there is none, an exception has left it held, and it is released here. Only a function that has the lock in a
+        local variable itself may ask. It is conservative: a call that is about to take the lock counts.
         """
         frame = sys._getframe(1).f_back  # noqa: SLF001 - the one way to it
         while frame is not None:
@@ -67,7 +67,7 @@ class Unwinding:
         return False
 
     def unwind(self) -> None:
-        """Release what this thread still holds of it; nothing if it holds nothing."""
+        """Release the lock as often as this thread holds it."""
         while self.is_mine():
             self.release()
 
@@ -78,7 +78,7 @@ class CallLock(Unwinding, RLock):  # type: ignore[misc] # final for typeshed alo
     __slots__ = ()
 
     if not TYPE_CHECKING:
-        is_mine = RLock._is_owned  # noqa: SLF001 - as it is, in C: the name in which Condition asks for it
+        is_mine = RLock._is_owned  # noqa: SLF001 - the C method that Condition uses too
 
 
 def under(lock: CallLock, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -114,7 +114,7 @@ def holding(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:
 
 
 def trying(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T | None]]:
-    """The same for a method that does nothing, and returns None, while anybody else holds the lock or a call below."""
+    """As `holding`, but the method does nothing and returns None while another thread or a call below has the lock."""
 
     def wrap(method: Method[S, P, T]) -> Method[S, P, T | None]:
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T | None:

@@ -1,7 +1,7 @@
 """The daemon's log: one line an event, key=value or JSON, to stderr. Tokens never appear in it.
 
-What a message tells of goes beside it, in `fields`, not into its text: names are what users choose, and may hold
-blanks, quotes and signs that look like the next pair. Whatever a value holds, it stays one value on one line.
+The values of a message go beside it, in `fields`, not into its text: users choose names, which may hold blanks, quotes
+and characters that look like the next pair. Whatever a value holds, it stays one value on one line.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def fields(**values: object) -> dict[str, object]:
-    """What stands beside a message: `log.info("session opened", extra=fields(name=name))`."""
+    """The values of a message: `log.info("session opened", extra=fields(name=name))`."""
     return {"fields": values}
 
 
 def is_round(count: int) -> bool:
-    """Whether something that happens again and again is told this time: the first, 10th, 100th, … time."""
+    """Whether a repeated occurrence is logged this time: the first, the 10th, the 100th, …"""
     return bool(re.fullmatch("10*", str(count)))
 
 
 def quoted(value: object) -> str:
-    """A value as it stands after `=`: as it is if nothing in it could end it, else in quotes and escaped."""
+    """A value as it is written after `=`: in quotes and escaped if any character in it could end it."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if _PLAIN.fullmatch(text):
         return text
@@ -47,9 +47,9 @@ def _code(char: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text that a terminal shows as it is, on one line: what names may hold and does not print is escaped.
+    """The text with unprintable characters escaped, so that a terminal shows it on one line.
 
-    Line separators, and what turns the direction of the rest of a line, are among the characters not printable.
+    Line separators and direction marks count as unprintable.
     """
     return text if text.isprintable() else "".join(char if char.isprintable() else _code(char) for char in text)
 
@@ -76,7 +76,7 @@ class KeyValue(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One JSON object a line: time, level, event, and what the message tells of."""
+    """One JSON object a line: time, level, event, and the message's values."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, the traceback included."""

@@ -14,16 +14,16 @@ IpcSyncError(RuntimeError)
 │   └── SessionExpired          this process was silent for longer than its TTL: .session
 ├── ClientClosed                the client was closed: .client .endpoint
 ├── EventClosed                 the event was closed, or a point of an earlier use of its slot: .event
-├── RecorderLost                nobody is left who could finish it: .event .generation .session .pid .cause .over
+├── RecorderLost                its recorder closed, died or expired: .event .generation .session .pid .cause .over
 │   └── NodeLost                the node that records is lost to this one: .node .reason
 ├── NotRecorder                 recording without the role: .event .recorder .pid
 │   └── RecorderTaken           another session has the role
 ├── DeviceMismatch              an event, stream or process of another device
 ├── EngineMismatch              the engine cannot do this here
-├── Reentered                   called in the middle of a call of its own thread, which it cannot go before
+├── Reentered                   called by a finalizer or handler within a call of the same thread
 ├── QuotaExceeded               a limit of the coordinator: .limit
 ├── NodeNameTaken               another bridge has the node's name in its fleet: .node
-├── FleetUnavailable            what holds the fleet's names did not answer in time: .timeout
+├── FleetUnavailable            the store of the fleet's names did not answer in time: .timeout
 ├── ProtocolError               a malformed frame, field or point: .code
 └── WaitTimeout(TimeoutError)   a wait's own timeout expired: .event .generation .timeout
 
@@ -68,7 +68,7 @@ __all__ = [
 
 
 class IpcSyncError(RuntimeError):
-    """The base of all errors that ipcsync raises on its own account."""
+    """The base of all errors of ipcsync."""
 
 
 class DriverError(IpcSyncError):
@@ -85,7 +85,7 @@ class DriverError(IpcSyncError):
 
 
 class HandleError(DriverError):
-    """An IPC handle is not 64 bytes, unknown, exported by this very process, or its exporter is gone."""
+    """An IPC handle is not 64 bytes, unknown, exported by this process itself, or its exporter is gone."""
 
 
 class NoDriver(IpcSyncError):
@@ -177,14 +177,14 @@ class EventClosed(IpcSyncError):
 
 
 class RecorderLost(IpcSyncError):
-    """The recorder closed or died before `generation` of `event` was known complete, and nobody else can finish it.
+    """The recorder closed, died or expired before `generation` of `event` was known complete: it never will be.
 
     `session` is the recorder's name (at most 64 bytes of it), or its id if it has no name, and `pid` its process id as
     the coordinator sees it; "" and 0 if that is not known. `cause`:
     - "died": its process ended before the work was known complete;
     - "expired": it was silent for longer than its lease's TTL;
     - "closed": it closed the event before it recorded this generation;
-    - "behind": the work stood behind a wait that was lost; `session` and `pid` are then those of who died.
+    - "behind": the work stood behind a wait that was lost; `session` and `pid` are then of the one that died.
 
     `over` is True if the recorder's GPU work is proven to have ended, None if that is not known.
     """
@@ -212,15 +212,15 @@ class RecorderLost(IpcSyncError):
 class NodeLost(RecorderLost):
     """`node`, on which the event is recorded, is lost to this node; what was known complete here stays good.
 
-    It is lost for good as far as this use of the event goes, also if the node comes back. `reason`:
-    - "silent": nothing was heard of it for longer than the bridge's link TTL;
-    - "restarted": its coordinator died or was started anew;
+    This use of the event is lost for good, also if the node comes back. `reason`:
+    - "silent": this node heard nothing of it for longer than the bridge's link TTL;
+    - "restarted": its coordinator died or was restarted;
     - "bridge": the bridge of one of the two nodes ended, or was silent for longer than its lease's TTL;
     - "replaced": another machine has taken its name;
     - "stopped": its bridge said goodbye.
 
-    A lost node need not be dead: its GPU and its network card may go on writing. Memory that they can reach must be
-    revoked before it is used again.
+    A lost node need not be dead: its GPU and its network card may go on writing. Revoke their access to memory before
+    you use it again.
     """
 
     def __init__(
@@ -268,9 +268,9 @@ class EngineMismatch(IpcSyncError):
 
 
 class Reentered(IpcSyncError):
-    """A finalizer or a signal's handler made this call in the middle of another one, of the same thread and object.
+    """A finalizer or a signal's handler made this call within another one, of the same thread and object.
 
-    That one goes on as if this had not been called. Call again when it has returned.
+    The outer call goes on as if this one had not been made. Call again when it has returned.
     """
 
 
@@ -283,7 +283,7 @@ class QuotaExceeded(IpcSyncError):
 
 
 class NodeNameTaken(IpcSyncError):
-    """Another bridge, which answers, has the name `node` in its fleet."""
+    """Another bridge, which is alive, has the name `node` in its fleet."""
 
     def __init__(self, message: str = "", *, node: str = "") -> None:
         super().__init__(message)
@@ -291,9 +291,9 @@ class NodeNameTaken(IpcSyncError):
 
 
 class FleetUnavailable(IpcSyncError):
-    """What holds the names of nodes and of the fleet's events did not answer within `timeout` seconds.
+    """The store of the fleet's names (nodes, events) did not answer within `timeout` seconds.
 
-    Events that are linked go on; only names are out of reach.
+    Linked events go on; only names cannot be looked up.
     """
 
     def __init__(self, message: str = "", *, timeout: float | None = None) -> None:
@@ -310,9 +310,9 @@ class ProtocolError(IpcSyncError):
 
 
 class WaitTimeout(IpcSyncError, TimeoutError):
-    """The wait's own `timeout` (seconds) expired before `generation` of `event` was there.
+    """The call's own `timeout` (seconds) expired; of a wait, before `generation` of `event` was recorded or complete.
 
-    By way of TimeoutError it is an OSError too: an `except OSError` around other work catches it.
+    TimeoutError makes it an OSError too: an `except OSError` around other work catches it.
     """
 
     def __init__(

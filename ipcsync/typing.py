@@ -1,4 +1,4 @@
-"""Types for annotations: what may be given where a stream, a device or an event is asked for, and what comes back.
+"""Types for annotations: of arguments that take a stream, a device or an event of any library, and of results.
 
 Importing it loads neither ZeroMQ nor CUDA.
 """
@@ -90,7 +90,7 @@ class HasDeviceId(Protocol):
 
 
 StreamLike: TypeAlias = SupportsIndex | SupportsCudaStream | HasCudaStream | HasPtr
-"""A stream of any library, or its address. `None`, where it is taken, is torch's current stream or this thread's."""
+"""A stream of any library, or its address. `None`, where allowed, is torch's current stream, else this thread's."""
 
 EventLike: TypeAlias = SupportsIndex | HasCudaEvent | HasHandle | Waitable
 """An event of any library, or its address."""
@@ -139,7 +139,7 @@ class EngineChecks(TypedDict):
 
 
 class Latency(TypedDict):
-    """A histogram of how long the coordinator took for a request; each count is of one bucket alone."""
+    """A histogram of the coordinator's time for a request; the counts are not cumulative."""
 
     bounds_s: list[float]
     counts: list[int]
@@ -147,7 +147,7 @@ class Latency(TypedDict):
 
 
 class ClientStats(TypedDict):
-    """What a client counts by itself."""
+    """Counts that a client keeps itself."""
 
     messages_sent: int
     full_ring_waits: int
@@ -179,13 +179,13 @@ class Stats(TypedDict):
     latency: Latency
     uptime_s: float
     starts: int
-    """Coordinators that have served over the same events: above 1 only with a keeper."""
+    """How many coordinators have served these events; above 1 only with a keeper."""
     start_s: float
-    """Since when the last of them serves."""
+    """Seconds since the last of them began to serve."""
     pause_s: float
-    """For how long none served before it; 0 for the first."""
+    """For how long no coordinator served before it; 0 for the first."""
     restarts: dict[str, int]
-    """Why each of them followed another: one died, one hung and was killed, or new code was loaded (`reloaded`)."""
+    """Starts by reason: the last coordinator died, hung and was killed, or new code was loaded (`reloaded`)."""
     pid: int
     keeper_pid: int
     """Equal to `pid` without a keeper, as the memory of both is."""

@@ -25,13 +25,13 @@ _LIFELINE = 0  # the coordinator's lock: on the header's first byte; a session's
 
 
 class Board:
-    """A mapped board: `words` is the whole of it as 8-byte words; in this process it lies at `address`, `length` bytes.
+    """A mapped board: `words` is all of it as 8-byte words; in this process it lies at `address`, `length` bytes long.
 
-    `header` equals `running_header` for as long as the coordinator neither died nor stopped nor had its header
-    overwritten. The kernel tells of a death there by a robust futex; `has_mark` is False where it has none.
+    `header` equals `running_header` while the coordinator has neither died nor stopped, and no program has overwritten
+    the header. The kernel marks a death there by a robust futex; `has_mark` is False if it has none.
 
-    The file is allocated in full when it is made and never cut; a program that cuts it short makes every process that
-    has it mapped die of SIGBUS, and that is outside of what is promised.
+    The file is allocated in full when it is made, and never truncated. Not promised: if another program truncates it,
+    every process that has it mapped dies of SIGBUS.
     """
 
     epoch: bytes
@@ -44,7 +44,7 @@ class Board:
         self._fd = fd
         length = os.fstat(fd).st_size
         if length < layout.HEADER:
-            raise ProtocolError(f"{path} is no board: {length} bytes", code="board")
+            raise ProtocolError(f"{path} is not a board: {length} bytes", code="board")
         header = os.pread(fd, _HEADER.size, 0)
         magic, version, self.epoch, pid, started, namespace, owner, _, _, self.sessions, self.slots = _HEADER.unpack(
             header
@@ -52,9 +52,9 @@ class Board:
         if magic == layout.MAGIC and version != layout.VERSION:
             raise ProtocolError(f"{path} is of version {version}, and this is version {layout.VERSION}", code="version")
         if magic != layout.MAGIC or length != layout.size(self.sessions, self.slots):
-            raise ProtocolError(f"{path} is no board of version {layout.VERSION}", code="board")
-        # mmap keeps a duplicate of its descriptor, which forked children inherit: mapped by way of the lifeline's own,
-        # a child would hold the lifeline for as long as it lives.
+            raise ProtocolError(f"{path} is not a board of version {layout.VERSION}", code="board")
+        # mmap keeps a duplicate of its descriptor, which forked children inherit: if it were the lifeline's, a child
+        # would hold the lifeline as long as it lives.
         mapped = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             self._map = mmap.mmap(mapped, length)
@@ -67,7 +67,7 @@ class Board:
         self.coordinator: tuple[int, int, int] = (pid, started, namespace)
         self.header: memoryview[int] = self.words[: layout.H_STATE + 1]
         self.running_header: memoryview[int] = memoryview(bytearray(header)).cast("Q")[: layout.H_STATE + 1]
-        self.running_header[layout.H_OWNER] = owner if owner < OWNER_DIED else 0  # of a dead one, so that they differ
+        self.running_header[layout.H_OWNER] = owner if owner < OWNER_DIED else 0  # not a dead one's: so the two differ
         self.running_header[layout.H_STATE] = layout.RUNNING
         self.has_mark = 0 < owner < OWNER_DIED
         self._life: Life | None = None
@@ -77,14 +77,15 @@ class Board:
     def create(cls, path: str, epoch: bytes, sessions: int, slots: int) -> Board:
         """Make a new board file at `path` (which must not exist), hold its lifeline, and map it (coordinator).
 
-        It gets its name last: who sees it sees it whole and locked, and a failure or a death before leaves nothing.
+        It gets its name last: a process that finds it finds it complete and locked, and a failure or a death before
+        that leaves nothing behind.
         """
         fd = os.open(os.path.dirname(path), os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:
             locks.try_lock(fd, _LIFELINE)
             os.posix_fallocate(fd, 0, layout.size(sessions, slots))  # a sparse file on a full tmpfs would be SIGBUS
             cls._write_header(fd, epoch, sessions, slots)
-            # Only with a directory's descriptor, which an absolute path ignores, does os.link follow the link.
+            # os.link follows the link only if it gets a directory's descriptor, which an absolute path ignores.
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
         except BaseException:
             os.close(fd)
@@ -111,7 +112,7 @@ class Board:
 
     @classmethod
     def open(cls, path: str) -> Board:
-        """Map the board at `path` (client). Raises OSError, or ProtocolError if the file is none."""
+        """Map the board at `path` (client). Raises OSError, or ProtocolError if the file is not a board."""
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             return cls(fd, path)
@@ -120,7 +121,7 @@ class Board:
             raise
 
     def check(self) -> None:
-        """Raise CoordinatorLost after a stop or a death, ProtocolError if the header is not what it was."""
+        """Raise CoordinatorLost after a stop or a death, ProtocolError if the header was overwritten."""
         if self.header == self.running_header:
             return
         if self.header[: layout.H_OWNER] == self.running_header[: layout.H_OWNER]:
@@ -145,9 +146,9 @@ class Board:
         return (label, pid) if line.serial == serial else ("", 0)
 
     def show_life(self) -> bool:
-        """Have the kernel tell of this process's death in the header (coordinator, before anybody opens the board).
+        """Have the kernel mark this process's death in the header (coordinator, before a client opens the board).
 
-        False, where the kernel refuses or no thread can be had: the header then tells of a stop only.
+        False if the kernel refuses or no thread can be started: the header then shows a stop only.
         """
         self._life = Life(self.address + layout.H_OWNER * 8)
         self._life.show()
@@ -192,7 +193,7 @@ class Board:
         return self.words[layout.H_NEWEST]
 
     def set_newest(self, count: int) -> None:
-        """Tell that there is a session `count`, before it is given a line (coordinator)."""
+        """Store that there is a session `count`, before it gets a line (coordinator)."""
         self.words[layout.H_NEWEST] = count
         if fence:
             fence()
@@ -203,7 +204,7 @@ class Board:
 
     @property
     def starts(self) -> int:
-        """How many coordinators have served over this board, one after the other."""
+        """How many coordinators have served with this board, one after the other."""
         return self.words[layout.H_STARTS]
 
     @starts.setter
@@ -217,11 +218,11 @@ class Board:
 
     @property
     def probe_offset(self) -> int:
-        """Where that word lies in the header's page."""
+        """That word's offset in the header's page."""
         return layout.H_PROBE * 8
 
     def stop(self) -> None:
-        """Tell everyone that the coordinator ends, and wake every waiter (coordinator)."""
+        """Store that the coordinator ends, and wake every waiter (coordinator)."""
         self.words[layout.H_STATE] = layout.STOPPED
         for index in range(self.slots):
             line = self.slot(index)
@@ -229,7 +230,7 @@ class Board:
                 line.futex.wake()
 
     def hold_lifeline(self, line: SessionLine) -> bool:
-        """Take the lock that tells others that this session's process lives; False if another has it (client)."""
+        """Take the lock that shows that this session's process lives; False if another process has it (client)."""
         return locks.try_lock(self._fd, line.offset)
 
     def has_lifeline(self, line: SessionLine) -> bool:
@@ -243,7 +244,7 @@ class Board:
 
     @property
     def file(self) -> str:
-        """A path of the board's own file, whatever stands at `path` by now."""
+        """A path to the board's own file, whatever is at `path` by now."""
         return f"/proc/self/fd/{self._fd}"
 
     def is_free(self, byte: int) -> bool:
@@ -252,19 +253,19 @@ class Board:
 
     @property
     def coordinator_holds_lifeline(self) -> bool:
-        """Whether the coordinator's process lives, told by its lock on the header; False once this board was closed."""
+        """Whether the coordinator's process lives, by its lock on the header; False once this board was closed."""
         return self._fd >= 0 and locks.is_locked(self._fd, _LIFELINE)
 
     def drop_descriptor(self) -> None:
-        """Close the file in a forked child: its copy would keep the parent's lifeline."""
+        """Close the file in a forked child: the child's copy would keep the parent's lifeline."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def close(self, *, keep_mapping: bool = False) -> None:
-        """Give up the descriptor and with it the lifeline. The mapping stays while lines of it are in use.
+        """Close the descriptor, which releases the lifeline. The mapping stays while lines of it are in use.
 
-        `keep_mapping`: and for as long as the process lives. What is registered with CUDA must not be unmapped.
+        `keep_mapping`: it stays until the process ends. Pages that are registered with CUDA must not be unmapped.
         """
         if keep_mapping:
             _kept.append(self._map)
@@ -274,7 +275,7 @@ class Board:
 
     def unlink(self) -> None:
         """Remove the file's name (coordinator)."""
-        with contextlib.suppress(FileNotFoundError):  # of a closed one, whoever finds it abandoned removes it
+        with contextlib.suppress(FileNotFoundError):  # one that is found abandoned may be removed already
             os.unlink(self.path)
 
 
@@ -283,7 +284,7 @@ def is_abandoned(path: str) -> bool:
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return False  # not ours to judge: gone, or somebody else's
+        return False  # gone, or another user's
     try:
         return not locks.is_locked(fd, _LIFELINE)
     finally:
@@ -291,7 +292,7 @@ def is_abandoned(path: str) -> bool:
 
 
 def is_tmpfs(path: str) -> bool:
-    """Whether `path` lies on tmpfs, whose pages CUDA can register (pages of a disk file are refused)."""
+    """Whether `path` lies on tmpfs, whose pages CUDA can register (it refuses those of a file on disk)."""
     return _filesystem(path) == 0x01021994
 
 

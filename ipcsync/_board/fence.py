@@ -20,5 +20,5 @@ def _choose() -> Callable[[], object] | None:
 
 
 fence = _choose()
-"""None on x86-64, which keeps loads in order and stores in order. The one pair that it may turn round, a store and a
-later load of another word, never decides: the other side wakes and looks again."""
+"""None on x86-64, which keeps loads in order and stores in order. It may reorder a store with a later load of another
+word, but nothing depends on that pair: the other side is woken and reads again."""

@@ -1,8 +1,8 @@
 """Where each word of the board lies, and who writes it.
 
-The file is a header page and four tables, each from a new page on: session lines, slot lines, the slots' bits, and what
-each session is called. A line is 128 bytes: what the coordinator writes in its first half, what a client or the GPU
-writes in its second, so that the two never share a cache line. All words are 8 bytes, aligned, native-endian.
+The file is a header page and four tables, each on pages of its own: session lines, slot lines, the slots' bits, and the
+sessions' names. A line is 128 bytes: the coordinator writes the first half, a client or the GPU the second, so that the
+two never share a cache line. All words are 8 bytes, aligned, native-endian.
 
 Counts never go back: a generation g of a slot's present use stands in `recorded` and `completed` as base + g, where
 base is what `recorded` held when that use began. So no word is ever reset, and a timeline word may only grow.
@@ -17,12 +17,12 @@ LABEL = 64  # bytes of a session's name
 
 # A session's state.
 LIVE, EXPIRED = 1, 2
-# A slot's state. FREE also stands for a session line that nobody has.
+# A slot's state. FREE is also the state of an unused session line.
 FREE, OPEN, BROKEN, CLOSED = 0, 1, 2, 3
 # The coordinator's.
 RUNNING, STOPPED = 1, 2
 
-# Why the node of a broken mirror is lost: a slot's `reason` is the place here.
+# Why the node of a broken mirror is lost: a slot's `reason` is the index here.
 REASONS = ("", "silent", "restarted", "bridge", "replaced", "stopped")
 
 INT64_MAX = (1 << 63) - 1  # releases every waiter of a timeline word: CUDA compares cyclically, as signed
@@ -31,12 +31,12 @@ INT64_MAX = (1 << 63) - 1  # releases every waiter of a timeline word: CUDA comp
 H_MAGIC, H_VERSION, H_EPOCH, H_EPOCH_2, H_PID, H_START = range(6)
 H_NAMESPACE, H_OWNER, H_STATE, H_HEARTBEAT, H_SESSIONS, H_SLOTS = range(6, 12)
 H_NEWEST = 12  # the count of the newest session, stored before its line is given to it
-H_STARTS = 15  # how many coordinators have served over this board
-H_PROBE = 16  # written by a stream of the coordinator's, to try whether that works
+H_STARTS = 15  # how many coordinators have served with this board
+H_PROBE = 16  # a stream of the coordinator writes it, to test that streams can
 # Session words: the coordinator's, then the client's.
 S_STATE, S_SERIAL, S_PID, S_START, S_NAMESPACE = range(5)
-S_HEARTBEAT, S_OWNER, S_NUDGE = 8, 9, 10  # nobody stores `nudge`: a futex to wake the client's thread by
-S_SHOWS_END = 11  # the session's serial, if a lock tells of its process's end
+S_HEARTBEAT, S_OWNER, S_NUDGE = 8, 9, 10  # `nudge` is never stored to: a futex that wakes the client's thread
+S_SHOWS_END = 11  # the session's serial, if a lock shows its process's end
 # Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
 L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED, L_REASON = range(6)
 L_RECORDED, L_COMPLETED, L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT = range(8, 14)

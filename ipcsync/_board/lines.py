@@ -1,4 +1,4 @@
-"""The lines of the board as objects: each word under its name, and the order in which several of them are stored."""
+"""The lines of the board as objects: each word by its name, and the order of stores to several words."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from ipcsync._linux.futex import Futex
 class SessionLine:
     """One session's words, `offset` bytes into a board whose `words` lie at `address`; its name is `label` bytes in.
 
-    `serial` is (count << 16) | line number, and never comes again. `nudge` is a futex that wakes the session's client.
+    `serial` is (count << 16) | line number, and is never reused. `nudge` is a futex that wakes the session's client.
     """
 
     __slots__ = ("_address", "_first", "_label", "_words", "nudge", "offset")
@@ -61,7 +61,7 @@ class SessionLine:
 
     @property
     def standing(self) -> memoryview:
-        """The words of state and serial, to be compared with what they should be."""
+        """The words of state and serial, to compare with the expected ones."""
         return self._words[self._first + S_STATE : self._first + S_SERIAL + 1]
 
     @property
@@ -76,7 +76,7 @@ class SessionLine:
 
     @property
     def process(self) -> tuple[int, int, int]:
-        """(pid, start time, pid namespace) as the coordinator sees them; pid 0 if it cannot."""
+        """(pid, start time, pid namespace) as the coordinator sees them; pid 0 if it cannot see the process."""
         first = self._first
         return self._words[first + S_PID], self._words[first + S_START], self._words[first + S_NAMESPACE]
 
@@ -91,12 +91,12 @@ class SessionLine:
 
     @property
     def owner(self) -> int:
-        """A robust futex that a thread of the client's holds: its id, OWNER_DIED by the kernel; 0: not held."""
+        """A robust futex: the id of the client's thread that holds it, marked OWNER_DIED by the kernel; 0: not held."""
         return self._words[self._first + S_OWNER]
 
     @property
     def nudge_address(self) -> int:
-        """Where `nudge` lies."""
+        """Address of `nudge`."""
         return self._address + S_NUDGE * 8
 
     @property
@@ -106,27 +106,27 @@ class SessionLine:
 
     @property
     def end_is_shown(self) -> bool:
-        """Whether a lock tells of the end of the process whose session has the line."""
+        """Whether a lock shows the end of the process whose session has the line."""
         return bool(self._words[self._first + S_SHOWS_END] == self.serial)
 
     def shows_end(self) -> None:
-        """Say so (client): its lock is held."""
+        """Store that it does (client), once the lock is held."""
         self._words[self._first + S_SHOWS_END] = self.serial
 
     @property
     def indices(self) -> tuple[int, int]:
-        """Where serial and owner lie in the board's words, for hot paths that look themselves."""
+        """The indices of serial and owner in the board's words, for hot paths that read them directly."""
         return self._first + S_SERIAL, self._first + S_OWNER
 
     @property
     def label(self) -> str:
-        """What the session is called: its name (at most 64 bytes of it), else its public id."""
+        """The session's name (at most 64 bytes of it), else its public id."""
         return self._words[self._label : self._label + LABEL // 8].tobytes().rstrip(b"\0").decode(errors="replace")
 
     def assign(self, serial: int, pid: int, started: int, namespace: int, now_ns: int, label: str = "") -> None:
-        """Give the line to a session (coordinator). The first heartbeat is the coordinator's word for it."""
+        """Give the line to a session (coordinator), which stores the first heartbeat for it."""
         words, first = self._words, self._first
-        words[first + S_SERIAL] = 0  # whoever asks for the last session's process meanwhile does not find this one's
+        words[first + S_SERIAL] = 0  # a process that asks for the last session meanwhile must not find this one's
         if fence:
             fence()
         words[first + S_HEARTBEAT] = now_ns
@@ -168,12 +168,12 @@ class SlotLine:
 
     @property
     def all_words(self) -> memoryview:
-        """All words of the line, as they are at any moment: to see by one comparison whether any has changed."""
+        """All words of the line, unbuffered: one comparison shows whether any has changed."""
         return self._words[self._first : self._first + WORDS]
 
     @property
     def coordinators_indices(self) -> tuple[int, int, int]:
-        """Where incarnation, state and recorder lie in the board's words, for hot paths that look themselves."""
+        """The indices of incarnation, state and recorder in the board's words, for hot paths that read them."""
         return self._first + L_INCARNATION, self._first + L_STATE, self._first + L_RECORDER
 
     @property
@@ -198,7 +198,7 @@ class SlotLine:
 
     @property
     def recorder(self) -> int:
-        """Serial of the session that records, 0 while none came; written by the coordinator."""
+        """Serial of the session that records, 0 while there is none; written by the coordinator."""
         return self._words[self._first + L_RECORDER]
 
     @property
@@ -233,19 +233,19 @@ class SlotLine:
 
     @property
     def culprit(self) -> int:
-        """Serial of the session whose end lost it, 0 if it cannot be named; written by the recorder."""
+        """Serial of the session whose end caused the loss, 0 if it is unknown; written by the recorder."""
         return self._words[self._first + L_CULPRIT]
 
     @property
     def bits(self) -> int:
-        """The session lines that the recorder stands behind, at any remove; its own: only it can tell."""
+        """A bit for each session that the slot stands behind, at any remove; its recorder's own: ask that one."""
         words, bits = self._words, 0
         for place in reversed(self._bits):
             bits = bits << 64 | words[place]
         return bits
 
     def store_bits(self, bits: int) -> None:
-        """Tell whom the slot stands behind (recorder)."""
+        """Store which sessions the slot stands behind (recorder)."""
         words = self._words
         for place in self._bits:
             word = bits & 0xFFFFFFFFFFFFFFFF
@@ -254,13 +254,13 @@ class SlotLine:
                 words[place] = word
 
     def store_as_of(self, count: int) -> None:
-        """Tell up to which session the bits were found good (recorder, after the bits)."""
+        """Store up to which session the bits were found good (recorder, after the bits)."""
         if fence:
             fence()
         self._words[self._first + L_AS_OF] = count
 
     def store_behind(self, count: int) -> None:
-        """Tell the first generation that stands behind something (recorder, after the bits, before its record)."""
+        """Store the first generation that stands behind a wait (recorder, after the bits, before its record)."""
         if fence:
             fence()
         self._words[self._first + L_BEHIND] = count
@@ -268,7 +268,7 @@ class SlotLine:
             fence()
 
     def lose(self, count: int, culprit: int) -> None:
-        """Tell that everything from `count` on is lost, and by whose end; then wake who waits (recorder)."""
+        """Store that everything from `count` on is lost, and by whose end; then wake the waiters (recorder)."""
         self._words[self._first + L_CULPRIT] = culprit
         if fence:
             fence()
@@ -278,7 +278,7 @@ class SlotLine:
         self.futex.wake()
 
     def publish(self, count: int) -> None:
-        """Tell that everything up to `count` is recorded (recorder, after the driver's call)."""
+        """Store that everything up to `count` is recorded (recorder, after the driver's call)."""
         if fence:
             fence()
         self._words[self._first + L_RECORDED] = count
@@ -286,13 +286,13 @@ class SlotLine:
             fence()
 
     def store_completed(self, count: int) -> None:
-        """Tell that everything up to `count` is complete (recorder; at a timeline's break, the coordinator)."""
+        """Store that everything up to `count` is complete (recorder; at a timeline's break, the coordinator)."""
         if fence:
             fence()
         self._words[self._first + L_COMPLETED] = count
 
     def open(self, incarnation: int) -> None:
-        """Begin a new use (coordinator, once nobody of the last one is left)."""
+        """Begin a new use (coordinator, once no process of the last one is left)."""
         words, first = self._words, self._first
         words[first + L_RECORDER] = 0
         words[first + L_WATERMARK] = 0
@@ -303,11 +303,11 @@ class SlotLine:
         words[first + L_STATE] = OPEN
 
     def set_recorder(self, serial: int) -> None:
-        """Name the session that records (coordinator)."""
+        """Store which session records (coordinator)."""
         self._words[self._first + L_RECORDER] = serial
 
     def set_watermark(self, watermark: int) -> None:
-        """Keep what is complete, before the word itself is used to release waiters (coordinator)."""
+        """Store how far the event is complete, before `completed` itself is used to release waiters (coordinator)."""
         self._words[self._first + L_WATERMARK] = watermark
 
     @property
@@ -317,7 +317,7 @@ class SlotLine:
 
     @property
     def reason(self) -> str:
-        """Once BROKEN, of a mirror: why its node is lost; "" if the recorder is, or it is no mirror."""
+        """Once BROKEN, of a mirror: why its node is lost; "" if only its recorder is, and for other slots."""
         code = self._words[self._first + L_REASON]
         return REASONS[code] if code < len(REASONS) else ""
 
@@ -346,13 +346,13 @@ class SlotLine:
 
 
 def _label_words(label: str) -> tuple[int, ...]:
-    """The words in which a session's name stands, cut between two characters if it is too long."""
+    """A session's name as words, truncated between two characters if it is too long."""
     data = label.encode()[:LABEL].decode(errors="ignore").encode()
     return struct.unpack(f"={LABEL // 8}Q", data.ljust(LABEL, b"\0"))
 
 
 def words(*values: int) -> memoryview:
-    """Words of one's own, to compare the board's with: one comparison costs as much as reading a single word."""
+    """Words to compare with the board's: one comparison costs as much as reading a single word."""
     return memoryview(struct.pack(f"={len(values)}Q", *values)).cast("Q")
 
 

@@ -14,9 +14,9 @@ from ipcsync._linux.robust import OWNER_DIED
 class Peer:
     """The process behind one session serial; `label` is the session's name or id, `pid` as the coordinator sees it.
 
-    The session's line tells it: a thread holds a word there, which the kernel marks when the thread ends. While nobody
-    holds it (before the session has started, or where the kernel has no robust futexes), the kernel is asked: in this
-    pid namespace by (pid, start time), elsewhere by the lifeline, the lock that the process holds on its line.
+    A thread of the process holds a word of the session's line, which the kernel marks when the thread ends. While the
+    word is not held (before the session has started, or if the kernel has no robust futexes), the kernel is asked: in
+    this pid namespace by (pid, start time), elsewhere by the lifeline, the lock that the process holds on its line.
     """
 
     __slots__ = (
@@ -39,20 +39,20 @@ class Peer:
         self._words = board.words
         self._serial_index, self._owner_index = self._line.indices
         self._process: Process | None = None
-        # Kept, since the line may be another session's when it is asked for; ("", 0) if it is already.
+        # Kept, since the line may be another session's later; ("", 0) if it is already.
         self._shows_end = self._line.end_is_shown
-        self.label, self.pid = board.who(serial)  # behind it: the line was this session's then
+        self.label, self.pid = board.who(serial)  # after the process: the line was this session's then
         self._shows_end = self._shows_end and self._line.serial == serial
 
     def is_alive(self) -> bool:
         """Whether the process still runs and still has its session's line. Costs about 0.2 µs."""
-        owner = self._words[self._owner_index]  # before the serial, which changes after it when the line is given anew
+        owner = self._words[self._owner_index]  # before the serial, which another session changes later
         if self._words[self._serial_index] != self.serial:
             return False
         return not owner & OWNER_DIED if owner else self._ask_the_kernel()
 
     def is_over(self) -> bool | None:
-        """Whether the process, and what was forked from it, has no file open any more; None if that is never known.
+        """Whether the process, and every child forked from it, has closed all files; None if that is never known.
 
         It counts only if the coordinator is found alive afterwards. Costs about 2 µs.
         """
@@ -68,7 +68,7 @@ class Peer:
 
 
 class OwnPeer(Peer):
-    """A session of this very process, which lives whenever it asks."""
+    """A session of this process itself, which is alive whenever it asks."""
 
     __slots__ = ()
 
@@ -77,7 +77,7 @@ class OwnPeer(Peer):
         return self._line.serial == self.serial
 
     def is_over(self) -> bool | None:
-        """None: not while it can ask."""
+        """None: a process that asks is not over."""
         return None
 
 

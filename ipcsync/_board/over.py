@@ -1,10 +1,10 @@
-"""Whether a session's process is over for good: it, and whatever was forked from it, has no file open any more.
+"""Whether a session's process is over: it, and every child forked from it, has closed all files.
 
-A driver tears a process's GPU work down when the last descriptor of its files is closed. A child that was forked, and
-lives, keeps them, and then a dead process's work may go on (where a library forks, for a checkpoint say). So each
-session shares a lock of a byte of its own, far behind the board's end, through an open file that children keep and the
-kernel closes last (`LastLock`). The byte is the session's for good, whoever has its line by now. Its line says that it
-was taken, which a session leaves out whose work a server does for it (CUDA MPS): there the end of files proves nothing.
+A driver tears down a process's GPU work when the last descriptor of its files is closed. A forked child that lives (a
+library may fork, to write a checkpoint for example) keeps them, and the dead process's work may then go on. So each
+session has a shared lock of a byte of its own, far behind the board's end, through an open file that children keep and
+the kernel closes last (`LastLock`). The byte is never another session's, unlike the line. The line says whether the
+lock was taken. A session whose work is done by a server (CUDA MPS) does not take it: there closed files prove nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _lock = CallLock()
 
 
 def hold(board: Board, line: SessionLine, *, by_exec: bool = False) -> None:
-    """Let others see the end of this process, whose session has `line`; `by_exec`: and of what it becomes by exec.
+    """Show the end of this process, whose session has `line`, to others; `by_exec`: also across exec.
 
-    It cannot be given up while the coordinator lives, also when the session ends: its work may still be under way.
+    The lock is kept while the coordinator lives, also when the session ends: its work may still be under way.
     """
     try:
         under(_lock, _hold, board, line.serial, by_exec)
@@ -42,7 +42,7 @@ def _hold(board: Board, serial: int, by_exec: bool) -> None:
     held = _held.get(board.epoch)
     if held is None:
         for epoch, other in list(_held.items()):
-            if not other.is_held_by_others(_COORDINATOR):  # it is dead, and so nobody believes its board any more
+            if not other.is_held_by_others(_COORDINATOR):  # it is dead, so its board is not used any more
                 del _held[epoch]
                 other.drop()
         held = LastLock(board.file)
@@ -55,7 +55,7 @@ def _hold(board: Board, serial: int, by_exec: bool) -> None:
 def is_over(board: Board, serial: int) -> bool:
     """Whether the process of session `serial`, which took its lock, is over; False once this board was closed.
 
-    It counts only if the coordinator is found alive afterwards: with that one, the lock is given up.
+    It counts only if the coordinator is found alive afterwards: the lock is released with it.
     """
     return board.is_free(_byte(serial))
 

@@ -1,4 +1,4 @@
-"""The runtime directory: private, locked before anything is bound in it, and cleaned of what a dead one left."""
+"""The runtime directory: private, locked before a socket is bound in it, and cleaned after a dead coordinator."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ipcsync._wire import endpoints
 
 LOCK = "lock"
 KEEPER = "keeper"  # behind the pid in the lock file of a coordinator that has one
-RELOAD = signal.SIGUSR2  # asks a keeper to go on with the code on disk
-OUTCOME = "reload.json"  # what came of the last reload, in the directory
-SHUT = ".full"  # behind the name of a socket while nobody may connect to it
+RELOAD = signal.SIGUSR2  # asks a keeper to load the code on disk
+OUTCOME = "reload.json"  # the result of the last reload, in the directory
+SHUT = ".full"  # after the name of a socket while no client may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 
 
@@ -28,11 +28,11 @@ class RuntimeDirError(Exception):
 class RuntimeDir:
     """A directory of mode 0700 that this process alone serves.
 
-    Raises RuntimeDirError if it belongs to somebody else, has another mode, holds something that is no socket where a
-    socket must be, gives too long a path, or is served by another coordinator. Nothing is touched then.
+    Raises RuntimeDirError if it belongs to another user, has another mode, has a file other than a socket at a socket's
+    name, makes a socket's path too long, or is served by another coordinator. Nothing is touched then.
 
-    A user, or a cleaner of /tmp, may remove all of it, and another coordinator start at the same path: then it is no
-    longer this process's, and nothing in it is renamed or removed any more.
+    A user, or a cleaner of /tmp, may remove it, and another coordinator may start at the same path. The directory is
+    then no longer this process's, which renames and removes nothing in it any more.
     """
 
     def __init__(self, path: str) -> None:
@@ -69,7 +69,7 @@ class RuntimeDir:
                 raise RuntimeDirError(f"cannot make the runtime directory {self.path}: {error.strerror}") from None
         status = os.lstat(self.path)
         if not stat.S_ISDIR(status.st_mode):
-            raise RuntimeDirError(f"the runtime directory {self.path} is no directory (a link is refused too)")
+            raise RuntimeDirError(f"the runtime directory {self.path} is not a directory (a link is refused too)")
         if status.st_uid != os.geteuid():
             raise RuntimeDirError(
                 f"the runtime directory {self.path} belongs to uid {status.st_uid}, not to {os.geteuid()}"
@@ -85,7 +85,7 @@ class RuntimeDir:
         try:
             os.mkdir(self.path, mode=0o700)
         except FileExistsError:
-            return False  # another coordinator starts at the same time: the lock decides between us
+            return False  # another coordinator starts at the same time: the lock decides
         os.chmod(self.path, 0o700)  # whatever the umask took away
         return True
 
@@ -93,7 +93,7 @@ class RuntimeDir:
         self._lock_path = os.path.join(self.path, LOCK)
         while True:
             fd = self._try_lock()
-            # One that ends removes its lock file: a lock of a file that is no longer there excludes nobody.
+            # A coordinator that ends removes its lock file, and a lock of a removed file excludes nobody.
             if _is_still_at(fd, self._lock_path):
                 break
             os.close(fd)
@@ -102,7 +102,7 @@ class RuntimeDir:
         return fd
 
     def sign(self, role: str) -> None:
-        """Write into the lock file what serves here."""
+        """Write into the lock file which role serves here."""
         os.pwrite(self.lock, f"{os.getpid()}\n{role}\n".encode(), 0)
 
     def _try_lock(self) -> int:
@@ -156,7 +156,7 @@ class RuntimeDir:
 
 
 class Place:
-    """Where a coordinator is found: the runtime directory `path`, while its lock file is the open file `lock`."""
+    """A coordinator's place: the runtime directory `path`, while its lock file is the open file `lock`."""
 
     def __init__(self, path: str, lock: int) -> None:
         self.path = path
@@ -168,15 +168,15 @@ class Place:
 
     @property
     def is_own(self) -> bool:
-        """Whether the path still leads here. If not, nobody finds this coordinator any more, but perhaps another."""
+        """Whether the path still leads here. If not, clients cannot find this coordinator, but perhaps another one."""
         return _is_still_at(self._lock, self._lock_path)
 
     def shut(self) -> None:
-        """Keep new connections out: the sockets get other names."""
+        """Refuse new connections: the sockets get other names."""
         self._rename([(path, path + SHUT) for path in self.sockets])
 
     def reopen(self) -> None:
-        """Let new connections in again."""
+        """Allow new connections again."""
         self._rename([(path + SHUT, path) for path in self.sockets])
 
     def _rename(self, names: list[tuple[str, str]]) -> None:
@@ -187,7 +187,7 @@ class Place:
 
 
 def write_outcome(path: str, began_ns: int, why_not: str) -> None:
-    """Tell in the runtime directory `path` what came of the reload that began at `began_ns`. OSError if it is full."""
+    """Write the result of the reload that began at `began_ns` into the directory `path`. OSError if that fails."""
     name = os.path.join(path, OUTCOME)
     with open(f"{name}.new", "w", opener=_private) as file:
         json.dump({"began_ns": began_ns, "why_not": why_not}, file)
@@ -195,7 +195,7 @@ def write_outcome(path: str, began_ns: int, why_not: str) -> None:
 
 
 def read_outcome(path: str) -> tuple[int, str]:
-    """When the last reload began of which the outcome is told, and why it failed, empty if it did not; else (0, "")."""
+    """(when the last finished reload began, why it failed or ""); (0, "") if there was none."""
     try:
         with open(os.path.join(path, OUTCOME), "rb") as file:
             found = json.load(file)
@@ -225,12 +225,12 @@ def who_serves(path: str) -> tuple[int, str] | None:
 
 
 def _gone_is_fine() -> contextlib.suppress:
-    """Two coordinators that start at once may remove the same leftover, and a user may remove any."""
+    """Another coordinator that starts, or a user, may remove the same file."""
     return contextlib.suppress(FileNotFoundError)
 
 
 def _is_still_at(fd: int, path: str) -> bool:
-    """Whether the open file is the one that the path names."""
+    """Whether the path names this open file."""
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except FileNotFoundError:

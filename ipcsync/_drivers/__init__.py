@@ -1,7 +1,7 @@
 """The CUDA driver API as Python functions, from one of two places.
 
-`cuda` is `cuda.bindings.driver`; `host` is our own for machines with no GPU. Both have the same function names, the
-same arguments and the same `(CUresult, value…)` tuples, so nothing above this package knows which one it has.
+`cuda` is `cuda.bindings.driver`; `host` is a software driver for machines without a GPU. Both have the same function
+names, arguments and `(CUresult, value…)` tuples, so no layer above this package knows which one it has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 log = logging.getLogger("ipcsync")
 
 WARNED = "IPCSYNC_WARNED_OF_NO_DRIVER"
-"""The environment variable of a process whose parent has said already that there is no CUDA driver."""
+"""The environment variable that is set once a parent process has warned that there is no CUDA driver."""
 
 _lock = CallLock()
 _chosen: ModuleType | None = None
@@ -75,7 +75,7 @@ def _choose(wanted: str) -> ModuleType:
             raise NoDriver(f"IPCSYNC_DRIVER=cuda, but the CUDA driver does not work here: {reason}")
         if not os.environ.get(WARNED):
             log.warning("no CUDA driver here (%s): using the host driver, which moves no GPU", reason)
-            os.environ[WARNED] = "1"  # the processes that this one starts need not say it again
+            os.environ[WARNED] = "1"  # the processes that this one starts do not warn again
     from ipcsync._drivers import host
 
     unwrap(host.cuInit(0), "cuInit")
@@ -92,7 +92,7 @@ def name() -> str:
     """ "cuda" or "host"."""
     try:
         return load().__name__.rpartition(".")[2]
-    except ForkedProcessError:  # of a child: its parent's works
+    except ForkedProcessError:  # in a child, whose parent's driver works
         return "cuda"
 
 

@@ -1,6 +1,6 @@
-"""The numbers of the CUDA driver API that are passed to calls or looked for in results, by their names in cuda.h.
+"""Numbers of the CUDA driver API for arguments and results, by their names in cuda.h.
 
-They are plain ints: comparing or passing an enum of the binding costs more than the rest of some calls.
+They are plain ints: an enum of the binding costs more to compare or pass than the rest of some calls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ EVENT_DISABLE_TIMING = 2
 EVENT_INTERPROCESS = 4
 STREAM_NON_BLOCKING = 1
 STREAM_WAIT_VALUE_GEQ = 0  # cyclic: (int64)(*address - value) >= 0
-STREAM_WAIT_VALUE_FLUSH = 1 << 30  # what a remote writer had written before is seen behind the wait
+STREAM_WAIT_VALUE_FLUSH = 1 << 30  # a remote writer's earlier writes are visible after the wait
 STREAM_WRITE_VALUE_DEFAULT = 0
 MEMHOSTREGISTER_PORTABLE = 1  # for every context of this process
 MEMHOSTREGISTER_DEVICEMAP = 2

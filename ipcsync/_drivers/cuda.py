@@ -1,4 +1,4 @@
-"""The driver of real GPUs: `cuda.bindings.driver`, and a bounded wait, which CUDA does not have."""
+"""The driver of real GPUs: `cuda.bindings.driver`, and a wait with a deadline, which CUDA does not have."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NOT_INITIALIZED = _bindings.CUresult.CUDA_ERROR_NOT_INITIALIZED
 
 
 def probe() -> str | None:
-    """Initialise the CUDA driver; why it does not work here, or None when it does.
+    """Initialise the CUDA driver; returns why it does not work here, or None if it does.
 
-    Raises ForkedProcessError where CUDA was used before a fork, by whatever library: then it works in the parent alone.
+    Raises ForkedProcessError if any library used CUDA before a fork: then it works in the parent alone.
     """
     try:
         (code,) = _bindings.cuInit(0)

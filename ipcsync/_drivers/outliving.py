@@ -1,4 +1,4 @@
-"""Whether GPU work may outlive the process that submitted it, and by which of its files."""
+"""Whether GPU work may outlive the process that submitted it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _DEVICE_FILES = "/dev/nvidia"
 def may_be_served() -> bool:
     """Whether a CUDA MPS server may do this process's GPU work: its contexts are the server's, which lives on.
 
-    The driver says so of each device (CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUDA 12.3); before that, the control daemon's
-    pipe does, which a process uses that finds it. Rather one too many: then the end of its work is just not known.
+    The driver has an attribute of each device (CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUDA 12.3); with an older one, the
+    control daemon's pipe says so, which a process uses if it finds it. A wrong True is harmless: the end of the
+    process's work is then unknown.
     """
     if _drivers.name() != "cuda":
         return False
@@ -32,7 +33,7 @@ def may_be_served() -> bool:
 
 
 def files_survive_exec() -> bool:
-    """Whether some file of the driver's stays open across exec."""
+    """Whether any file of the driver stays open across exec."""
     return any(_is_kept(name) for name in os.listdir("/proc/self/fd"))
 
 

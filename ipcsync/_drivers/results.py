@@ -1,4 +1,4 @@
-"""What a driver call gives back, and the bytes of its handles: the same for every driver."""
+"""Results of driver calls, and the bytes of handles: the same for every driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HANDLE_SIZE = 64
 
 
 def unwrap(result: tuple[Any, ...], call: str, error: type[DriverError] = DriverError) -> DriverObject:
-    """The value (or tuple of values, or None) of a driver call's result; raises `error` if it is not a success."""
+    """The value (or tuple of values, or None) of a driver call's result; raises `error` if the call failed."""
     if result[0] is not SUCCESS and result[0] != SUCCESS:
         raise describe(result[0], call, error)
     if len(result) == 2:

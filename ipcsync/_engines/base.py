@@ -1,7 +1,7 @@
-"""What both engines share: record and wait on streams, query and wait on the host, each in the order that is checked.
+"""What both engines share: record and wait on streams, query and wait on the host.
 
-`tests/faults/board_model.py` has the same steps, and `test_board_order` holds these to it. On the cuda driver the
-compiled core takes most calls; what it leaves is done here.
+The steps of each call, and their order, are those of `tests/faults/board_model.py`, and `test_board_order` compares the
+two. On the cuda driver the compiled core takes most calls, and leaves the others to this module.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Engine(SlotUse):
     kind: EngineName
     is_closed: bool
     is_traced = False
-    marks_records = False  # whether a queued record is told from a finished one only by a marker behind it
+    marks_records = False  # whether a marker behind each record is needed to see that it has left the stream
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         super().__init__(board, guard, attachment, ordinal)
@@ -69,13 +69,13 @@ class Engine(SlotUse):
                     return
                 self.behind.await_answer(deadline)
             self.check_liveness(generation)
-            if time.monotonic_ns() >= deadline:  # only now: with a timeout of 0 too the driver was asked once
+            if time.monotonic_ns() >= deadline:  # only now: the driver is asked once even with a timeout of 0
                 self.raise_timeout(generation, timeout, "complete")
 
-    await_complete = synchronize  # for the client's own threads, which a trace does not show
+    await_complete = synchronize  # for the client's own threads: a trace does not show it
 
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
-        """A task of an asynchronous client has waited for `generation` since `began`; told for a trace."""
+        """For a trace: a task of an asynchronous client has waited for `generation` since `began`."""
 
     def _is_complete_and_judged(self, generation: int) -> bool:
         """`is_complete`; the recorder itself first judges what its records stand behind."""
@@ -84,9 +84,9 @@ class Engine(SlotUse):
         return self.is_complete(generation)
 
     def _confirm(self, generation: int) -> bool:
-        """The driver said complete: that counts only if recorder and coordinator live now, after it said so.
+        """After the driver said complete: whether that counts. Recorder and coordinator must live now, after it.
 
-        And if all is well with what it stands behind: False while nobody can tell.
+        What the generation stands behind must be good too: False while that is unknown.
         """
         if self.behind.stands(generation):
             if self.is_recorder:
@@ -108,7 +108,7 @@ class Engine(SlotUse):
         """Whether this recorder finds that `generation`, which stands behind something, counts."""
         if self._is_complete_and_judged(generation):
             return True
-        self.behind.nudge(self.recorder)  # its other events may have to be judged first
+        self.behind.nudge(self.recorder)  # the recorder may have to judge its other events first
         return False
 
     def query(self, generation: int) -> bool:
@@ -166,19 +166,19 @@ class Engine(SlotUse):
         after: Sequence[tuple[Engine, int]] = (),
         behind: Sequence[Wait] = (),
     ) -> int:
-        """Record the next generation on the CUstream `handle` of device `ordinal`; its number.
+        """Record the next generation on the CUstream `handle` of device `ordinal`; returns its number.
 
-        It stands behind all waits queued on that stream before, behind the generations `after`, and behind the waits
+        It stands behind all waits queued on that stream earlier, behind the generations `after`, and behind the waits
         `behind`, which are those of other streams.
         """
         if timeout is not None:
-            deadline_of(timeout)  # a wrong one is refused whether or not there is room
-        self.check()  # before the lock, which a forked child may find held for ever
+            deadline_of(timeout)  # raises for an invalid one, also if there is room
+        self.check()  # before the lock, which may be held for ever in a forked child
         if not self.is_recorder:
             self._raise_not_recorder()
         lock = self._record_lock
         if lock.is_mine() and lock.is_held_below():
-            raise Reentered(f"a record of {self.label} is under way on this thread, which a record here interrupts")
+            raise Reentered(f"a record of {self.label} is under way on this thread, and this record interrupts it")
         try:
             if not lock.acquire(False):
                 self._await_turn(timeout)
@@ -195,7 +195,7 @@ class Engine(SlotUse):
 
     def _raise_not_recorder(self, who: str = "this session") -> NoReturn:
         recorder, pid = self._recorder()
-        other = f"the session {recorder!r} (pid {pid or '?'}) records on it" if recorder else "nobody has so far"
+        other = f"the session {recorder!r} (pid {pid or '?'}) records on it" if recorder else "no session has so far"
         raise NotRecorder(
             f"{who} did not open {self.label} with recorder=True; {other}",
             event=self.name,
@@ -234,11 +234,11 @@ class Engine(SlotUse):
         after: Sequence[tuple[Engine, int]],
         behind: Sequence[Wait] = (),
     ) -> None:
-        """Record and publish the next generation, or the one that an exception kept from being so.
+        """Record and publish `generation`: the next one, or one whose record an exception interrupted.
 
-        A number is never given to two records. If an exception comes behind the driver's call, that record may have
-        been made or not; the next one makes it again, behind both the place where it may be and all before it, so that
-        what is said of that number is true of all work up to there.
+        A number is never given to two records. After an exception in or behind the driver's call, it is unknown whether
+        that record was made. So the next call makes it again, behind its possible place and all records before it: when
+        the number is complete, all work up to either place is.
         """
         lock = self._lock
         within = lock.is_mine() and lock.is_held_below()
@@ -275,7 +275,7 @@ class Engine(SlotUse):
         after: Sequence[tuple[Engine, int]],
         behind: Sequence[Wait],
     ) -> None:
-        """Before the driver's record: tell the board what it will stand behind. Raises RecorderLost if that is lost."""
+        """Before the driver's record: store what it will stand behind. Raises RecorderLost if any of that is lost."""
         key = self._key_of(handle, stream_id, self.ordinal)
         if not (self.chain.entries or after or behind or key in queued.lists or self.guard.stands_behind_all):
             return
@@ -301,7 +301,7 @@ class Engine(SlotUse):
         return key
 
     def _raise_no_record(self) -> None:
-        self.check()  # an expired session says so rather than that its event is closed
+        self.check()  # first: an expired session raises SessionExpired rather than EventClosed
         if self.chain.loss is not None:
             raise self._error_of(self.chain.loss, self._recorded + 1)
         raise EventClosed(f"the event {self.label} is {self.state}", event=self.name)
@@ -311,7 +311,7 @@ class Engine(SlotUse):
         if timeout is not None:
             deadline_of(timeout)
         self.check()
-        refuse_small_number(stream, 0)  # the default streams' too: wait(1) is a timeout that somebody meant
+        refuse_small_number(stream, 0)  # the default streams' numbers too: wait(1) was meant as a timeout
         handle, ordinal = stream_handle(stream)
         with _where_it_means(handle, ordinal):
             capture.refuse_capturing(handle, "wait")
@@ -338,7 +338,7 @@ class Engine(SlotUse):
         may_be_queued = False
         try:
             with lock:
-                self._raise_if_closed()  # until it is, the import stays
+                self._raise_if_closed()  # while it is open, the import stays
                 queued.add(self._key_of(handle, stream_id, ordinal), self, generation, stream_id)
                 may_be_queued = True
                 self._driver_stream_wait(handle, generation)
@@ -353,7 +353,7 @@ class Engine(SlotUse):
         return stream_id
 
     def _look_after_wait(self, generation: int) -> None:
-        """The driver may let a stream pass what a dead process never did, or never exported so that it holds: raise."""
+        """Raise if the queued wait may end wrongly: a driver may let a stream pass a dead process's work or exports."""
         if self._words[self._state_index] != OPEN or self.behind.stands(generation):
             self._raise_if_finished(generation)
         self._raise_if_dead(generation)
@@ -365,7 +365,7 @@ class Engine(SlotUse):
     # --- shortcuts ----------------------------------------------------------------------------------------------------
 
     def _take_shortcuts(self) -> None:
-        """From now on have the compiled core make what calls it can, if there is one: on the cuda driver, untraced."""
+        """Let the compiled core take calls from now on, if there is one: on the cuda driver, without a trace."""
         if _drivers.name() == "cuda" and _bind() and not self.is_traced:
             look, behind_all = getattr(self.guard, "look", None), self.guard.stands_behind_all
             self.shorten(look, self.kind == "timeline", queued.lists, queued.lists_lock, Wait, behind_all)
@@ -393,16 +393,16 @@ class Engine(SlotUse):
 
     @abstractmethod
     def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
-        """Have the stream wait for all before the record that was begun, and for that one if it was made."""
+        """Have the stream wait for all records before the interrupted one, and for that one if it was made."""
 
     def _open_import(self, generation: int) -> None:
         """Open what a wait for `generation` needs. Called with the lock held."""
 
     def _make_room(self, generation: int, timeout: float | None) -> None:
-        """Before a record: wait until `generation` may be recorded."""
+        """Wait until there is room for a record of `generation`."""
 
     def _publish_known(self, generation: int) -> None:
-        """Tell the board what the recorder itself found complete."""
+        """Store in `completed` what the recorder itself found complete."""
 
     def _raise_if_ahead(self) -> None:
         """Raise EngineMismatch if this engine cannot wait ahead of a record."""
@@ -414,10 +414,10 @@ def _bind() -> bool:
     know_streams(Stream)
     why_not = bind_driver()
     if why_not and COMPILED:
-        log.warning("no call takes a shortcut: the binding does not give what the compiled core needs: %s", why_not)
+        log.warning("the compiled core is not used: the binding lacks a function that it needs: %s", why_not)
     return not why_not
 
 
 def _where_it_means(handle: DriverObject, ordinal: int) -> AbstractContextManager[None]:
-    """Where a default stream's handle means that of device `ordinal`; any other means the same stream everywhere."""
+    """A block in which a default stream's handle means that of device `ordinal`; other handles need none."""
     return OnDevice(ordinal) if int(handle) in LEGACY else nullcontext()

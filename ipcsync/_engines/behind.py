@@ -1,12 +1,13 @@
-"""What a slot's generations stand behind, as the board tells it to whoever waits for them.
+"""What a slot's generations stand behind: the waiters' view of the words on the board.
 
-B's stream waited for A's point, and B recorded n behind it: n counts only if what it stands behind counts. The recorder
-alone knows what it queued, so it alone judges its event; others read here whether all is well. If they cannot see that,
-they decide nothing, and wake the recorder to judge.
+B's stream waited for A's point, and B recorded n behind it: n counts only if A's point counts. Only the recorder knows
+what it queued, so it alone judges its event. Waiters read here whether all is well. If they cannot see that, they
+decide nothing, and wake the recorder to judge.
 
-The slot's bits name the session lines that it stands behind, at any remove; its recorder's own: "only I can tell". A
-session is marked by the kernel, or not LIVE any more, before a driver says anything wrong of its work and before its
-words are released. So bits that are found good *after* n was found complete prove that no wait before n was torn.
+The slot's bits name the sessions that it stands behind, directly or through others; the recorder's own bit says that
+only the recorder can judge. The kernel marks a session, or its state is not LIVE any more, before a driver reports its
+work wrongly and before its words are released. So bits that are found good *after* n was found complete prove that no
+wait before n ended wrongly.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SHORTEST_SLICE_NS = 1_000_000
 
 
 class Behind:
-    """One attachment's view of the words that say so. Thread-safe; `base` is what generations are counted from."""
+    """One attachment's view of these words. Thread-safe; generations are counted from `base`."""
 
     __slots__ = (
         "_as_of_index",
@@ -45,7 +46,7 @@ class Behind:
         self._behind_index, self._as_of_index, self._lost_index = line.chain_indices
         self._next_ns = 0
         self.slice_ns: int = _LONGEST_PAUSE_NS
-        """How long a wait may go on without a look: shorter while an answer is awaited."""
+        """How long a wait may sleep without a look: shorter while a judgement is awaited."""
         self._pause_ns = _FIRST_PAUSE_NS
 
     def stands(self, generation: int) -> bool:
@@ -67,7 +68,7 @@ class Behind:
         return max(int(self._words[self._lost_index]) - self._base, 0)
 
     def good_bits(self, own: int) -> int | None:
-        """The slot's bits if each session that they name lives; else None, as with the bit of its own line `own`."""
+        """The slot's bits if every session that they name lives; None if not, or if the bit of line `own` is set."""
         as_of = self._words[self._as_of_index]
         if fence:
             fence()
@@ -83,7 +84,7 @@ class Behind:
         return bits
 
     def is_clear(self, recorder: int) -> bool:
-        """Whether all is well with what the slot stands behind; `recorder` is the serial of who records."""
+        """Whether all is well with what the slot stands behind; `recorder` is the recorder's serial."""
         if self.good_bits(recorder & 0xFFFF) is None:
             return False
         self._pause_ns = _FIRST_PAUSE_NS
@@ -91,7 +92,7 @@ class Behind:
         return True
 
     def nudge(self, recorder: int) -> None:
-        """Wake the recorder to judge: at once, then ever more seldom while the answer is awaited."""
+        """Wake the recorder to judge: at once, then at growing intervals until it has."""
         now = time.monotonic_ns()
         if now < self._next_ns:
             return
@@ -101,16 +102,16 @@ class Behind:
         self._board.session(recorder & 0xFFFF).nudge.wake()
 
     def await_answer(self, deadline_ns: int) -> None:
-        """Sleep until it is time to look again; a loss wakes at once."""
+        """Sleep until the next look is due; a loss wakes at once."""
         pause = min(self._next_ns, deadline_ns) - time.monotonic_ns()
         if pause > 0:
             self._line.wait_recorded(self._line.recorded, pause)
 
 
 def session_is_good(words: memoryview, index: int, as_of: int) -> bool:
-    """Whether the session of line `index` lives, and had it when `as_of` sessions were counted."""
+    """Whether the session of line `index` lives, and is among the first `as_of` sessions."""
     first = layout.session_offset(index) // 8
-    owner = words[first + layout.S_OWNER]  # in this order: a line given anew has a larger count
+    owner = words[first + layout.S_OWNER]  # in this order: a later session of the line has a larger count
     if not owner or owner & OWNER_DIED or words[first + layout.S_STATE] != LIVE:
         return False
     return int(words[first + layout.S_SERIAL]) >> 16 <= as_of

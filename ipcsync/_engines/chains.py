@@ -1,6 +1,6 @@
-"""What a recorder does about what its records stand behind: it tells the board before each, and judges its event.
+"""Chains: the recorder stores what each record stands behind before it is made, and judges its event later.
 
-The words have one writer, the recorder, and are read as `behind` says. All that is called here holds the engine's lock.
+The recorder is the only writer of these words; `behind` reads them. Every method is called with the engine's lock held.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MANY = 16
 
 
 class Entry(NamedTuple):
-    """Generations that are not settled, `first` to `last`: the waits queued before them, and whose work they are."""
+    """Generations `first` to `last`, not settled yet: the waits queued before them, and the bits of these."""
 
     first: int
     last: int
@@ -28,10 +28,12 @@ class Entry(NamedTuple):
 
 
 class Chain:
-    """One slot's, in its recorder's process."""
+    """The chain of one slot, in its recorder's process."""
 
     def __init__(self, view: View) -> None:
-        self._reference = weakref.ref(view)  # its engine holds the chain: a circle would wait for the garbage collector
+        self._reference = weakref.ref(
+            view
+        )  # weak, since the engine holds the chain: a cycle would wait for the garbage collector
         self._entries: list[Entry] = []
         self._loss: Loss | None = None
         self.lost_from: int = 0
@@ -48,12 +50,12 @@ class Chain:
 
     @property
     def entries(self) -> list[Entry]:
-        """What is not settled, in order."""
+        """The entries that are not settled, in order."""
         return self._entries
 
     @entries.setter
     def entries(self, entries: list[Entry]) -> None:
-        # While there are any, the engine takes no shortcut: told before the first one, and taken back after the last.
+        # While there are any, the engine takes no shortcut: set before the first one, and cleared after the last.
         if entries:
             self._view.has_chain = True
         self._entries = entries
@@ -62,7 +64,7 @@ class Chain:
 
     @property
     def loss(self) -> Loss | None:
-        """What was lost first."""
+        """The first loss, None if there is none."""
         return self._loss
 
     @loss.setter
@@ -73,7 +75,7 @@ class Chain:
     # --- before a record ----------------------------------------------------------------------------------------------
 
     def extend(self, generation: int, stream: int, waits: Iterable[Wait]) -> None:
-        """Tell the board whom the record of `generation` will stand behind. RecorderLost if any of it is lost."""
+        """Store what the record of `generation` will stand behind. RecorderLost if any of it is lost."""
         view = self._view
         if self.loss is not None:
             raise self.loss.error(view.name, view.label, generation)
@@ -86,7 +88,7 @@ class Chain:
         pending = tuple(wait for wait, fate in fates if fate is None)
         if not pending:
             return
-        newest = view.board.newest  # before all that is looked at from here on
+        newest = view.board.newest  # before the looks that follow
         own = 1 << (view.recorder & 0xFFFF)
         bits = 0
         for wait in pending:
@@ -100,7 +102,7 @@ class Chain:
             view.line.store_behind(view.base + generation)
 
     def _add(self, entry: Entry) -> None:
-        """Each change is one assignment: an exception may come between any two."""
+        """Add an entry. Each change is one assignment, since an exception may come between any two."""
         if not self._is_holder:
             queued.holders.add(self)
             self._is_holder = True
@@ -110,13 +112,13 @@ class Chain:
                 self.entries = [*self.entries[:-1], last._replace(last=entry.last)]
             else:
                 self.entries = [*self.entries, entry]
-        elif last[2:] != entry[2:]:  # a record that failed, and is made again
+        elif last[2:] != entry[2:]:  # a record that failed, and is repeated
             merged = entry._replace(waits=(*last.waits, *entry.waits), bits=last.bits | entry.bits, stream=0)
             kept = [last._replace(last=entry.first - 1)] if last.first < entry.first else []
             self.entries = [*self.entries[:-1], *kept, merged]
 
     def _fate(self, wait: Wait) -> Loss | bool | None:
-        """`known`, and of an event of this very session: it counts unless it stands behind something itself."""
+        """As `Wait.known`; an event of this session itself counts unless it stands behind something."""
         fate = wait.known()
         if fate is None and self._is_own(wait):
             is_ahead = wait.view.generation < wait.generation
@@ -127,13 +129,13 @@ class Chain:
         return wait.view.recorder == self._view.recorder and wait.view.board.epoch == self._view.board.epoch
 
     def _evidence(self, wait: Wait, own: int) -> int:
-        """The session lines that a wait depends on; `own` where only this recorder will be able to tell."""
+        """The bits of the sessions that a wait depends on; `own` if only this recorder will be able to judge it."""
         theirs, generation = wait.view, wait.generation
         serial = theirs.recorder
         if theirs.board.epoch != self._view.board.epoch or not serial or theirs.generation < generation:
             return own
         if theirs.node:
-            return own  # who records a mirror here is the bridge, which lives when the recorder there has died
+            return own  # the bridge records a mirror here, and outlives the recorder on the other node
         bits = 0
         if serial != self._view.recorder:
             line = theirs.board.session(serial & 0xFFFF)
@@ -148,7 +150,7 @@ class Chain:
     # --- the judgement ------------------------------------------------------------------------------------------------
 
     def judge(self, done: int) -> int:
-        """Up to which generation all counts, of those up to `done`, which were found complete before."""
+        """The last generation such that all up to it count; at most `done`, which was found complete before."""
         view = self._view
         if self.loss is None and view.behind.good_bits(view.recorder & 0xFFFF) is not None:
             self.entries = self._settle_all(done)
@@ -161,7 +163,7 @@ class Chain:
         return settled
 
     def _settle_all(self, done: int) -> list[Entry]:
-        """All is well with whom the slot stands behind, found after `done` was: what it waited for was complete too."""
+        """Settle all up to `done`: the bits were found good after it was found complete, so its waits were good too."""
         for entry in self.entries:
             if entry.first <= done:
                 for wait in entry.waits:
@@ -182,19 +184,19 @@ class Chain:
             if rest:
                 break
         for entry in entries:
-            self._find_loss(entry)  # one behind an open one may be lost already
+            self._find_loss(entry)  # an entry behind an open one may be lost already
             for wait in entry.waits:
                 if self._fate(wait) is None:
                     wait.view.behind.nudge(wait.view.recorder)
         return entries
 
     def _ask(self, wait: Wait) -> Loss | bool | None:
-        """What a waiter would learn now, with a look at the driver."""
+        """The verdict that a waiter would get now; asks the driver."""
         fate = self._fate(wait)
         return wait.judged() if fate is None else fate
 
     def _find_loss(self, entry: Entry) -> None:
-        """Everything from the first entry on of which a wait is lost is lost; a later death may lose an earlier one."""
+        """All from the first entry with a lost wait on is lost. A later death may make an earlier entry the first."""
         if self.loss is not None and entry.first >= self.lost_from:
             return
         for wait in entry.waits:
@@ -204,11 +206,11 @@ class Chain:
                 return
 
     def waits(self) -> Iterable[Wait]:
-        """All that its entries wait for."""
+        """The waits of all entries."""
         return [wait for entry in self.entries for wait in entry.waits]
 
     def tell(self) -> None:
-        """Tell the board what was judged; `completed` was stored before."""
+        """Store the judgement on the board; `completed` was stored before."""
         line, base = self._view.line, self._view.base
         first = self.entries[0].first if self.entries else 0
         if self._view.behind.first != first:
@@ -225,5 +227,5 @@ class Chain:
 
 
 def _behind(entries: list[Entry], done: int) -> list[Entry]:
-    """What is left of entries once all up to `done` is settled."""
+    """The entries that remain once all up to `done` is settled."""
     return [entry._replace(first=max(entry.first, done + 1)) for entry in entries if entry.last > done]

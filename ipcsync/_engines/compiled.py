@@ -1,4 +1,4 @@
-"""Which core this process has: the compiled one, if it was built and IPCSYNC_COMPILED does not say otherwise."""
+"""The core of this process: the compiled one, if it was built and IPCSYNC_COMPILED allows it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def built_with() -> str:
-    """What the build said of itself: "compiled: …" or "pure: …" and why."""
+    """The build's own record: "compiled: …", or "pure: …" and why."""
     try:
         return Path(__file__).with_name("core_build.txt").read_text().strip()
     except OSError:
@@ -38,7 +38,7 @@ def built_with() -> str:
 
 
 def _load() -> tuple[ModuleType, str]:
-    """The core, and why it is not the compiled one; empty if it is."""
+    """The core, and why it is not the compiled one; "" if it is."""
     wanted = os.environ.get("IPCSYNC_COMPILED", "auto")
     if wanted not in ("auto", "0", "1"):
         raise ValueError(f"IPCSYNC_COMPILED must be auto, 0 or 1, but is {wanted!r}")

@@ -1,4 +1,4 @@
-"""The core in Python: what runs where the compiled one is not, and what that one is the shorthand of."""
+"""The core in Python: it runs where there is no compiled one, whose interface it defines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=type)
 
 INTERFACE = 3
-"""What the modules around the core expect of it; raised with any change that an older binary does not know."""
+"""The interface's version, which a binary must have too; raised with each change of the interface."""
 
 
 class Look:
-    """Whether a session can be used: not forked, the line still `serial`'s and `live`, the header as it was, in time.
+    """Whether a session can be used: no fork, its line `live` and `serial`'s, the header unchanged, the lease in time.
 
     `good_until` is CLOCK_MONOTONIC in ns; the session's lease writes it, and -1 once there is a problem.
     """
@@ -52,7 +52,7 @@ class Look:
 
 
 class Core:
-    """What an engine is made over: the attributes that shortcuts use, and what each core does its own way.
+    """The base of an engine: the attributes that shortcuts use, and the operations that differ between the cores.
 
     The compiled one holds `known_complete`, the counts of records, the locks and the last streams as C values.
     """
@@ -63,32 +63,32 @@ class Core:
     """Whether anything recorded here stands behind something that is not settled, or that is lost."""
 
     _sleepers = 0
-    """How many shortcuts sleep until an import of this use is complete, which may not be destroyed then."""
+    """How many shortcuts sleep on an import of this use, which may not be destroyed meanwhile."""
 
     def __init__(self) -> None:
         self.known_complete = 0
-        self._seen = [0]  # the true `known_complete`, of which the attribute may be an older value
+        self._seen = [0]  # the true value; the attribute may be an older one
 
     def shorten(
         self, look: object, is_timeline: bool, waits: dict[int, Any], lock: object, make: type, behind_all: bool
     ) -> None:
-        """Begin to take shortcuts, of which there are none here.
+        """Begin to take shortcuts; does nothing in this core.
 
-        `waits` are those that this process has queued, by stream: a record behind any of them is no shortcut, nor is
-        anything of a recorder that has a chain. A wait that is queued adds one, made by `make`, with the lock held.
+        `waits` are the waits that this process has queued, by stream: a record behind any of them takes no shortcut,
+        nor does a recorder with a chain. A wait that is queued adds one, made by `make`, with the lock held.
         """
 
     def _keep_event(self, index: int, address: DriverObject) -> None:
-        """Know the CUevent of the ring at `index`."""
+        """Remember the CUevent of the ring at `index`."""
 
     def _keep_marker(self, stream: int, address: DriverObject) -> None:
-        """Know the event that is recorded behind the waits on a stream; 0: it is about to be destroyed."""
+        """Remember the marker of a stream; 0: it is about to be destroyed."""
 
     def _await_work(self, event: DriverObject, word: int, wanted: int, until: int, nudge: int) -> bool | None:  # noqa: ARG002
         """Sleep until `event` is complete, the 64-bit word at that address has reached `wanted`, or `until` in ns.
 
-        Without an event (0) only for the word. `nudge` is the address of the recorder's, which is woken if it takes
-        long. None: not here; else it is time to look.
+        Without an event (0) it waits for the word only. `nudge` is the address of the recorder's nudge, which is woken
+        if the wait takes long. Returns None if this core cannot do it; else the caller looks again.
         """
         return None
 
@@ -112,19 +112,19 @@ class EventBase:
 
 
 def shortened(names: str) -> Callable[[T], T]:  # noqa: ARG001 - the compiled one's
-    """A class decorator: its methods `names` become what their compiled shortcuts leave to them, if there are any."""
+    """A class decorator: compiled shortcuts, if there are any, replace the methods `names` and call them if need be."""
     return lambda cls: cls
 
 
 def bind_driver() -> str:
-    """Take the driver's functions for the shortcuts; why not, or an empty text."""
+    """Get the driver's functions for the shortcuts; returns why that failed, or ""."""
     return "pure Python"
 
 
 def park(events: list[Any], word: int) -> bool:  # noqa: ARG001 - the compiled one's
-    """Have a thread wait in the driver for these events, in their order, and wake who sleeps on `word` at each.
+    """Have a thread wait in the driver for these events, in order, and wake the sleepers on `word` at each.
 
-    False if it does not: there are few such threads, one for a word at most, and none here.
+    False if none does: there are few such threads, at most one for a word, and none in this core.
     """
     return False
 

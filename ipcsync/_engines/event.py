@@ -1,7 +1,7 @@
 """The `event` engine: generation g is a record of the ring's event number (g - 1) mod depth.
 
-A record into a full ring first waits on the host for the oldest, so a point is always waited for on its own event: that
-event is recorded again only once the point is complete.
+A record into a full ring first waits on the host for the oldest record. So a wait for a point is always on its own CUDA
+event, which is recorded again only once the point is complete.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class EventEngine(Engine):
         self.handles: tuple[bytes, ...] = tuple(attachment.handles)
         self._serials = attachment.serials
         self._ring: list[Any] = [None] * attachment.depth
-        # Generations of ours known complete.
+        # Generations recorded here that are known complete.
         self._completed = min(max(self.line.completed - self.base, 0), self._recorded)
         self._room = self._completed + self.depth
         self._take_shortcuts()
 
     @holding("_lock")
     def open_first(self) -> None:
-        """Open the ring's first handle, to see that handles open here at all. Raises HandleError."""
+        """Open the ring's first handle, to test that handles open in this process. Raises HandleError."""
         self._event(1)
 
     def _event(self, generation: int) -> DriverObject:
@@ -49,7 +49,7 @@ class EventEngine(Engine):
             try:
                 event = imports.acquire(self, self._key(index), self.handles[index], self.ordinal)
             except DriverError:
-                self.guard.check_liveness()  # the coordinator's events go with it
+                self.guard.check_liveness()  # a lost coordinator explains the error
                 raise
             self._ring[index] = event
             self._keep_event(index, event)
@@ -72,7 +72,7 @@ class EventEngine(Engine):
             is_done = self._wait_in_driver(oldest, min(deadline, now + SLICE_NS))
             self.guard.check_liveness()
             self._look_for_room(is_first=False)
-            if is_done and oldest > self._completed:  # it stands behind something, and nobody can tell
+            if is_done and oldest > self._completed:  # it stands behind something that is not judged yet
                 self.behind.nudge(self.recorder)
                 self.behind.await_answer(deadline)
 
@@ -98,7 +98,7 @@ class EventEngine(Engine):
         if self._begun > 1:
             self._driver_stream_wait(handle, self._begun - 1)
         if stream_id != self._last_stream:
-            self._driver_stream_wait(handle, self._begun)  # if it was not made, its event stands for an older one
+            self._driver_stream_wait(handle, self._begun)  # if it was not made, its CUDA event is an older record's
 
     def _is_begun_drained(self) -> bool:
         return self._begun == self._recorded or self._driver_query(self._begun)
@@ -108,7 +108,7 @@ class EventEngine(Engine):
 
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
         event = self._event(generation)
-        if self._is_done(event):  # often already: who records and who waits hand work to and fro
+        if self._is_done(event):  # often it is complete already
             return True
         if self._await_work(
             event, self.line.completed_address, self.base + generation, deadline_ns, self._nudge_address()
@@ -148,13 +148,13 @@ class EventEngine(Engine):
 
     @holding("_lock")
     def _publish_known(self, generation: int) -> None:
-        if not self.is_closed:  # else it may have let go since, and the slot be another's
+        if not self.is_closed:  # else it may be released, and the slot used by another event
             self._store(generation)
 
     def _raise_if_ahead(self) -> None:
         raise EngineMismatch(
-            f"the event {self.label} uses the engine 'event': CUDA lets nothing wait for a record that was not made "
-            "yet; open it with engine='timeline' to wait ahead"
+            f"the event {self.label} uses the engine 'event', and CUDA cannot wait for a record that is not made "
+            "yet: open it with engine='timeline' to wait ahead"
         )
 
     def _is_idle(self) -> bool:
@@ -166,5 +166,5 @@ class EventEngine(Engine):
     def _destroy_imports(self) -> bool:
         for index in range(self.depth):
             self._keep_event(index, 0)
-        # All, whatever the ring says: an exception may have kept what was opened from being put there.
+        # All of them, not only those in the ring: an exception may have come between opening one and storing it there.
         return all(imports.release(self, self._key(index)) for index in range(self.depth))

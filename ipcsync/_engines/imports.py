@@ -1,8 +1,8 @@
 """IPC handles opened by this process, each once.
 
-They are told apart by (epoch, serial number of the event), never by the handle's bytes, which can come again. Who uses
-one is written down by name, so that neither to take nor to give back twice is counted twice: an exception may end a
-call between this table and its user's.
+The key is (epoch, serial number of the event), never the handle's bytes, which can be reused. The table holds the users
+of each import themselves, not a count: an exception may interrupt a user between this table and its own, and a repeated
+acquire or release must not count twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Imports:
 
     @holding("_lock")
     def acquire(self, user: object, key: _Key, handle: bytes, ordinal: int) -> DriverObject:
-        """The CUevent behind a handle; opened on the device `ordinal` if nobody in this process has it.
+        """The CUevent behind a handle; opened on the device `ordinal` if this process has not opened it yet.
 
         Raises HandleError if the driver does not open it.
         """
@@ -46,10 +46,10 @@ class Imports:
 
     @trying("_lock")
     def release(self, user: object, key: _Key) -> bool:
-        """Give one user's use back; the last one destroys the import, which leaves the coordinator's event as it is.
+        """Remove a user; the last one destroys the import, which leaves the coordinator's event untouched.
 
-        Nothing, and None, while another thread is at work here, whom a driver's call may keep for long; False while a
-        thread is parked in the driver's wait for it, also if nobody waits for that any more.
+        Does nothing and returns None while another thread has the table, since its driver call may take long. False
+        while a thread is parked in the driver's wait for the import.
         """
         users = self._users.get(key, set())
         if users <= {user} and key in self._events and is_parked(self._events[key]):

@@ -1,4 +1,4 @@
-"""Why a generation is lost, and by whose end: what a RecorderLost says."""
+"""Losses: why a generation is lost, and the text of its RecorderLost."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Reason: TypeAlias = Literal["silent", "restarted", "bridge", "replaced", "stoppe
 _ENDS: dict[Cause, str] = {
     "died": "died",
     "expired": "was silent for longer than its lease's TTL, and its session expired",
-    "closed": "closed the event before it recorded that",
+    "closed": "closed the event before it recorded this generation",
 }
 _NODE_ENDS: dict[Reason, str] = {
-    "silent": "was not heard of for longer than the bridge's link TTL",
-    "restarted": "has another coordinator now: the one that owned the event died, or was started anew",
+    "silent": "has not been heard from for longer than the bridge's link TTL",
+    "restarted": "has another coordinator now: the one that owned the event died or was restarted",
     "bridge": "is reached by a bridge on each side, and one of the two ended or was silent for too long",
     "replaced": "lost its name to another machine",
     "stopped": "has left the fleet",
@@ -24,10 +24,10 @@ _NODE_ENDS: dict[Reason, str] = {
 
 
 class Loss(NamedTuple):
-    """A generation that will never count, for good. `serial`, `session` and `pid` are of the session that ended.
+    """Why a generation will never count. `serial`, `session` and `pid` are of the session that ended.
 
-    `root`, of cause "behind": what was lost first, as a text; empty where only the board tells. `node`: where the
-    recorder is, empty for this node; `reason`: why that whole node is lost, None if it is not.
+    `root`, of cause "behind": what was lost first, as a text; empty if it is known from the board only. `node`: the
+    recorder's node, empty for this one; `reason`: why that whole node is lost, None if it is not.
     """
 
     cause: Cause
@@ -53,7 +53,7 @@ class Loss(NamedTuple):
         return f"recorder{self.who} {_ENDS[self.cause]}"
 
     def behind(self, what: str) -> Loss:
-        """What this loss of `what` is to a record that stands behind it."""
+        """The loss of a record that stands behind `what`, which this loss is of."""
         if self.cause == "behind":
             return self._replace(root=self.root or what)
         return self._replace(cause="behind", root=f"{what}, whose {self._end}")
@@ -63,13 +63,13 @@ class Loss(NamedTuple):
         if self.cause == "behind":
             root = self.root or f"work of the session{self.who}, which ended before that was known complete"
             text = (
-                f"generation {generation} of {label} is lost: it stands behind {root}; have the work done again, on a "
+                f"generation {generation} of {label} is lost: it stands behind {root}; repeat the work on a "
                 "new event and on a stream that waited for nothing lost"
             )
         else:
             text = (
                 f"generation {generation} of {label} will never be complete: its {self._end}; its data counts as never "
-                "written: have the work done again, on a new event"
+                "written: repeat the work on a new event"
             )
             if self.reason is not None:
                 return NodeLost(text, event=event, generation=generation, node=self.node, reason=self.reason)

@@ -1,7 +1,7 @@
-"""The waits that this process has queued: for each stream those that its next record stands behind.
+"""The waits that this process has queued: for each stream, those that its next record stands behind.
 
-The lists are the process's, whichever client queued the wait. A wait leaves its list once it is known good; one that is
-lost stays, and spoils the stream for every record, until `drop`. Neither keeps an engine that was let go of.
+All clients of the process share these lists. A wait leaves its list once it is known good. A lost one stays until
+`drop`, and no record on the stream is possible meanwhile. Neither keeps an engine that was released.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SLICE_NS = 50_000_000
 _MANY = 64
 
 holders: weakref.WeakSet[Holder] = weakref.WeakSet()
-"""What else has waits: the chains of this process's recorders."""
+"""Other holders of waits: the chains of this process's recorders."""
 lists: dict[int, dict[int, Wait]] = {}
-"""By stream, then by slot. Empty while nothing is pending, which is all that a record looks at."""
+"""By stream, then by slot. While it is empty, a record looks no further."""
 
 
 lists_lock = CallLock()
@@ -38,7 +38,7 @@ lists_lock = CallLock()
 
 
 class View(Protocol):
-    """What a wait, and a recorder's chain, need of an engine."""
+    """The part of an engine that a wait and a chain need."""
 
     name: str
     node: str
@@ -50,7 +50,7 @@ class View(Protocol):
 
     @property
     def label(self) -> str:
-        """What to call the event in a text."""
+        """The event's name in texts."""
 
     @property
     def generation(self) -> int:
@@ -58,23 +58,23 @@ class View(Protocol):
 
     @property
     def recorder(self) -> int:
-        """The serial of the session that records, 0 while none has come."""
+        """The serial of the session that records, 0 while there is none."""
 
     def recorder_is_alive(self) -> bool:
-        """Whether the recorder's process lives; True while none has come."""
+        """Whether the recorder's process lives; True while there is no recorder."""
 
     def fate(self, generation: int) -> Loss | bool | None:
-        """What the board and this process's memory say of `generation`: True for good, a Loss, None if open."""
+        """The fate of `generation`, by the board and this process's memory: True (good), a Loss, or None (open)."""
 
     def accepts(self, generation: int) -> bool:
-        """Whether a waiter would accept `generation` now, with a look at the driver."""
+        """Whether a waiter would accept `generation` now; asks the driver."""
 
 
 class Holder(Protocol):
-    """Who has waits besides the streams."""
+    """A holder of waits besides the streams."""
 
     def waits(self) -> Iterable[Wait]:
-        """Those on which there is no verdict yet, and others."""
+        """Its waits, those without a verdict included."""
 
 
 class Wait:
@@ -97,11 +97,11 @@ class Wait:
 
     @property
     def place(self) -> int:
-        """Where in its list it stands: one for each view."""
+        """Its key within its list: one for each view."""
         return id(self.view)
 
     def is_for(self, view: View) -> bool:
-        """Whether this is what it waits for."""
+        """Whether it waits for a generation of this view."""
         return self.view is view
 
     @property
@@ -110,20 +110,21 @@ class Wait:
         return f"generation {self.generation} of {self.view.label}"
 
     def known(self) -> Loss | bool | None:
-        """What the board and this process's memory say of it."""
+        """The verdict by the board and this process's memory."""
         if self.verdict is None:
             fate = self.view.fate(self.generation)
-            # One that was released meanwhile has its verdict, and what was just read may be of the slot's next use.
+            # If the use was released meanwhile, the wait has its verdict, and the words just read may be the slot's
+            # next use's.
             if self.verdict is None:
                 self.verdict = fate
         return self.verdict
 
     def behind(self, loss: Loss) -> Loss:
-        """What its loss is to a record that stands behind it."""
+        """The loss of a record that stands behind it."""
         return loss.behind(self.label)
 
     def judged(self) -> Loss | bool | None:
-        """What a waiter would learn now, with a look at the driver."""
+        """The verdict that a waiter would get now; asks the driver."""
         fate = self.known()
         if fate is None and self.view.accepts(self.generation) and self.verdict is None:
             self.verdict = True
@@ -131,7 +132,7 @@ class Wait:
 
 
 class Lost(Wait):
-    """What is left of a lost wait once nothing is asked of its event any more, and its engine is let go of."""
+    """A lost wait whose engine was released: it keeps the verdict and its text only."""
 
     __slots__ = ("_label",)
 
@@ -144,7 +145,7 @@ class Lost(Wait):
 
     @property
     def place(self) -> int:
-        """Its own: another engine may come to stand where its own was."""
+        """Its own id: a later engine may get the id of the released one."""
         return id(self)
 
     def is_for(self, view: View) -> bool:  # noqa: ARG002 - nobody's any more
@@ -158,14 +159,14 @@ class Lost(Wait):
 
 
 def key_of(driver: DriverObject, handle: DriverObject, stream_id: int, ordinal: int) -> int:
-    """Which list a stream has. The legacy default stream waits for all blocking streams of its device, and they for it:
-    what is queued in between, by anybody, joins them, so they share one."""
+    """The key of a stream's list. The legacy default stream and the blocking streams of its device wait for each other,
+    so they share one list."""
     flags = unwrap(driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
     return stream_id if int(flags) & _NON_BLOCKING else -1 - ordinal
 
 
 class _Table:
-    """What changes `lists`."""
+    """The changes of `lists`."""
 
     def __init__(self) -> None:
         self._lock = lists_lock
@@ -173,18 +174,18 @@ class _Table:
 
     @holding("_lock")
     def add(self, key: int, view: View, generation: int, stream: int) -> None:
-        """The next record on that stream stands behind `generation`; told before the wait is queued."""
+        """Have the stream's next record stand behind `generation`; called before the wait is queued."""
         last = lists.get(key, {}).get(id(view))
         if last is None or last.generation < generation or last.verdict is True:
             wait = Wait(view, generation, key, stream)
             lists.setdefault(key, {})[id(view)] = wait
-        if len(lists) > self._sweep_at:  # also of streams that nobody records on any more
+        if len(lists) > self._sweep_at:  # including streams without further records
             self.drop([wait for wait in self.everything() if wait.known() is True])
             self._sweep_at = max(_MANY, 2 * len(lists))
 
     @holding("_lock")
     def drop(self, waits: Iterable[Wait]) -> None:
-        """Take these out: they are known good, or to be forgotten."""
+        """Remove waits that are known good, or to be forgotten."""
         for wait in waits:
             self._take_out(wait)
 
@@ -196,44 +197,46 @@ class _Table:
                 lists.pop(wait.key, None)
 
     @holding("_lock")
-    def let_go(self, view: View) -> None:
-        """Keep nothing of what was waited for there, on which the verdicts are given, but what is lost of it."""
+    def release(self, view: View) -> None:
+        """Remove the waits for a view, which have their verdicts; of the lost ones a `Lost` stays."""
         for wait in self.everything():
             if not wait.is_for(view):
                 continue
             if wait.verdict is not True:
                 lost = Lost(wait)
-                lists[wait.key][lost.place] = lost  # before the other goes: the stream is spoilt at any moment
+                lists[wait.key][lost.place] = (
+                    lost  # before the other is removed: a lost wait is in the list at every moment
+                )
             self._take_out(wait)
 
     @holding("_lock")
     def everything(self) -> list[Wait]:
-        """What the streams of this process stand behind, all together."""
+        """The waits of all streams of this process."""
         return [wait for waits in list(lists.values()) for wait in list(waits.values())]
 
 
 _table = _Table()
-add, drop, let_go, everything = _table.add, _table.drop, _table.let_go, _table.everything
+add, drop, release, everything = _table.add, _table.drop, _table.release, _table.everything
 
 
 def waits_on(view: View) -> list[Wait]:
-    """All waits for a slot that anything here stands behind."""
+    """All waits of this process for a slot."""
     held = [wait for holder in list(holders) for wait in holder.waits()]
     return [wait for wait in (*everything(), *held) if wait.is_for(view)]
 
 
 def of(key: int) -> list[Wait]:
-    """What the next record on that stream stands behind."""
+    """The waits that the stream's next record stands behind."""
     return list(lists.get(key, {}).values())
 
 
 def lost_on(handle: DriverObject, ordinal: int) -> list[Wait]:
-    """The lost waits that a stream of device `ordinal` is, or was, held by."""
+    """The lost waits that were queued on a stream of device `ordinal`."""
     return [wait for wait in on_stream(handle, ordinal) if isinstance(wait.known(), Loss)]
 
 
 def on_stream(handle: DriverObject, ordinal: int) -> list[Wait]:
-    """The waits that a stream of device `ordinal` is, or was, held by."""
+    """The waits that were queued on a stream of device `ordinal`."""
     with OnDevice(ordinal):
         driver = context.driver()
         stream_id = int(unwrap(driver.cuStreamGetId(handle), "cuStreamGetId"))
@@ -241,7 +244,7 @@ def on_stream(handle: DriverObject, ordinal: int) -> list[Wait]:
 
 
 def await_passed(handle: DriverObject, ordinal: int, deadline_ns: int, check: Callable[[], None]) -> bool:
-    """Block until a stream is past all that is queued there now; False if it is not by `deadline_ns`."""
+    """Block until a stream has finished all that is queued there now; False if `deadline_ns` passes before."""
     driver = context.driver()
     with OnDevice(ordinal):
         event = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")

@@ -1,8 +1,8 @@
-"""One use of a slot, from its attachment to its release: what it leaves queued in the driver, and when that is over.
+"""One use of a slot, from its attachment to its release: the work that it has in the driver, and when that is over.
 
-Behind the last work that a use queued on each stream stands a marker, an event of this process's own. The use may be
-released once the markers are over, its records are complete, no thread is inside the driver for it, and there is a
-verdict on each wait that was queued for it.
+A use keeps a marker on each stream: an event of this process, recorded behind the last work that the use queued there.
+It may be released once the markers are complete, its records are complete, no thread is inside the driver for it, and
+there is a verdict on each wait that was queued for it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class SlotUse(SlotView, ABC):
         self._is_released = False
         # Set by the client: the drained close was sent; a failed release was logged.
         self.has_told_closed = self.has_told_drained = self.has_failed = False
-        self._inside: dict[object, None] = {}  # bounded waits of the driver's that run now, outside of the lock
-        # Generations recorded here; by this session's earlier use too, if it closed and opened the event in one moment.
+        self._inside: dict[object, None] = {}  # waits in the driver that run now, without the lock
+        # Generations recorded by this session, an earlier use of the same event included.
         self._recorded = max(self.line.recorded - self.base, 0) if attachment.recorder else 0
-        self._begun = self._recorded  # the last number given to a record, which was made or ended by an exception
+        # The last number given to a record, whether it was made or an exception interrupted it.
+        self._begun = self._recorded
         self._is_interrupted = False  # an exception ended a record, which may be made and not published
         self.chain: Chain = Chain(self)
         self._markers: dict[int, Any] = {}  # by stream id: an event behind the last work queued there
-        # Streams, by id, where a call that an exception ended may have queued work with no marker behind it.
+        # Streams, by id, on which an interrupted call may have queued work without a marker behind it.
         self._doubtful: dict[int, tuple[Any, int]] = {}
 
     @property
@@ -70,10 +71,10 @@ class SlotUse(SlotView, ABC):
     # --- what is published --------------------------------------------------------------------------------------------
 
     def publish_completed(self) -> None:
-        """Tell the board what is known complete (recorder); also what a call recorded that an exception then ended.
+        """Publish what is complete (recorder), and a record whose call an exception interrupted before it published.
 
-        Nothing while another thread is at work here: a driver's call may block for as long as a stream's queue is full,
-        and the heartbeat's thread must not wait for that.
+        Does nothing while another thread has the lock: a driver call may block while a stream's queue is full, and the
+        heartbeat's thread must not wait for that.
         """
         if self.is_recorder:
             self._try_publish()
@@ -84,9 +85,9 @@ class SlotUse(SlotView, ABC):
         self._publish_completed()
 
     def park_pending(self) -> None:
-        """Have a thread wait in the driver for what was recorded here and is not complete, and wake who waits for it.
+        """Have a thread wait in the driver for records that are not complete, and wake their waiters.
 
-        At each beat, and so whenever somebody who waits nudges this session.
+        Called at each beat, so also when a waiter nudges this session.
         """
         if self.is_recorder:
             self._try_park()
@@ -99,7 +100,7 @@ class SlotUse(SlotView, ABC):
                 park(events, self.line.completed_address)
 
     def _publish_recorded(self) -> None:
-        """Publish what was recorded by a call that an exception ended before it could. Called with the lock held."""
+        """Publish a record whose call was interrupted before it did. Called with the lock held."""
         if self._is_interrupted:
             if self.line.recorded < self.base + self._recorded and self.line.state == OPEN:
                 self.line.publish(self.base + self._recorded)
@@ -109,7 +110,7 @@ class SlotUse(SlotView, ABC):
     # --- markers ------------------------------------------------------------------------------------------------------
 
     def _add_marker(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
-        """Remember behind which place of the stream the work just queued is over."""
+        """Record the stream's marker behind the work just queued."""
         marker = self._markers.get(stream_id)
         if marker is None:
             if len(self._markers) >= _MANY_MARKERS:
@@ -122,34 +123,34 @@ class SlotUse(SlotView, ABC):
 
     @holding("_lock")
     def _doubt(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
-        """An exception ends this call, and work of it may be queued on the stream: have a marker behind that."""
+        """An exception ends this call, which may have queued work on the stream: record a marker behind it."""
         self._doubtful[stream_id] = (handle, ordinal)
-        with suppress(Exception):  # as if the one that comes after this were raised first; `try_release` tries again
+        with suppress(Exception):  # the caller raises its own exception; `try_release` tries again
             self._add_marker(handle, stream_id, ordinal)
             del self._doubtful[stream_id]
 
     def _settle(self) -> bool:
-        """Have a marker behind all that may be queued, also where an exception kept it away; whether there is one."""
+        """Record the markers that an exception prevented; whether every stream has its marker now."""
         for stream_id, (handle, ordinal) in list(self._doubtful.items()):
             if int(handle) in LEGACY:
-                return False  # which may be another stream on each thread
+                return False  # the handle may mean another stream on this thread
             self._add_marker(handle, stream_id, ordinal)
             del self._doubtful[stream_id]
         return True
 
     def _destroy_markers(self) -> None:
-        """Destroy the markers, be they over or not: CUDA destroys an event once it is."""
+        """Destroy the markers, complete or not: CUDA keeps a pending event until it is complete."""
         for stream_id in list(self._markers):
             self._destroy_marker(stream_id)
 
     def _destroy_marker(self, stream_id: int) -> None:
-        # Forgotten first: an exception that comes between may cost an event, and never destroys one twice.
+        # Forgotten first: an exception in between may leak an event, but never destroys one twice.
         self._keep_marker(stream_id, 0)
         marker = self._markers.pop(stream_id)
         unwrap(self._driver.cuEventDestroy(marker), "cuEventDestroy")
 
     def _drop_markers(self) -> bool:
-        """Destroy the markers that are over; whether all were. Called with the lock held."""
+        """Destroy the markers that are complete; whether all were. Called with the lock held."""
         for stream_id, marker in list(self._markers.items()):
             if self._is_done(marker) and not is_parked(marker):
                 self._destroy_marker(stream_id)
@@ -179,8 +180,8 @@ class SlotUse(SlotView, ABC):
     def try_release(self) -> bool:
         """Release everything if no thread is inside the driver, no queued wait pending and no record unfinished.
 
-        A thread that waits on the host for a record reads nothing but the board, and looks whether this use is closed
-        before it believes what it read. Whoever is inside now is not waited for.
+        A thread that waits on the host for a record only reads the board, and checks that this use is open after each
+        read, so it does not count. Does not wait for a thread that has the lock.
         """
         if not self._is_released:
             self._try_release()
@@ -205,15 +206,16 @@ class SlotUse(SlotView, ABC):
                 raise
         if any(map(is_parked, self._markers.values())):
             return False
-        # Of a coordinator that is gone, nothing may be asked any more, and nobody waits for this.
+        # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
+        # release.
         for wait in queued.waits_on(self):
             wait.verdict = wait.verdict or self._loss(wait.generation)
-        queued.let_go(self)
+        queued.release(self)
         self._destroy_markers()
         return self._destroy_imports()
 
     def is_drained(self) -> bool:
-        """Whether this use is a recorder's and all that it recorded is complete, whatever else is still queued."""
+        """Whether this use is a recorder's and all its records are complete; other work may still be queued."""
         return bool(self._try_drained())
 
     @trying("_lock")
@@ -232,9 +234,9 @@ class SlotUse(SlotView, ABC):
     # --- what others stand behind -------------------------------------------------------------------------------------
 
     def accepts(self, generation: int) -> bool:
-        """Whether a waiter would accept `generation` now, with a look at the driver; nothing is raised.
+        """Whether a waiter would accept `generation` now; asks the driver, raises nothing.
 
-        False too while another thread is at work here, and of an event of this process's: its own judgement tells.
+        False also while another thread has the lock, and for this process's own events, which it judges itself.
         """
         return not self.is_recorder and bool(self._try_accept(generation))
 
@@ -248,14 +250,14 @@ class SlotUse(SlotView, ABC):
                 return False
             if not self.recorder_is_alive() or self.line.state == BROKEN or self._is_orphaned:
                 return False
-        except IpcSyncError as error:  # which this event's own calls raise
+        except IpcSyncError as error:  # calls of this event raise it
             log.debug("whether generation %d of %s is complete cannot be asked: %s", generation, self.label, error)
             return False
         self._note_complete(generation)
         return True
 
     def _decide_waits(self) -> bool:
-        """Whether there is a verdict on each wait that was queued for this slot; all of them are over."""
+        """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""
         for wait in queued.waits_on(self):
             if wait.known() is None:
                 if self.is_recorder or not self._accepts(wait.generation):
@@ -267,7 +269,7 @@ class SlotUse(SlotView, ABC):
     # --- questions to the driver --------------------------------------------------------------------------------------
 
     def _is_done(self, event: DriverObject) -> bool:
-        """Ask the driver of an event, in relaxed capture mode: some other thread may be capturing."""
+        """Whether an event is complete; the driver is asked in relaxed mode, since another thread may capture."""
         driver, mode = self._driver, None
         try:
             mode = unwrap(driver.cuThreadExchangeStreamCaptureMode(_RELAXED), "cuThreadExchangeStreamCaptureMode")
@@ -283,7 +285,7 @@ class SlotUse(SlotView, ABC):
         return False
 
     def _unwrap(self, result: tuple[Any, ...], call: str) -> None:
-        """`unwrap`, after a call on what the coordinator exported: if the coordinator is lost, that is raised."""
+        """`unwrap` for a call on the coordinator's CUDA events: if the coordinator is lost, raise that instead."""
         try:
             unwrap(result, call)
         except DriverError:
@@ -304,11 +306,11 @@ class SlotUse(SlotView, ABC):
         return []
 
     def _is_begun_drained(self) -> bool:
-        """Whether a record that was begun and not published is over, if it was made."""
+        """Whether an interrupted record is complete, if it was made."""
         return True
 
     def _is_idle(self) -> bool:
-        """Whether nothing that this process recorded can still touch the slot, as far as the markers do not tell."""
+        """Whether no record of this process can touch the slot any more, apart from what the markers show."""
         return True
 
     def _destroy_imports(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a use of a slot sees on the board: how far it is, whether it is over, and whether its recorder lives.
+"""A use's view of its slot on the board: what is recorded and complete, the state, and whether the recorder lives.
 
 A generation counts as complete here only in these cases:
 - this process saw it complete before;
@@ -25,19 +25,19 @@ FOREVER = 1 << 62
 
 
 class Guard(Protocol):
-    """What a use asks of the session that it works for."""
+    """The part of a session that its uses need."""
 
     def check(self) -> None:
-        """Raise if the process was forked or the session cannot be used; cheap, taken at every use."""
+        """Raise if the process was forked or the session cannot be used; cheap, called at every use."""
 
     def check_liveness(self) -> None:
-        """The same and whether the coordinator lives; taken in every slice of a wait."""
+        """As `check`, and whether the coordinator lives; called in every slice of a wait."""
 
     def coordinator_is_alive(self) -> bool:
-        """Whether the coordinator has not stopped, and its process lives by the kernel's word."""
+        """Whether the coordinator has not stopped, and its process lives; asks the kernel."""
 
     def count_full_ring(self) -> None:
-        """A record had to wait for its ring."""
+        """Count a record that had to wait for room in its ring."""
 
     stands_behind_all: bool
     """Whether each record of the session stands behind every wait of the process, whatever its stream."""
@@ -46,7 +46,7 @@ class Guard(Protocol):
 class SlotView(Core):
     """One attachment's view of one slot. Thread-safe.
 
-    `known_complete` is the highest generation that this process knows complete, kept for itself.
+    `known_complete` is the highest generation that this process knows to be complete.
     """
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment) -> None:
@@ -63,13 +63,15 @@ class SlotView(Core):
             if origin is None
             else (origin.epoch, origin.slot, origin.incarnation)
         )
-        """(epoch, slot, incarnation) that a point of it names, on every node."""
+        """(epoch, slot, incarnation) in its points, the same on every node."""
         self.depth: int = attachment.depth
         self.board = board
         self.line: SlotLine = board.slot(attachment.slot)
         self.guard = guard
         self.is_closed: bool = False
-        self._lost_from = FOREVER  # from this generation on, RecorderLost was raised here, and will be for ever
+        self._lost_from = (
+            FOREVER  # the first generation for which RecorderLost was raised here; later ones are lost too
+        )
         self._guard_check = guard.check
         self._words = board.words
         self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices
@@ -77,10 +79,11 @@ class SlotView(Core):
         self._peer: Peer | None = None
         self.behind: Behind = Behind(board, self.line, self.base)
         self._header = board.header
-        self._living_header = board.running_header if board.has_mark else memoryview(b"")  # equal to none: always ask
+        # Without a mark, never equal: then the kernel is always asked.
+        self._living_header = board.running_header if board.has_mark else memoryview(b"")
 
     def check(self) -> None:
-        """Raise if this use is over: fork, session, coordinator, closed here, or the slot used anew."""
+        """Raise if this use is over: by a fork, the session, the coordinator, a close, or a later use of the slot."""
         self._guard_check()
         if self.is_closed:
             self._raise_closed()
@@ -89,20 +92,20 @@ class SlotView(Core):
 
     @property
     def label(self) -> str:
-        """What to call the event in a text."""
+        """The event's name in texts."""
         return repr(self.name) if self.name else f"an unnamed event (slot {self.slot})"
 
     def _raise_closed(self) -> NoReturn:
         raise EventClosed(f"the event {self.label} was closed in this process", event=self.name)
 
     def _raise_gone(self) -> NoReturn:
-        raise EventClosed(f"the event {self.label} is gone: its slot is used anew", event=self.name)
+        raise EventClosed(f"the event {self.label} is gone: another event has its slot", event=self.name)
 
     def _raise_if_closed(self) -> None:
         """Raise EventClosed if this use was closed here.
 
-        Asked *after* the board's words were read, it also tells that they were this use's: the slot is used anew only
-        once this process has closed and let go.
+        Called *after* reading words of the board, it also proves that they were this use's: the slot is reused only
+        once this process has closed and released it.
         """
         if self.is_closed:
             self._raise_closed()
@@ -122,7 +125,7 @@ class SlotView(Core):
 
     def _board_completed(self) -> int:
         words = self._words
-        count = words[self._completed_index]  # before the state: a word that was released is seen as such
+        count = words[self._completed_index]  # before the state, which shows that the word was released
         if words[self._state_index] == BROKEN or count == INT64_MAX:
             count = self.line.watermark
         return count - self.base
@@ -151,49 +154,49 @@ class SlotView(Core):
 
     @property
     def _is_orphaned(self) -> bool:
-        """Whether the coordinator is over. It exported the CUDA events: from then on a driver may say anything of them.
+        """Whether the coordinator has died or stopped: then a driver may say anything about its CUDA events.
 
-        The kernel marks the header before it tears down what a dying process exported. Costs about 0.1 µs.
+        The kernel marks the header before it tears down a dying process's exports. Costs about 0.1 µs.
         """
         return self._header != self._living_header and not self.guard.coordinator_is_alive()
 
     def _raise_if_orphaned(self) -> None:
-        """Raise CoordinatorLost if the coordinator is over; asked after a driver's word about its events."""
+        """Raise CoordinatorLost if the coordinator is lost; called after a driver's answer about its events."""
         if self._is_orphaned:
             self.guard.check_liveness()
-            self._raise_if_closed()  # a client that is closed judges its coordinator no more
+            self._raise_if_closed()  # a closed client does not watch its coordinator any more
 
     def recorder_is_alive(self) -> bool:
-        """Whether the recorder's process lives; True while none has come."""
+        """Whether the recorder's process lives; True while there is no recorder."""
         serial = self._words[self._recorder_index]
         if not serial or self.is_recorder:
             return True
         return self._known(serial).is_alive()
 
     def recorder_is_over(self) -> bool | None:
-        """Whether nothing of the recorder's process can touch anything any more; None if that is never known."""
+        """Whether the recorder's process and its GPU work have ended for good; None if that is never known."""
         serial = self._words[self._recorder_index]
         if not serial:
             return False
-        # Who records a mirror here is the bridge: of the recorder's process on its own node it tells nothing.
+        # The bridge records a mirror here, and knows nothing about the recorder's process on its own node.
         is_over = None if self.is_recorder or self.node else self._known(serial).is_over()
         return is_over and not self._is_orphaned  # in this order
 
     @property
     def recorder(self) -> int:
-        """The serial of the session that records, 0 while none has come."""
+        """The serial of the session that records, 0 while there is none."""
         return int(self._words[self._recorder_index])
 
     def _nudge_address(self) -> int:
-        """Of the recorder's nudge; 0 if there is none: nobody has come, or nobody that this board knows."""
+        """Address of the recorder's nudge; 0 if there is no recorder, or none on this board."""
         serial = self.recorder
         index = serial & 0xFFFF
         return self.board.session(index).nudge_address if serial and index < self.board.sessions else 0
 
     def fate(self, generation: int) -> Loss | bool | None:
-        """What the board and this process's memory say of `generation`: True for good, a Loss, None while it is open.
+        """The fate of `generation`, by the board and this process's memory: True (good), a Loss, or None (open).
 
-        Nothing is raised, and this use may be closed already: whoever stands behind it asks.
+        Raises nothing; this use may be closed already, since records that stand behind it ask.
         """
         if generation <= self.known_complete or self._is_on_board(generation):
             return True
@@ -217,12 +220,12 @@ class SlotView(Core):
         return False
 
     def _raise_if_finished(self, generation: int) -> None:
-        """Raise RecorderLost if `generation`, not complete so far, never will count: broken, or closed before it."""
+        """Raise RecorderLost if `generation` is not complete and never will be: broken, or closed before it."""
         state = self._words[self._state_index]
         if self.is_closed:
             self._raise_closed()
         if state == OPEN:
-            self._is_clear(generation)  # a stuck stream must hide no loss
+            self._is_clear(generation)  # nudges the recorder: a stuck stream must not hide a loss
             return
         if self.is_complete(generation):
             return
@@ -230,10 +233,10 @@ class SlotView(Core):
             self._raise_lost(generation)
 
     def _raise_lost(self, generation: int) -> NoReturn:
-        # A dying process's work may still complete before the coordinator sees the death: that counts no more here.
+        # A dying process's work may complete before the coordinator sees the death: here it does not count any more.
         self._lost_from = min(self._lost_from, generation)
         loss = self._loss(generation)
-        self._raise_if_closed()  # now that the words were read
+        self._raise_if_closed()  # after the words were read
         raise self._error_of(loss, generation)
 
     def _loss(self, generation: int) -> Loss:
@@ -246,7 +249,7 @@ class SlotView(Core):
         return Loss(self._cause(generation), self.recorder, *self._recorder())
 
     def _error_of(self, loss: Loss, generation: int) -> RecorderLost:
-        """The error that says who was lost, and how."""
+        """The RecorderLost for a loss."""
         is_over = loss.cause != "behind" and self.recorder_is_over()
         return loss.error(self.name, self.label, generation, over=True if is_over else None)
 
@@ -267,7 +270,7 @@ class SlotView(Core):
     def _reason(self) -> Reason | None:
         """Why the node of a mirror is lost, None if only the recorder there is.
 
-        A mirror that is not broken, though somebody found its recorder dead, has lost its bridge.
+        A mirror that is not broken, while its recorder was found dead, has lost its bridge.
         """
         state = self._words[self._state_index]
         if state == BROKEN:
@@ -281,14 +284,14 @@ class SlotView(Core):
         return "closed" if state != OPEN and generation > self.generation else "died"
 
     def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
-        """`what` it was not within `timeout`: "recorded" or "complete"."""
+        """Raise WaitTimeout: `generation` was not `what` ("recorded" or "complete") within `timeout`."""
         text = f"generation {generation} of {self.label} was not {what} within {timeout} s"
         if not self._words[self._recorder_index]:
             text += ": nobody has opened the event as its recorder (recorder=True)"
         raise WaitTimeout(text, event=self.name, generation=generation, timeout=timeout)
 
     def _raise_full(self, oldest: int, timeout: float | None) -> NoReturn:
-        """The ring is full of records in flight, of which `oldest` was not complete within `timeout` seconds."""
+        """Raise WaitTimeout: the ring is full, and its `oldest` record was not complete within `timeout` seconds."""
         raise WaitTimeout(
             f"no room for a further record: all depth={self.depth} are in flight, and generation {oldest} of "
             f"{self.label}, the oldest, was not complete within {timeout} s",
@@ -300,7 +303,7 @@ class SlotView(Core):
     # --- the wait for a record ----------------------------------------------------------------------------------------
 
     def await_recorded(self, generation: int, deadline_ns: int, timeout: float | None) -> None:
-        """Block until `generation` is recorded. WaitTimeout, RecorderLost, or what `check_liveness` raises, else."""
+        """Block until `generation` is recorded; else WaitTimeout, RecorderLost, or an error of `check_liveness`."""
         line, wanted = self.line, self.base + generation
         while True:
             recorded = self._words[self._recorded_index]
@@ -317,12 +320,12 @@ class SlotView(Core):
                 self.check_liveness(generation)
 
     def raise_if_over(self, generation: int) -> None:
-        """Raise whatever would end a wait for `generation`, which is not complete."""
+        """Raise the error that would end a wait for `generation`, if any; it is not complete."""
         self.check_liveness(generation)
         self._raise_if_finished(generation)
 
     def check_liveness(self, generation: int) -> None:
-        """In every slice of a wait: this session, the coordinator, and the recorder."""
+        """Check this session, the coordinator and the recorder; called in every slice of a wait."""
         self.guard.check_liveness()
         self.check()
         self._raise_if_dead(generation)
@@ -336,7 +339,7 @@ class SlotView(Core):
             self._raise_unless_good(generation)
 
     def _raise_unless_good(self, generation: int) -> None:
-        """The recorder is dead: only what the board already says is good."""
+        """Raise RecorderLost unless the board says that `generation` is complete; the recorder is dead."""
         if not self.is_complete(generation):
             self._raise_lost(generation)
 

@@ -2,8 +2,8 @@
 
 The recorder's stream writes the word (cuStreamWriteValue64), a waiter's stream waits for it (cuStreamWaitValue64, GEQ),
 and the CPU reads it with one load. It needs no handle, holds across GPUs and containers, and can be waited for before
-the record. Streams that share a hardware queue can deadlock on such waits, which NVIDIA's reference warns of: CUDA does
-not see the order that they make.
+the record. Streams that share a hardware queue can deadlock on such waits (NVIDIA's reference warns of it): CUDA does
+not know the order that they create.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class TimelineEngine(Engine):
             self._take_shortcuts()
 
     def _flush(self) -> int:
-        """For a mirror: what a network card had written before is seen behind the wait, where that can be had."""
+        """For mirrors: the flag that makes a network card's earlier writes visible after a wait, if there is one."""
         device = unwrap(self._driver.cuDeviceGet(self.ordinal), "cuDeviceGet")
         can = unwrap(self._driver.cuDeviceGetAttribute(_CAN_FLUSH, device), "cuDeviceGetAttribute")
         return STREAM_WAIT_VALUE_FLUSH if can else 0
 
     @holding("_lock")
     def open_first(self) -> None:
-        """Register the word's page on the event's device, to see that it can be. Raises DriverError."""
+        """Register the word's page on the event's device, to test that this works. Raises DriverError."""
         with OnDevice(self.ordinal):
             self._pointer()
 
@@ -78,17 +78,17 @@ class TimelineEngine(Engine):
         if stream_id != self._last_stream:
             if self._last_stream in self._doubtful:
                 raise IpcSyncError(
-                    f"a record of {self.label} was interrupted twice over, and where it stands on its stream is not "
-                    "known: record on that stream once more, or close the event and open it anew"
+                    f"a record of {self.label} was interrupted twice, and its place on its stream is unknown: record "
+                    "on that stream once more, or close the event and open it again"
                 )
             marker = self._markers.get(self._last_stream)
-            if marker is not None:  # else all on that stream was found over
+            if marker is not None:  # else all work on that stream was found complete
                 unwrap(self._driver.cuStreamWaitEvent(handle, marker, 0), "cuStreamWaitEvent")
         if self._begun > 1:
             self._driver_stream_wait(handle, self._begun - 1)
 
     def _board_completed(self) -> int:
-        """The GPU writes the word whatever came before: what stands behind something counts if all is well there."""
+        """As the base's; but the GPU writes the word also if a wait before it was lost, so the chain is checked."""
         done = super()._board_completed()
         first = self.behind.first
         if not first or done < first or self._words[self._state_index] == BROKEN:
@@ -107,7 +107,7 @@ class TimelineEngine(Engine):
             self.chain.tell()
 
     def _pending_events(self) -> list[Any]:
-        marker = self._markers.get(self._last_stream)  # of the newest; those who wait for older ones look by themselves
+        marker = self._markers.get(self._last_stream)  # behind the newest record; waiters for older ones poll
         is_pending = self.line.completed < self.base + self._recorded
         return [marker] if is_pending and marker is not None else []
 
@@ -115,7 +115,7 @@ class TimelineEngine(Engine):
         return self._is_on_board(generation)
 
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
-        """Look for about 20 µs, then with sleeps that grow to 1 ms; the host driver's writes wake the sleeper."""
+        """Poll for about 20 µs, then with sleeps that grow to 1 ms; the host driver's writes wake the sleeper."""
         start = time.monotonic_ns()
         while not self.is_complete(generation):
             now = time.monotonic_ns()
@@ -124,7 +124,7 @@ class TimelineEngine(Engine):
             if now - start > _SPIN_NS:
                 seen = self.line.completed
                 if seen - self.base >= generation:
-                    # Released or broken, which the caller finds; else it stands behind something.
+                    # Released or broken, which the caller sees; else it stands behind something.
                     return seen != INT64_MAX and self.line.state != BROKEN
                 wanted = self.base + generation
                 if not self._await_work(0, self.line.completed_address, wanted, deadline_ns, self._nudge_address()):

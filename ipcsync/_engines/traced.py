@@ -1,7 +1,7 @@
-"""The engines of a client that writes a trace. One that writes none uses the plain ones, and pays nothing.
+"""The engines of a client that writes a trace. A client without a trace uses the plain ones, at no cost.
 
-A queued wait counts as released when this process first learns that its point is complete, from the thread that asks
-for that while waits are queued. That is 1 to 10 ms after the GPU knew it, the later the longer it took.
+A queued wait counts as released when this process first learns that its point is complete: a thread polls while waits
+are queued. That is 1 to 10 ms after the GPU completed it, later for longer waits.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Ranges:
 
 
 class Tracing:
-    """What the traced engines of one client share; the process's file is made with the first of them."""
+    """The shared part of a client's traced engines; the first of them creates the process's file."""
 
     def __init__(self, directory: Path, client: str) -> None:
         self._directory = directory
@@ -72,7 +72,7 @@ class Tracing:
     def engine(
         self, board: Board, guard: Guard, attachment: Attachment, ordinal: int
     ) -> TracedEventEngine | TracedTimelineEngine:
-        """An engine that writes what it does. OSError if the file cannot be made."""
+        """A traced engine. OSError if the file cannot be created."""
         writer = writer_in(self._directory)
         engine = _TRACED[attachment.engine](board, guard, attachment, ordinal)
         use = Use(
@@ -83,10 +83,10 @@ class Tracing:
 
 
 def _nvtx_domain() -> DriverObject:
-    """NVTX's domain of ipcsync, None without the `nvtx` package. Without a tool that listens its ranges do nothing."""
+    """NVTX's domain of ipcsync, None without the `nvtx` package. Without a profiler its ranges do nothing."""
     try:
         return importlib.import_module("nvtx").get_domain("ipcsync")
-    except (ImportError, AttributeError):  # the second: some folder that happens to have the name
+    except (ImportError, AttributeError):  # AttributeError: some other module of that name
         return None
 
 
@@ -96,11 +96,11 @@ class Traced(Engine):
     is_traced = True
 
     def begin_trace(self, writer: Writer, use: Use, ranges: Ranges | None) -> None:
-        """Write from now on."""
+        """Start writing."""
         self._put = writer.put
         self._use = writer.name(use)
         self._ranges = ranges
-        self._queued: deque[tuple[int, int, int]] = deque()  # generation, stream's id, when: those not looked at yet
+        self._queued: deque[tuple[int, int, int]] = deque()  # (generation, stream's id, time) of new waits
         self._held: list[tuple[int, int, int]] = []  # the others, as a heap
         self._learning = CallLock()
         self._releases = _releases
@@ -130,7 +130,7 @@ class Traced(Engine):
         began = monotonic_ns()
         try:
             super().wait(generation, stream, timeout, ahead)
-        except StreamCapturing:  # found before `_wait`, which tells of what fails in it
+        except StreamCapturing:  # raised before `_wait`, which writes its own failures
             self._put(_WAIT, self._use, generation, 0, began, monotonic_ns(), _FAILED)
             raise
 
@@ -166,7 +166,7 @@ class Traced(Engine):
         self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns())
 
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
-        """A task has waited for `generation` since `began`, and no thread."""
+        """Write that a task, not a thread, has waited for `generation` since `began`."""
         self._put(_SYNCHRONIZE, self._use, generation, 0, began, monotonic_ns(), _OK if is_complete else _FAILED)
 
     # --- releases -----------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Traced(Engine):
 
     @holding("_learning")
     def learn_releases(self) -> int:
-        """Write which queued waits are released; how many of them. The rest of a closed use `try_release` writes."""
+        """Write the queued waits that are released; returns how many. `try_release` writes the rest of a closed use."""
         count = 0
         while self._queued:
             heapq.heappush(self._held, self._queued.popleft())
@@ -199,7 +199,7 @@ class Traced(Engine):
             return None if self.is_closed else _UNSEEN
         except RecorderLost:
             return _FAILED
-        except IpcSyncError:  # the session or the coordinator is lost, which the next call raises
+        except IpcSyncError:  # the session or the coordinator is lost; the next call raises it
             return _UNSEEN
 
     def _write_release(self, outcome: int) -> None:
@@ -207,12 +207,12 @@ class Traced(Engine):
         self._put(_RELEASED, self._use, generation, stream_id, began, monotonic_ns(), outcome)
 
     def close(self) -> None:
-        """End this use; what is released by now is written before."""
+        """Close this use; releases up to now are written first."""
         self.learn_releases()
         super().close()
 
     def try_release(self) -> bool:
-        """Let go of everything if no queued wait is pending; that is then written of each."""
+        """Release everything if no queued wait is pending; the release of each wait is then written."""
         if not super().try_release():
             return False
         self._write_rest()
@@ -220,7 +220,7 @@ class Traced(Engine):
 
     @holding("_learning")
     def _write_rest(self) -> None:
-        # Until the coordinator is told, nobody uses the slot anew: its state is still this use's.
+        # Until the coordinator is told, the slot is not reused: its state is still this use's.
         is_known = self.guard.coordinator_is_alive() and self.line.state != BROKEN
         while self._queued:
             heapq.heappush(self._held, self._queued.popleft())
@@ -243,17 +243,17 @@ _TRACED: dict[str, type[TracedEventEngine | TracedTimelineEngine]] = {
 
 
 class Releases:
-    """The thread that asks which queued waits are released; started with the first, asleep while there is none."""
+    """The thread that polls which queued waits are released; started with the first, asleep while there is none."""
 
     def __init__(self) -> None:
         self._lock = CallLock()
-        self._engines: dict[Traced, int] = {}  # and when anything was queued there last
+        self._engines: dict[Traced, int] = {}  # and when a wait was last queued there
         self._wake = threading.Event()
         self._worker = Worker("ipcsync-trace", lambda: True, self._run)
 
     @holding("_lock")
     def watch(self, engine: Traced) -> None:
-        """Ask for this engine's waits, until it has none for a while."""
+        """Poll for this engine's waits, until it has had none for a while."""
         self._engines[engine] = monotonic_ns()
         self._worker.ensure()
         self._wake.set()
@@ -282,7 +282,7 @@ class Releases:
             if engine.has_queued_waits and not engine.is_closed:
                 self._engines[engine] = now
             elif now - self._engines[engine] > _LINGER_NS or engine.is_closed:
-                # In this order: whoever queues a wait looks at the mark after that.
+                # In this order: a thread that queues a wait reads the mark afterwards.
                 engine.is_watched = False
                 if not engine.has_queued_waits or engine.is_closed:
                     del self._engines[engine]

@@ -1,1 +1,1 @@
-"""What ipcsync needs of Linux itself: futex words, processes and their deaths, forks, file locks."""
+"""Linux calls that ipcsync makes itself: futexes, processes and their deaths, forks, file locks."""

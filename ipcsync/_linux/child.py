@@ -1,7 +1,7 @@
-"""A Python child: started, spoken to over a pipe, ended and reaped, gone when its parent is. The one place for it.
+"""Python child processes: start one, talk to it over a pipe, end and reap it. It ends when its parent does.
 
-A child first waits for its work. So a start that is broken off in the middle, by whatever exception, leaves nothing
-behind: this process's end of the pipe goes with what was begun, and the child ends.
+A child first waits for its work. So a start that an exception interrupts leaves no process behind: this process's end
+of the pipe is closed, and the child ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 COMMAND = "from ipcsync._linux.child import main; main()"
-"""What a child's interpreter is started with, by -c."""
+"""The program that a child's interpreter runs, by -c."""
 
 _REAP_S = 5.0
 
@@ -40,7 +40,7 @@ at_end: list[Callable[[], object]] = []
 
 
 def main() -> None:
-    """Be a child."""
+    """Run as a child: take the pipe from the arguments, and the program from the pipe."""
     fd, parent = map(int, sys.argv[1:3])
     die_with(parent)
     run(fd)
@@ -55,14 +55,14 @@ def run(fd: int) -> None:
     try:
         fds, program, arguments = connection.recv()
     except EOFError:
-        return  # the start was broken off
+        return  # the parent's start was interrupted
     for inherited in fds:
         os.set_inheritable(inherited, False)
     sys.exit(program(connection, *arguments))
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process as soon as its parent is gone, even inside a driver's call; now if it is.
+    """Have the kernel kill this process as soon as its parent is gone, also inside a driver's call; at once if it is.
 
     The kernel's parent is a thread (prctl(2), PR_SET_PDEATHSIG): a child goes with the thread that started it.
     """
@@ -99,7 +99,7 @@ def environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def read_line(fd: int, seconds: float) -> str | None:
-    """The line that comes on a pipe within so many seconds; "" if the pipe ends before, None if the time does."""
+    """The next line from a pipe; "" if the pipe is closed first, None if `seconds` pass first."""
     deadline = time.monotonic() + seconds
     data = b""
     while not data.endswith(b"\n"):
@@ -124,7 +124,7 @@ class Child:
     """A fresh Python process that runs `program(connection, *arguments)`, a function of a module, and ends.
 
     What the program returns is the exit status, None for 0. `connection` is this process's end of the pipe between the
-    two. The child has a session of its own (a Ctrl-C is its parent's, who then ends it in order), no stdin, and the
+    two. The child has a session of its own (Ctrl-C reaches the parent alone, which then ends it), no stdin, and the
     descriptors `fds` under the same numbers. Program and arguments are pickled.
     """
 
@@ -179,18 +179,18 @@ class Child:
         return self._process.poll() if os.getpid() == self._owner else None
 
     def has_spoken(self, seconds: float = 0.0) -> bool:
-        """Whether something can be received, or it is over, within so many seconds."""
+        """Whether a message can be received, or the child has ended, within `seconds`."""
         from multiprocessing.connection import wait
 
         return bool(wait([self.connection, self._pidfd.fileno()], max(0.0, seconds)))
 
     def signal(self, number: int) -> None:
-        """Send it a signal; nothing once it has ended."""
+        """Send it a signal; does nothing once it has ended."""
         if os.getpid() == self._owner:
             self._process.send_signal(number)
 
     def wait(self, seconds: float = _REAP_S) -> bool:
-        """Whether it ends, and is reaped, within so many seconds."""
+        """Whether it ends, and is reaped, within `seconds`."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -198,24 +198,24 @@ class Child:
         return True
 
     def kill(self, *, with_group: bool = False) -> bool:
-        """End it by SIGKILL and reap it, `with_group` with whatever it started; whether that worked.
+        """Kill it by SIGKILL and reap it, `with_group` together with its process group; whether that worked.
 
-        A process that is stuck in the kernel cannot be ended, and is left to its fate after five seconds. In a forked
+        A process that is stuck in the kernel cannot be killed: after five seconds it is left alone. In a forked
         child nothing happens.
         """
         if os.getpid() != self._owner:
             return False
         if self._process.returncode is None:
-            if with_group:  # before it is reaped its group cannot be anybody else's
-                with contextlib.suppress(ProcessLookupError):  # it has not made its group yet, or left nobody in it
+            if with_group:  # until it is reaped, no other process can have its group's number
+                with contextlib.suppress(ProcessLookupError):  # it has not made its group yet, or the group is empty
                     os.killpg(self.pid, signal.SIGKILL)
             self._process.kill()
         return self.wait()
 
     def close(self, seconds: float = _REAP_S) -> int | None:
-        """Close the pipe, which tells it to end, and kill it if it does not within so many seconds; its exit status.
+        """Close the pipe, which tells it to end; kill it if it has not after `seconds`. Returns its exit status.
 
-        Twice does nothing more. In a forked child only the descriptors are closed.
+        A second call does nothing. In a forked child only the descriptors are closed.
         """
         self.connection.close()
         if os.getpid() == self._owner and not self.wait(seconds):
@@ -233,7 +233,7 @@ class Child:
 
 
 class WorkerError(Exception):
-    """A worker did not do what it was asked: it raised (`trace` is its traceback), ended, or took too long."""
+    """A worker's function raised (`trace` is its traceback), or the worker ended or took too long."""
 
     trace = ""
 
@@ -241,8 +241,8 @@ class WorkerError(Exception):
 class Worker(Child):
     """A child that runs functions, one after another: `call`, or `begin` and later `result`.
 
-    What a function is given and returns is pickled. `error` is raised if there is no result; `name` is what it calls
-    the worker.
+    Arguments and results are pickled. If there is no result, `error` is raised, with `name` for the worker in its
+    text.
     """
 
     error: type[WorkerError] = WorkerError
@@ -260,7 +260,7 @@ class Worker(Child):
         super().__init__(serve, env=env, stdout=stdout, stderr=stderr)
 
     def begin(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
-        """Have it run a function of a module."""
+        """Send it a function of a module to run."""
         try:
             self.connection.send((function, arguments, keywords))
         except (BrokenPipeError, ConnectionResetError):
@@ -268,7 +268,7 @@ class Worker(Child):
         self._owed += 1
 
     def result(self, seconds: float) -> Any:
-        """What the function begun first returned, waited for at most so many seconds."""
+        """The result of the earliest `begin` that has none yet; `error` after `seconds`."""
         if not self.has_spoken(seconds):
             raise self.error(f"the {self.name} process (pid {self.pid}) did not answer within {seconds:g} s")
         try:
@@ -290,7 +290,7 @@ class Worker(Child):
         return self.result(timeout)
 
     def close(self, seconds: float = _REAP_S) -> int | None:
-        """The same; one that is inside a function is killed at once."""
+        """As `Child.close`; a worker that is inside a function is killed at once."""
         if self._owed:
             self.kill()
         return super().close(seconds)

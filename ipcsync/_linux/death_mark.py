@@ -1,4 +1,4 @@
-"""The mark by which others see with one load that a process lives: a robust futex, held by a thread for just that."""
+"""A mark by which other processes see with one load that this one lives: a robust futex that a thread holds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _GIVE_UP_S = 0.1
 
 
 class Life:
-    """A word at `address` that is not 0 from `show` on, and OWNER_DIED from this process's death or exec on.
+    """A word at `address`: not 0 once `show` returned, OWNER_DIED after this process's death or exec.
 
-    The thread calls `on_nudge` when another process wakes `nudge`, a word that stays 0, and nothing else, least of all
-    a library that may have robust mutexes of its own. A nudge that comes while it is awake is missed: who needs an
-    answer nudges again. Where no thread can be had, or the kernel refuses, the word at `address` stays 0, and others
-    have to ask the kernel.
+    The thread calls `on_nudge` when another process wakes `nudge`, a word that stays 0. It calls nothing else: a
+    library may have robust mutexes of its own, and a thread has one list of them. A nudge that comes while it is awake
+    is missed, so a process that needs an answer nudges again. If no thread can be started, or the kernel refuses, the
+    word stays 0, and other processes have to ask the kernel.
     """
 
     def __init__(self, address: int, nudge: Futex | None = None, on_nudge: Callable[[], None] = lambda: None) -> None:
@@ -33,7 +33,7 @@ class Life:
         self._thread: threading.Thread | None = None
 
     def show(self) -> None:
-        """Have the word held when this returns; twice does nothing."""
+        """Hold the word from when this returns; a second call does nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._hold, name="ipcsync-life", daemon=True)
             with suppress(RuntimeError):
@@ -59,10 +59,10 @@ class Life:
                 self._on_nudge()
 
     def end(self) -> None:
-        """Have the word let go of before another process may get it: it is 0 when this returns."""
+        """Release the word, before another process may get it: it is 0 when this returns."""
         self._end.set()
         self._await_end(threading.TIMEOUT_MAX)
-        self._on_nudge = _nothing  # whose it was need not wait for the garbage collector
+        self._on_nudge = _nothing  # breaks a reference cycle with its owner
 
     def _await_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -70,11 +70,11 @@ class Life:
             return
         while self._thread.is_alive() and time.monotonic() < deadline:
             if self._nudge is not None:
-                self._nudge.wake()  # again and again: it may have been about to fall asleep
+                self._nudge.wake()  # repeatedly: the thread may have been about to sleep
             self._thread.join(0.001)
 
     def give_up(self) -> None:
-        """Have the kernel mark the word as it does at this process's death, which is about to come."""
+        """Have the kernel mark the word now, as at this process's death, which is about to come."""
         if not self._end.is_set():
             self._is_given_up = True
             self._end.set()
@@ -82,4 +82,4 @@ class Life:
 
 
 def _nothing() -> None:
-    """What a nudge does once the word was let go of."""
+    """The effect of a nudge once the word was released."""

@@ -11,7 +11,7 @@ from functools import partial
 
 _MACHINE = platform.machine()
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(_MACHINE)
-if _SYS_FUTEX is None:  # pragma: no cover - said here rather than by a wrong system call
+if _SYS_FUTEX is None:  # pragma: no cover - better than a wrong system call
     raise ImportError(f"ipcsync knows the futex system call of x86_64 and aarch64, not of {_MACHINE}")
 
 _WAIT, _WAKE = 0, 1  # the shared forms: the word may lie in a page of several processes
@@ -80,11 +80,11 @@ class Word:
 
     @property
     def value(self) -> int:
-        """What it holds."""
+        """Its value."""
         return self._word.value
 
     def bump(self) -> None:
-        """Change it, and wake who waits."""
+        """Change it, and wake its waiters."""
         self._word.value = (self._word.value + 1) & 0xFFFFFFFF
         self._futex.wake()
 
@@ -99,9 +99,9 @@ class _Waiter(ctypes.Structure):
 
 
 class FutexSet:
-    """Up to `MOST_FUTEXES` futexes, of which any wakes a waiter; `count` of them are waited on.
+    """Up to `MOST_FUTEXES` futexes, any of which wakes a waiter; the first `count` are waited on.
 
-    Where the kernel has no `futex_waitv`, a wait is a millisecond's sleep.
+    Without the kernel's `futex_waitv`, a wait is a sleep of a millisecond.
     """
 
     __slots__ = ("_waiters", "count")
@@ -115,15 +115,15 @@ class FutexSet:
         self._waiters[index] = _Waiter(0, address, _SIZE_U32, 0)
 
     def expect(self, index: int, value: int) -> None:
-        """What the word at this place held when it was looked at."""
+        """Set the value that the word at this place had when it was read."""
         self._waiters[index].value = value & 0xFFFFFFFF
 
     def move(self, source: int, target: int) -> None:
-        """Have the word of one place at another, too."""
+        """Copy the word of one place to another."""
         self._waiters[target] = self._waiters[source]
 
     def wait(self, timeout_ns: int) -> None:
-        """Sleep while all words hold what is expected, for at most `timeout_ns`, with the GIL released."""
+        """Sleep while all words have their expected values, for at most `timeout_ns`, with the GIL released."""
         until = time.monotonic_ns() + timeout_ns
         limit = _Timespec(until // 1_000_000_000, until % 1_000_000_000)
         count, clock = ctypes.c_uint(self.count), ctypes.c_int(_CLOCK_MONOTONIC)

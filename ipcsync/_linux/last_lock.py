@@ -1,4 +1,4 @@
-"""Locks of a file that the kernel gives up after all else that a process and its forked children have open."""
+"""File locks that the kernel releases after every other file that a process and its forked children have open."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _FD = struct.Struct("i")
 
 
 class LastLock:
-    """Shared locks of bytes of the file at `path`, held for as long as a process lives that has this one's open files.
+    """Shared locks of bytes of the file at `path`, held while any process lives that has this one's open files.
 
-    That is this process, until it ends or calls exec, and each child that was forked from it, whoever called fork. No
-    method gives one up.
+    Such a process is this one, until it ends or calls exec, and each child forked from it, whoever called fork. No
+    method releases a lock.
 
-    The kernel closes a dying process's files in an order of its own, the youngest first since Linux 4.3, and takes its
-    time for a driver's. So what holds the locks is no descriptor: it lies unread in a socket, whose end is one of those
-    closings, and only then is what lay in it closed (task_work_run: what a closing adds, it runs after all the others).
+    The kernel closes a dying process's files one by one, the youngest first since Linux 4.3, and a driver's may take
+    long. The locks must be released last, so no descriptor holds them: the open file lies unread in a socket. Closing
+    the socket is one of those steps, and the file in it is closed only after all of them (task_work_run runs what a
+    step adds after the others).
     """
 
     def __init__(self, path: str) -> None:
@@ -29,14 +30,14 @@ class LastLock:
             keeper, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
             with keeper, sender:
                 socket.send_fds(sender, [b"\0"], [file])
-                self._fd = keeper.detach()  # as an object, it would be closed when the interpreter ends
+                self._fd = keeper.detach()  # a socket object would be closed when the interpreter ends
         finally:
             os.close(file)
         self._lock = CallLock()
 
     @holding("_lock")
     def hold(self, offset: int) -> None:
-        """Take the lock of the byte at `offset`, which others may share. Raises OSError."""
+        """Take the shared lock of the byte at `offset`. Raises OSError."""
         file = self._look()
         try:
             locks.share(file, offset)
@@ -44,7 +45,7 @@ class LastLock:
             os.close(file)
 
     def _look(self) -> int:
-        """A descriptor of the open file that lies in the socket, and goes on lying there."""
+        """A descriptor of the open file in the socket, which stays in the socket."""
         flags = socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
         keeper = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM, 0, self._fd)
         try:
@@ -54,11 +55,11 @@ class LastLock:
         return int(_FD.unpack(data)[0])
 
     def survive_exec(self) -> None:
-        """Have it held by what this process becomes, or its children, by exec too."""
+        """Keep the locks across exec, of this process and of its children."""
         os.set_inheritable(self._fd, True)
 
     def is_held_by_others(self, offset: int) -> bool:
-        """Whether anybody else holds a lock of the byte at `offset`."""
+        """Whether another open file has a lock of the byte at `offset`."""
         file = self._look()
         try:
             return locks.is_locked(file, offset)
@@ -66,5 +67,5 @@ class LastLock:
             os.close(file)
 
     def drop(self) -> None:
-        """Give up this process's hold: nobody asks any more."""
+        """Release this process's locks, once no process asks for them any more."""
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""Processes by (pid, start time), and the file descriptors that tell of their death."""
+"""Processes by (pid, start time), and file descriptors that become readable at their death."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_running(pid: int, started: int) -> bool:
 
 
 def watched(process: str) -> PidFd | None:
-    """The descriptor of the process that is meant by PID:START, its start time; None if it has ended."""
+    """The descriptor of the process PID:START (its start time); None if that has ended."""
     pid, _, started = process.partition(":")
     try:
         found = PidFd(int(pid))
@@ -46,7 +46,7 @@ def has_terminal() -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory of a process that is in RAM (proc(5), statm), what it shares with others included; 0 if unknown."""
+    """A process's resident memory (proc(5), statm), shared pages included; 0 if unknown."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
@@ -55,12 +55,12 @@ def resident_bytes(pid: int) -> int:
 
 
 def pid_namespace() -> int:
-    """The inode of this process's pid namespace: pids mean the same only where it is equal."""
+    """The inode of this process's pid namespace: pids are comparable only within one."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
 def time_namespace() -> int:
-    """The inode of this process's time namespace, 0 where the kernel has none: CLOCK_MONOTONIC is the same in one."""
+    """The inode of this process's time namespace, 0 if the kernel has none: CLOCK_MONOTONIC is common to it."""
     try:
         return os.stat("/proc/self/ns/time").st_ino
     except FileNotFoundError:
@@ -68,20 +68,20 @@ def time_namespace() -> int:
 
 
 def shm_identity() -> str:
-    """Which /dev/shm this process sees: equal where it is the same mount."""
+    """The identity of the /dev/shm that this process sees: equal for the same mount."""
     status = os.stat("/dev/shm")  # noqa: S108 - only looked at
     return f"{status.st_dev}:{status.st_ino}"
 
 
 class Process:
-    """One process of this pid namespace, told from a later one of the same pid by its start time.
+    """One process of this pid namespace; its start time distinguishes it from a later one of the same pid.
 
-    `is_alive` costs about 1 µs. It asks whether the process has memory (proc(5), statm): a dying one gives up its
-    memory before its files close, and so before its device work is torn down (do_exit in the kernel: exit_mm, then
-    exit_files). A pidfd tells only afterwards (exit_notify), so between the two a driver may already call unfinished
-    work complete.
+    `is_alive` costs about 1 µs. It asks whether the process has memory (proc(5), statm): a dying process loses its
+    memory before its files are closed, and so before its device work is torn down (do_exit in the kernel: exit_mm, then
+    exit_files). A pidfd becomes readable only afterwards (exit_notify): between the two a driver may already report
+    unfinished work as complete.
 
-    Threads may ask at once: the descriptor stays open until `close`, or until the object is garbage.
+    Threads may ask at the same time: the descriptor stays open until `close`, or until the object is collected.
     """
 
     __slots__ = ("_fd", "_is_gone", "pid", "started")
@@ -91,7 +91,7 @@ class Process:
         self.started = started
         self._fd = -1
         try:
-            # In this order: the descriptor stays with one process, whose start time is then asked by the pid.
+            # In this order: the descriptor belongs to one process for good, and the start time is then read by the pid.
             self._fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
             self._is_gone = start_time(pid) != started or not self._has_memory()
         except (FileNotFoundError, ProcessLookupError):
@@ -101,10 +101,10 @@ class Process:
         self.close()
 
     def _has_memory(self) -> bool:
-        return os.pread(self._fd, 1, 0) != b"0"  # the number of pages begins so only if it is none
+        return os.pread(self._fd, 1, 0) != b"0"  # a number of pages begins with 0 only if it is 0
 
     def is_alive(self) -> bool:
-        """Whether the process runs, or is stopped, and has not begun to give up what it has."""
+        """Whether the process runs, or is stopped, and has not begun to exit."""
         if self._is_gone:
             return False
         try:
@@ -114,7 +114,7 @@ class Process:
             return False
 
     def close(self) -> None:
-        """Give the descriptor back; afterwards the process counts as dead. Only where no other thread asks."""
+        """Close the descriptor; afterwards the process counts as dead. Only while no other thread asks."""
         self._is_gone = True
         if self._fd >= 0:
             os.close(self._fd)
@@ -145,11 +145,11 @@ class PidFd:
         return bool(self._poll.poll(0))
 
     def wait(self, seconds: float) -> bool:
-        """Whether the process ends within so many seconds."""
+        """Whether the process ends within `seconds`."""
         return bool(self._poll.poll(math.ceil(seconds * 1000)))
 
     def close(self) -> None:
-        """Give the descriptor back; twice does nothing."""
+        """Close the descriptor; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -10,17 +10,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OWNER_DIED = 0x4000_0000  # FUTEX_OWNER_DIED: the holder ended without letting go
+OWNER_DIED = 0x4000_0000  # FUTEX_OWNER_DIED: the holder ended without releasing it
 _SYS_SET, _SYS_GET = {"x86_64": (273, 274), "aarch64": (99, 100)}.get(platform.machine(), (-1, -1))
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Abandon(Exception):  # noqa: N818 - how a hold is left, not an error
-    """Raised inside `held`, by a thread that ends now: the kernel marks the word then, as if it had died."""
+class Abandon(Exception):  # noqa: N818 - control flow, not an error
+    """Raised inside `held` by a thread that is about to end: the kernel then marks the word, as at a death."""
 
 
 class _Head(ctypes.Structure):
-    """struct robust_list_head, and behind it the only entry of its list; `offset` leads from an entry to its word."""
+    """struct robust_list_head, followed by the only entry of its list; `offset` is from an entry to its word."""
 
     _fields_ = (
         ("first", ctypes.c_void_p),
@@ -42,11 +42,11 @@ def held(address: int) -> Iterator[bool]:
     files, and with them its device work (do_exit: exit_mm begins with the robust futexes; exit_files comes later). It
     touches the word only while that is the thread's id.
 
-    Gives False, and leaves the word alone, where the kernel refuses. Inside, libc's own robust mutexes are none on this
-    thread: a thread has one list. `Abandon` raised inside ends here, with the word still held.
+    Gives False, and leaves the word alone, if the kernel refuses. Inside, libc's own robust mutexes of this thread are
+    not robust: a thread has one list. `Abandon` raised inside ends here, with the word still held.
     """
     before, length = ctypes.c_void_p(), ctypes.c_size_t()
-    # Shared memory: of a process killed for want of memory the kernel may take all private pages first (oom_reaper).
+    # Shared memory: if memory is short, the kernel may free private pages before the threads end (oom_reaper).
     head = _Head.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
     start = ctypes.addressof(head)
     entry = start + _Head.entry.offset
@@ -64,14 +64,14 @@ def held(address: int) -> Iterator[bool]:
     except Abandon:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(head))  # never freed: the kernel reads it when the thread ends
     except BaseException:
-        _let_go(word, thread, before)
+        _release(word, thread, before)
         raise
     else:
-        _let_go(word, thread, before)
+        _release(word, thread, before)
 
 
-def _let_go(word: ctypes.c_uint32, thread: int, before: ctypes.c_void_p) -> None:
-    if word.value == thread:  # else it is another's by now
+def _release(word: ctypes.c_uint32, thread: int, before: ctypes.c_void_p) -> None:
+    if word.value == thread:  # else it belongs to another thread by now
         word.value = 0
     if _libc.syscall(_SYS_SET, before, _LENGTH) != 0:
         code = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""Telling the service manager (sd_notify(3)): ready, alive, stopping. Does nothing where there is none."""
+"""Notifications to the service manager (sd_notify(3)): ready, alive, stopping. Without a manager they do nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ log = logging.getLogger("ipcsync.coordinator")
 class ServiceManager:
     """The socket in $NOTIFY_SOCKET, and the watchdog's period in $WATCHDOG_USEC, if that one is meant for this process.
 
-    They are taken out of the environment. A manager that cannot be reached is logged once, and told nothing more.
+    They are removed from the environment. If the manager cannot be reached, that is logged once, and nothing more is
+    sent.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class ServiceManager:
             ) as sender:
                 sender.sendto(text.encode(), self._address)
         except BlockingIOError:
-            return  # a manager that does not read must not hold up the daemon; the next tick tells it again
+            return  # a manager that does not read must not block the daemon; the next tick sends again
         except OSError as error:
-            log.warning("the service manager cannot be told", extra=fields(why=error))
+            log.warning("the service manager cannot be notified", extra=fields(why=error))
             self._address = ""

@@ -1,6 +1,6 @@
 """The CUDA objects of this process: the fork guard, devices, streams, events.
 
-What the layers above need stands in its module: `fork.check` and `fork.at_child`, `device.parse`, `device.uuid_of`,
+The layers above import from the modules: `fork.check` and `fork.at_child`, `device.parse`, `device.uuid_of`,
 `device.ordinal_of` and `device.collectors`, `stream.resolve`, `stream.stream_handle` and `stream.stream_call`,
 `capture.relaxed_call` and `capture.refuse_capturing`, `context.ensure_context` and `context.OnDevice`. The context
 managers `device` and `stream` are not named here, since they would hide the modules of those names.

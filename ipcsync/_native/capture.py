@@ -1,8 +1,8 @@
-"""Stream capture: our own driver queries must not break somebody's, and some work must not be captured.
+"""Stream capture: queries of this package must not break a capture, and some work must not be captured.
 
-While any thread captures a stream in global mode, a potentially unsafe call (a query of an event is one) from another
-thread fails and spoils that capture; in relaxed thread mode it passes (CUDA driver API,
-cuThreadExchangeStreamCaptureMode). The mode is the thread's own and costs 0.2 µs to change, so we always change it.
+While any thread captures a stream in global mode, a potentially unsafe call of another thread (a query of an event, for
+instance) fails and invalidates that capture; in relaxed thread mode it succeeds (CUDA driver API,
+cuThreadExchangeStreamCaptureMode). The mode belongs to the thread and costs 0.2 µs to change, so it is always changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NONE = CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
 
 class _Thread(threading.local):
-    # The thread's mode when we last found another than relaxed; CUDA's own at first.
+    # The last mode found on the thread other than relaxed; CUDA's default at first.
     mode: DriverObject = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
 
@@ -51,7 +51,7 @@ def relaxed_call(function: Callable[..., T], *args: Any) -> T:
 
 
 def restore(previous: DriverObject | None) -> None:
-    """Give the thread its own mode again, after an exception; None if that may have come before the mode was told."""
+    """Restore the thread's mode after an exception; None if that may have come before the mode was known."""
     exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
     if previous is None:
         now = exchange(_RELAXED)[1]
@@ -85,9 +85,9 @@ def _status(handle: DriverObject) -> tuple[Any, ...]:
 
 
 def is_capturing(handle: DriverObject) -> bool:
-    """Whether the stream is being captured, also if that capture is already spoiled.
+    """Whether the stream is being captured, also if that capture is already invalid.
 
-    The legacy stream cannot be; asking it while another stream captures gives an error of its own, which says the same.
+    The legacy stream cannot be captured. CUDA answers a question about it with an error while another stream captures.
     """
     result = _status(handle)
     if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:
@@ -97,9 +97,9 @@ def is_capturing(handle: DriverObject) -> bool:
 
 
 def refuse_capturing(handle: DriverObject, what: str) -> None:
-    """Raise StreamCapturing if `what` ("record", "wait") on this stream would go into a graph, or spoil a capture.
+    """Raise StreamCapturing if `what` ("record", "wait") on this stream would go into a graph, or break a capture.
 
-    The second concerns the legacy stream, which nothing may use while a blocking stream of its context captures.
+    The legacy stream breaks one: nothing may use it while a blocking stream of its context captures.
     """
     result = _status(handle)
     if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:

@@ -1,7 +1,7 @@
 """The driver of this process, its devices, and the CUDA context that is current on a thread.
 
-Work goes into whatever context is current: torch and most others use the primary one, and where none is current, so do
-we. A primary context is retained once for each device of this process and never released.
+Work goes into the current context. If none is current, this package uses the device's primary context, as torch and
+most others do. A primary context is retained once for each device of this process and never released.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def has_current() -> bool:
 
 
 def bad_context(result: tuple[Any, ...]) -> bool:
-    """Whether a driver call failed for want of a current context on the calling thread."""
+    """Whether a driver call failed because no context is current on the calling thread."""
     return result[0] is not SUCCESS and int(result[0]) == ERROR_INVALID_CONTEXT
 
 
@@ -100,16 +100,16 @@ def primary(ordinal: int) -> DriverObject:
     """The primary context of a device, retained at the first call."""
     context = _primary.get(ordinal)
     if context is None:
-        # Two threads that come first together retain it twice, which is as good as once: it is never released.
+        # Two threads may both retain it at first, which does no harm: it is never released.
         context = unwrap(driver().cuDevicePrimaryCtxRetain(devices()[ordinal]), "cuDevicePrimaryCtxRetain")
         _primary[ordinal] = context
     return context
 
 
 def ensure_context(ordinal: int) -> None:
-    """Make sure that a context of this device is current on the calling thread: the one that is, else the primary one.
+    """Make a context of this device current on the calling thread: the current one if it fits, else the primary one.
 
-    It stays current, so this is for a thread's first use of a device and for `set_device`. To come back, use OnDevice.
+    It stays current, so this is for a thread's first use of a device and for `set_device`. OnDevice restores.
     """
     api = driver()
     result = api.cuCtxGetDevice()
@@ -121,15 +121,15 @@ def ensure_context(ordinal: int) -> None:
 class OnDevice:
     """A `with` block in which a context of the device `ordinal` is current on this thread.
 
-    A thread that had a context of another device has it again afterwards. A thread that had none keeps this one, as
-    after any first call of the CUDA runtime.
+    Afterwards the thread's earlier context is current again. A thread that had none keeps this one, as after any first
+    call of the CUDA runtime.
     """
 
     __slots__ = ("_context", "_ordinal", "_pushed")
 
     def __init__(self, ordinal: int, context: DriverObject = None) -> None:
         self._ordinal = ordinal
-        self._context = context  # this very one rather than any of the device
+        self._context = context  # this one, instead of any of the device
         self._pushed = False
 
     def __enter__(self) -> None:
@@ -158,8 +158,8 @@ def stream_call(
 ) -> tuple[Any, ...]:
     """The raw result of the driver's `function(*args)`, for the stream `handle` of the device `ordinal`.
 
-    A context of that device is current during the call if the stream is a default one, which means something only then,
-    or if the thread has none yet.
+    A context of that device is current during the call if the stream is a default one, whose handle has no meaning
+    without it, or if the thread has none yet.
     """
     if int(handle) not in LEGACY:
         result = function(*args)
@@ -170,7 +170,7 @@ def stream_call(
 
 
 def ordinal_of_context(context: DriverObject) -> int:
-    """The device of a context, be it current anywhere or not."""
+    """The device of a context, which need not be current."""
     for ordinal, known in tuple(_primary.items()):  # retained, so no other context can have its address
         if known == context:
             return ordinal
@@ -192,7 +192,7 @@ def _all_uuids() -> list[str]:
 
 
 def uuid_of(ordinal: int) -> str:
-    """The UUID of a device as 8-4-4-4-12 hexadecimal digits: what names it in every process of this machine."""
+    """The UUID of a device as 8-4-4-4-12 hexadecimal digits: its name in every process of this machine."""
     return _all_uuids()[ordinal]
 
 

@@ -1,4 +1,4 @@
-"""Devices as torch.cuda has them: which there are, which is current, what they can do."""
+"""Devices as in torch.cuda: the list, the current one, and their properties."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _UUID = re.compile(r"(GPU-)?[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGN
 _MISSING: Any = object()
 
 collectors: list[Callable[[], int]] = []
-"""What `ipc_collect` calls: each closes the imported handles that nothing uses, and says how many."""
+"""Functions that `ipc_collect` calls: each closes the imported handles that nothing uses, and returns how many."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Device:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What a device is. `uuid` is 8-4-4-4-12 hexadecimal digits, `total_memory` is in bytes."""
+    """A device's properties. `uuid` is 8-4-4-4-12 hexadecimal digits, `total_memory` is in bytes."""
 
     name: str
     major: int
@@ -88,7 +88,7 @@ class DeviceProperties:
 
 
 def kind_of(device: DeviceLike | None) -> str:
-    """The kind of device that an argument speaks of: "cuda" unless it names another ("cpu", torch.device("cpu"))."""
+    """The device type of an argument: "cuda" unless it names another ("cpu", torch.device("cpu"))."""
     if isinstance(device, str):
         match = _KIND.fullmatch(device)
         return match[1] if match and not _UUID.fullmatch(device) else "cuda"
@@ -99,7 +99,7 @@ def kind_of(device: DeviceLike | None) -> str:
 def parse(device: DeviceLike | None) -> int:
     """The ordinal of a device given in any of the ways of the public API; None and "cuda" are the current one.
 
-    Raises InvalidDevice if it names none of this process, TypeError for what is no device at all.
+    Raises InvalidDevice if this process has no such device, TypeError for an argument of another type.
     """
     if device is None:
         return _known(current_ordinal(), "the current device")
@@ -108,7 +108,7 @@ def parse(device: DeviceLike | None) -> int:
     if isinstance(device, str):
         return _parse_text(device)
     if kind_of(device) != "cuda":
-        raise InvalidDevice(f"{device!r} is no CUDA device")
+        raise InvalidDevice(f"{device!r} is not a CUDA device")
     index = _index(device)
     return _known(current_ordinal(), device) if index is None else _known(index, device)
 
@@ -138,20 +138,20 @@ def _parse_text(device: str) -> int:
         return _known(int(match[1]), device)
     if _UUID.fullmatch(device):
         return ordinal_of(device)
-    raise InvalidDevice(f"{device!r} is no CUDA device: expected 'cuda', 'cuda:<ordinal>' or a UUID ('GPU-…')")
+    raise InvalidDevice(f"{device!r} is not a CUDA device: expected 'cuda', 'cuda:<ordinal>' or a UUID ('GPU-…')")
 
 
 def _known(index: int, device: DeviceLike | None) -> int:
     here = context.count()
     if 0 <= index < here:
         return index
-    raise InvalidDevice(f"{device!r} is no device of this process, which sees {here}, from 0 on")
+    raise InvalidDevice(f"{device!r} is not a device of this process, which sees {here}, from 0 on")
 
 
 def driver_name() -> str:
-    """The driver in use, "cuda" or "host", as IPCSYNC_DRIVER (auto, cuda or host) and this machine have it.
+    """The driver in use, "cuda" or "host": IPCSYNC_DRIVER (auto, cuda or host) and this machine decide.
 
-    In a forked child it is what the parent chose, and no driver is touched. Raises NoDriver where neither works,
+    In a forked child it is the parent's, and no driver is touched. Raises NoDriver if neither works,
     ValueError for another value of IPCSYNC_DRIVER.
     """
     if not fork.is_in_bad_fork():
@@ -160,7 +160,7 @@ def driver_name() -> str:
 
 
 def driver_version() -> int:
-    """The CUDA version that the driver speaks: 13000 for 13.0."""
+    """The CUDA version that the driver supports: 13000 for 13.0."""
     return int(unwrap(context.driver().cuDriverGetVersion(), "cuDriverGetVersion"))
 
 
@@ -173,7 +173,7 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """How many devices this process sees; 0 without a driver that works. Arms the fork guard, as torch does."""
+    """How many devices this process sees; 0 without a working driver. Arms the fork guard, as torch does."""
     try:
         return context.count()
     except NoDriver:
@@ -190,7 +190,7 @@ def is_in_bad_fork() -> bool:
 
 
 def current_device() -> int:
-    """The device of the context that is current on this thread; 0 where none is."""
+    """The device of the context that is current on this thread; 0 if there is none."""
     return _known(current_ordinal(), "the current device")
 
 
@@ -230,14 +230,14 @@ def _is_negative(device: DeviceLike | None) -> bool:
 
 
 class device:  # noqa: N801 - torch.cuda's name for it
-    """A `with` block in which a device is current on this thread; the context that was current comes back after it.
+    """A `with` block in which a device is current on this thread; afterwards the earlier context is current again.
 
     A negative number changes nothing. One object can be used by several threads, and nested.
     """
 
     def __init__(self, device: DeviceLike | None = None) -> None:
         self.idx: int = -1 if _is_negative(device) else parse(device)
-        self._blocks: dict[int, list[Any]] = {}  # by thread: the contexts to come back to
+        self._blocks: dict[int, list[Any]] = {}  # by thread: the contexts to restore
 
     def __enter__(self) -> Self:
         api = context.driver()
@@ -287,7 +287,7 @@ def _properties(ordinal: int) -> DeviceProperties:
 
 
 def get_device_properties(device: DeviceLike | None = None) -> DeviceProperties:
-    """What the device is; asked of the driver once."""
+    """The device's properties; the driver is asked once."""
     return _properties(parse(device))
 
 
@@ -300,7 +300,7 @@ def can_device_access_peer(device: DeviceLike | None, peer: DeviceLike | None) -
 
 
 def has_primary_context(device: DeviceLike | None) -> bool:
-    """Whether anything of this process has retained the device's primary context. Asking creates nothing."""
+    """Whether the device's primary context is retained in this process. Asking creates nothing."""
     handle = context.devices()[parse(device)]
     _flags, active = unwrap(context.driver().cuDevicePrimaryCtxGetState(handle), "cuDevicePrimaryCtxGetState")
     return bool(active)
@@ -309,7 +309,7 @@ def has_primary_context(device: DeviceLike | None) -> bool:
 def synchronize(device: DeviceLike | None = None) -> None:
     """Block until all work queued on the device is done, with the GIL released.
 
-    Nothing is queued on a device that this process has made no context for, and none is made here.
+    Returns at once for a device that this process has no context on, and makes none.
     """
     ordinal = parse(device)
     api = context.driver()

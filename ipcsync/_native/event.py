@@ -1,4 +1,4 @@
-"""Events as torch.cuda has them, which also cross processes as 64-byte IPC handles."""
+"""CUDA events with torch.cuda's API; as 64-byte IPC handles they cross processes too."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from ipcsync.typing import DeviceLike, StreamLike
 
 __all__ = ["Event"]
 
-# What an open of a handle returns when the handle is at fault, and what that means. CUDA's own descriptions are of
-# other things.
+# What the driver returns when it cannot open a handle, and what that means. CUDA describes these codes for other
+# calls.
 _HANDLE_FAULTS = {
     ERROR_INVALID_VALUE: "no such handle, or its exporter has destroyed the event or is gone",
-    ERROR_INVALID_DEVICE: "the handle is of a device that this process does not see",
-    ERROR_INVALID_CONTEXT: "the handle was exported by this very process, which must use the event itself",
+    ERROR_INVALID_DEVICE: "the handle belongs to a device that this process does not see",
+    ERROR_INVALID_CONTEXT: "this process exported the handle itself, and must use the event itself",
     ERROR_MAP_FAILED: "no such handle",
     ERROR_OPERATING_SYSTEM: "no such handle, or its exporter is not on this machine or shares no /dev/shm with this "
     "process",
     ERROR_INVALID_HANDLE: "no such handle, or its exporter has destroyed the event or is gone",
 }
 
-# Held while an event is created, so that two threads that record it first make one. Reentrant, because the garbage
-# collector may run a finalizer that records.
+# Held while an event is created, so that two threads that record at the same time create one. Reentrant, because the
+# garbage collector may run a finalizer that records.
 _creating = CallLock()
 
 
@@ -88,7 +88,8 @@ class Event:
         """The event that another process exported on `device` as `handle`, 64 bytes; opened at once.
 
         Raises HandleError for another length, an unknown handle, one that this process exported itself, and one whose
-        exporter is gone; InvalidDevice for a device that this process does not see; TypeError for no bytes.
+        exporter is gone; InvalidDevice for a device that this process does not see; TypeError for an argument of
+        another type.
         """
         fork.arm()
         kind = kind_of(device)
@@ -115,8 +116,8 @@ class Event:
     def record(self, stream: StreamLike | None = None) -> None:
         """Have the event stand for the work submitted to a stream so far; None is the current stream.
 
-        A wait enqueued before keeps what the event stood for then. Raises DeviceMismatch on a stream of another device
-        than the event's.
+        A wait that was queued earlier keeps waiting for the earlier work. Raises DeviceMismatch on a stream of another
+        device than the event's.
         """
         fork.arm()
         handle, index = stream_handle(stream)
@@ -131,7 +132,7 @@ class Event:
     def wait(self, stream: StreamLike | None = None) -> None:
         """Have all work submitted to a stream from now on wait for the latest record; None is the current stream.
 
-        The stream may be of any device. Does nothing while nothing was recorded: CUDA takes that for complete.
+        The stream may be of any device. Does nothing if nothing was recorded yet: CUDA takes that for complete.
         """
         fork.arm()
         handle, index = stream_handle(stream)
@@ -140,7 +141,7 @@ class Event:
             unwrap(stream_call(handle, index, wait, handle, self._handle, 0), "cuStreamWaitEvent")
 
     def query(self) -> bool:
-        """Whether the work of the latest record is done; True while nothing was recorded."""
+        """Whether the work of the latest record is done; True if nothing was recorded yet."""
         fork.check()
         if self._handle is None:
             return True
@@ -178,7 +179,7 @@ class Event:
         return float(unwrap(result, "cuEventElapsedTime"))
 
     def ipc_handle(self) -> bytes:
-        """The 64 bytes by which another process opens the event: the same each time; an import's own.
+        """The 64 bytes by which another process opens the event: the same at each call; of an import, the exporter's.
 
         Creates the event on the current device if need be. Raises DriverError (400) if made without `interprocess`.
         """
@@ -188,7 +189,7 @@ class Event:
         if self._export is None:
             if not self._flags & EVENT_INTERPROCESS:
                 raise DriverError(
-                    "this event was made without interprocess=True, and CUDA exports no such event: make it as "
+                    "this event was made without interprocess=True, and CUDA does not export such an event: make it as "
                     "ipcsync.Event(interprocess=True)",
                     code=400,
                     name="CUDA_ERROR_INVALID_HANDLE",
@@ -202,7 +203,7 @@ class Event:
 
     @property
     def device(self) -> Device | None:
-        """Where the event lives; None until it is created."""
+        """The event's device; None until it is created."""
         return Device(self._index) if self._index >= 0 else None
 
     @property
@@ -236,8 +237,8 @@ class Event:
         with OnDevice(index, _context_for(stream)):
             handle = unwrap(api.cuEventCreate(self._flags), "cuEventCreate")
             if self._flags & EVENT_INTERPROCESS:
-                # Now, because it wants a current context. If it fails, so it will in `ipc_handle`, which says so:
-                # within one process the event is as good as any.
+                # Now, because it needs a current context. If it fails, `ipc_handle` raises the same later: within this
+                # process the event is usable.
                 exported = api.cuIpcGetEventHandle(handle)
                 if exported[0] == SUCCESS:
                     self._export = _drivers.handle_bytes(exported[1])
@@ -261,7 +262,7 @@ def _unpickle(device_uuid: str, handle: bytes) -> Event:
 
 
 def _context_for(stream: DriverObject) -> DriverObject:
-    """The context of a stream, for what must be created in it; None for a default stream, or one that is captured."""
+    """The context of a stream, to create an event in; None for a default stream, or one that is being captured."""
     if stream is None or int(stream) in context.LEGACY or is_capturing(stream):
         return None
     return unwrap(context.driver().cuStreamGetCtx(stream), "cuStreamGetCtx")

@@ -16,7 +16,7 @@ from ipcsync.typing import EventLike, StreamLike
 __all__ = ["event_handle", "ordinal_of_stream", "pointer", "refuse_small_number", "stream_pointer", "torch_stream"]
 
 _POINTERS = 1 << 64
-_NO_OBJECT = 4096  # below it nothing is ever mapped
+_NO_OBJECT = 4096  # no object lies below this address
 _AFTER_LEGACY = 3
 
 
@@ -39,16 +39,16 @@ def pointer(value: Any, noun: str) -> int | None:  # noqa: ANN401 - whatever a u
 
 
 def refuse_small_number(value: object, least: int) -> None:
-    """Raise TypeError for a number from `least` to 4095, where no object lies: a timeout given for a stream."""
+    """Raise TypeError for a number from `least` to 4095, which is no address: it was meant as a timeout."""
     if isinstance(value, int | float) and not isinstance(value, bool) and least <= value < _NO_OBJECT:
-        raise TypeError(f"{value!r} is no stream; did you mean timeout={value!r}?")
+        raise TypeError(f"{value!r} is not a stream; did you mean timeout={value!r}?")
 
 
 def stream_pointer(stream: StreamLike | None) -> int:
     """The CUstream address of another library's stream object, or of an int.
 
-    Raises TypeError for what is no stream, an int from 3 to 4095 too (0, 1 and 2 are the default streams); ValueError
-    for an int that is no address.
+    Raises TypeError for an argument that is not a stream, also for an int from 3 to 4095 (0, 1 and 2 are the default
+    streams); ValueError for an int that is not an address.
     """
     refuse_small_number(stream, _AFTER_LEGACY)
     address = pointer(stream, "stream")
@@ -75,7 +75,7 @@ def ordinal_of_stream(address: int, hint: object = None) -> int:
     """The device of the stream at `address`.
 
     `hint` is the stream object's own `device_index`, if it has one. Default streams belong to the current device. A
-    stream in a capture is not asked, since that may spoil the capture: it is taken to be the current device's.
+    stream in a capture is not asked, since that may break the capture: it is taken to be the current device's.
     """
     if isinstance(hint, int) and 0 <= hint < context.count():
         return hint
@@ -100,11 +100,11 @@ def torch_stream(device: int | None) -> StreamLike | None:
 def event_handle(event: EventLike) -> DriverObject:
     """The CUevent of another library's event object, or of an int; None for torch's while it was never recorded.
 
-    Raises TypeError for what is no event.
+    Raises TypeError for an argument that is not an event.
     """
     address = pointer(event, "event")
     if address is not None and address < _NO_OBJECT:
-        raise TypeError(f"{address} is no event: no object lies at an address below {_NO_OBJECT}")
+        raise TypeError(f"{address} is not an event: no object lies at an address below {_NO_OBJECT}")
     if address is None and not isinstance(event, type):
         address = pointer(getattr(event, "cuda_event", None), "event")
         if address == 0:

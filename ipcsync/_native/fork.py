@@ -1,10 +1,10 @@
-"""The fork guard: one place that knows whether this process was forked after ipcsync was used.
+"""The fork guard: whether this process was forked after ipcsync was used.
 
-CUDA does not survive a fork, nor do sockets, threads and leases. So the first use of anything arms a mark that the
-kernel wipes in every child, whoever called fork, and each call looks at it before it touches CUDA, a socket or the
-board. A child forked before the first use has no mark to lose, and makes its own.
+CUDA does not survive a fork, nor do sockets, threads and leases. So the first use arms a mark that the kernel wipes in
+every child, whoever called fork, and each call checks it before it touches CUDA, a socket or the board. A child forked
+before the first use has no mark, and arms its own.
 
-`check` is what hot paths call. It costs about 0.06 µs.
+`check` is for hot paths. It costs about 0.06 µs.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def check() -> None:
 
 
 def arm() -> None:
-    """Mark this process as one that has used ipcsync; the same check as `check` every later time.
+    """Mark this process as one that has used ipcsync; every later call is a `check`.
 
     Raises ForkedProcessError in a child forked after first use.
     """
     global _mark  # noqa: PLW0603 - one mark a process, for its whole life
     if _mark is None:
-        # No lock: of two threads that come first together the later mark wins, and either tells the truth. A lock could
-        # be forked while it is held.
+        # No lock: of two threads that arm at the same time the later mark wins, and either is right. A lock could be
+        # held during a fork.
         _mark = ForkMark()
     elif _mark.in_child:
         raise ForkedProcessError
@@ -57,7 +57,7 @@ def is_in_bad_fork() -> bool:
 
 
 def at_child(function: Callable[[], None]) -> Callable[[], None]:
-    """Have `function` called in each child that Python forks, to let go there of what only the parent may hold.
+    """Have `function` called in each child that Python forks, to release what only the parent may hold.
 
     It must touch neither CUDA nor a socket nor the board's words. A fork made by C code calls nothing. Returns a
     function that takes the request back; taking it back twice does nothing.
@@ -75,7 +75,7 @@ def _run_in_child() -> None:
     for function in tuple(_in_child):
         try:
             function()
-        except Exception:  # noqa: PERF203 - one that fails must not keep the others from letting go
+        except Exception:  # noqa: PERF203 - one that fails must not stop the others
             log.exception("%r failed in a forked child", function)
 
 

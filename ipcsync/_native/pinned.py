@@ -1,7 +1,8 @@
 """Pages of mapped files that are registered with CUDA, so that a GPU can write their words.
 
-CUDA pins the memory that lies at an address when it is registered. So a page is unregistered before it is unmapped, or
-never unmapped: else the next mapping at its address would be taken for it, and the GPU write to the old one.
+CUDA pins the memory that is mapped at an address when it is registered. So a page is unregistered before it is
+unmapped, or never unmapped: otherwise CUDA would take the next mapping at the address for it, and the GPU would write
+to the old memory.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ PAGE = mmap.PAGESIZE
 _FLAGS = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP
 _ALREADY_REGISTERED, _NOT_REGISTERED = 712, 713
 _lock = CallLock()
-# By page: a device whose context was current when it was registered. Until the page is among the second, an exception
-# may have ended that call, with the page registered or not.
+# By page: a device whose context was current when it was registered. While a page is missing in the second set, an
+# exception may have ended the call, with the page registered or not.
 _ordinals: dict[int, int] = {}
 _registered: set[int] = set()
 
@@ -32,7 +33,7 @@ _registered: set[int] = set()
 def page(address: int) -> int:
     """The device pointer of the page at `address`, registered at the first call.
 
-    A context must be current. Raises DriverError where the driver refuses, as it does for pages of a file on disk.
+    A context must be current. Raises DriverError if the driver refuses, as it does for pages of a file on disk.
     """
     if address not in _registered:
         under(_lock, _register, address)
@@ -44,7 +45,7 @@ def _register(address: int) -> None:
         return
     was_begun = address in _ordinals
     _ordinals[address] = context.current_ordinal()
-    # To CUDA this is an unsafe call, which would spoil a capture that another thread makes.
+    # CUDA counts this as an unsafe call, which would break another thread's capture.
     result = relaxed_call(_drivers.load().cuMemHostRegister, address, PAGE, _FLAGS)
     if not (was_begun and result[0] == _ALREADY_REGISTERED):
         try:

@@ -1,8 +1,8 @@
-"""Giving driver objects back from finalizers, which run anywhere, and must neither raise nor hang.
+"""Destroying driver objects in finalizers, which run at any instruction, and must neither raise nor hang.
 
-The garbage collector may start in the middle of any Python code, that of the host driver with a lock held included; a
-finalizer that calls the driver from there would wait for its own thread. So what the collector finalizes is put by, and
-given back at this process's next use of the driver. What goes with its last reference is given back at once.
+The garbage collector may start within any Python code, also within the host driver's while it holds a lock: a finalizer
+that then calls the driver would wait for its own thread. So handles that the collector finalizes are queued, and
+destroyed at this process's next driver call. A handle that goes with its last reference is destroyed at once.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _NOT_PERMITTED = 800  # of the host driver: its lock is held by the call that th
 _phases: dict[str, object] = {}  # the collector's, the last one last
 
 postponed: deque[tuple[str, Any]] = deque()
-"""What the collector finalized: the driver function's name, and the handle."""
+"""Handles that the collector finalized: the driver function's name, and the handle."""
 
 
-# In C, both of them: what a signal's handler raises within a hook of the collector's in Python is lost.
+# Both are written in C: an exception of a signal's handler within a Python hook of the collector would be lost.
 gc.callbacks.extend((_phases.pop, _phases.__setitem__))
 _phases.update(start=None, stop=None)
 
 
 def destroy(call: str, handle: DriverObject) -> None:
-    """Give `handle` back by the driver function named `call`. Nothing is raised.
+    """Destroy `handle` by the driver function named `call`; never raises.
 
-    Nothing is done in a forked child, whose parent still has it, nor while the interpreter exits: the driver lets go of
-    everything with the process, and must not be waited for by then.
+    Does nothing in a forked child, whose parent still has the handle, nor while the interpreter exits: the driver
+    releases everything with the process, and must not be waited for by then.
     """
     if sys.is_finalizing() or fork.is_in_bad_fork():
         return
@@ -50,12 +50,12 @@ def destroy(call: str, handle: DriverObject) -> None:
         if getattr(error, "code", 0) == _NOT_PERMITTED:
             postponed.append((call, handle))
             return
-        # The context may be gone already; a finalizer has nobody to tell.
+        # The context may be gone already, and a finalizer cannot raise.
         log.debug("%s of %#x failed", call, int(handle), exc_info=True)
 
 
 def destroy_postponed() -> None:
-    """Give back what the collector left."""
+    """Destroy the queued handles."""
     while postponed:
         try:
             call, handle = postponed.popleft()

@@ -1,4 +1,4 @@
-"""Streams as torch.cuda has them, and the way from whatever a caller means by a stream to the driver's handle."""
+"""Streams with torch.cuda's API, and the handle behind a stream argument of any library."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Stream:
 
     @property
     def stream_id(self) -> int:
-        """What names the stream, with `device_index` and `device_type`, within this process: its address."""
+        """The stream's address; with `device_index` and `device_type`, torch's name for it within this process."""
         return self._pointer
 
     @property
@@ -179,7 +179,7 @@ class Stream:
         fork.check()
         if isinstance(event, Stream) or hasattr(event, "__cuda_stream__"):
             # cuda.core's streams have a `wait` of their own, which would do the opposite.
-            raise TypeError("wait_event takes an event: for a stream there is wait_stream")
+            raise TypeError("wait_event takes an event; for a stream use wait_stream")
         waiter = getattr(event, "wait", None)
         if callable(waiter) and (isinstance(event, Event) or not hasattr(event, "cuda_event")):
             waiter(self)
@@ -227,11 +227,11 @@ class Stream:
         return f"<ipcsync.Stream device=cuda:{self._index} cuda_stream={self._pointer:#x}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a stream does not leave its process: share its name by Client.stream, or its work by an event")
+        raise TypeError("a stream cannot leave its process: share its name by Client.stream, or its work by an event")
 
 
 class ExternalStream(Stream):
-    """A stream that somebody else made, from its address; never destroyed here, and not to be used after its owner did.
+    """A stream that another library made, from its address. It is never destroyed here; its owner must outlive its use.
 
     `device` is its device; None asks the driver. Raises DriverError if the driver does not know the stream.
     """
@@ -269,7 +269,7 @@ def _wrap(handle: DriverObject, index: int) -> Stream:
 
 
 class _Thread(threading.local):
-    """A thread's own: its current streams by ordinal (none: nobody set one), and its `with stream:` blocks."""
+    """A thread's current streams by ordinal (missing: none was set), and its `with stream:` blocks."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
@@ -316,7 +316,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
     def __init__(self, stream: StreamLike | None) -> None:
         fork.arm()
         self.stream: Stream | None = None if stream is None else resolve(stream)
-        self._blocks: dict[int, list[tuple[device_block, Stream | None]]] = {}  # by thread: what to come back to
+        self._blocks: dict[int, list[tuple[device_block, Stream | None]]] = {}  # by thread: what to restore
 
     def __enter__(self) -> Stream | None:
         fork.check()
@@ -354,11 +354,11 @@ def is_current_stream_capturing() -> bool:
 
 
 def resolve(stream: StreamLike | None, device: int | None = None) -> Stream:
-    """The stream that an argument means, whatever library it comes from.
+    """The stream that an argument means, of any library.
 
     None is torch's current stream once torch is imported and has initialised CUDA (unless `set_stream` was called on
     this thread), else `current_stream()`; `device` is then the ordinal asked for, else the current one. Raises
-    TypeError for what is no stream, DriverError for an address that the driver does not know.
+    TypeError for an argument that is not a stream, DriverError for an address that the driver does not know.
     """
     if isinstance(stream, Stream):
         fork.check()
@@ -371,8 +371,8 @@ def resolve(stream: StreamLike | None, device: int | None = None) -> Stream:
 def stream_handle(stream: StreamLike | None, device: int | None = None) -> tuple[Any, int]:
     """The same as (CUstream, device ordinal), for hot paths: no driver call is made for a Stream of ours.
 
-    The default streams' handles mean something only while a context of their device is current: see `stream_call`.
-    For a Stream the fork guard is the caller's to look at: it does so anyway before it uses what it shares.
+    The default streams' handles are valid only while a context of their device is current: see `stream_call`. For a
+    Stream the caller checks the fork guard, as it does anyway before it uses anything shared.
     """
     if isinstance(stream, Stream):
         return stream._handle, stream._index

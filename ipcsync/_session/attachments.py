@@ -1,7 +1,7 @@
-"""What this client is attached to.
+"""The attachments of one client.
 
-An attachment ends with the last `close` of the objects over it; one that points alone made ends once its event is
-finished and no point of it is left here. From then on it drains, as `draining` says.
+An attachment ends with the last `close` of its event objects. One that only points made ends once its event is finished
+and no point of it is left in this process. It then drains: see `draining`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _MANY_POINTS = 64  # attachments for points, most of which may be over by now an
 class AttachmentTable:
     """All attachments of one client, by (slot, incarnation).
 
-    Each step leaves what the next one needs where the heartbeat's thread finds it: whatever an exception leaves undone,
-    that thread does.
+    Each step leaves what the next one needs where the heartbeat's thread finds it: that thread completes what an
+    exception interrupts.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class AttachmentTable:
     ) -> None:
         self._waits = waits
         self._since_beat = 0  # attachments made for points since the last one
-        self._lock = CallLock()  # around changes of what follows; the heartbeat's thread never waits for a driver here
+        self._lock = CallLock()  # around changes of the fields below; never held during a driver call that may block
         self._engines: dict[Key, EventEngine | TimelineEngine] = {}
         self.draining: Draining = Draining(self._lock, PendingCloses(send, self._engines))
         self.closes: PendingCloses = self.draining.closes
@@ -101,9 +101,9 @@ class AttachmentTable:
         return held
 
     def add(self, reply: Attachment, opening: Opening | None = None) -> AttachmentRef:
-        """Take in what the coordinator answered, for an event object's `opening` or for a point. In a `change`.
+        """Add the coordinator's reply, for an event object's `opening` or for a point. Called in a `change`.
 
-        Raises what `EngineMaker.make` does.
+        Raises as `EngineMaker.make`.
         """
         key = (reply.slot, reply.incarnation)
         while True:
@@ -124,20 +124,20 @@ class AttachmentTable:
         engine = self._maker.make(reply)
         for old in list(self.draining.engines):
             if (old.slot, old.incarnation) == key:
-                engine.chain = old.chain  # its own event, seen anew: one judgement for both
+                engine.chain = old.chain  # the same event, attached to again: both share the chain
         return engine
 
     @holding("_lock")
     def _put(
         self, key: Key, engine: EventEngine | TimelineEngine, reply: Attachment, opening: Opening | None
     ) -> AttachmentRef | None:
-        """None if another thread's close, the last over it until now, has ended the use meanwhile."""
+        """None if another thread's close, the last one of the use, has ended it meanwhile."""
         if self._is_closed:
             raise ClientClosed("the client was closed while the event was opened")
         if engine.is_closed:
             return None
         known = self._engines.get(key)
-        if known is not None and known is not engine:  # one whose end was begun and not finished
+        if known is not None and known is not engine:  # its close was interrupted
             self._begin_close(key)
         engine.is_recorder = engine.is_recorder or reply.recorder
         attached = self._hold(key, engine)
@@ -152,7 +152,7 @@ class AttachmentTable:
         return attached
 
     def close_one(self, opening: Opening, *, wait: bool) -> None:
-        """One event object was closed; the last one over an attachment ends that."""
+        """Close the share of one event object; the last one ends the attachment."""
         self._remove(opening)
         attached = opening.attached
         if attached is not None and attached.engine in self.draining.engines:
@@ -172,7 +172,7 @@ class AttachmentTable:
 
     @holding("_lock")
     def _begin_close(self, key: Key) -> None:
-        """Close a use, which drains from then on until it is released."""
+        """Close a use, which then drains until it is released."""
         engine = self._engines.get(key)
         if engine is not None:
             self.draining.add(engine)
@@ -182,15 +182,15 @@ class AttachmentTable:
             del self._engines[key]
 
     def give_back(self, late: Attachment) -> None:
-        """Close what was attached by a request that was given up, or whose call an exception ended."""
+        """Close an attachment whose request was given up, or whose call an exception ended."""
         engine = self._engines.get((late.slot, late.incarnation))
         if engine is not None:
             self._abandoned.add((late.slot, late.incarnation))
-            engine.is_recorder = engine.is_recorder or late.recorder  # a role ends with the use that is here already
+            engine.is_recorder = engine.is_recorder or late.recorder  # the role ends with the use that is open here
         self.closes.add_late(late)
 
     def beat(self) -> None:
-        """From the heartbeat's thread: publish, end what is over or was left undone, and release what has drained."""
+        """At each beat, on the heartbeat's thread: publish, close uses that are over, and release drained ones."""
         self._since_beat = 0
         for key, engine in list(self._engines.items()):
             self._publish_completed(engine)
@@ -207,7 +207,7 @@ class AttachmentTable:
                 self.closes.ask_for_break(lost)
 
     def _publish_completed(self, engine: Engine) -> None:
-        """A context that is broken costs its own events what they would tell, and no others anything."""
+        """Publish; a broken CUDA context must not keep other events from it."""
         try:
             engine.publish_completed()
         except DriverError as error:
@@ -226,37 +226,37 @@ class AttachmentTable:
         self._abandoned.discard(key)
 
     def relieve(self) -> None:
-        """Before a further attachment for a point: end what nothing uses, if many were made since the last beat.
+        """Close unused attachments, if many were made for points since the last beat.
 
-        Here, since a thread that attaches and attaches may leave the heartbeat's little time; and others wait for these
-        slots, however long this lease's TTL is.
+        Called before each further one: a thread that attaches in a loop may leave the heartbeat's thread little time,
+        and beats are rare with a long TTL, while others wait for the slots.
         """
         if self._since_beat >= _MANY_POINTS:
             self._since_beat = 0
-            with suppress(IpcSyncError):  # which the heartbeat meets, too
+            with suppress(IpcSyncError):  # the heartbeat's thread meets it, too
                 self.beat()
 
     def collect(self) -> int:
-        """For `ipc_collect`: end what nothing uses; how many imports were closed."""
+        """For `ipc_collect`: close unused attachments; returns how many imports were closed."""
         from ipcsync._engines import imports
 
         before = imports.count()
-        with suppress(CoordinatorLost, SessionExpired):  # which this session's own calls tell
+        with suppress(CoordinatorLost, SessionExpired):  # this session's own calls raise it
             self.beat()
         return max(before - imports.count(), 0)
 
     def close_all(self, seconds: float, pause: Callable[[float], object] = time.sleep) -> None:
         """End every attachment, and wait up to `seconds` for work still in flight.
 
-        What still is then goes on draining, and the coordinator is told of the rest: others may wait for just that,
-        and what drains here for them. If nothing drains, the goodbye tells it.
+        Uses that still have work then go on draining, and the coordinator is told which recorders are drained: other
+        processes may wait for those, and the draining ones here for them. If nothing drains, the goodbye tells it all.
         """
         self._begin_close_all()
         self.draining.await_released(seconds, pause)
 
     @holding("_lock")
     def _begin_close_all(self) -> None:
-        self._is_closed = True  # nothing is taken in any more
+        self._is_closed = True  # nothing is added any more
         for key in list(self._engines):
             self._begin_close(key)
         for engine in self.draining.engines:

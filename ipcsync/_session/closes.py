@@ -1,7 +1,7 @@
-"""The closes that the coordinator is still to be told of, and their order towards what is opened.
+"""Closes that the coordinator was not told of yet, and their order with requests that attach.
 
-Of a close that was put off and a new attachment to the same slot, the coordinator must see the one that is true. So
-every request that attaches is sent by `change`, after the closes that are pending.
+If a slot was closed and attached to again, the coordinator must see the close first. So every request that attaches is
+sent in a `change`, after the pending closes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _BREAK_S = 0.05
 
 
 class PendingCloses:
-    """Those of one client. `send` is the request to the coordinator, `engines` what is open now, by its use.
+    """The pending closes of one client. `send` is the request to the coordinator, `engines` are the open uses.
 
-    `draining` is what was closed and may still touch its slot.
+    `draining` are the uses that were closed and may still touch their slots.
     """
 
     def __init__(self, send: Callable[[Close | Break, float], object], engines: Mapping[Key, Engine]) -> None:
@@ -44,7 +44,7 @@ class PendingCloses:
 
     @property
     def has_any(self) -> bool:
-        """Whether any close is still to be told."""
+        """Whether any close is pending."""
         return bool(self._pending)
 
     @property
@@ -54,29 +54,29 @@ class PendingCloses:
         return lock.is_mine() and lock.is_held_below()
 
     def add(self, engine: Engine, *, let_go: bool = True, drained: bool = False) -> None:
-        """A use was closed. `let_go`: it touches the slot no more; `drained`: all that it recorded is complete."""
+        """Add a close. `let_go`: the use does not touch the slot any more; `drained`: all its records are complete."""
         close = Close(engine.slot, engine.incarnation, let_go=let_go, drained=drained)
         self._pending.append((close, "recorder" if engine.is_recorder else "other"))
 
     def add_late(self, late: Attachment) -> None:
-        """Nobody has taken what a request brought."""
+        """Add a close of an attachment that no caller took."""
         self._pending.append((Close(late.slot, late.incarnation), "late"))
 
     def drop(self) -> None:
-        """The session is over: its end told all."""
+        """Forget all: the end of the session told the coordinator."""
         self._pending.clear()
 
     def end(self) -> None:
-        """The session is over: forget what it was asked through, which would keep the session for the collector."""
+        """Forget `send`, which would keep the session alive until the garbage collector runs."""
         self._send = _nobody_to_tell
 
     def change(self, timeout: float, fn: Callable[[], T]) -> T:
-        """`fn()` with `changing` held, after what is closed was told.
+        """Tell the pending closes, then return `fn()`, all with `changing` held.
 
-        WaitTimeout if other threads keep it for `timeout` seconds, or if the coordinator does not take an earlier
-        close: told after a new attachment, it would end that. Reentered within another change of this thread.
+        WaitTimeout if other threads hold it for `timeout` seconds, or if the coordinator does not take an earlier
+        close: sent later, that would end the new attachment. Reentered within another change of this thread.
         """
-        deadline_of(timeout)  # a wrong one is a ValueError
+        deadline_of(timeout)  # raises ValueError for an invalid one
         lock = self.changing
         if lock.is_mine() and lock.is_held_below():
             raise Reentered("an event is opened or closed on this thread, which an opening here interrupts")
@@ -94,10 +94,10 @@ class PendingCloses:
         return result
 
     def flush(self, timeout: float, *, wait: bool) -> None:
-        """Tell the coordinator of closes; what it does not take in `timeout` seconds each is told by a later beat.
+        """Tell the pending closes; a later beat repeats those that the coordinator does not take in `timeout` seconds.
 
-        `wait`: as long for another thread's request that attaches or closes, too. Within a change of this thread, the
-        heartbeat's thread tells it.
+        `wait`: wait as long for another thread's request that attaches or closes, too. Within a change of this thread
+        nothing is sent, and the heartbeat's thread does it later.
         """
         lock = self.changing
         if not self._pending or (lock.is_mine() and lock.is_held_below()):
@@ -114,7 +114,7 @@ class PendingCloses:
         while pending := self._pending[:1]:
             if not self._flush_one(*pending[0], timeout):
                 return
-            with suppress(ValueError):  # the goodbye, on the session's thread, has told it meanwhile
+            with suppress(ValueError):  # the goodbye, on the session's thread, told it meanwhile
                 self._pending.remove(pending[0])
 
     def _flush_one(self, body: Close, whose: _Whose, timeout: float) -> bool:
@@ -122,15 +122,15 @@ class PendingCloses:
         engine = self._engines.get(key)  # first: a use drains before it is taken out there
         is_draining = any((old.slot, old.incarnation) == key for old in list(self.draining))
         if engine is not None and (whose != "recorder" or engine.is_recorder):
-            return True  # attached anew since: the two uses are one to the coordinator
+            return True  # attached again since: to the coordinator the two uses are one
         if whose == "late" and is_draining:
-            return True  # the use that still drains has not let go yet, and will tell it
+            return True  # the use that still drains will be told later
         if is_draining or engine is not None:
-            body = replace(body, let_go=False)  # this use is over, but another one here still touches the slot
+            body = replace(body, let_go=False)  # another use of this process still touches the slot
         try:
             self._send(body, timeout)
         except (WaitTimeout, ConnectError, Reentered):
-            return False  # under a new id then: closing twice is nothing
+            return False  # sent again later, under a new id: a second close does nothing
         except IpcSyncError as error:
             log.debug("closing slot %d: %s", body.slot, error)  # its session or use is over already
         return True
@@ -142,7 +142,7 @@ class PendingCloses:
         try:
             self._send(Break(engine.slot, engine.incarnation), _BREAK_S)
         except (WaitTimeout, ConnectError, Reentered):
-            return  # a later beat asks again: twice is nothing
+            return  # a later beat asks again: a second break does nothing
         except IpcSyncError as error:
             log.debug("breaking slot %d: %s", engine.slot, error)  # its session or use is over already
         engine.chain.has_asked = True

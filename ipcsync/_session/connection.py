@@ -1,7 +1,7 @@
 """The request socket: one request at a time, each retried under its own id until its reply or its deadline.
 
-At any moment one thread is inside the socket, the one that holds the lock; a control request is rare, and handing it to
-a thread of its own would cost twice its round trip.
+One thread uses the socket at a time, the one that holds the lock. Control requests are rare, and handing them to a
+thread of their own would double the round trip.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ _SLICE_NS = 50_000_000
 _EAGER_NS, _EAGER_SLICE_NS = (
     250_000_000,
     10_000_000,
-)  # at first, in which a coordinator that died is followed by another
+)  # at first: another coordinator may follow one that died
 _LONGEST_S = 1e9
-_NOW, _IN, _IN_OR_OUT = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)  # an enum costs in each call
+_NOW, _IN, _IN_OR_OUT = (
+    int(zmq.NOBLOCK),
+    int(zmq.POLLIN),
+    int(zmq.POLLIN | zmq.POLLOUT),
+)  # an enum costs more in each call
 
 _contexts: dict[None, zmq.Context[zmq.Socket[bytes]]] = {}
 
 
 def context() -> zmq.Context[zmq.Socket[bytes]]:
     """The ZeroMQ context of this process's clients."""
-    # One I/O thread for all clients. Of two calls that come first together, one makes a context for nothing.
+    # One I/O thread for all clients. Two first calls at the same time make two contexts, of which one is used.
     return _contexts.get(None) or _contexts.setdefault(None, zmq.Context())
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raise ConnectError if the socket belongs to somebody else, or lies where this user may not look."""
+    """Raise ConnectError if the socket belongs to another user, or is in a directory that this user may not search."""
     path = endpoints.socket_path(endpoint)
     try:
         status = os.stat(path)
@@ -63,7 +67,7 @@ def _raise_closed(path: str, endpoint: str) -> None:
             continue
         owner, me = parent.stat().st_uid, os.geteuid()
         if owner == me:
-            raise ConnectError(f"the directory {parent} has a mode that keeps its own user out", endpoint=endpoint)
+            raise ConnectError(f"the directory {parent} has a mode that excludes its own user", endpoint=endpoint)
         raise ConnectError(
             f"the directory {parent} belongs to uid {owner}, and this is uid {me}: a coordinator serves its own uid "
             "only; start one as this user (ipcsync coordinator), or run this process as that one",
@@ -72,10 +76,10 @@ def _raise_closed(path: str, endpoint: str) -> None:
 
 
 class Request:
-    """One request, and what came of it, wherever the call that made it stands.
+    """One request and its reply; it outlives the call that made it.
 
-    `on_late` gets the reply if nobody takes it: the request was given up, or an exception ended its call. `sent_to` is
-    the coordinator that it was sent to last, by their count.
+    `on_late` gets the reply if no call takes it: the request was given up, or an exception ended its call. `sent_to` is
+    the number of the coordinator that it was sent to last.
     """
 
     __slots__ = ("body", "deadline", "frame", "id", "is_sent", "is_taken", "on_late", "reply", "sent_to")
@@ -84,7 +88,7 @@ class Request:
         self.body: Message = body
         self.on_late: Callable[[Message], None] | None = on_late
         self.id: int = 0
-        self.is_sent: bool = False  # or may be
+        self.is_sent: bool = False  # True also if it only may have been
         self.sent_to: int = 0
         self.frame: bytes = b""
         self.deadline: int = 0
@@ -97,18 +101,18 @@ def _unknown() -> int:
 
 
 class Connection:
-    """A DEALER socket to one coordinator. Thread-safe. `first_id`: of its requests, above all that the session had."""
+    """A DEALER socket to one coordinator. Thread-safe. `first_id`: above the ids of the session's earlier requests."""
 
     def __init__(self, endpoint: str, *, first_id: int = 1) -> None:
         check_endpoint(endpoint)
         self.endpoint = endpoint
         self.sent: int = 0
-        self.window = 1  # how many requests may be in flight, as the coordinator says
+        self.window = 1  # how many requests the coordinator allows in flight
         self._ids = itertools.count(first_id)
         self._lock = CallLock()
         self._late: dict[int, Request] = {}
         self.starts: Callable[[], int] = _unknown
-        """How many coordinators have served; when that changes, what is unanswered is sent again under the same ids."""
+        """How many coordinators have served; when it changes, unanswered requests are sent again under the same ids."""
         self._socket: zmq.Socket[bytes] | None = context().socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue a request for a daemon that is not there yet
@@ -118,7 +122,7 @@ class Connection:
         self._socket.connect(endpoint)
 
     def request(self, body: Message, token: bytes, timeout: float, look: Callable[[], None] | None = None) -> Message:
-        """Send a request and return its reply's body; the error that it carries is raised.
+        """Send a request and return its reply's body; raises the error in the reply.
 
         `look` is called in every slice of the wait and may raise. WaitTimeout after `timeout` seconds, ValueError for
         a timeout that is negative or NaN.
@@ -132,13 +136,13 @@ class Connection:
     ) -> None:
         """Send requests, many before the first is answered, and wait until each has its reply, or for `timeout` s.
 
-        An exception may come at any moment: what the requests brought by then, or will bring, is for `abandon`. Raises
-        Reentered for a finalizer or signal's handler that interrupts another request on this thread.
+        An exception may come at any moment: the caller then calls `abandon` for the replies that came or will come.
+        Raises Reentered in a finalizer or signal's handler that interrupts another request on this thread.
         """
         if not timeout >= 0:
             raise ValueError(f"timeout is a number of seconds from 0 up, not {timeout!r}")
         for request in requests:
-            codec.check_body(request.body)  # here: who sends on and on what cannot be is cut off
+            codec.check_body(request.body)  # here: a client that keeps sending invalid requests is cut off
         timeout = min(timeout, _LONGEST_S)
         deadline = time.monotonic_ns() + int(timeout * 1e9)
         lock = self._lock
@@ -155,13 +159,13 @@ class Connection:
             raise
 
     def abandon(self, requests: Sequence[Request]) -> None:
-        """Nobody takes what these bring: it goes to their `on_late`, called by whoever drains what is late."""
+        """No call takes the replies of these: `drain_late` gives them to their `on_late`."""
         for request in requests:
             if request.is_sent and not request.is_taken and request.on_late is not None:
                 self._late[request.id] = request
 
     def result_of(self, request: Request, timeout: float) -> Message:
-        """The reply's body; raises the error that it carries, or WaitTimeout if none came."""
+        """The reply's body; raises the error in it, or WaitTimeout if none came."""
         answer = self._answer(request.reply, timeout)
         if isinstance(answer, IpcSyncError):
             raise answer
@@ -192,7 +196,7 @@ class Connection:
         eager_until = time.monotonic_ns() + _EAGER_NS
         while (missing := [r for r in requests if r.reply is None]) and (now := time.monotonic_ns()) < deadline:
             if now >= resend_at or sent_to != self.starts():
-                # The same ids: if only a reply was lost, the coordinator gives it again and does nothing twice.
+                # The same ids: if only a reply was lost, the coordinator sends it again and does nothing twice.
                 sent_to = self.starts()
                 was_sent = self._send_late_again(socket) and self._try_send(socket, missing)
                 resend_at = now + _RETRY_NS if was_sent else 0
@@ -213,7 +217,7 @@ class Connection:
         return self._socket
 
     def _try_send(self, socket: zmq.Socket[bytes], requests: Sequence[Request]) -> bool:
-        """Whether they were sent, or as many as there was room for: the others are sent again with those that were."""
+        """Whether any was sent: if there was not room for all, all are sent again later."""
         for count, request in enumerate(requests):
             was_sent, request.is_sent = request.is_sent, True
             request.sent_to = self.starts()
@@ -221,13 +225,13 @@ class Connection:
                 socket.send(request.frame, _NOW)
             except zmq.Again:
                 request.is_sent = was_sent
-                return count > 0  # nobody is connected right now
+                return count > 0  # no coordinator is connected right now
             self.sent += 1
         return True
 
     def _receive(self, socket: zmq.Socket[bytes], wanted: dict[int, Request], wait_ms: int = 0) -> None:
-        """Take in the replies that are there, waiting for the first; it ends with the last of the `wanted` ones."""
-        # A poll, whose limit holds through signals: a blocking receive begins its own anew after each.
+        """Read the replies that have arrived, waiting for the first; it ends with the last of the `wanted` ones."""
+        # A poll, since its limit holds across signals: a blocking receive starts its limit again after each.
         if wait_ms and not zmq_poll([(socket, _IN)], wait_ms):
             return
         left = sum(request.reply is None for request in wanted.values())
@@ -247,9 +251,9 @@ class Connection:
                     return
 
     def _send_late_again(self, socket: zmq.Socket[bytes]) -> bool:
-        """Ask a new coordinator what became of what was given up; whether all that is to be asked was sent.
+        """Send requests that were given up to a new coordinator; whether all were sent.
 
-        It knows what its predecessor did, and drops what was not done, since nobody waits for that any more.
+        It knows what the last coordinator did, and drops requests that were not done, since no call waits for them.
         """
         starts = self.starts()
         return all(
@@ -260,9 +264,9 @@ class Connection:
 
     @trying("_lock")
     def drain_late(self) -> None:
-        """Take in replies that came after their request was given up; nothing if a request is under way.
+        """Read replies that came after their request was given up; does nothing while a request is under way.
 
-        Where an exception ended the request, it may have taken its reply with it: then it is asked for again.
+        An exception that ended a request may have lost its reply: then the request is sent again.
         """
         if not self._late or self._socket is None:
             return
@@ -285,7 +289,7 @@ class Connection:
             socket.close()
 
     def take_id(self) -> int:
-        """An id that no request has; those of all requests so far are lower."""
+        """An unused id, above those of all requests so far."""
         return next(self._ids)
 
     @property

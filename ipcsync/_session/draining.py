@@ -1,7 +1,7 @@
 """Uses of slots that were closed here and may still touch their slots, until they are released.
 
-The coordinator is told that a use let go of its slot only when that is true: no thread inside a call, no queued wait
-pending, imports destroyed. Until then the use drains, and the heartbeat's thread tries again.
+A use is released once no thread is inside a call of it, no queued wait is pending, and its imports are destroyed. Only
+then the coordinator is told so. Until then the use drains, and the heartbeat's thread tries again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TELL_S = 0.5
 
 
 class Draining:
-    """Those of one client; `lock` is its table's, `closes` takes what is to be told of them."""
+    """The draining uses of one client; `lock` is its table's, `closes` gets the closes."""
 
     def __init__(self, lock: CallLock, closes: PendingCloses) -> None:
         self._lock = lock
@@ -30,27 +30,27 @@ class Draining:
 
     @property
     def has_any(self) -> bool:
-        """Whether anything closed is still to be released."""
+        """Whether any use drains."""
         return bool(self.engines)
 
     def add(self, engine: Engine) -> None:
-        """It is about to be closed, or was."""
+        """Add a use that is about to be closed, or was."""
         if engine not in self.engines:
             self.engines.append(engine)
 
     def end(self, engine: Engine) -> bool:
-        """Release a use that drains, if that can be, and note what is to be told of it; whether it was released."""
+        """Release a use if possible, and add its close; whether it was released."""
         if self._try_release(engine):
             return self._tell_released(engine)
         self._tell_draining(engine, drained=self._is_drained(engine))
         return False
 
     def release_all(self) -> int:
-        """Try again to release; how many were. To be told by the caller, who may not wait for a request's reply."""
+        """Try to release each use; returns how many were. The caller flushes the closes, if it may wait for a reply."""
         return sum(self.end(engine) for engine in list(self.engines))
 
     def await_released(self, seconds: float, pause: Callable[[float], object]) -> None:
-        """Wait up to `seconds` for work still in flight; what still is then is told, but for what the goodbye tells."""
+        """Wait up to `seconds` for work in flight; tell which recorders are drained, if others still drain then."""
         deadline = time.monotonic() + seconds
         length = 0.0005
         while True:
@@ -69,25 +69,25 @@ class Draining:
 
     @holding("_lock")
     def _tell_released(self, engine: Engine) -> bool:
-        """It drains no more; False if another thread has told that."""
+        """Remove a released use, and add its close; False if another thread has done so."""
         if engine not in self.engines:
             return False
-        self.closes.add(engine)  # first: rather told twice than never
+        self.closes.add(engine)  # first: an exception in between tells twice rather than never
         self.engines.remove(engine)
         return True
 
     @holding("_lock")
     def _tell_draining(self, engine: Engine, *, drained: bool) -> None:
-        """The use is over, though not released; and whether its recorder has no work left: others may wait for it."""
+        """Add a close of a use that is not released. `drained`: its recorder's work is complete, as others wait for."""
         if engine in self.engines and (not engine.has_told_closed or (drained and not engine.has_told_drained)):
             self.closes.add(engine, let_go=False, drained=drained)
             engine.has_told_closed = True
             engine.has_told_drained = engine.has_told_drained or drained
 
     def _try_release(self, engine: Engine) -> bool:
-        """`try_release`; with a context that is broken for good nothing is released before the process ends.
+        """`Engine.try_release`. In a broken CUDA context nothing can be released before the process ends.
 
-        The error is then the driver's, or that of a session or coordinator which was found lost for it.
+        The error is then the driver's, or that of a session or coordinator which is found lost.
         """
         try:
             return engine.try_release()
@@ -100,11 +100,11 @@ class Draining:
         try:
             return engine.has_told_drained or engine.is_drained()
         except IpcSyncError:
-            return False  # `_try_release` has said it
+            return False  # `_try_release` has logged it
 
 
 def note_failure(engine: Engine, what: str, error: IpcSyncError) -> None:
-    """Warn of the first failure of each attachment: the next beat meets the same."""
+    """Log a warning at the first failure of an attachment, since each beat fails again; then at level debug."""
     level = logging.DEBUG if engine.has_failed else logging.WARNING
     log.log(level, "cannot %s of the event %r: %s", what, engine.name, error)
     engine.has_failed = True

@@ -1,8 +1,9 @@
 """The feed's subscriber: a snapshot, then every change in order, across gaps and slow readers.
 
 It subscribes, waits for the publisher's welcome message, then asks for a snapshot with its number, drops what is older,
-and asks again whenever a number is missing. Asking right after subscribing would miss changes. Of what came and went
-within a gap nothing is told: a snapshot leads from the state before to the state after.
+and asks again whenever a number is missing. A snapshot right after subscribing would miss changes. A gap is bridged by
+a snapshot, which leads from the state before to the state after: an event that was opened and closed within it gives no
+notice.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Notice:
     """One change, or one row of the first snapshot.
 
     `kind` is "opened", "closed", "broken", "session_opened" or "session_closed"; `name` the event's or the session's;
-    `number` counts the coordinator's changes. Of "coordinator_restarted", without a name: a keeper has started another
-    one, and no session ended with it.
+    `number` counts the coordinator's changes. "coordinator_restarted" has no name: a keeper has started another
+    coordinator, and no session ended.
     """
 
     kind: str
@@ -39,9 +40,9 @@ class Notice:
 
 
 class Replay:
-    """The state that snapshot and changes make, and the notices that follow; no socket in here.
+    """The state after a snapshot and changes, and the notices that follow from them. It uses no socket.
 
-    It knows the events whose names begin with `prefix`, and the sessions whose names begin with `sessions`.
+    It holds the events whose names begin with `prefix`, and the sessions whose names begin with `sessions`.
     """
 
     def __init__(self, prefix: str = "", sessions: str = "") -> None:
@@ -57,7 +58,7 @@ class Replay:
         return announcement.number > expected
 
     def apply(self, announcement: Announcement) -> list[Notice]:
-        """The notices of the next change; nothing for one that is known already."""
+        """The notices of the next change; none for a change that is known already."""
         if announcement.kind == "tick" or announcement.number <= self.number:
             return []
         self.number = announcement.number
@@ -87,12 +88,12 @@ class Replay:
                 return []
             self._events[key] = notice
             return [notice]
-        # A closed event whose recorder then dies is announced as broken too: it is over already.
+        # A closed event whose recorder dies later is announced as broken too, but is gone here already.
         gone = self._events.pop(key, None)
         return [] if gone is None else [replace(gone, kind=notice.kind, number=notice.number)]
 
     def resync(self, state: SnapshotReply) -> list[Notice]:
-        """The notices that lead from what is known to a snapshot."""
+        """The notices that lead from the known state to a snapshot."""
         notices = []
         if 0 <= self.number >> codec.FEED_START_BITS < state.number >> codec.FEED_START_BITS:
             notices.append(Notice("coordinator_restarted", "", state.number))
@@ -101,7 +102,7 @@ class Replay:
         sessions = {row.id: row for row in state.sessions if row.name.startswith(self._session_prefix)}
         for key in [key for key in self._events if key not in events]:
             gone = self._events.pop(key)
-            # Of one whose slot is free already, nobody knows any more which of the two it was.
+            # Once its slot is free, closed and broken cannot be told apart.
             kind = "broken" if key in rows and rows[key].state == "broken" else "closed"
             notices.append(replace(gone, kind=kind, number=state.number))
         for session in [session for session in self._sessions if session not in sessions]:
@@ -133,10 +134,11 @@ def watch(
 ) -> Iterator[Notice]:
     """The notices, from a subscription of its own; ends when none came for `timeout` seconds.
 
-    `snapshot` is told whether it is asked again, because of a gap.
+    `snapshot` is called with True if it is called again, because of a gap.
 
-    `look` is called at least every 50 ms, and after each announcement: that counts only if its coordinator is found
-    alive afterwards, since a new one in its place begins to count anew. What `look` raises ends the subscription.
+    `look` is called at least every 50 ms, and after each announcement: an announcement counts only if its coordinator
+    is found alive afterwards, since a new coordinator counts from the start. An exception of `look` ends the
+    subscription.
     """
     fork.check()
     socket = context.socket(zmq.SUB)
@@ -150,7 +152,7 @@ def watch(
         while timeout is None or time.monotonic() - last < timeout:
             frame = _receive(socket, timeout if timeout is None else last + timeout - time.monotonic(), look)
             if frame is None or frame == codec.FEED_WELCOME:
-                continue  # a welcome in the middle: the publisher's socket was joined anew
+                continue  # a further welcome: the socket has connected again
             announcement = codec.decode_announcement(frame)
             notices = replay.resync(snapshot(True)) if replay.is_behind(announcement) else replay.apply(announcement)
             for notice in notices:

@@ -27,7 +27,7 @@ def greet(
     driver: str,
     role: str = "",
 ) -> Welcome:
-    """Ask for a session. ConnectError if nobody answers within `timeout` seconds, or it is another driver's.
+    """Ask for a session. ConnectError if no coordinator answers within `timeout` seconds, or it uses another driver.
 
     `role` is "bridge" for a bridge, which has no driver. `look` is called in every slice of the wait and may raise.
     """
@@ -60,7 +60,7 @@ def greet(
 
 
 def open_board(welcome: Welcome, endpoint: str, timeout: float) -> Board:
-    """The coordinator's board, with the lock taken that tells of this process's life."""
+    """The coordinator's board, with the lifeline held: the lock that shows that this process lives."""
     try:
         board = Board.open(welcome.board)
     except OSError as error:
@@ -73,7 +73,7 @@ def open_board(welcome: Welcome, endpoint: str, timeout: float) -> Board:
         raise _other_version("the coordinator's board", error, endpoint) from None
     try:
         if board.epoch != welcome.epoch:
-            raise ConnectError(f"the board {welcome.board} is of another coordinator", endpoint=endpoint)
+            raise ConnectError(f"the board {welcome.board} belongs to another coordinator", endpoint=endpoint)
         _hold_lifeline(board, welcome.line, endpoint, timeout)
     except BaseException:
         board.close()
@@ -83,13 +83,13 @@ def open_board(welcome: Welcome, endpoint: str, timeout: float) -> Board:
 
 def _other_version(what: str, error: ProtocolError, endpoint: str) -> ConnectError:
     return ConnectError(
-        f"{what} is of another version of ipcsync: {error}; install the same one for both, and start both anew",
+        f"{what} is of another version of ipcsync: {error}; install the same version for both, and restart both",
         endpoint=endpoint,
     )
 
 
 def _hold_lifeline(board: Board, index: int, endpoint: str, timeout: float) -> None:
-    """The line's last session gives its lock up only after its goodbye."""
+    """Take the lock of the line, which its last session releases only after its goodbye."""
     line = board.session(index)
     deadline = deadline_of(timeout)
     while not board.hold_lifeline(line):
@@ -102,7 +102,7 @@ def _hold_lifeline(board: Board, index: int, endpoint: str, timeout: float) -> N
 
 
 def expect(reply: Message, kind: type[_M]) -> _M:
-    """The reply, if it is of that kind; ProtocolError else."""
+    """The reply, if it is of that kind; else ProtocolError."""
     if not isinstance(reply, kind):
         raise ProtocolError(
             f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply"

@@ -1,4 +1,4 @@
-"""How an engine is made from what the coordinator answered, and tried once in this process."""
+"""Making engines from the coordinator's replies; each kind is tested once in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENGINES: dict[str, type[EventEngine | TimelineEngine]] = {"event": EventEngine,
 
 
 class EngineMaker:
-    """Makes the engines of one client; `shown(name)` is what its user calls the event of that name."""
+    """Makes the engines of one client; `shown(name)` is the user's name for an event of the coordinator's name."""
 
     def __init__(self, board: Board, guard: Guard, tracing: Tracing | None, shown: Callable[[str], str]) -> None:
         self._board = board
@@ -34,7 +34,7 @@ class EngineMaker:
         work here.
         """
         try:
-            # A mirror is of no GPU: its word works on every device of this process.
+            # A mirror has no GPU: its word works on every device of this process.
             ordinal = context.current_ordinal() if reply.origin is not None else context.ordinal_of(reply.device)
         except InvalidDevice as error:
             raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None

@@ -1,4 +1,4 @@
-"""Trying the engines between this process and the coordinator, with real calls."""
+"""Testing the engines between this process and the coordinator, with real calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PASS_S = 1.0
 
 
 def of_engines(reply: ProbeReply, ordinal: int, board: Board) -> EngineChecks:
-    """What `Client.check` returns."""
+    """The result of `Client.check`."""
     event = reply.why_not_event or _why_not_event(reply.handle, ordinal)
     timeline = reply.why_not_timeline or _why_not_timeline(board, ordinal)
     return {
@@ -53,11 +53,11 @@ def _why_not_timeline(board: Board, ordinal: int) -> str | None:
             passed = _wait_passes(pointer, board.probe)
         except DriverError as error:
             return f"a stream cannot wait for a word of the board here: {error}"
-    return None if passed else f"a stream's wait for what a word of the board holds did not pass within {_PASS_S} s"
+    return None if passed else f"a stream's wait for a word of the board did not end within {_PASS_S} s"
 
 
 def _wait_passes(pointer: int, value: int) -> bool:
-    """Whether a stream passes a wait for a word that holds `value` already."""
+    """Whether a stream's wait for `value` ends, in a word that has it already."""
     driver = _drivers.load()
     stream = unwrap(driver.cuStreamCreate(STREAM_NON_BLOCKING), "cuStreamCreate")
     event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")

@@ -1,4 +1,4 @@
-"""What event objects and points hold of an attachment."""
+"""References to attachments, which event objects and points hold."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Key: TypeAlias = tuple[int, int]
 
 
 class Table(Protocol):
-    """Who has all attachments of a client."""
+    """The table of a client's attachments."""
 
     def share(self, opening: Opening, another: Opening) -> None:
         """Have `another` be a further opening of the same use. EventClosed if `opening` is closed."""
 
     def close_one(self, opening: Opening, *, wait: bool) -> None:
-        """One event object was closed; the last one over an attachment ends that."""
+        """Close the share of one event object; the last one ends the attachment."""
 
 
 class AttachmentRef:
@@ -39,12 +39,12 @@ class AttachmentRef:
     ) -> WaitEntry:
         """Call `settle(None)` once the point is complete, or `settle(error)`; on a thread of the session.
 
-        `is_callback`: it is a user's, and may do anything. Else it returns at once.
+        `is_callback`: `settle` is a user's, and may block. Else it returns at once.
         """
         return self._waits.add(pending, settle, is_callback=is_callback)
 
     def forget(self, entry: WaitEntry) -> None:
-        """Wait for it no more. If it is over this very moment, `settle` may still be called."""
+        """Cancel a wait. If it ends at this moment, `settle` may still be called."""
         self._waits.remove(entry)
 
 

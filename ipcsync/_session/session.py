@@ -43,16 +43,17 @@ _M = TypeVar("_M", bound=Message)
 
 DEFAULT_TIMEOUT_S = 5.0
 _DRAIN_S = 1.0
-_END_S = 10.0  # longer than the end takes by itself
+_END_S = 10.0  # longer than the end takes
 
 
 class Session:
     """One session, with a lease that lives as long as this process does. Thread-safe.
 
-    It is begun and ended by its own thread, the heartbeat's: the calls ask for that and wait, so that an exception may
-    end them anywhere. Construction opens nothing yet, so that whoever calls `begin` has it.
+    The heartbeat's thread begins and ends it. The calls ask that thread and wait, so an exception that ends a call
+    leaves nothing half done. Construction opens nothing, so the caller of `begin` has the object when anything is
+    opened.
 
-    `shown(name)` is what the user calls the event that the coordinator knows by that name.
+    `shown(name)` is the user's name for an event of the coordinator's name.
     """
 
     connection: Connection
@@ -65,15 +66,15 @@ class Session:
     ) -> None:
         self.endpoint = endpoint
         self.name = name
-        self.timeout = DEFAULT_TIMEOUT_S  # of requests that say nothing else
+        self.timeout = DEFAULT_TIMEOUT_S  # of requests without one of their own
         self.is_closed: bool = False
         self._behind_all = behind_all
         self.waits: Waits = Waits()
         self._failure: BaseException | None = None
-        self._has_begun = Latch()  # or has failed to
-        self._has_ended = Latch()  # as far as `close` waits for it
+        self._has_begun = Latch()  # set also if it failed to
+        self._has_ended = Latch()  # the part of the end that `close` waits for
         self._is_over = False
-        self._closer = 0  # the thread that waits for the end
+        self._closer = 0  # the id of the thread that waits for the end
         self._shown = shown
         self._thread: threading.Thread | None = None
 
@@ -81,7 +82,7 @@ class Session:
         self, timeout: float = DEFAULT_TIMEOUT_S, lease_ttl: float | None = None, tracing: Tracing | None = None
     ) -> None:
         """Open it, once. ConnectError if there is no coordinator, or one of another uid, protocol version or driver."""
-        _drivers.load()  # here, for its errors and warnings; the thread finds it loaded
+        _drivers.load()  # here, so that its errors and warnings are this caller's
         try:
             start(partial(self._run, timeout, lease_ttl, tracing), "ipcsync-heartbeat", self._fail)
             self._has_begun.wait()
@@ -92,7 +93,7 @@ class Session:
             raise
 
     def drop(self) -> None:
-        """Nobody has it: the thread ends what it has begun, and nobody waits for that."""
+        """End it without waiting: no caller has it."""
         self.is_closed = True
         if self._has_begun.is_set and self._failure is None and not fork.is_in_bad_fork():
             self.lease.wake()
@@ -104,7 +105,7 @@ class Session:
         self._has_begun.set()
 
     def _run(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None) -> None:
-        """A session's whole life."""
+        """The thread's function: the session from its begin to its end."""
         self._thread = threading.current_thread()
         try:
             with ExitStack() as undo:
@@ -133,7 +134,7 @@ class Session:
         undo.callback(connection.close)
         welcome = handshake.greet(connection, self.name, timeout, lease_ttl, self._check_wanted, driver=_drivers.name())
         board = handshake.open_board(welcome, self.endpoint, timeout)
-        undo.callback(board.close)  # and with it the lifeline, so that the line can be another session's
+        undo.callback(board.close)  # which releases the lifeline, so that the line can be given to another session
         self.epoch: bytes = welcome.epoch
         self.lease_ttl: float = welcome.lease_ttl
         self.id: str = welcome.session
@@ -157,7 +158,7 @@ class Session:
         sessions.add(self)
 
     def _beat_and_look(self) -> None:
-        """This thread beats, also while it waits for a coordinator that is started anew."""
+        """Beat, since this thread waits for a reply, maybe of a coordinator that is just restarted."""
         self.lease.beat()
         self.lease.check_liveness()
 
@@ -166,7 +167,7 @@ class Session:
             raise ClientClosed("the session was closed before it had begun", client=self.name, endpoint=self.endpoint)
 
     def _end(self) -> None:
-        """What `close` waits for; after it, what still drains has its time."""
+        """The part of the end that `close` waits for; what still drains afterwards does so without it."""
         self.attachments.close_all(_DRAIN_S, self._pause)
         self.waits.join(1.0, self._closer)
         self._shutdown.begin(self.lease.beat)
@@ -183,7 +184,7 @@ class Session:
     # --- looks --------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise ForkedProcessError, ClientClosed, or what the session was lost for."""
+        """Raise ForkedProcessError, ClientClosed, or the error of a session that is lost."""
         fork.check()
         if self.is_closed:
             who = f"the client {self.name!r}" if self.name else "this client"
@@ -195,17 +196,17 @@ class Session:
         self.lease.check()
 
     def check_liveness(self) -> None:
-        """`check`, and ask whether the coordinator's process lives."""
+        """As `check`, and ask the kernel whether the coordinator's process lives."""
         self.check()
         self.lease.check_liveness()
 
     @property
     def is_connected(self) -> bool:
-        """Whether the session lives, as far as is known; asks nobody."""
+        """Whether the session lives, as far as this process knows; sends nothing."""
         return not self.is_closed and not fork.is_in_bad_fork() and self.lease.is_good
 
     def _at_beat(self) -> None:
-        """From the heartbeat's thread."""
+        """Called at each beat, on the heartbeat's thread."""
         self.connection.drain_late()
         self.attachments.beat()
         self.attachments.closes.flush(0.05, wait=False)
@@ -215,7 +216,7 @@ class Session:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def request(self, body: Message, kind: type[_M], timeout: float | None = None) -> _M:
-        """Send a request and return its reply, which is a `kind`; the error that it carries is raised.
+        """Send a request and return its reply, which is a `kind`; raises the error in the reply.
 
         `timeout` in seconds, the session's own by default.
         """
@@ -234,9 +235,9 @@ class Session:
         self.attachments.closes.change(seconds, partial(self._open, bodies, openings, seconds))
 
     def open(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float | None = None) -> None:
-        """Attach to what `bodies` name, each for the opening at its place: all, or none, within `timeout` s in all.
+        """Attach to the events of `bodies`, each for the opening of its index: all or none, within `timeout` s in all.
 
-        If an exception comes, also later, it is for the caller to `abandon` the openings.
+        If an exception comes, also later, the caller has to `abandon` the openings.
         """
         seconds = self.timeout if timeout is None else timeout
         self.attachments.closes.change(seconds, partial(self._open_in_order, bodies, openings, seconds))
@@ -260,7 +261,7 @@ class Session:
     def _open(
         self, bodies: Sequence[messages.Open | messages.Remote], openings: Sequence[Opening], timeout: float
     ) -> None:
-        """`open` without its order towards other requests; if any reply is an error, the first of them is raised."""
+        """`open` without the lock that orders it with closes; raises the first error of the replies."""
         self.check()
         requests = [Request(body, self._give_back) for body in bodies]
         try:
@@ -274,21 +275,21 @@ class Session:
             raise
 
     def _abandon(self, requests: Sequence[Request]) -> None:
-        """What these brought, or bring, and nobody took is given back: by the thread, which an exception never ends."""
+        """Have the thread, which no exception ends, close what these requests attach to and no caller took."""
         self.connection.abandon(requests)
         self.lease.wake()
 
     def abandon(self, openings: Sequence[Opening]) -> None:
-        """Close what was opened for nobody; the thread tells the coordinator."""
+        """Close openings that no caller has; the thread sends the closes."""
         for opening in openings:
             opening.close(wait=False)
         self.lease.wake()
 
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
-        """The attachment to a point's event. Asks the coordinator only at the first sight of the event.
+        """The attachment to a point's event. Asks the coordinator only if this session has none to the event yet.
 
-        Raises EventClosed if the event is gone. A point of another epoch is another node's, which the bridge is asked
-        for: NodeLost if there is no such node or no more, NoBridge, and CoordinatorLost where there never was a bridge.
+        Raises EventClosed if the event is gone. A point of another epoch belongs to another node, which the bridge
+        asks: NodeLost if there is no such node, or it is lost; NoBridge; CoordinatorLost if there never was a bridge.
         """
         self.check()
         found = self._find(key)
@@ -332,7 +333,7 @@ class Session:
     def notices(
         self, prefix: str, session_prefix: str, timeout: float | None, look: Callable[[], None] | None = None
     ) -> Iterator[Notice]:
-        """The feed: a snapshot, then every change; ends when nothing came for `timeout` seconds, or `look` raises."""
+        """The feed: a snapshot, then every change; ends after `timeout` seconds without one, or when `look` raises."""
         deadline_of(timeout)
         self.check()
         return feed.watch(
@@ -349,8 +350,8 @@ class Session:
     def close(self) -> None:
         """End the session, and wait up to 1 s for its work; nothing in a forked child.
 
-        If an exception ends the wait, the end goes on, and another call waits for it again. In the middle of a call of
-        this session's on the same thread (a finalizer, a signal's handler) it does not wait.
+        If an exception ends the wait, the end goes on, and another call waits for it again. Within a call of this
+        session on the same thread (in a finalizer or a signal's handler) it does not wait.
         """
         if fork.is_in_bad_fork():
             return

@@ -1,4 +1,4 @@
-"""The sessions of this process: which one a point belongs to, and their end with the program's."""
+"""The sessions of this process: which one a point belongs to, and how they end with the program."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ log = logging.getLogger("ipcsync")
 
 
 class Member(Protocol):
-    """What is asked of a session here."""
+    """The part of a session that this module needs."""
 
     epoch: bytes
     lease: SessionLease
 
     @property
     def is_connected(self) -> bool:
-        """Whether the session lives, as far as is known."""
+        """Whether the session lives, as far as this process knows."""
 
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event."""
@@ -42,14 +42,14 @@ _leases: weakref.WeakSet[SessionLease] = weakref.WeakSet()  # some are still dra
 
 
 def add(session: Member) -> None:
-    """Know of a session, until `remove`, and of its lease for as long as that has a thread."""
+    """Add a session, until `remove`, and its lease, as long as that has a thread."""
     _sessions.setdefault(session.epoch, []).append(weakref.ref(session))
     _leases.add(session.lease)
     _arm_exit()
 
 
 def remove(session: Member) -> None:
-    """Know of it no more."""
+    """Remove a session."""
     left = [ref for ref in _sessions.get(session.epoch, []) if ref() not in {None, session}]
     if left:
         _sessions[session.epoch] = left
@@ -58,9 +58,9 @@ def remove(session: Member) -> None:
 
 
 def session_of(epoch: bytes) -> Member:
-    """This process's session of an epoch, the first if there are several. ConnectError without one.
+    """This process's session of an epoch, the first if there are several. ConnectError if there is none.
 
-    Of another node's epoch: the process's session, if all that it has are of one coordinator.
+    For another node's epoch: the process's session, if all its sessions are of one coordinator.
     """
     fork.check()
     of_epoch = _sessions.get(epoch) or (next(iter(_sessions.values())) if len(_sessions) == 1 else [])
@@ -72,7 +72,7 @@ def session_of(epoch: bytes) -> Member:
 
 
 def _hush_daemons() -> None:
-    """Daemon threads end with the program, wherever they are: that their waits end first is no news to anybody."""
+    """Silence the errors of daemon threads whose waits end because the program does."""
     told = threading.excepthook
 
     def tell(args: threading.ExceptHookArgs) -> None:
@@ -84,7 +84,7 @@ def _hush_daemons() -> None:
 
 
 def _close_at_exit() -> None:
-    """Close what the program left open, so that work it finished stays good: an exit without a word is a death."""
+    """Close the sessions that the program left open: an exit without a goodbye counts as a death."""
     _hush_daemons()
     for references in list(_sessions.values()):
         for reference in references:
@@ -92,12 +92,12 @@ def _close_at_exit() -> None:
             if session is not None:
                 try:
                     session.close()
-                except Exception:  # one that fails must not keep the others from it
+                except Exception:  # one that fails must not stop the others
                     log.exception("closing %r failed", session)
 
 
 def _announce_death() -> None:
-    """What still drains is done for. C's exit handlers come next, a driver's too, and may take long."""
+    """Announce the death of draining sessions: C's exit handlers, a driver's too, come next and may take long."""
     for lease in list(_leases):
         lease.announce_death()
 

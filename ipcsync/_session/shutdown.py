@@ -1,4 +1,4 @@
-"""The end of a client's session: the goodbye, said until a living coordinator took it, and what is given up last."""
+"""The end of a session: the goodbye, repeated until a living coordinator has taken it, and the final release."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("ipcsync")
 class Shutdown:
     """Ends one session once its client is closed, on the heartbeat's thread.
 
-    `forget_child` undoes what the client asked for at a fork.
+    `forget_child` unregisters the session's function for forked children.
     """
 
     def __init__(self, connection: Connection, token: bytes, lease: SessionLease, attachments: AttachmentTable) -> None:
@@ -31,7 +31,7 @@ class Shutdown:
         self.forget_child: Callable[[], None] = lambda: None
 
     def begin(self, beat: Callable[[], None]) -> None:
-        """Say goodbye, if there is a coordinator to hear it; whatever could be let go of has been."""
+        """Say goodbye, if the coordinator lives. Everything that could be released was released before."""
         self._lease.say_goodbye()
         if self._lease.coordinator_is_alive():
             self._say_goodbye(1.0, beat)
@@ -43,9 +43,9 @@ class Shutdown:
             self._say_goodbye(0.05)
 
     def _say_goodbye(self, timeout: float, beat: Callable[[], None] | None = None) -> None:
-        """Tell the coordinator that the session is over, or all of it but what still drains.
+        """Tell the coordinator that the session is over, except for what still drains.
 
-        A later beat does if the coordinator is silent.
+        If the coordinator does not answer, a later beat repeats it.
         """
         let_go = not self._attachments.draining.has_any
         try:
@@ -54,13 +54,13 @@ class Shutdown:
             log.info("the coordinator did not take the goodbye: %s", error)
             return
         except IpcSyncError as error:
-            log.info("the coordinator knows nothing of the session any more: %s", error)
+            log.info("the coordinator does not know the session any more: %s", error)
         self._has_said_goodbye = True
         if let_go:
             self._attachments.closes.drop()
 
     def is_over(self) -> bool:
-        """Whether nothing is left to be let go of or to be told to a coordinator that lives."""
+        """Whether everything is released, and a living coordinator was told of it."""
         if not self._lease.coordinator_is_alive():
             return True
         return (
@@ -68,13 +68,13 @@ class Shutdown:
         )
 
     def end(self) -> None:
-        """Give everything up."""
+        """Release everything."""
         self._attachments.closes.end()
         self._lease.stop()
         self._connection.close()
         self.forget_child()
-        # While the coordinator lives, attachments are released only when nothing of theirs is queued any more. Of a
-        # lost one, work queued here may still write the board's words: then those pages stay as they are.
+        # While the coordinator lives, attachments are released only once none of their work is queued. If it is lost,
+        # work queued here may still write the board's words: then those pages stay registered and mapped.
         board, is_quiet = self._lease.board, self._lease.coordinator_is_alive()
         is_pinned = pinned.is_any(board.address, board.length)
         board.close(keep_mapping=is_pinned and not (is_quiet and pinned.unpin(board.address, board.length)))

@@ -1,6 +1,6 @@
-"""The waits of a session that need no thread each: one thread looks at all of them.
+"""The asynchronous waits of a session: one thread looks at all of them.
 
-Never inside a driver's callback, where Python has deadlocked others.
+It uses no driver callbacks, in which Python can deadlock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STUCK_S = 1.0
 class Pending:
     """One wait: for a point to be complete, or (`recorded`) merely to be recorded.
 
-    It ends as `Point.synchronize` and `Point.wait` do on the host, with the same errors; `timeout` in seconds or None.
+    It ends as `Point.synchronize` and `Point.wait` end on the host, with the same errors; `timeout` in seconds or None.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Pending:
         self._next_look = time.monotonic_ns() + _LOOK_NS
 
     def is_over(self) -> bool:
-        """Whether what is waited for is there; does not block. Raises what ends the wait otherwise."""
+        """Whether the point is complete, or recorded; does not block. Raises the error that ends the wait."""
         if self._is_there():
             return True
         now = time.monotonic_ns()
@@ -66,14 +66,14 @@ class Pending:
         return f"generation {self._generation} of {self._engine.name!r}"
 
     def pause(self, seconds: float) -> None:
-        """Sleep until it may be over, at most for so long."""
+        """Sleep until it may be over, at most `seconds`."""
         try:
             if self._recorded:
                 self._engine.await_recorded(self._generation, deadline_of(seconds), seconds)
             else:
                 self._engine.await_complete(self._generation, seconds)
         except IpcSyncError:
-            return  # the next look says so
+            return  # the next look raises it
 
 
 class WaitEntry:
@@ -90,15 +90,15 @@ class WaitEntry:
         self.error: Exception | None = None
 
     def is_over(self) -> bool:
-        """Whether it is over; then `error` is what ended it, if not what was hoped for."""
+        """Whether it is over; `error` is then None or the error that ended it."""
         try:
             return self.pending.is_over()
-        except Exception as error:  # noqa: BLE001 - whoever waits is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the waiter gets it
             self.error = error
             return True
 
     def call(self) -> None:
-        """Tell whoever waits. What that raises is logged, also what would end a thread (SystemExit)."""
+        """Call `settle`. An exception of it is logged, also one that would end a thread (SystemExit)."""
         try:
             self.settle(self.error)
         except BaseException:
@@ -106,10 +106,10 @@ class WaitEntry:
 
 
 class Waits:
-    """The waits of a client, looked at by one thread that is started with the first and ends when none is left.
+    """The waits of a client. One thread looks at all of them: it starts with the first, and ends when none is left.
 
-    Callbacks of users are called by another one, in the order in which their waits were over. One that does not return
-    keeps the others for a second: then they go on on a thread of their own.
+    Another thread calls the users' callbacks, in the order in which their waits ended. A callback that does not return
+    delays the others for a second: then another thread goes on with them.
     """
 
     def __init__(self) -> None:
@@ -121,9 +121,9 @@ class Waits:
     def add(
         self, pending: Pending, settle: Callable[[Exception | None], object], *, is_callback: bool = False
     ) -> WaitEntry:
-        """Call `settle(None)` once it is over as hoped, or `settle(error)`; on a thread of the client's.
+        """Call `settle(None)` once the point is complete or recorded, or `settle(error)`; on a thread of the client.
 
-        `is_callback`: it is a user's, and may do anything. Else it returns at once.
+        `is_callback`: `settle` is a user's, and may block. Else it returns at once.
         """
         entry = WaitEntry(pending, settle, is_callback=is_callback)
         self._waiting[entry] = None
@@ -131,7 +131,7 @@ class Waits:
         return entry
 
     def remove(self, entry: WaitEntry) -> None:
-        """Wait for it no more. If it is over this very moment, `settle` may still be called."""
+        """Cancel a wait. If it ends at this moment, `settle` may still be called."""
         self._waiting.pop(entry, None)
 
     @property
@@ -142,8 +142,8 @@ class Waits:
     def _look(self) -> None:
         waiting = list(self._waiting)
         began = time.monotonic()
-        # Asked from the last on and told from the first on: of two that end in this moment, the one that was added
-        # first is told first.
+        # Asked from the last to the first, and told from the first to the last: of two waits that end at this moment,
+        # the one that was added first is told first.
         over = [entry for entry in reversed(waiting) if entry.is_over()]
         for entry in reversed(over):
             self._settle(entry)
@@ -153,7 +153,7 @@ class Waits:
             self._caller.ensure()
         if over:
             return
-        # The first is the likeliest to come first. With many, half of the time at most is spent on looking.
+        # The first is the most likely to end first. With many waits, looking takes half of the time at most.
         took = time.monotonic() - began
         if waiting:
             waiting[0].pending.pause(_ALONE_S if len(waiting) == 1 else max(_AMONG_S, took))
@@ -162,7 +162,7 @@ class Waits:
 
     def _settle(self, entry: WaitEntry) -> None:
         if self._waiting.pop(entry, entry) is entry:
-            return  # taken back meanwhile
+            return  # cancelled meanwhile
         if entry.is_callback:
             self._due.append(entry)
         else:
@@ -171,7 +171,7 @@ class Waits:
     def join(self, timeout: float, closer: int) -> None:
         """Wait until every callback was called; the client is closed, so each of them is due.
 
-        `closer` is the thread that waits for this: a callback may close its own client.
+        `closer` is the id of the thread that waits for this: a callback may close its own client.
         """
         deadline = time.monotonic() + timeout
         self._looker.join(timeout)
@@ -180,12 +180,12 @@ class Waits:
 
 
 class _Caller:
-    """Calls what is due, in order, until one of the calls does not return."""
+    """Makes the due calls, in order, until one of them does not return."""
 
     def __init__(self, due: deque[WaitEntry]) -> None:
         self._due = due
         self._is_replaced = False
-        self._since = 0.0  # when the callback began that runs now
+        self._since = 0.0  # when the running callback began
         self._worker = Worker("ipcsync-callbacks", lambda: bool(due) and not self._is_replaced, self._call)
         self.thread = 0
         self.ensure = self._worker.ensure
@@ -193,7 +193,7 @@ class _Caller:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a callback has not returned for long; then this calls no other."""
+        """Whether a callback has not returned for long; then this object calls no other."""
         since = self._since
         self._is_replaced = bool(since) and time.monotonic() - since > _STUCK_S
         return self._is_replaced

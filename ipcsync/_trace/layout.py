@@ -32,7 +32,7 @@ ENTRIES = (FILE_BYTES - ENTRIES_AT) // ENTRY.size
 
 
 class Kind(IntEnum):
-    """What an entry tells of."""
+    """What an entry is about."""
 
     RECORD = 1
     """A record was made; its call."""
@@ -51,6 +51,6 @@ class Outcome(IntEnum):
 
     OK = 0
     FAILED = 1
-    """It raised: a timeout, a lost recorder, … For a queued wait: its point can never be complete."""
+    """The call raised: a timeout, a lost recorder, … Of a queued wait: its point can never be complete."""
     UNSEEN = 2
-    """Of a queued wait: it is over, but the coordinator or the recorder was lost before that, so nobody knows how."""
+    """Of a queued wait: it is over, but the coordinator or the recorder was lost first, so the result is unknown."""

@@ -1,8 +1,8 @@
 """Trace files of several processes as one document in the Trace Event format, for Perfetto and chrome://tracing.
 
-Each of a process's streams is a track, with the calls that recorded on it or queued a wait, and a short slice wherever
-a wait was released; each of its threads that waited on the host is a track too. From each record an arrow leads to
-every release that it brought about. How long a queued wait was pending is an asynchronous slice.
+Each stream of a process is a track, with the calls that recorded on it or queued a wait, and a short slice where a wait
+was released; each thread that waited on the host is a track too. An arrow leads from each record to every release that
+it caused. An asynchronous slice shows how long a queued wait was pending.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Track(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What is drawn on a track, in ns."""
+    """A slice of a track, in ns."""
 
     began: int
     ended: int
@@ -59,7 +59,7 @@ class Source(NamedTuple):
 
 @dataclass
 class Summary:
-    """What a merge found."""
+    """Counts of a merge."""
 
     processes: int = 0
     records: int = 0

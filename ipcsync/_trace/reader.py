@@ -31,7 +31,7 @@ _OUTCOMES = frozenset(Outcome)
 
 
 class TraceError(Exception):
-    """A file that is no trace, or one that cannot be merged with the others; the message says which and why."""
+    """A file is not a trace, or cannot be merged with the others; the message says which file and why."""
 
 
 class Entry(NamedTuple):
@@ -69,11 +69,11 @@ def files_in(directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def read(path: Path) -> ProcessTrace:
-    """What a file holds. TraceError if it is no trace, OSError if it cannot be read."""
+    """What a file holds. TraceError if it is not a trace, OSError if it cannot be read."""
     data = _bytes_of(path)
     magic, version, size, pid, monotonic, realtime, count, boot, command = HEADER.unpack_from(data)
     if (magic, version, size, count) != (MAGIC, VERSION, ENTRY.size, ENTRIES):
-        raise TraceError(f"{path} is no trace of version {VERSION}")
+        raise TraceError(f"{path} is not a trace of version {VERSION}")
     uses = _uses(path, data)
     entries, written = _entries(path, data, uses)
     return ProcessTrace(
@@ -93,11 +93,11 @@ def _bytes_of(path: Path) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block the open
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise TraceError(f"{path} is no trace: not a regular file")
+            raise TraceError(f"{path} is not a trace: not a regular file")
         if status.st_size == 0:
-            raise TraceError(f"{path} is no trace: it is empty, since its process ended before it wrote anything")
+            raise TraceError(f"{path} is not a trace: it is empty, since its process ended before it wrote anything")
         if status.st_size != FILE_BYTES:
-            raise TraceError(f"{path} is no trace: it has {status.st_size} bytes, and not {FILE_BYTES}")
+            raise TraceError(f"{path} is not a trace: it has {status.st_size} bytes, and not {FILE_BYTES}")
         return file.read(FILE_BYTES).ljust(FILE_BYTES, b"\0")
 
 
@@ -114,7 +114,7 @@ def _uses(path: Path, data: bytes) -> dict[int, Use]:
         if not number:
             continue
         if number % NAMES != place or event_bytes > len(event) or client_bytes > len(client):
-            raise TraceError(f"{path} is damaged: its name {place} cannot be")
+            raise TraceError(f"{path} is damaged: its name {place} is invalid")
         uses[number] = Use(
             epoch, slot, incarnation, _text(event[:event_bytes]), _text(engine), _text(client[:client_bytes])
         )
@@ -130,7 +130,7 @@ def _entries(path: Path, data: bytes, uses: dict[int, Use]) -> tuple[list[Entry]
         if not number:
             continue
         if number % ENTRIES != place or kind not in _KINDS or outcome not in _OUTCOMES or ended < began:
-            raise TraceError(f"{path} is damaged: its entry {place} cannot be")
+            raise TraceError(f"{path} is damaged: its entry {place} is invalid")
         entry = Entry(Kind(kind), use, generation, stream, thread, began, ended, Outcome(outcome))
         found.append((number, entry))
     found.sort(key=lambda pair: pair[0])

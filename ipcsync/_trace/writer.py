@@ -1,4 +1,4 @@
-"""Writing a trace: one file a process and directory, made with the first shared event that the process attaches to."""
+"""Writing a trace: one file for each process and directory, created at the process's first attachment."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Put(Protocol):
     def __call__(
         self, kind: int, use: int, generation: int, stream: int, began: int, ended: int, outcome: int = _OK
     ) -> None:
-        """Write it, over the oldest if there is no room."""
+        """Write the entry, over the oldest if there is no room."""
 
 
 class Use(NamedTuple):
@@ -123,7 +123,7 @@ class Writer:
         return self._fork_mark.in_child
 
     def name(self, use: Use) -> int:
-        """The number that stands for a use in the entries."""
+        """The number of a use in the entries."""
         number = next(self._uses)
         event = use.event.encode()
         client = use.client.encode()[:_CLIENT_ROOM]
@@ -144,7 +144,7 @@ class Writer:
 
 
 def _putter(mapping: mmap.mmap, mark: memoryview) -> Put:
-    """What writes an entry: a closure, because looking five attributes up costs a third of the whole."""
+    """The function that writes an entry: a closure, because five attribute look-ups cost a third of the call."""
     numbers = itertools.count(1)
 
     def put(kind: int, use: int, generation: int, stream: int, began: int, ended: int, outcome: int = _OK) -> None:

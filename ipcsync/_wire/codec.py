@@ -2,7 +2,7 @@
 
 A request is [version, id, op, token, deadline, body], a reply [version, id, op, body], an announcement [version, body].
 `id` counts a session's requests, so that a retry is known; `deadline` is CLOCK_MONOTONIC in ns, after which the client
-waits no more; `body` is a map. Requests, which anybody may send, are read in the coordinator's `decode`.
+waits no more; `body` is a map. The coordinator's `decode` reads requests, which any process may send.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ipcsync import errors
 from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, VERSION, Announcement, Failure, Message
 from ipcsync.errors import IpcSyncError, ProtocolError
 
-FEED_WELCOME = b"ipcsync-feed"  # what the feed's publisher tells each new subscriber first, as a frame of its own
-FEED_START_BITS = 40  # of a feed's numbers: above them stands which start of the coordinator they are of
+FEED_WELCOME = b"ipcsync-feed"  # the publisher's first frame to each new subscriber
+FEED_START_BITS = 40  # the low bits of a feed's number; the bits above count the coordinator's starts
 MAX_REPLY = 64 * 1024 * 1024
 # Besides msgspec's own: ValueError for bad UTF-8; TypeError, up to 0.21, for a map as a map's key.
 _UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
-_ARRAY = 0x90  # the first byte of a short array, but for its length in the low half
+_ARRAY = 0x90  # the first byte of a short array, whose low half is the length
 
 _M = TypeVar("_M", bound=Message)
 _reply = msgspec.msgpack.Decoder(tuple[int, int, str, msgspec.Raw])
@@ -50,13 +50,13 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview, wh
             raise ProtocolError(f"not {what}: {type(error).__name__}: {error}", code="malformed") from None
         value = (None,)
     if value[0] != VERSION:
-        theirs = f"is of protocol version {value[0]}" if isinstance(value[0], int) else "is none that can be read here"
+        theirs = f"is of protocol version {value[0]}" if isinstance(value[0], int) else "cannot be read here"
         raise ProtocolError(f"{what} {theirs}, and this is version {VERSION}", code="version")
     return value
 
 
 def convert(body: object, kind: type[_M]) -> _M:
-    """The message of that kind that the plain values of `body` make; ProtocolError if they make none."""
+    """The message of that kind that the plain values of `body` make; ProtocolError if they are invalid."""
     try:
         return msgspec.convert(body, kind, strict=True)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -64,7 +64,7 @@ def convert(body: object, kind: type[_M]) -> _M:
 
 
 def check_body(body: Message) -> None:
-    """Raise the ProtocolError that the other side would, before the body is sent."""
+    """Raise the ProtocolError that the receiver would raise, before the body is sent."""
     if body.__struct_fields__:
         convert(msgspec.to_builtins(body, builtin_types=(bytes,)), type(body))
 
@@ -80,11 +80,11 @@ def encode_reply(id: int, body: Message) -> bytes:  # noqa: A002 - the field's n
 
 
 def decode_reply(frame: bytes | memoryview) -> tuple[int, Message]:
-    """(request id, body) of a reply; ProtocolError if it is none."""
+    """(request id, body) of a reply; ProtocolError if the frame is not a reply."""
     _, id_, op, raw = _decode(_reply, frame, "a reply")
     kind = REPLIES.get(op)
     if kind is None:
-        raise ProtocolError(f"no reply is called {op!r:.80}", code="malformed")
+        raise ProtocolError(f"unknown reply {op!r:.80}", code="malformed")
     try:
         return id_, _body_decoder(kind).decode(raw)
     except _UNREADABLE as error:
@@ -97,13 +97,13 @@ def encode_announcement(body: Announcement) -> bytes:
 
 
 def decode_announcement(frame: bytes | memoryview) -> Announcement:
-    """The announcement in a frame; ProtocolError if it is none."""
+    """The announcement in a frame; ProtocolError if the frame is not one."""
     body: Announcement = _decode(_announcement, frame, "an announcement")[1]
     return body
 
 
 def failure_of(error: IpcSyncError) -> Failure:
-    """How an error travels."""
+    """The message for an error."""
     attributes: dict[str, object] = {
         key: value for key, value in vars(error).items() if isinstance(value, str | int | float)
     }
@@ -111,7 +111,7 @@ def failure_of(error: IpcSyncError) -> Failure:
 
 
 def error_of(failure: Failure) -> IpcSyncError:
-    """The error that travelled; an unknown kind becomes a plain IpcSyncError."""
+    """The error of a message; an unknown kind becomes a plain IpcSyncError."""
     kind = getattr(errors, failure.kind, None) if failure.kind in errors.__all__ else None
     if kind is None:
         return IpcSyncError(f"{failure.kind}: {failure.message}")

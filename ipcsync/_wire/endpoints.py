@@ -1,4 +1,4 @@
-"""Where a coordinator is found."""
+"""Endpoints: the runtime directory and the socket of a coordinator."""
 
 from __future__ import annotations
 

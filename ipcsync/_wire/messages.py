@@ -1,4 +1,4 @@
-"""Message types. A request is answered by exactly one reply; an announcement is numbered and answered by nobody.
+"""Message types. A request is answered by exactly one reply; an announcement is numbered and not answered.
 
 Every type is frozen, refuses unknown fields, and checks its values when it is made from bytes.
 """
@@ -31,7 +31,7 @@ class Hello(Message, frozen=True):
     driver: Text
     name: Annotated[str, Meta(max_length=255)] = ""
     namespace: Count = 0  # inode of the pid namespace
-    time_namespace: Count = 0  # and of the time namespace, which heartbeats and deadlines are of; 0: there is none
+    time_namespace: Count = 0  # inode of the time namespace of heartbeats and deadlines; 0: the kernel has none
     shm: Text = ""  # which /dev/shm the process sees, as device:inode
     pid: Count = 0  # as the process sees itself; compared with the coordinator's own, never an identity
     lease_ttl: float | None = None
@@ -43,7 +43,7 @@ class Ready(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """Attach to the shared event `name`, and make it if nobody has it. An empty name makes an unnamed one."""
+    """Attach to the shared event `name`, or create it. An empty name creates an unnamed one."""
 
     name: Name
     recorder: bool = False
@@ -73,7 +73,7 @@ class Close(Message, frozen=True):
 
 
 class Break(Message, frozen=True):
-    """End an event on which this session records: part of what it recorded stood behind work that is lost."""
+    """End an event that this session records: part of its work stood behind work that is lost."""
 
     slot: Count
     incarnation: Count
@@ -117,13 +117,13 @@ class Snapshot(Message, frozen=True):
 
 
 class Probe(Message, frozen=True):
-    """Ask for the means to try the engines between this process and the coordinator on `device` (UUID)."""
+    """Ask for a handle and more, to test the engines between this process and the coordinator on `device` (UUID)."""
 
     device: Text = ""
 
 
 class Remote(Message, frozen=True):
-    """Ask another node, by way of the bridge; answered when it is.
+    """Ask another node through the bridge; the reply comes once the bridge has answered.
 
     `what`: "attach", the use that a point of another epoch names; "open", the event `name` of `node`, or of the fleet
     where `node` is empty; "claim", the fleet's name `name` for a use that this session records; "nodes"; "events" of
@@ -136,13 +136,13 @@ class Remote(Message, frozen=True):
     epoch: Annotated[bytes, Meta(max_length=16)] = b""
     slot: Count = 0
     incarnation: Count = 0
-    default_device: Text = ""  # UUID that the mirror is said to be on
+    default_device: Text = ""  # UUID that the mirror gets as its device
 
 
 class Import(Message, frozen=True):
-    """Mirror the use of another node's slot, on which the bridge then records, and answer what asked for it (`want`).
+    """Create a mirror of another node's slot, on which the bridge then records, and answer the `want` for it.
 
-    Of a use that is lost for good on this node: Failure.
+    The reply is a Failure for a use that is lost for good on this node.
     """
 
     want: Count
@@ -154,7 +154,7 @@ class Import(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """What the bridge found for a `want`; `reply` is a reply's frame, which goes on to who asked."""
+    """The bridge's answer to a `want`; `reply` is a reply's frame, which is forwarded to the session that asked."""
 
     want: Count
     reply: bytes
@@ -174,7 +174,7 @@ class Finish(Message, frozen=True):
 
 
 class ListWants(Message, frozen=True):
-    """List what is asked of other nodes and not answered yet, for the bridge."""
+    """List the unanswered questions to other nodes, for the bridge."""
 
 
 class Bye(Message, frozen=True):
@@ -205,7 +205,7 @@ class Welcome(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """It was done, and there is nothing more to say."""
+    """The request was done; there is no result."""
 
 
 class Origin(Message, frozen=True):
@@ -218,9 +218,9 @@ class Origin(Message, frozen=True):
 
 
 class Attachment(Message, frozen=True):
-    """What a session needs to use a shared event. `serials` number the CUDA events behind `handles`, for good.
+    """What a session needs to use a shared event. `serials` number the CUDA events behind `handles`; none is reused.
 
-    `origin`, of a mirror: what it mirrors.
+    `origin`: of a mirror, what it mirrors.
     """
 
     name: str
@@ -247,8 +247,8 @@ class StreamSpec(Message, frozen=True):
 class EventInfo(Message, frozen=True):
     """One shared event. `device` is a UUID, `attached` a count, `recorder` a session's name or id, empty for none.
 
-    `slot` and `incarnation` tell events apart that have no name, or the same one after another. `node`: on which it is
-    recorded; empty for the node of the coordinator that was asked.
+    `slot` and `incarnation` identify the event, also if it has no name or an earlier one had the same. `node` is where
+    it is recorded; empty for the node of the coordinator that was asked.
     """
 
     name: str
@@ -314,7 +314,7 @@ class NodeInfo(Message, frozen=True):
 
 
 class NodeList(Message, frozen=True):
-    """The nodes of the fleet, the own one first."""
+    """The nodes of the fleet, this one first."""
 
     nodes: list[NodeInfo]
 
@@ -356,7 +356,7 @@ class BridgeInfo(Message, frozen=True):
 
 
 class Want(Message, frozen=True):
-    """What a session asked of other nodes, for the bridge to answer before `deadline_ns` (CLOCK_MONOTONIC).
+    """A session's question to other nodes, for the bridge to answer before `deadline_ns` (CLOCK_MONOTONIC).
 
     The other fields are those of `Remote`.
     """
@@ -372,7 +372,7 @@ class Want(Message, frozen=True):
 
 
 class WantList(Message, frozen=True):
-    """What is asked and not answered yet."""
+    """The unanswered questions."""
 
     wants: list[Want]
 
@@ -390,7 +390,7 @@ class SessionList(Message, frozen=True):
 
 
 class Counters(Message, frozen=True):
-    """`Client.stats()`, as it is handed to the user."""
+    """The counts of `Client.stats()`."""
 
     stats: dict[str, object]
 
@@ -404,7 +404,7 @@ class SnapshotReply(Message, frozen=True):
 
 
 class ProbeReply(Message, frozen=True):
-    """What Probe asked for: handle bytes of an event made for it, and why an engine cannot work, None if it may."""
+    """The reply to Probe: the handle of an event made for it, and why an engine cannot work, None if it may."""
 
     handle: bytes
     why_not_event: str | None

@@ -1,4 +1,4 @@
-"""What a name may be."""
+"""Which names are valid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ MAX_BYTES = 255
 
 
 def why_not(name: str, limit: int = MAX_BYTES) -> str | None:
-    """Why `name` cannot name an event or stream, None if it can.
+    """Why `name` is invalid for an event or stream; None if it is valid.
 
     A name is 1 to 255 bytes of UTF-8, without control characters, and without an empty, `.` or `..` segment between
     slashes.

@@ -26,7 +26,7 @@ _MAGIC = b"ipc1"
 
 
 class PointKey(NamedTuple):
-    """What a point names."""
+    """The fields of a point."""
 
     epoch: bytes
     slot: int
@@ -41,7 +41,7 @@ def pack(key: PointKey) -> bytes:
 
 
 def unpack(data: bytes | bytearray | memoryview) -> PointKey:
-    """The point in 48 bytes-like bytes; TypeError for another type, ProtocolError for anything that is no point."""
+    """The point in 48 bytes-like bytes; TypeError for another type, ProtocolError for invalid bytes."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"a point is {SIZE} bytes, not {type(data).__name__}")
     raw = bytes(data)
@@ -49,7 +49,7 @@ def unpack(data: bytes | bytearray | memoryview) -> PointKey:
         raise ProtocolError(f"a point is {SIZE} bytes, but got {len(raw)}", code="point")
     magic, slot, epoch, incarnation, generation, zero = _BODY.unpack_from(raw)
     if magic != _MAGIC or zero or _CRC.unpack_from(raw, _BODY.size)[0] != zlib.crc32(raw[: _BODY.size]):
-        raise ProtocolError("these 48 bytes are no point", code="point")
+        raise ProtocolError("these 48 bytes are not a point", code="point")
     if generation < 1 or generation >= 1 << 62:
         raise ProtocolError(f"generation {generation} is out of range", code="point")
     return PointKey(epoch, slot, incarnation, generation)

@@ -1,4 +1,4 @@
-"""The `ipcsync` command. Each subcommand is loaded when it is called for, and brings only what it needs."""
+"""The `ipcsync` command. A subcommand's module is imported when it is called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMANDS = {
     "top": "ipcsync.cli.top:command",
     "trace": "ipcsync.cli.trace:command",
 }
-"""Where each subcommand lives, as "module:attribute". Its module imports what is heavy inside its functions."""
+"""Each subcommand as "module:attribute". The modules import heavy dependencies inside their functions."""
 
 
 class LazyGroup(click.Group):
@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the subcommand; what ipcsync raises on its own account becomes one line on stderr, and exit status 1."""
+        """Run the subcommand; an IpcSyncError becomes one line on stderr, and exit status 1."""
         with one_line_for_errors():
             return super().invoke(ctx)
 
@@ -60,15 +60,15 @@ def main() -> None:
       ipcsync status                    what it holds, and for whom
       ipcsync status --json             the same for a program
       ipcsync top                       the same, live
-      ipcsync reload                    new code for the coordinator, and no session ends
+      ipcsync reload                    load new code into the coordinator; no session ends
       ipcsync bridge --help             link it with other nodes, over NATS
-      ipcsync nodes                     which nodes there are
-      ipcsync observer                  the same as a page and as metrics
+      ipcsync nodes                     list the nodes
+      ipcsync observer                  serve a page and metrics of it
       ipcsync coordinator --help        every setting of the daemon
 
     Without a GPU everything runs on the host driver; IPCSYNC_DRIVER=cuda or host chooses. NO_COLOR turns colours off.
 
-    Exit status: 0 on success, 1 when it ran and failed, 2 for a wrong call.
+    Exit status: 0 on success, 1 if the command failed, 2 for invalid arguments.
     """
     driver = os.environ.get("IPCSYNC_DRIVER", "auto")
     if driver not in ("auto", "cuda", "host"):

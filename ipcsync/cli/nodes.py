@@ -23,7 +23,8 @@ def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
       ipcsync nodes
       ipcsync nodes --json
 
-    "linked": events of it are mirrored here; "known": it is in the store of names; "lost", and why. Exit status 1 if
+    The state is "linked" (events of it are mirrored here), "known" (it is in the store of names) or "lost", with the
+    reason. Exit status 1 if
     there is no coordinator, no bridge beside it, or the store does not answer.
     """
     rows = _ask(runtime_dir, timeout)
@@ -46,7 +47,7 @@ def _ask(runtime_dir: str | None, timeout: float) -> list[dict[str, Any]]:
     import ipcsync
     from ipcsync._wire import endpoints
 
-    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # that there is no GPU here is not what was asked
+    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # no warning about a missing GPU
     where = endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint()
     with ipcsync.connect(where, name="ipcsync nodes", timeout=timeout) as client:
         return [{**asdict(row), "epoch": row.epoch.hex()} for row in client.nodes(timeout=timeout)]

@@ -1,4 +1,4 @@
-"""How the commands speak: results to stdout, messages to stderr, plain text wherever no terminal reads it."""
+"""Output of the commands: results to stdout, messages to stderr, plain text if the stream is not a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Failed(click.ClickException):
-    """Ends the command with one line on stderr, and status 1: it ran and failed."""
+    """Ends the command with one line on stderr and status 1: it failed."""
 
     exit_code = 1
 
@@ -31,14 +31,14 @@ class Failed(click.ClickException):
 
 
 class WrongCall(Failed):
-    """The same with status 2: it was called with what cannot be used."""
+    """The same with status 2: its arguments are invalid."""
 
     exit_code = 2
 
 
 @contextmanager
 def one_line_for_errors() -> Iterator[None]:
-    """Make what ipcsync raises on its own account, and a stdout that is full, one line on stderr and exit status 1."""
+    """Turn an IpcSyncError, or a stdout without room, into one line on stderr and exit status 1."""
     try:
         yield
         sys.stdout.flush()
@@ -52,25 +52,25 @@ def one_line_for_errors() -> Iterator[None]:
 
 
 def _forget_output() -> None:
-    """The interpreter writes at its exit what could not be written, and would fail again."""
+    """Discard buffered output, which the interpreter would try to write again at its exit."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print one line, on stdout or stderr; what does not print is escaped, since it may come from others' names."""
+    """Print one line on stdout or stderr; unprintable characters, as names may have them, are escaped."""
     click.echo(printable(text), err=err)
 
 
 def label_of(event: Mapping[str, Any]) -> str:
-    """What to call an event of a list: its name, or whose unnamed one it is."""
+    """The label of an event in a list: its name, or the recorder of an unnamed one."""
     if event["name"]:
         return str(event["name"])
     return f"(unnamed, of {event['recorder']})" if event["recorder"] else f"(unnamed, slot {event['slot']})"
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at `stream` on a terminal that can do more than print lines."""
+    """Whether `stream` is a terminal that can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -82,7 +82,7 @@ def print_json(value: object) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table of at least one row on stdout: with lines and bold heads on a terminal, else aligned with blanks.
 
-    What is a number stands to the right; None is shown as a dash.
+    Numbers are aligned to the right; None is shown as a dash.
     """
     texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     is_right = [

@@ -1,4 +1,4 @@
-"""The commands that become a program of their own, of which nothing is imported here."""
+"""The commands that execute a program of their own, of which nothing is imported here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ipcsync.cli.output import Failed
 
 
 def _program(name: str, summary: str) -> click.Command:
-    """The command that becomes `python -m ipcsync_NAME`, whose own --help says the rest."""
+    """The command that executes `python -m ipcsync_NAME`, which has a --help of its own."""
 
     @click.command(
         name,

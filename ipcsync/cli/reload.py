@@ -1,4 +1,4 @@
-"""`ipcsync reload`: new code and settings for a coordinator that has a keeper."""
+"""`ipcsync reload`: load new code and settings into a coordinator that has a keeper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE_S = 60.0
 @click.command("reload")
 @click.option("--runtime-dir", metavar="DIR", help="Where it serves. [IPCSYNC_RUNTIME_DIR, else the user's]")
 def command(runtime_dir: str | None) -> None:
-    """Have the coordinator go on with the code and the settings that are on disk now. No session ends.
+    """Replace the coordinator by one with the code and settings that are on disk now. No session ends.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`ipcsync status`: what a coordinator holds, and for whom."""
+"""`ipcsync status`: a coordinator, its sessions and its events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command(as_json: bool, endpoint: str | None) -> None:
       ipcsync status --json
       ipcsync status --endpoint ipc:///run/user/1000/ipcsync/coordinator.sock
 
-    It connects as a session of its own, which it does not show. Exit status 1 if there is no coordinator.
+    Its own session is not shown. Exit status 1 if there is no coordinator.
     """
     found = _ask(endpoint)
     if as_json:
@@ -42,12 +42,12 @@ def _ask(endpoint: str | None) -> dict[str, Any]:
     import ipcsync
     from ipcsync._wire import endpoints
 
-    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # that there is no GPU here is not what was asked
+    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # no warning about a missing GPU
     try:
         where = endpoint or endpoints.default_endpoint()
     except ValueError as error:
         raise Failed(str(error)) from None
-    # A person asks what is there now: no waiting for a daemon that may be about to start.
+    # The user asks for the present state, so this does not wait for a daemon to start.
     if not os.path.exists(endpoints.socket_path(where)):
         raise Failed(f"no coordinator at {where}; start one with: ipcsync coordinator")
     with ipcsync.connect(where, name="ipcsync status", timeout=_TIMEOUT_S) as client:
@@ -60,7 +60,7 @@ def _collect(client: Client) -> dict[str, Any]:
     import ipcsync
 
     stats: dict[str, Any] = {**client.stats()}
-    del stats["client"]  # of this very command
+    del stats["client"]  # this command's own
     return {
         "endpoint": client.endpoint,
         "epoch": client.epoch.hex(),
@@ -113,7 +113,7 @@ def _show(found: dict[str, Any]) -> None:
         click.echo("no sessions")
     click.echo()
     if events:
-        # Complete by the recorder's last word; more may be by now.
+        # As the recorder last published it; more may be complete by now.
         columns = ("event", "engine", "state", "recorded", "known complete", "attached", "recorder", "device")
         print_table(columns, [_event(row) for row in events])
     else:

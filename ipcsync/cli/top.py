@@ -1,4 +1,4 @@
-"""`ipcsync top`: what a coordinator holds, again and again."""
+"""`ipcsync top`: a live view of a coordinator's events and sessions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from ipcsync.client import Client
 
 _TIMEOUT_S = 2.0
-# "Known complete" is the recorder's last word; what it recorded beyond that is unconfirmed, and may be complete by now.
+# "Known complete" is what the recorder last published; later records are unconfirmed, and may be complete by now.
 _EVENTS = ("event", "state", "engine", "recorded", "known complete", "/s", "unconfirmed", "recorder", "attached")
 _SESSIONS = ("session", "pid", "events", "connected", "seen", "id")
 _TEXTS = ("event", "state", "engine", "recorder", "session", "id")
 _LOOKS = 16
-_LINES_AROUND = 11  # of the terminal's: heads, blank lines, the summary, and the last line
+_LINES_AROUND = 11  # lines for heads, blank lines, the summary, and the last line
 
 
 @click.command("top")
@@ -48,8 +48,8 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
       ipcsync top --period 0.2
       ipcsync top --json --once
 
-    It connects as a session of its own, which it does not show. On a terminal it waits for a coordinator that is gone;
-    elsewhere it prints each look as text, and ends with status 1 when there is no coordinator.
+    Its own session is not shown. On a terminal it waits for a coordinator that is gone; else it prints each look as
+    text, and ends with status 1 if there is no coordinator.
     """
     import logging
 
@@ -67,7 +67,7 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
         else:
             _show(watcher, period)
     except KeyboardInterrupt:
-        return  # that is how it ends
+        return  # the usual end
     finally:
         watcher.close()
 
@@ -83,12 +83,12 @@ class _Watcher:
         self._tracks = Tracks(_LOOKS)
 
     def look(self) -> dict[str, Any]:
-        """What there is now; an IpcSyncError says why that cannot be told."""
+        """The present state. Raises IpcSyncError if the coordinator cannot be asked."""
         from msgspec.structs import asdict
 
         client = self._connected()
         stats: dict[str, Any] = {**client.stats(timeout=_TIMEOUT_S)}
-        del stats["client"]  # of this very command
+        del stats["client"]  # this command's own
         tracks = self._tracks.see(client.list_events(), time.monotonic())
         return {
             "time": time.time(),
@@ -108,7 +108,7 @@ class _Watcher:
         if self._client is not None and not self._client.is_connected:
             self.close()
         if self._client is None:
-            # A person asks what is there now: no waiting for a daemon that may be about to start.
+            # The user asks for the present state, so this does not wait for a daemon to start.
             if not os.path.exists(endpoints.socket_path(self.endpoint)):
                 raise ipcsync.ConnectError(f"no coordinator at {self.endpoint}; start one with: ipcsync coordinator")
             self._client = ipcsync.connect(self.endpoint, name="ipcsync top", timeout=_TIMEOUT_S)
@@ -212,11 +212,11 @@ def _picture(found: dict[str, Any], height: int) -> RenderableType:
     from rich.text import Text
 
     styles = {"open": "green", "broken": "bold red", "closed": "dim"}
-    # What is broken or stuck first, then what is busiest: the rest may not fit.
+    # Broken and stuck ones first, then the busiest: the rest may not fit.
     events = sorted(
         found["events"], key=lambda row: (row["state"] != "broken", -row["pending_s"], -(row["rate"] or 0), row["name"])
     )
-    # The longest silent first: whoever is stuck.
+    # The longest silent first, since they may be stuck.
     sessions = sorted(found["sessions"], key=lambda row: (-round(row["last_seen_s"]), row["name"], row["id"]))
     room = max(height - _LINES_AROUND, 2)
     for_sessions = min(len(sessions), max(room // 3, room - len(events), 1))
@@ -261,7 +261,7 @@ def _text(cell: object) -> Text:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bytes]]:
-    """A function that waits up to so many seconds for a key, and gives it, or nothing."""
+    """A function that waits up to `seconds` for a key, and returns it, or b""."""
     if not sys.stdin.isatty():
         yield _no_key
         return

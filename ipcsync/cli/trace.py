@@ -1,4 +1,4 @@
-"""`ipcsync trace`: what the processes of a run wrote, as one trace."""
+"""`ipcsync trace`: the traces of several processes as one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group("trace")
 def command() -> None:
-    """Work with what processes write while IPCSYNC_TRACE names a directory.
+    """Work with the traces that processes write while IPCSYNC_TRACE names a directory.
 
     \b
     Examples:
@@ -29,7 +29,9 @@ def command() -> None:
 
 @command.command("merge")
 @click.argument("directory")
-@click.option("-o", "--output", default="trace.json", show_default=True, metavar="FILE", help="Where to; - is stdout.")
+@click.option(
+    "-o", "--output", default="trace.json", show_default=True, metavar="FILE", help="The output file; - is stdout."
+)
 def merge(directory: str, output: str) -> None:
     """Make one file of all traces in DIRECTORY, for Perfetto and chrome://tracing.
 
@@ -38,12 +40,12 @@ def merge(directory: str, output: str) -> None:
       ipcsync trace merge traces
       ipcsync trace merge traces -o run.json
 
-    A process is a track group, with a track for each stream, and an arrow from each record to the waits that it
-    released. Processes that were killed, or still run, are there up to their last entry.
+    Each process is a track group with a track for each stream; an arrow leads from each record to the waits that it
+    released. Processes that were killed, or still run, appear up to their last entry.
 
-    A file that is empty, damaged or no trace is named on stderr, and left out.
+    A file that is empty, damaged or not a trace is named on stderr, and left out.
 
-    Exit status: 1 if there is no trace there that can be read; 2 if the output cannot be written.
+    Exit status: 1 if no trace can be read; 2 if the output cannot be written.
     """
     from ipcsync._trace.merge import Merge
     from ipcsync._trace.reader import TraceError
@@ -70,12 +72,12 @@ def _read(directory: str) -> list[ProcessTrace]:
         raise Failed(f"there is no trace in {directory}; processes write one while IPCSYNC_TRACE names the directory")
     found = [trace for path in paths if (trace := _read_one(path)) is not None]
     if not found:
-        raise Failed(f"none of the {len(paths)} files in {directory} is a trace that can be read")
+        raise Failed(f"none of the {len(paths)} files in {directory} is a readable trace")
     return found
 
 
 def _read_one(path: Path) -> ProcessTrace | None:
-    """What a file holds; None, and a line on stderr, if it cannot be read: the other files still can."""
+    """The trace in a file; None, with a line on stderr, if it cannot be read."""
     from ipcsync._trace import reader
 
     try:
@@ -95,5 +97,5 @@ def _told(summary: Summary, output: str) -> str:
     if summary.unmatched:
         text += f"; {summary.unmatched} releases whose record is in none of the files"
     if summary.lost:
-        text += f"; {summary.lost} entries lost, which later ones were written over"
+        text += f"; {summary.lost} entries lost, overwritten by later ones"
     return text

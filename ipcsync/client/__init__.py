@@ -1,4 +1,4 @@
-"""The service from a worker's side: a client, its shared events, and points. What asyncio needs is loaded when used."""
+"""The worker's side of the service: a client, its shared events, and points. The asyncio twin is loaded when used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client: what a user holds of one session with a coordinator."""
+"""The client: a user's object over one session with a coordinator."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Client:
     A context manager that closes it. In a forked child every call but `close` raises ForkedProcessError.
     """
 
-    _session_prefix = ""  # what begins the names of the sessions that `watch` tells of
+    _session_prefix = ""  # `watch` reports only sessions whose names begin with it
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class Client:
         self._session.begin(timeout, lease_ttl, tracing)
 
     def _drop(self) -> None:
-        """Nobody has the client, however far it was made."""
+        """End the session without waiting: the constructor failed, at any point."""
         session: Session | None = getattr(self, "_session", None)
         if session is not None:
             session.drop()
 
     @property
     def endpoint(self) -> str:
-        """Where the coordinator is."""
+        """The coordinator's endpoint."""
         return self._session.endpoint
 
     @property
@@ -87,12 +87,12 @@ class Client:
 
     @property
     def name(self) -> str:
-        """What others see of this session."""
+        """The session's name for others."""
         return self._session.name
 
     @property
     def prefix(self) -> str:
-        """What stands before this client's names of events and streams for everybody else; "" by default."""
+        """The prefix before this client's names of events and streams; "" by default."""
         return self._naming.prefix
 
     @property
@@ -107,12 +107,12 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the session lives, as far as is known; asks nobody."""
+        """Whether the session lives, as far as this process knows; sends nothing."""
         return self._session.is_connected
 
     @property
     def timeout(self) -> float:
-        """Seconds that a request to the coordinator may take if its call says nothing else; 5, and may be set."""
+        """The default timeout of requests to the coordinator, in seconds; 5 at first, and may be set."""
         return self._session.timeout
 
     @timeout.setter
@@ -140,20 +140,19 @@ class Client:
         node: str | None = None,
         fleet: bool = False,
     ) -> SharedEvent:
-        """Open the shared event `name`, or create it if nobody has it; whoever records may come first or last.
+        """Open the shared event `name`, or create it if there is none. Recorder and waiters may open it in any order.
 
-        `recorder=True` makes this session the one that records. `device` is the event's own if it exists, else the
+        `recorder=True` makes this session its recorder. `device` is by default the event's own if it exists, else the
         current one. `engine` is "event", "timeline" or "auto". `depth`, 1 to 1024, is how many records may be in
-        flight, and is the creator's. `timeout` in seconds, for the coordinator's
-        answer; `client.timeout` by default.
+        flight; the creator's counts. `timeout` in seconds, for the coordinator's reply; `client.timeout` by default.
 
-        `node` opens the event of that name of another node, for waiting only; whoever records there may come first or
-        last. `fleet=True` opens one that has one recorder in the whole fleet, wherever that is: on the `timeline`
-        engine. Waiters find it once it is claimed. Both need a bridge (`ipcsync bridge`), and raise NoBridge without
-        one, NodeLost if there is no such node, and FleetUnavailable if the fleet's names cannot be asked.
+        `node` opens an event of another node, for waiting only; its recorder and waiters may open it in any order.
+        `fleet=True` opens an event with one recorder in the whole fleet, on any node, on the `timeline` engine; waiters
+        find it once its recorder has opened it. Both need a bridge (`ipcsync bridge`): NoBridge if there is none,
+        NodeLost if there is no such node, FleetUnavailable if the store of the fleet's names does not answer.
 
-        Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for a bad name, WaitTimeout,
-        and ValueError for an invalid depth, engine or timeout, or what does not go together.
+        Raises RecorderTaken, DeviceMismatch, EngineMismatch, QuotaExceeded, ProtocolError for an invalid name,
+        WaitTimeout, and ValueError for an invalid depth, engine, timeout or combination.
         """
         wanted = Wanted([self._naming.full(name)], bool(recorder), device, engine, depth, timeout)
         openings = [Opening()]
@@ -164,7 +163,7 @@ class Client:
             raise
 
     def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
-        """The nodes of the fleet, as the bridge of this one sees them: this one first. NoBridge without a bridge."""
+        """The nodes of the fleet, as this node's bridge sees them, this node first. NoBridge if there is no bridge."""
         return self._session.request(messages.Remote("nodes"), messages.NodeList, timeout).nodes
 
     def bridge(self, *, timeout: float | None = None) -> BridgeInfo:
@@ -185,9 +184,9 @@ class Client:
         timeout: float | None = None,
         node: str | None = None,
     ) -> list[SharedEvent]:
-        """Open many shared events as `event` does, in their order: all, or none, and `timeout` is for all together.
+        """Open many shared events as `event` does, in order: all or none, within `timeout` seconds in all.
 
-        Many requests are under way at once, so a hundred events take little more time than a few.
+        The requests are pipelined, so a hundred events take little more time than a few.
         """
         checked = [self._naming.full(name) for name in names]
         openings = [Opening() for _ in checked]
@@ -215,15 +214,16 @@ class Client:
         depth: int = UNNAMED_DEPTH,
         after: Iterable[Point] = (),
     ) -> Point:
-        """Record on this client's unnamed event for `stream`, leased once: the everyday way to hand work on.
+        """Record on this client's unnamed event for `stream`: the usual way to hand work on.
 
-        It blocks while `depth` records of the stream are in flight (1 to 1024; that of the stream's first record; no
-        limit on the `timeline` engine), at most `timeout` seconds. The first record on a stream asks the coordinator,
-        at most `client.timeout` seconds; later ones do not. A stream that is new takes over the event of one whose
-        work is complete once the client has 32 of them, so a program may make a stream for each piece of work.
+        It blocks while `depth` records of the stream are in flight (1 to 1024; the depth of the stream's first record
+        counts; no limit on the `timeline` engine), at most `timeout` seconds. The first record on a stream asks the
+        coordinator, at most `client.timeout` seconds; later ones send nothing. Once the client has 32 such events, a
+        new stream takes over the event of one whose work is complete, so a program may make a stream for each piece of
+        work.
 
-        It stands behind what `SharedEvent.record` says; once part of what was recorded there is lost, a new event takes
-        its place. Raises what that does, and what `event` does at a stream's first record.
+        It stands behind the same waits as `SharedEvent.record`. Once part of its work is lost, a new event takes its
+        place. Raises as `SharedEvent.record`, and at a stream's first record as `event`.
         """
         self._session.check()
         handle, ordinal = stream_handle(stream)
@@ -269,10 +269,10 @@ class Client:
     def reserve(
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None
     ) -> Reservation:
-        """A point that this session will record later, on whichever stream of `device` (the current one by default).
+        """A point that this session will record later, on any stream of `device` (the current one by default).
 
-        For those who must send the point first. Each takes a place of the coordinator's until it is closed. `timeout`
-        in seconds, for the coordinator's answer; `client.timeout` by default.
+        For programs that must send the point before its record. Each reservation takes a slot until it is closed.
+        `timeout` in seconds, for the coordinator's reply; `client.timeout` by default.
 
         Raises EngineMismatch, QuotaExceeded and WaitTimeout; ValueError for an invalid engine or timeout.
         """
@@ -288,8 +288,8 @@ class Client:
     def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Block until `stream` is past the waits that were lost, at most `timeout` seconds, and forget them.
 
-        Records on it raise RecorderLost until then. What ran behind the lost waits is the caller's to repeat.
-        WaitTimeout if the stream does not get past them, which a driver may never let it: take a new one then.
+        Records on it raise RecorderLost until then. The caller has to repeat the work that ran behind the lost waits.
+        WaitTimeout if the stream does not get past them, which a driver may never allow: use a new stream then.
         """
         self._session.check()
         deadline = deadline_of(timeout)
@@ -302,28 +302,28 @@ class Client:
         queued.drop(lost)
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
-        """The point in 48 bytes from any process. Asks the coordinator only at the first sight of an event.
+        """The point in 48 bytes from any process. Asks the coordinator only at the event's first point.
 
-        `timeout` in seconds, for the coordinator's answer; `client.timeout` by default.
+        `timeout` in seconds, for the coordinator's reply; `client.timeout` by default.
 
-        Raises ProtocolError for bytes that are no point, CoordinatorLost for one of another coordinator or epoch,
-        EventClosed for one whose event is gone.
+        Raises ProtocolError for invalid bytes, CoordinatorLost for a point of another coordinator or epoch, EventClosed
+        for one whose event is gone.
         """
         self._session.check()
         key = wire.unpack(data)
         return Point(self._session.attach(key, timeout), key.generation)
 
     def wait_over(self, point: Point, timeout: float | None = None) -> bool:
-        """Block until the lost recorder of `point` can touch nothing any more: memory that it wrote may be used again.
+        """Block until the GPU work of the lost recorder of `point` has ended: memory that it wrote may then be reused.
 
-        True once its process has ended, and every child that was forked from it, since those keep the driver's files
-        and with them GPU work that is under way. False after `timeout` seconds (None: it blocks until then), as for a
-        recorder that lives, an expired one too; and at once if it is never known: of this very process, of another
-        node, and under CUDA MPS, where a server goes on with a dead process's work. `RecorderLost.over` is what was
-        known when it was raised.
+        True once its process has ended, and every child forked from it: a child keeps the driver's files open, and so
+        GPU work under way. False after `timeout` seconds (None: no limit), for example while the recorder lives, also
+        if its lease expired. False at once if it is never known: for a recorder in this process or on another node, and
+        under CUDA MPS, where a server goes on with a dead process's work. `RecorderLost.over` has what was known when
+        the error was raised.
 
-        Raises EventClosed, CoordinatorLost or SessionExpired if the question's own end comes first; TypeError for what
-        is no point, ValueError for a timeout that is negative or NaN.
+        Raises EventClosed, CoordinatorLost or SessionExpired if this client's own use ends first; TypeError for an
+        argument that is not a point, ValueError for a timeout that is negative or NaN.
         """
         self._session.check()
         if not isinstance(point, Point):
@@ -333,10 +333,10 @@ class Client:
     def stream(
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None
     ) -> Stream:
-        """A stream of this process, made as the specification `name` says: every worker's is equal.
+        """A new stream of this process with the named specification, which is the same for every worker.
 
-        The first to name it decides device (the current one by default) and priority. DeviceMismatch for another
-        device than that, or one that this process does not see.
+        The first session that opens the name decides device (the current one by default) and priority. DeviceMismatch
+        if `device` is another one, or if this process does not see the specification's.
         """
         return open_stream(self._session, self._naming, name, device, priority, timeout)
 
@@ -347,8 +347,8 @@ class Client:
     ) -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included.
 
-        `node`: of those of another node, the ones that can be waited for here. NoBridge, NodeLost, and QuotaExceeded
-        if there are more than one message holds.
+        `node`: the events of another node that can be waited for here. Raises NoBridge, NodeLost, and QuotaExceeded if
+        they do not fit in one message.
         """
         begin = self._naming.begin(prefix)
         body = messages.ListEvents(begin) if node is None else messages.Remote("events", node, begin)
@@ -356,7 +356,7 @@ class Client:
         return [replace(row, name=self._naming.shown(row.name)) for row in rows] if self.prefix else rows
 
     def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
-        """The sessions that live."""
+        """The live sessions."""
         return self._session.request(messages.ListSessions(), messages.SessionList, timeout).sessions
 
     def list_attachments(
@@ -368,7 +368,7 @@ class Client:
         return [replace(row, event=self._naming.shown(row.event)) for row in rows] if self.prefix else rows
 
     def stats(self, timeout: float | None = None) -> Stats:
-        """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
+        """The coordinator's counts, and this client's under `client`; `timeout` in seconds."""
         stats: dict[str, Any] = dict(self._session.request(messages.Stats(), messages.Counters, timeout).stats)
         lease = self._session.lease
         stats["client"] = {
@@ -380,7 +380,7 @@ class Client:
         return cast("Stats", stats)
 
     def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:
-        """Which engines work between this process and the coordinator on a device, tried for real.
+        """Which engines work between this process and the coordinator on a device, tested with real calls.
 
         {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works.
         """
@@ -391,10 +391,10 @@ class Client:
         return probe.of_engines(reply, ordinal, self._session.lease.board)
 
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
-        """A snapshot as notices, then every change in order; ends when nothing came for `timeout` seconds.
+        """A snapshot as notices, then every change in order; ends after `timeout` seconds without one.
 
-        Sessions are told of whatever the `prefix`, which is of events' names. ValueError for a timeout that is negative
-        or NaN.
+        `prefix` selects events by name; sessions are always included. ValueError for a timeout that is negative or
+        NaN.
         """
         return self._notices(prefix, timeout)
 
@@ -406,10 +406,10 @@ class Client:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the session and all it has; twice does nothing, and so does a call in a forked child.
+        """Close the session and all that it opened. A second call, and a call in a forked child, do nothing.
 
-        It waits up to a second for work that is still in flight. What is not complete by then stays good for those who
-        wait as long as this process lives to see it complete.
+        It waits up to a second for work in flight. Waiters for work that is not complete by then still get it if this
+        process lives until it is complete.
         """
         self._session.close()
 
@@ -422,7 +422,7 @@ class Client:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a client is one session of one process: connect again, in the process that needs one")
+        raise TypeError("a client is one session of one process: connect again in the process that needs one")
 
     def __repr__(self) -> str:
         state = "connected" if self.is_connected else "closed"
@@ -436,7 +436,7 @@ def _shown(notices: Iterator[Notice], naming: Naming) -> Iterator[Notice]:
 
 
 def _tracing(directory: str | os.PathLike[str], name: str) -> Tracing | None:
-    """What the engines of a client named `name` write to, None without a directory."""
+    """The trace of a client named `name`, None without a directory."""
     if not os.fspath(directory):
         return None
     from ipcsync._engines.traced import Tracing

@@ -1,4 +1,4 @@
-"""`connect`: a client, or an exception that leaves nothing behind."""
+"""`connect`: it returns a client, or raises and leaves nothing open."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ def connect(
 ) -> Client:
     """Open a session with a coordinator.
 
-    `endpoint` is $IPCSYNC_ENDPOINT by default, else the coordinator's socket in the runtime directory; `name` is what
-    others see of this session; `timeout` in seconds, for a daemon that is just starting too; `lease_ttl` in seconds
-    asks for another TTL than the coordinator's, which clamps it (`client.lease_ttl` is what it granted); `trace` is a
-    directory to which this process writes what it does with shared events, $IPCSYNC_TRACE by default, "" for none.
-    `prefix` stands before the name of every event and stream that this client opens, lists and watches; here they are
-    shown without it. So two jobs that share a coordinator never meet, and neither sees the other's names.
+    `endpoint` is $IPCSYNC_ENDPOINT by default, else the coordinator's socket in the runtime directory. `name` is the
+    session's name for others. `timeout` in seconds, also for a daemon that is just starting. `lease_ttl` in seconds
+    asks for another TTL than the coordinator's default, which clamps it; `client.lease_ttl` is the granted one. `trace`
+    is a directory for a trace of this process's calls on shared events, $IPCSYNC_TRACE by default, "" for none.
+    `chains` is "stream", or "session": each record then stands behind every wait of the process, whatever its stream.
+    `prefix` is put before the name of every event and stream that this client opens, lists and watches, and is left out
+    in what it returns: two jobs with their own prefixes share a coordinator and never see each other's names.
 
     Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; ValueError for
-    a timeout that is negative or NaN; OSError if nothing can be written to the trace's directory.
+    a timeout that is negative or NaN; OSError if the trace's directory is not writable.
     """
     fork.arm()
     client = Client.__new__(Client)
     try:
-        # Called by name: from a construction, a signal's handler may raise before anybody has what was constructed.
+        # Not `Client(…)`: an exception of a signal's handler could come before its result has a name here.
         Client.__init__(
             client,
             endpoint,

@@ -1,4 +1,4 @@
-"""The client that all of a process shares, so that libraries in it need not hand one around."""
+"""A process's default client, so that libraries in it need not pass one around."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
     """This process's own client: connected at first use, and a new one once its session is lost or it was closed.
 
     It takes the coordinator of $IPCSYNC_ENDPOINT or of the runtime directory, as `connect` does, and is named by the
-    program and its pid ("trainer-4711"), which is what others read in lists and errors. Events and points of a
-    lost session stay lost: compare `client.session_id` with what you kept, or give `on_connect`, which is called with
-    the present client at once, and with each later one by the call that connects it. What it raises comes out there.
+    program and its pid ("trainer-4711"), which is what others read in lists and errors. Events and points of a lost
+    session stay lost: compare `client.session_id` with the one you kept, or give `on_connect`. It is called with the
+    present client at once, and with each later one by the call that connects it, which raises its exceptions.
 
     In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked
-    afterwards, and what `connect` raises.
+    afterwards, and the errors of `connect`.
     """
-    fork.arm()  # before the lock, which a child may find held for ever
+    fork.arm()  # before the lock, which may be held for ever in a forked child
     return under(_lock, _get, on_connect)
 
 
@@ -51,7 +51,7 @@ def _get(on_connect: Callable[[Client], object] | None) -> Client:
 
 
 def _present() -> Client | None:
-    """The client of the last call, if its session lives; else it is closed, since nothing of it works any more."""
+    """The client of the last call, if its session lives; else None, and that client is closed."""
     global _client  # noqa: PLW0603 - one a process
     client = _client
     if client is None:
@@ -71,7 +71,7 @@ def _connect() -> Client:
     client = Client.__new__(Client)  # before it has a session, so that an exception anywhere finds it here
     try:
         Client.__init__(client, name=_name())
-        if _client is not None:  # a call in the middle of this one, on the same thread, was first
+        if _client is not None:  # a call within this one, on the same thread, was first
             client.close()
             return _client
         _client = client

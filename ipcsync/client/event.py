@@ -1,4 +1,4 @@
-"""Shared events, as their users see them."""
+"""Shared events: the users' objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipcsync._engines.queued import Wait
 
 
-# What a user of torch.cuda.Event tries first.
+# Attributes of torch.cuda.Event that its users try first.
 _POINTS = "its points have it: take the one that record() gave, event.at(generation) or event.latest, and call point."
 _HINTS = {
     "wait": f": {_POINTS}wait(stream)",
@@ -38,8 +38,8 @@ _HINTS = {
 class SharedEvent(EventBase):
     """A named channel of GPU work: one session records on it, any number wait.
 
-    Made by `Client.event`. Each record makes the next generation, and gives the point that stands for it. A context
-    manager that closes it.
+    Made by `Client.event`. Each record makes the next generation, and returns its point. A context manager that closes
+    it.
     """
 
     def __init__(self, opening: Opening, *, is_recorder: bool) -> None:
@@ -58,12 +58,12 @@ class SharedEvent(EventBase):
 
     @property
     def node(self) -> str:
-        """The node on which it is recorded, by its name in the fleet; "" for the node of this process."""
+        """The name of the node on which it is recorded; "" for the node of this process."""
         return self._engine.node
 
     @property
     def device(self) -> Device:
-        """The event's device, as this process numbers it; of another node's event, the one that was current here."""
+        """The event's device, by this process's ordinals; of another node's event, the device that was current here."""
         return self._attached.device
 
     @property
@@ -83,7 +83,7 @@ class SharedEvent(EventBase):
 
     @property
     def handle(self) -> bytes | None:
-        """The first of `handles`: with depth=1, all that torch or cuda.core need to wait."""
+        """The first of `handles`: with depth=1, torch or cuda.core can wait with it alone."""
         return self._engine.handles[0] if self._engine.handles else None
 
     @property
@@ -91,7 +91,7 @@ class SharedEvent(EventBase):
         """The last generation recorded, 0 for none."""
         fork.check()
         generation = self._engine.generation
-        self._check()  # after the look: what was read is this event's
+        self._check()  # after the read: it proves that the word was this event's
         return generation
 
     @property
@@ -99,7 +99,7 @@ class SharedEvent(EventBase):
         """Every generation up to this one is known complete; never more than `generation`."""
         self._check()
         completed = self._engine.completed
-        self._check()  # after the look too: what was read is this event's
+        self._check()  # after the read too: it proves that the word was this event's
         return completed
 
     @property
@@ -111,15 +111,15 @@ class SharedEvent(EventBase):
     def record(
         self, stream: StreamLike | None = None, *, timeout: float | None = None, after: Iterable[Point] = ()
     ) -> Point:
-        """Record the next generation after all work submitted to `stream` so far; the point that stands for it.
+        """Record the next generation after all work submitted to `stream` so far; returns its point.
 
         If `depth` records are in flight, it first blocks until the oldest is complete, at most `timeout` seconds
         (WaitTimeout names the oldest). Raises NotRecorder if it was not opened with `recorder=True`, DeviceMismatch for
-        a stream of another device, StreamCapturing, EventClosed, and what every use may raise.
+        a stream of another device, StreamCapturing, EventClosed, and the errors of every use.
 
-        The record stands behind every wait that this library queued on `stream` before, and behind the points `after`:
-        those that the stream waits for by other means (torch, CUDA's own events, a graph), which nobody can see. If any
-        of them is lost, nothing is recorded, and RecorderLost of cause "behind" says whose end that was.
+        The record stands behind every wait that this library queued on `stream` earlier, and behind the points `after`:
+        name those that the stream waits for by other means (torch, CUDA events, a graph), which ipcsync cannot see. If
+        any of them is lost, nothing is recorded, and RecorderLost of cause "behind" says which session ended.
         """
         if not (self._is_open and self._is_recorder):
             self._refuse_record()
@@ -140,12 +140,12 @@ class SharedEvent(EventBase):
         after: Sequence[tuple[Engine, int]] = (),
         behind: Sequence[Wait] = (),
     ) -> Point:
-        """Record on the CUstream `handle` of device `ordinal`, without asking whose it is; for `Client.record`."""
+        """Record on the CUstream `handle` of device `ordinal`, without a check of the role; for `Client.record`."""
         return Point(self._attached, self._engine.record(handle, ordinal, timeout, after, behind))
 
     @property
     def is_lost(self) -> bool:
-        """Whether part of what this process recorded stood behind a wait that was lost: no record is possible here."""
+        """Whether a record of this process stood behind a lost wait: then no further record is possible."""
         return self._engine.chain.loss is not None
 
     def at(self, generation: int) -> Point:
@@ -176,10 +176,10 @@ class SharedEvent(EventBase):
         return Point(self._attached, generation)
 
     def close(self) -> None:
-        """End this object's use; the last one over the attachment ends that, and wakes this process's waits on it.
+        """Close this object. The last one over the attachment ends that, and wakes this process's waits on it.
 
-        A recorder's close finishes the event: its name is free, and what was not recorded raises RecorderLost. Twice is
-        nothing, and so is a call in a forked child.
+        A recorder's close finishes the event: its name is free, and waits for later generations raise RecorderLost. A
+        second call, and a call in a forked child, do nothing.
         """
         if not fork.is_in_bad_fork():
             self._is_open = False
@@ -194,7 +194,7 @@ class SharedEvent(EventBase):
         self.close()
 
     def __copy__(self) -> Self:
-        """A further object over the same use, as if the name were opened again: each is closed by itself."""
+        """Another object of the same event, as if the name were opened again: each is closed separately."""
         self._check()
         opening = Opening()
         try:
@@ -210,7 +210,7 @@ class SharedEvent(EventBase):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a shared event does not travel: send bytes(point), or open it by its name in the other process with "
+            "a shared event cannot be sent: send bytes(point), or open it by its name in the other process with "
             "client.event(name)"
         )
 
@@ -221,7 +221,7 @@ class SharedEvent(EventBase):
 
 
 class _Hint:
-    """An attribute that is not there, and says what is meant instead. With `__getattr__` each call would cost more."""
+    """An attribute that raises AttributeError with a hint. A `__getattr__` would make each call slower."""
 
     def __init__(self, name: str, hint: str) -> None:
         self._name = name

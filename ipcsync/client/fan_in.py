@@ -1,4 +1,4 @@
-"""One wait for many points: for all readers of a buffer, say, where those that died count as done."""
+"""One wait for many points, for example of all readers of a buffer, where dead readers may count as done."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def synchronize_all(
     """Block until every point is complete, at most `timeout` seconds in all (None: as long as that can be).
 
     `lost="raise"` raises RecorderLost as soon as one of them can never be complete, whichever it is; `lost="skip"`
-    leaves such points out. Returns those that were left out, in their order; of them nothing is known but that their
-    recorder will not say more: see `RecorderLost.over` before its memory is used again.
+    leaves such points out. Returns the points that were left out, in order. Their recorder's work may still be under
+    way: see `RecorderLost.over` before you reuse its memory.
 
-    Raises what `Point.synchronize` does, WaitTimeout for the first that is not complete, ValueError for another `lost`
+    Raises as `Point.synchronize`, WaitTimeout for the first that is not complete, ValueError for another `lost`
     or a timeout that is negative or NaN.
     """
     return _each(points, lambda point, seconds: point.synchronize(seconds), timeout, lost)
@@ -40,9 +40,9 @@ def wait_all(
     """Have all work submitted to `stream` from now on wait for every point.
 
     The host blocks only until each record is made, at most `timeout` seconds in all. `lost` and the result are as in
-    `synchronize_all`. Where an error is raised, the stream may wait for some of the points already.
+    `synchronize_all`. If it raises, the stream may wait for some of the points already.
 
-    Raises what `Point.wait` does, WaitTimeout for the first that is not recorded, ValueError for another `lost` or a
+    Raises as `Point.wait`, WaitTimeout for the first that is not recorded, ValueError for another `lost` or a
     timeout that is negative or NaN.
     """
     return _each(points, lambda point, seconds: point.wait(stream, timeout=seconds), timeout, lost)
@@ -80,7 +80,7 @@ def _each(
 def _within(
     wait: Callable[[Point, float], object], point: Point, seconds: float, timeout: float | None, *, is_last: bool
 ) -> bool:
-    """Whether the wait ended within `seconds`; if it is the last there is time for, its WaitTimeout is raised."""
+    """Whether the wait ended within `seconds`; raises its WaitTimeout if there is no time for another one."""
     try:
         wait(point, seconds)
     except WaitTimeout as error:
@@ -92,7 +92,7 @@ def _within(
 
 
 def _raise_if_lost(point: Point) -> bool:
-    """Raise if the point can never be complete. That another one may still come is no end of its wait."""
+    """Raise if the point can never be complete; a point that may still be recorded does not end the wait."""
     error = point.exception()
     if error is not None:
         raise error

@@ -1,4 +1,4 @@
-"""What a client calls events and streams, and what the coordinator does: the same, behind the client's prefix."""
+"""A client's names of events and streams, and the coordinator's: the same, with the client's prefix before them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Naming:
-    """The names of one client, which all begin with `prefix` for everybody else."""
+    """The names of one client. The coordinator, and so every other client, has them with `prefix` before them."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix: str = plain(prefix, "prefix")
@@ -20,7 +20,7 @@ class Naming:
             _check(f"{self.prefix}x", f"the prefix {prefix!r:.80}")
 
     def full(self, name: str) -> str:
-        """The name as the coordinator knows it. ProtocolError if it cannot name anything."""
+        """The coordinator's name. ProtocolError if it is invalid."""
         name = plain(name)
         _check(name, f"the name {name!r:.80}")
         if self.prefix:
@@ -28,15 +28,15 @@ class Naming:
         return self.prefix + name
 
     def begin(self, prefix: str) -> str:
-        """What the full names of those begin with whose names begin with `prefix` here."""
+        """The coordinator's prefix for names that begin with `prefix` here."""
         return self.prefix + plain(prefix, "prefix")
 
     def shown(self, name: str) -> str:
-        """The name as this client has it; of an event of others, which a point has led to, all of it."""
+        """This client's name; the whole name for an event of other clients, to which a point has led."""
         return name.removeprefix(self.prefix)
 
     def asking(self, ask: Callable[[], T]) -> T:
-        """What `ask()` returns; the `event` of an error is named as this client has it."""
+        """Return `ask()`; an error that it raises has this client's name in `event`."""
         try:
             return ask()
         except IpcSyncError as error:
@@ -47,7 +47,7 @@ class Naming:
 
 
 def plain(text: str, what: str = "name") -> str:
-    """The text as a plain str: what numpy, an enum or a user derives from str does not travel."""
+    """The text as a plain str: subclasses of str (of numpy, enum or a user) cannot be sent."""
     if not isinstance(text, str):
         raise TypeError(f"a {what} is a str, but got {type(text).__name__}")
     return str.__str__(text)

@@ -1,4 +1,4 @@
-"""How events of this node are opened, with names or without."""
+"""Opening events of this node, with names or without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a lost recorder can touch nothing any more, so that memory which it could write may be used again."""
+"""Whether a lost recorder's GPU work has ended for good, so that memory that it could write may be reused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
 class Looking:
-    """Looks again and again, at most `timeout` seconds, with pauses of `pause_s` that the caller makes.
+    """Repeated looks, for at most `timeout` seconds; the caller sleeps `pause_s` between them.
 
-    The kernel wakes nobody whose wait for a lock is to have an end.
+    The kernel has no wait for a file lock with a timeout.
     """
 
     def __init__(self, engine: Engine, timeout: float | None) -> None:
@@ -23,13 +23,13 @@ class Looking:
         self.is_over: bool = False
 
     def has_ended(self) -> bool:
-        """Look once: whether the recorder's process is over (`is_over`), or will never be known to be, or time is up.
+        """Look once. True if the recorder's process is over (`is_over`), if that is never known, or if the time is up.
 
-        Raises what ends any wait.
+        Raises the errors that end any wait.
         """
         is_over = self._engine.recorder_is_over()
         self._engine.guard.check_liveness()
-        self._engine.check()  # after the look, which it vouches for
+        self._engine.check()  # after the look: it proves that the words were this use's
         self.is_over = bool(is_over)
         left_s = (self._deadline - time.monotonic_ns()) / 1e9
         if is_over or is_over is None or left_s <= 0:

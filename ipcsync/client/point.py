@@ -1,4 +1,4 @@
-"""A point: one generation of one shared event, the one thing that is waited for."""
+"""A point: one generation of one shared event. Every wait is for a point."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 @shortened("__init__ wait query synchronize")
 class Point(PointBase):
-    """A record of a shared event, or one to come. Immutable and hashable; equal points are the same record.
+    """A record of a shared event, made already or not. Immutable and hashable; equal points are the same record.
 
-    `bytes(point)` is 48 bytes for one's own message; `client.point(data)` makes it a point again, in any process that
-    has a client of the same coordinator. It pickles too: an unpickled point belongs to the process's client of that
-    epoch, and its use raises ConnectError if there is none.
+    `bytes(point)` is 48 bytes to send in a message; `client.point(data)` makes a point of them, in any process with a
+    client of the same coordinator. It pickles too: an unpickled point belongs to the process's client of that epoch,
+    and its use raises ConnectError if there is none.
 
-    Each use raises EventClosed if the event was closed in this process or its slot is used anew, CoordinatorLost or
-    SessionExpired if the client's session is over, and ForkedProcessError in a forked child.
+    Each use raises EventClosed if the event was closed in this process or another event has its slot, CoordinatorLost
+    or SessionExpired if the client's session is over, and ForkedProcessError in a forked child.
     """
 
     __slots__ = ("__weakref__", "_unbound")
 
     _attached: AttachmentRef | None
-    _unbound: PointKey  # of a point without `_attached`: an unpickled one that was not used yet
+    _unbound: PointKey  # if `_attached` is None: the point was unpickled and not used yet
 
     def __init__(self, attached: AttachmentRef, generation: int) -> None:
         self._attached = attached
@@ -64,21 +64,21 @@ class Point(PointBase):
 
     @property
     def node(self) -> str:
-        """The node on which the event is recorded, by its name in the fleet; "" for the node of this process."""
+        """The name of the node on which the event is recorded; "" for the node of this process."""
         return self._bound().engine.node
 
     @property
     def device(self) -> Device:
-        """The event's device, as this process numbers it; of another node's event, the one that was current here."""
+        """The event's device, by this process's ordinals; of another node's event, the device that was current here."""
         return self._bound().device
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the record was made. That it is complete, `query` tells."""
+        """Whether the record was made; `query` says whether it is complete."""
         fork.check()
         engine = self._bound().engine
         is_recorded = engine.generation >= self._generation
-        engine.check()  # after the look, which it vouches for
+        engine.check()  # after the read: it proves that the word was this event's
         return is_recorded
 
     def wait(self, stream: StreamLike | None = None, *, timeout: float | None = None, ahead: bool = False) -> None:
@@ -86,15 +86,15 @@ class Point(PointBase):
 
         The host blocks only until the record is made, at most `timeout` seconds (None: as long as recorder and
         coordinator live). `ahead=True` does not block even for that, on the `timeline` engine only; it is dangerous: a
-        queued wait that is never signalled holds its stream, and whatever shares a hardware queue with it, until the
-        recorder records, closes or dies.
+        queued wait blocks its stream, and every stream that shares a hardware queue with it, until the recorder
+        records, closes or dies.
 
-        A recorder that dies after its record may leave a queued wait of the `event` engine for ever in front of the
-        stream's later work, also when this call tells of it: go on with another stream.
+        If the recorder dies after its record, a queued wait of the `event` engine may block the stream's later work for
+        ever, also if this call raises: go on with another stream.
 
         Raises RecorderLost if the record will never come or never counts, WaitTimeout, StreamCapturing for a stream
-        that is being captured, EngineMismatch for `ahead` on the `event` engine, TypeError for what is no stream,
-        ValueError for a timeout that is negative or NaN.
+        that is being captured, EngineMismatch for `ahead` on the `event` engine, TypeError for an argument that is not
+        a stream, ValueError for a timeout that is negative or NaN.
         """
         attached = self._attached
         if attached is None:

@@ -1,4 +1,4 @@
-"""What follows from looking at the events again and again: how fast each is recorded, and how long work is pending."""
+"""Rates of events from repeated looks: how often each is recorded, and how long its work is pending."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Track:
 
     info: EventInfo
     points: deque[tuple[float, int, int]]
-    # Records a second over the last few seconds; None after one look, and of an event that nobody records on any more.
+    # Records a second over the last few seconds; None after one look, and for an event that is not open.
     rate: float | None = None
     _pending_since: float | None = field(default=None, repr=False)
 
     def see(self, info: EventInfo, now: float) -> None:
-        """Take in the next look."""
+        """Add a look."""
         is_pending = info.state == "open" and info.completed < info.generation
         if not is_pending:
             self._pending_since = None
@@ -41,23 +41,23 @@ class Track:
 
     @property
     def pending_s(self) -> float:
-        """For how long, in seconds, nothing more was known complete although more was recorded; as far as looks tell.
+        """Seconds since `completed` last grew, while more was recorded; by the looks.
 
-        The recorder tells what is complete when it records, synchronizes or closes, and else every third of its TTL: so
-        it may long be complete.
+        The recorder publishes `completed` when it records, synchronizes or closes, and else every third of its TTL: the
+        work may have been complete for that long.
         """
         return self.points[-1][0] - self._pending_since if self._pending_since is not None else 0.0
 
 
 class Tracks:
-    """All events over time; of each at most `looks` looks are kept."""
+    """All events over time, with at most `looks` looks of each."""
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
         self._tracks: dict[tuple[int, int], Track] = {}
 
     def see(self, events: Iterable[EventInfo], now: float) -> list[Track]:
-        """Take in the next look, at `now` seconds; the tracks of the events that there are, in the events' order."""
+        """Add a look at `now` seconds; returns the tracks of the present events, in their order."""
         known, self._tracks = self._tracks, {}
         for info in events:
             key = (info.slot, info.incarnation)
@@ -67,5 +67,5 @@ class Tracks:
         return list(self._tracks.values())
 
     def clear(self) -> None:
-        """Forget everything: another coordinator counts anew."""
+        """Forget everything: another coordinator starts its counts again."""
         self._tracks = {}

@@ -1,4 +1,4 @@
-"""How events of other nodes are opened, by way of the bridge."""
+"""Opening events of other nodes, through the bridge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAUSE_S = 0.02
 
 
 def open_on_node(session: Session, wanted: Wanted, openings: Sequence[Opening], node: str) -> list[SharedEvent]:
-    """Open events of a node for waiting. As `open_events`, with its duties."""
+    """Open events of a node for waiting. As for `open_events`, the caller abandons the openings at an exception."""
     session.check()
     reason = nodes.why_not(node)
     if reason:
@@ -31,9 +31,9 @@ def open_on_node(session: Session, wanted: Wanted, openings: Sequence[Opening], 
 
 
 def open_in_fleet(session: Session, wanted: Wanted, opening: Opening) -> SharedEvent:
-    """Open the fleet's one event of a name: as its recorder, here, or for waiting, once somebody has claimed it.
+    """Open the fleet's event of a name: as its recorder, on this node, or for waiting, once a recorder has claimed it.
 
-    As `open_events`, with its duties. RecorderTaken if another node has the name.
+    As for `open_events`, the caller abandons the opening at an exception. RecorderTaken if another node has the name.
     """
     _refuse_engine(wanted.engine)
     return _claim(session, wanted, opening) if wanted.is_recorder else _find(session, wanted, opening)
@@ -57,7 +57,7 @@ def _find(session: Session, wanted: Wanted, opening: Opening) -> SharedEvent:
             session.check()
             return _open_to_wait(session, replace(wanted, timeout=left), [opening], "")[0]
         except WaitTimeout as error:
-            # Nobody has it yet. The bridge answers that soon: a question that waits keeps other requests waiting.
+            # It is not claimed yet. The bridge says so soon, since a request that waits delays others.
             if time.monotonic() + _PAUSE_S >= deadline:
                 raise WaitTimeout(
                     f"nobody in the fleet has opened {name!r} as its recorder within {seconds} s: {error}",

@@ -1,4 +1,4 @@
-"""A point that travels before its record: for whoever must name the end of work before the work is submitted."""
+"""A point that is sent before its record: for programs that name the end of work before it is submitted."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ipcsync.typing import StreamLike
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# One record, and room for what follows one that an exception interrupted: `Engine._make_record` makes that one anew.
+# One record, and room to repeat one that an exception interrupted: see `Engine._make_record`.
 RING = 2
 
 
 class Reservation:
     """One record that this session will make, on a stream that is not known yet. Made by `Client.reserve`.
 
-    Its point may be sent at once. Whoever waits for it waits until the record is made, or goes `ahead` of it; it never
-    passes because nothing was recorded so far. It ends in RecorderLost if the reservation is closed, or its process
-    dies, before the record.
+    Its point may be sent at once. A wait for it blocks until the record is made, or goes `ahead` of it; it never ends
+    because nothing was recorded so far. It raises RecorderLost if the reservation is closed, or its process dies,
+    before the record.
 
-    A context manager that closes it. Keep it open until those who were sent the point have begun to use it: a point of
-    a closed reservation whose work is complete is EventClosed to whoever sees it first then. One that is dropped
-    without being closed is closed with a ResourceWarning.
+    A context manager that closes it. Keep it open until the receivers of the point have begun to use it: once the
+    reservation is closed and its work complete, a process that sees the point first raises EventClosed. A reservation
+    that is dropped without being closed is closed with a ResourceWarning.
     """
 
     def __init__(self, event: SharedEvent) -> None:
@@ -49,13 +49,15 @@ class Reservation:
     def record(self, stream: StreamLike | None = None, *, after: Iterable[Point] = ()) -> Point:
         """Record after all work submitted to `stream` so far, and after the points `after`; the reserved point.
 
-        Once: EventClosed for another record, also from another thread while one is under way, and for a closed
-        reservation. Raises what `SharedEvent.record` does; if nothing was recorded, it can be tried again.
+        Only once: another record, also of another thread while one is under way, raises EventClosed, and so does a
+        closed reservation. Raises as `SharedEvent.record`; if nothing was recorded, it can be called again.
         """
         self._event._check()
         point = self._record(stream, after)
         if point is None:
-            raise EventClosed(f"a record of {self._event._engine.label}, a reservation, is under way: it is for one")
+            raise EventClosed(
+                f"a record of {self._event._engine.label}, a reservation, is under way: it allows one record"
+            )
         return point
 
     @trying("_lock")

@@ -1,4 +1,4 @@
-"""How a stream is made as a name says that every worker's is."""
+"""Named streams: every worker that opens a name gets a stream of the same device and priority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's unnamed events: one for each stream that it records on, and whose they are as streams come and go."""
+"""A client's unnamed events: one for each stream that it records on, reused as streams come and go."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ipcsync.errors import EventClosed, QuotaExceeded, Reentered
 from ipcsync.typing import EngineChoice
 
 StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
-"""A stream's address, its thread if the address means another stream on each (else 0), its ordinal, and the engine."""
+"""A stream's address; the thread's id if the address means another stream on each, else 0; device; engine."""
 
 UNNAMED_DEPTH = 16
 """How many records of a stream may be in flight, unless its first record says otherwise."""
 
 _MANY = 32
-_LOOKS = 16  # at so many events before a further one is made
+_LOOKS = 16  # how many events are looked at before another one is made
 
 
 class UnnamedEvents:
-    """The events behind `Client.record`; `events` are those that there are, by stream."""
+    """The events behind `Client.record`: `events`, by stream."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -35,7 +35,7 @@ class UnnamedEvents:
         """The event of a stream: its own, another's whose work is complete, or a new one."""
         lock = self._lock
         if lock.is_mine() and lock.is_held_below():
-            raise Reentered("this client's first record on a stream is under way, which a first record here interrupts")
+            raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
         openings = [Opening()]
         try:
             with lock:
@@ -69,11 +69,13 @@ class UnnamedEvents:
     def _take_over(self, key: StreamKey, depth: int) -> SharedEvent | None:
         """An event of the same kind whose work is complete, taken from its stream; None if there is none.
 
-        Its points stay good: a generation is complete once all before it are, whichever stream it was recorded on. The
-        other stream's next record takes an event as that of a new one.
+        Its points stay valid: a generation is complete once all before it are, on whichever stream it was recorded. The
+        other stream's next record gets an event as a new stream does.
         """
         others = list(self.events)
-        self._look_from = (self._look_from + _LOOKS) % max(len(others), 1)  # busy ones are not looked at again at once
+        self._look_from = (self._look_from + _LOOKS) % max(
+            len(others), 1
+        )  # so that busy ones are not looked at again at once
         for other in (others[self._look_from :] + others)[:_LOOKS]:
             event = self.events[other]
             if other[2:] == key[2:] and _is_idle(event) and (event.depth == depth or event.engine == "timeline"):
@@ -84,7 +86,7 @@ class UnnamedEvents:
 
 
 def _is_idle(event: SharedEvent) -> bool:
-    """Whether all that was recorded on it is complete, and more can be."""
+    """Whether all its records are complete, and more are possible."""
     try:
         return not event.is_lost and event.state == "open" and event.completed == event.generation
     except EventClosed:

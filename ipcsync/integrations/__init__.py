@@ -1,1 +1,1 @@
-"""What other projects load by their own plugin interfaces: `lmcache`, `ray`, `vllm`. Nothing else imports it."""
+"""Plugins for other projects, loaded by their plugin interfaces: `lmcache`, `ray`, `vllm`."""

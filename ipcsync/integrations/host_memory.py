@@ -1,4 +1,4 @@
-"""CPU tensors for another process of this machine: copies in a memory file, which no death leaves behind."""
+"""CPU tensors for another process of this machine: copies in a memory file, which the kernel frees at any death."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layout = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass
 class HostMemory:
-    """Where copies of CPU tensors are: a memory file that its process holds open."""
+    """The location of copies of CPU tensors: a memory file that its process holds open."""
 
     pid: int
     descriptor: int
@@ -28,7 +28,7 @@ class HostMemory:
 
 
 def copied(tensors: Sequence[torch.Tensor]) -> tuple[int, HostMemory]:
-    """Copies of CPU tensors in a memory file: its descriptor, and what another process opens it by."""
+    """Copies of CPU tensors in a memory file: its descriptor, and its location for another process."""
     offsets, size = [], 0
     for tensor in tensors:
         offsets.append(size)
@@ -44,11 +44,11 @@ def copied(tensors: Sequence[torch.Tensor]) -> tuple[int, HostMemory]:
 
 
 def opened(memory: HostMemory, layouts: Sequence[Layout], point: ipcsync.Point) -> list[torch.Tensor]:
-    """Another process's CPU tensors; what is written to them is seen by nobody else."""
+    """Another process's CPU tensors, mapped privately: writes to them stay in this process."""
     try:
         descriptor = os.open(f"/proc/{memory.pid}/fd/{memory.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        point.query()  # which says who died
+        point.query()  # raises RecorderLost if the recorder died
         raise
     try:
         if os.fstat(descriptor).st_ino != memory.inode:
@@ -61,7 +61,7 @@ def opened(memory: HostMemory, layouts: Sequence[Layout], point: ipcsync.Point) 
 
 
 def _views(pages: mmap.mmap, offsets: list[int], layouts: Sequence[Layout]) -> list[torch.Tensor]:
-    """Tensors over the pages, which they keep mapped."""
+    """Tensors over the mapped pages, which they keep mapped."""
     return [
         torch.frombuffer(pages, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
         if math.prod(shape)

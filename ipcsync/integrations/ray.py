@@ -46,18 +46,18 @@ class TransferAborted(IpcSyncError):  # noqa: N818 - as the errors of ipcsync ar
 
 
 def register(name: str = "ipcsync") -> None:
-    """Offer the transport to the classes and actors of this process from now on. ValueError if the name is taken."""
+    """Register the transport for the classes and actors of this process. ValueError if the name is taken."""
     register_tensor_transport(name, ["cuda", "cpu"], PointTransport, torch.Tensor)
 
 
 @dataclass
 class PointMetadata(TensorTransportMetadata):
-    """What the receiver is told of the tensors of one object."""
+    """The message to the receiver about one object's tensors."""
 
     point: bytes = b""
     """The 48 bytes of the record behind which the tensors are complete."""
     cuda: list[tuple[Callable[..., torch.Tensor], tuple[Any, ...]]] = field(default_factory=list)
-    """What torch rebuilds each from; those of the CPU are in `memory`."""
+    """The arguments from which torch rebuilds each; CPU tensors are in `memory`."""
     memory: HostMemory | None = None
 
 
@@ -66,7 +66,7 @@ class Transfer(FetchRequest):
     """Tensors that are open here, and may be used once their point is complete."""
 
     point: ipcsync.Point | None = None
-    """What the host has to wait for: nothing on a GPU, where the stream does."""
+    """The point that the host has to wait for; None on a GPU, where the stream waits."""
     targets: Sequence[torch.Tensor] | None = None
     over: threading.Event = field(default_factory=threading.Event)
     is_aborted: bool = False
@@ -78,7 +78,7 @@ class PointTransport(TensorTransportManager):
     CUDA tensors are opened by torch, on the same GPU only, which is found by its UUID. CPU tensors are copied into a
     memory file, and the receiver's host waits: this is for trying a program without a GPU.
 
-    A sender that dies raises RecorderLost in the receiver. That its work had ended before is not known, and so its
+    If the sender dies, the receiver raises RecorderLost: it is unknown whether the sender's work had ended, so its
     tensors are not handed out.
     """
 
@@ -97,11 +97,11 @@ class PointTransport(TensorTransportManager):
 
     @staticmethod
     def can_abort_transport() -> bool:
-        """A wait of the host can be ended; so no actor has to be killed."""
+        """A wait on the host can be cancelled, so no actor has to be killed."""
         return True
 
     def actor_has_tensor_transport(self, actor: object) -> bool:  # noqa: ARG002
-        """Taken for granted: asking the actor would block the caller, and a failed transfer says why."""
+        """Always True: asking the actor would block the caller, and a failed transfer says why."""
         return True
 
     def get_communicator_metadata(
@@ -110,20 +110,20 @@ class PointTransport(TensorTransportManager):
         dst_actor: object,  # noqa: ARG002
         backend: str | None = None,  # noqa: ARG002
     ) -> CommunicatorMetadata:
-        """Nothing: a point says all."""
+        """None: the point is enough."""
         return CommunicatorMetadata()
 
     # --- the sender ---------------------------------------------------------------------------------------------------
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[torch.Tensor]) -> PointMetadata:
-        """Record behind the tensors, and say where they are. ValueError if they are not all on one device."""
+        """Record behind the tensors; returns the message to the receiver. ValueError if they are on several devices."""
         tensors = rdt_object
         metadata = PointMetadata(tensor_meta=[(tensor.shape, tensor.dtype) for tensor in tensors])
         if not tensors:
             return metadata
         device = tensors[0].device
         if any(tensor.device != device for tensor in tensors):
-            raise ValueError("the tensors of one object are on one device")
+            raise ValueError("the tensors of one object must be on one device")
         metadata.tensor_device = device.type
         if device.type == "cuda":
             metadata.cuda = [reduce_tensor(tensor) for tensor in tensors]
@@ -139,7 +139,7 @@ class PointTransport(TensorTransportManager):
         self, tensors: list[torch.Tensor], tensor_transport_metadata: object, communicator_metadata: object
     ) -> None:
         """Never called: the transport is one-sided."""
-        raise NotImplementedError("the receiver does it all")
+        raise NotImplementedError("the transport is one-sided: the receiver opens the tensors")
 
     def garbage_collect(
         self,
@@ -147,7 +147,7 @@ class PointTransport(TensorTransportManager):
         tensor_transport_meta: object,  # noqa: ARG002
         tensors: list[torch.Tensor],  # noqa: ARG002
     ) -> None:
-        """Give back the memory of an object that nobody refers to any more."""
+        """Free the memory of an object without references."""
         self._release(obj_id)
 
     def _release(self, obj_id: str) -> None:
@@ -210,7 +210,7 @@ class PointTransport(TensorTransportManager):
         return _placed(fetch_request.tensors, fetch_request.targets)
 
     def abort_transport(self, obj_id: str, communicator_metadata: object) -> None:  # noqa: ARG002
-        """End this process's wait for an object. What its GPU streams wait for, they go on waiting for."""
+        """End this process's wait for an object. Waits that are queued on its GPU streams stay."""
         transfer = self._waited_for.get(obj_id)
         if transfer is not None:
             transfer.is_aborted = True
@@ -218,7 +218,7 @@ class PointTransport(TensorTransportManager):
 
 
 def _rebuilt(rebuild: Callable[..., torch.Tensor], arguments: tuple[Any, ...], device: torch.device) -> torch.Tensor:
-    """A CUDA tensor of another process, by this process's number of their device."""
+    """A CUDA tensor of another process, with this process's ordinal of its device."""
     own = list(arguments)
     own[_DEVICE_ARGUMENT] = device.index
     return rebuild(*own)

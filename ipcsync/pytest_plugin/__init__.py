@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _seconds(text: str) -> float:
-    """A finite number of seconds above 0; ValueError otherwise, which argparse turns into a usage error."""
+    """A finite number of seconds above 0; else ValueError, which argparse reports as a usage error."""
     seconds = float(text)
     if not 0 < seconds <= 1e6:
         raise ValueError(text)
@@ -65,7 +65,7 @@ def _seconds(text: str) -> float:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, and know which run this process is of."""
+    """Register the markers, and find the run of this process."""
     needs = "needs a real NVIDIA GPU; skipped, with the reason, where there is none"
     config.addinivalue_line("markers", f"ipcsync_gpu: {needs}")
     config.addinivalue_line("markers", f"gpu: of a test that uses an ipcsync_* fixture: {needs}")
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - xdist ships no types
-    """Tell an xdist worker whose run it is of (in the controller)."""
+    """Send an xdist worker its run (in the controller)."""
     node.workerinput[_WORKER_KEY] = node.config.stash[_RUN].to_worker()
 
 
@@ -87,7 +87,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Skip tests that need a GPU if there is none."""
     if _needs_gpu(item):
         reason = gpu.why_not()
         if reason:
@@ -97,7 +97,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _needs_gpu(item: pytest.Item) -> bool:
     if item.get_closest_marker("ipcsync_gpu") is not None:
         return True
-    # Other suites in this environment have a marker of that name too, and may have GPUs that are none of NVIDIA's.
+    # Other suites may have a marker of that name too, for GPUs of other makers.
     uses_us = any(name.startswith("ipcsync_") for name in getattr(item, "fixturenames", ()))
     return uses_us and item.get_closest_marker("gpu") is not None
 
@@ -144,8 +144,8 @@ def ipcsync_coordinator(
 
 @pytest.fixture
 def ipcsync_namespace(request: pytest.FixtureRequest) -> str:
-    """What begins every name of this test, and none of any other, be it a repetition of it or of another run."""
-    # From the system's randomness: plugins that seed `random` for each test would give the same again.
+    """The prefix of every name of this test; no other test, repetition or run has the same."""
+    # From the system's randomness: some plugins seed `random` equally for each test.
     return f"{secrets.token_hex(6)}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', request.node.name)[:60]}"
 
 
@@ -153,7 +153,7 @@ def ipcsync_namespace(request: pytest.FixtureRequest) -> str:
 def ipcsync_client(
     pytestconfig: pytest.Config, ipcsync_coordinator: RunCoordinator, ipcsync_namespace: str
 ) -> Iterator[Client]:
-    """A client of the run's coordinator, to which every name is one of the test's namespace."""
+    """A client of the run's coordinator, with every name in the test's namespace."""
     from ipcsync.pytest_plugin import namespaced
 
     with namespaced.connect(

@@ -1,4 +1,4 @@
-"""A client to which every name is one of a namespace, so that tests that share a coordinator never meet."""
+"""A client with every name in a namespace, so that tests that share a coordinator are independent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ipcsync.client import AttachmentInfo, Client, EventInfo, Notice, SessionInf
 class NamespacedClient(Client):
     """A client whose names of events and streams begin with `namespace` and a slash.
 
-    Names go in without it, or with it; they come out with it. Lists and `watch` tell of the namespace only, its
-    sessions included; `stats` counts everything. What has no name (`record`, points) needs no namespace.
+    Names go in without it, or with it; they come out with it. Lists and `watch` show the namespace only, with its
+    sessions; `stats` counts everything. Operations without a name (`record`, points) need no namespace.
     """
 
     def __init__(self, endpoint: str, namespace: str, name: str, timeout: float) -> None:
@@ -24,7 +24,7 @@ class NamespacedClient(Client):
 
     def _full(self, name: str) -> str:
         if not isinstance(name, str) or name.startswith(self._session_prefix):
-            return name  # of what is no text, the client says so
+            return name  # the client refuses another type
         return self._session_prefix + name
 
     def event(self, name: str, **options: Any) -> SharedEvent:

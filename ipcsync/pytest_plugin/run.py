@@ -1,9 +1,9 @@
 """One coordinator for one test run, shared by every process of it.
 
-A run belongs to a process: xdist's controller, or pytest itself without xdist. Whoever needs the coordinator first
-starts it, under a file lock, in a directory that is named after the run. The daemon goes on when the worker that
-started it ends or crashes, and ends by itself when the run's process does, even by SIGKILL (`--exit-with`). In the
-ordinary case the run's process stops it, when its workers have ended.
+A run belongs to a process: xdist's controller, or pytest itself without xdist. The first process that needs the
+coordinator starts it, under a file lock, in a directory named after the run. The daemon outlives the worker that
+started it, and ends by itself when the run's process does, even by SIGKILL (`--exit-with`). Normally the run's process
+stops it once its workers have ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TAIL_BYTES = 16_384
 
 @dataclass(frozen=True)
 class Run:
-    """Whose run it is, as (pid, start time), and a token that tells it from others of the same process."""
+    """A run: its process as (pid, start time), and a token, since a process may have several runs."""
 
     pid: int
     started: int
@@ -48,11 +48,11 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """Where the run's processes meet. Named so that a later `launch` removes what a killed run left."""
+        """The run's directory. By its name, a later `launch` removes it if the run was killed."""
         return Path(tempfile.gettempdir()) / f"{directory_prefix()}{self.pid}-{self.started}-{self.token}"
 
     def to_worker(self) -> dict[str, Any]:
-        """What a worker is told of it."""
+        """The run as it is sent to a worker."""
         return dataclasses.asdict(self)
 
 
@@ -72,13 +72,13 @@ class RunCoordinator:
 
 
 def own() -> Run:
-    """A run of this very process."""
+    """A run of this process itself."""
     pid = os.getpid()
     return Run(pid, start_time(pid) or 0, secrets.token_hex(4))
 
 
 def of_worker(workerinput: Mapping[str, Any]) -> Run:
-    """The run of an xdist worker, by what its controller told it.
+    """The run of an xdist worker, as its controller sent it.
 
     If the controller does not have this plugin, or is on another machine, the run is the parent process's: its workers
     meet by xdist's id of the run.
@@ -98,7 +98,7 @@ def join(run: Run, driver: str, log: Path) -> RunCoordinator:
     """
     _make_private(run.directory)
     with open(run.directory / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # held for as long as a start takes, and released by the kernel after a crash
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held during a start, and released by the kernel after a crash
         found = _read(run)
         if found is None:
             found = _start(run, driver, log)
@@ -161,28 +161,28 @@ def _write(run: Run, coordinator: RunCoordinator) -> None:
 
 def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
     """Start the daemon and wait until it serves."""
-    # A directory for each start: a worker that crashes right after it leaves a daemon that nobody knows of, which keeps
-    # its own until the run ends.
+    # A directory for each start: a worker that crashes right after it leaves an unknown daemon, which keeps its
+    # directory until the run ends.
     command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", str(run.directory / str(os.getpid()))]
     command += ["--no-keeper", "--driver", driver, "--exit-with", f"{run.pid}:{run.started}"]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
         read, write = os.pipe2(os.O_CLOEXEC)
         try:
-            process = subprocess.Popen(  # which closes every other descriptor, those of a GPU's driver among them
+            process = subprocess.Popen(  # it closes every other descriptor, also a GPU driver's
                 [*command, "--ready-fd", str(write)],
                 env=environment(),
                 pass_fds=(write,),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # a Ctrl-C is pytest's, which then stops the daemon in order
+                start_new_session=True,  # Ctrl-C reaches pytest alone, which then stops the daemon
             )
         finally:
             os.close(write)
     pid = process.pid
-    process.returncode = 0  # it is the run's, not this worker's: nobody here waits for it, or minds that it runs
+    process.returncode = 0  # it belongs to the run, not to this worker: avoids Popen's warning that it still runs
     try:
-        endpoint = read_line(read, _START_S) or ""  # none if it ends, or takes too long
+        endpoint = read_line(read, _START_S) or ""  # "" if it ends or takes too long
     finally:
         os.close(read)
     coordinator = RunCoordinator(endpoint, pid, start_time(pid) or 0, str(log))
@@ -193,7 +193,7 @@ def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
 
 
 def _end(coordinator: RunCoordinator) -> None:
-    """SIGTERM, SIGKILL if that is not enough, and wait. It may be no child of this process."""
+    """End a process by SIGTERM, by SIGKILL if that is not enough, and wait. It need not be a child of this process."""
     try:
         process = PidFd(coordinator.pid)
     except ProcessLookupError:
@@ -207,5 +207,5 @@ def _end(coordinator: RunCoordinator) -> None:
                     break
     finally:
         process.close()
-    with contextlib.suppress(ChildProcessError):  # a worker started it: it is reaped by whoever adopted it
+    with contextlib.suppress(ChildProcessError):  # a worker started it, so another process reaps it
         os.waitpid(coordinator.pid, os.WNOHANG)

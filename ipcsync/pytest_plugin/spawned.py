@@ -1,7 +1,7 @@
-"""Processes that a test spawns: what they return or raise, and their end.
+"""Processes that a test spawns: their results, and their end.
 
-Function and arguments go to the child over a pipe that only the two have, pickled, and so does the answer come back:
-nothing pickled is ever read from a socket that others can connect to.
+Function, arguments and answer are pickled, and travel over a pipe that only the two processes have: nothing pickled is
+read from a socket to which others can connect.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ipcsync.pytest_plugin import spawned_main
 from ipcsync.pytest_plugin.spawned_main import Task
 
 _END_S = 10.0
-_GRACE_S = 2.0  # for a child that ends by its own time limit, so that it can say where it was
+_GRACE_S = 2.0  # for a child that ends at its own time limit and writes its traceback
 
 
 class ChildError(AssertionError):
-    """A spawned process has no result: it crashed, was killed, ran past its time, or raised what cannot travel.
+    """A spawned process has no result: it crashed, was killed, ran past its time, or raised what cannot be pickled.
 
-    `traceback` is that process's, empty if it left none; `status` its exit status (negative: the signal), None if it
-    runs on.
+    `traceback` is that process's, empty if there is none; `status` its exit status (negative: the signal), None while
+    it runs.
     """
 
     def __init__(self, message: str = "", *, traceback: str = "", status: int | None = None) -> None:
@@ -48,7 +48,7 @@ class Child:
         self._failure: ChildError | None = None
         self._was_asked = False
         self._began = time.monotonic()
-        pickled = pickle.dumps(args)  # apart from the task: the child needs its module before it can build them
+        pickled = pickle.dumps(args)  # separately: the child needs the module before it can unpickle them
         self._trace = os.memfd_create("ipcsync-child")
         try:
             self._child = child.Child(spawned_main.run, task, pickled, self._trace, fds=[self._trace])
@@ -58,13 +58,13 @@ class Child:
         self.pid: int = self._child.pid
 
     def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401 - what the function returned
-        """What the function returned, waited for at most `timeout` seconds (None: until the child's own time is over).
+        """The function's result; waits at most `timeout` seconds (None: until the child's own time limit).
 
-        Raises what the function raised, with that process's traceback as a note; ChildError, with whatever traceback
-        there is, if it ended otherwise or the time is over. A child whose own time is over (--ipcsync-timeout) is
-        killed; one that is merely waited for too briefly goes on.
+        Raises the function's exception, with that process's traceback as a note; ChildError, with a traceback if there
+        is one, if the process ended otherwise or the time is over. A child past its own limit (--ipcsync-timeout) is
+        killed; after a shorter `timeout` it runs on.
         """
-        __tracebackhide__ = True  # the test's own line is what failed
+        __tracebackhide__ = True  # so that pytest shows the test's own line
         self._was_asked = True
         if self._answer is None and self._failure is None:
             self._receive(timeout)
@@ -77,7 +77,7 @@ class Child:
         return value
 
     def _receive(self, timeout: float | None) -> None:
-        """Take in the answer, or why there is none."""
+        """Read the answer, or find out why there is none."""
         over = self._began + self._limit + _GRACE_S
         until = over if timeout is None else min(over, time.monotonic() + timeout)
         self._child.has_spoken(until - time.monotonic())
@@ -93,17 +93,17 @@ class Child:
         late = self._child.status is None
         self.kill()
         trace = self._read_trace()
-        late = late or trace.startswith("Timeout (")  # faulthandler's words
+        late = late or trace.startswith("Timeout (")  # the text of faulthandler
         why = f"ran past its {self._limit:g} s" if late else f"ended without a result: {self._how()}"
         self._failure = ChildError(
             f"{self._label} (pid {self.pid}) {why}{_block(trace)}", traceback=trace, status=self._child.status
         )
 
     def _error(self, pickled: bytes | None, trace: str) -> Exception:
-        """What it raised, with its traceback."""
+        """Its exception, with its traceback."""
         error: Any = None
         if pickled is not None:
-            with contextlib.suppress(Exception):  # what cannot be built here is told by its traceback
+            with contextlib.suppress(Exception):  # if it cannot be unpickled here, the traceback says what it was
                 error = pickle.loads(pickled)  # noqa: S301 - from the pipe of our own child
         if not isinstance(error, Exception):
             return ChildError(f"{self._label} (pid {self.pid}) raised{_block(trace)}", traceback=trace)
@@ -119,11 +119,11 @@ class Child:
         return child.in_words(self._child.status)
 
     def kill(self) -> None:
-        """End it and whatever it started by SIGKILL, and reap it; nothing if it ended already."""
+        """Kill it and every process that it started by SIGKILL, and reap it; does nothing once it has ended."""
         self._child.kill(with_group=True)
 
     def close(self) -> None:
-        """Kill it if it runs, and give back what it holds; warns of an error that nobody asked for."""
+        """Kill it if it runs, and close its files; warns of an exception if `result` was never called."""
         if not self._was_asked and self._answer is None and self._failure is None and self._child.connection.poll(0):
             with contextlib.suppress(EOFError, ConnectionResetError):  # it ended in the middle of its answer
                 self._answer = self._child.connection.recv()
@@ -131,7 +131,7 @@ class Child:
         self._child.close()
         os.close(self._trace)
         if not self._was_asked and self._answer is not None and self._answer[0] == "raised":
-            text = f"{self._label} (pid {self.pid}) raised, and nobody asked for its result{_block(self._answer[2])}"
+            text = f"{self._label} (pid {self.pid}) raised, and its result was never asked for{_block(self._answer[2])}"
             warnings.warn(pytest.PytestWarning(text), stacklevel=2)
 
     def __repr__(self) -> str:
@@ -154,7 +154,7 @@ class Children:
         """
         module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
         if not callable(fn) or not module or not name or "<" in name or module == "__main__":
-            raise TypeError(f"a process is spawned for a function of a module, which it imports, but got {fn!r}")
+            raise TypeError(f"ipcsync_spawn takes a function of a module, which the process imports, but got {fn!r}")
         file = getattr(sys.modules.get(module), "__file__", None)
         label = f"{name.rpartition('.')[2]}-{len(self._children) + 1}"
         task = Task(module, name, file, self._endpoint, self._namespace, label, self._limit)
@@ -163,7 +163,7 @@ class Children:
 
     def close(self) -> None:
         """End all of them."""
-        with contextlib.ExitStack() as stack:  # each is ended, also when another one's end raises
+        with contextlib.ExitStack() as stack:  # so that each is ended, also if another one's end raises
             for child in self._children:
                 stack.callback(child.close)
 

@@ -1,4 +1,4 @@
-"""A spawned process's own side: it runs one function with a client, answers over the pipe, and ends.
+"""The spawned process's side: it runs one function with a client, answers over the pipe, and ends.
 
 It ends by itself, when its time is over, or with its parent.
 """
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 
 class Task(NamedTuple):
-    """What to run, and as whom."""
+    """The function to run, and the client's names."""
 
     module: str
     name: str
@@ -29,14 +29,14 @@ class Task(NamedTuple):
 
 
 def run(pipe: Connection, task: Task, args: bytes, trace_fd: int) -> None:
-    """Do one task, and answer over the pipe; the tracebacks of what ends the process go to `trace_fd`."""
+    """Do one task, and answer over the pipe; tracebacks of a crash or a time-out go to `trace_fd`."""
     faulthandler.enable(trace_fd)
     # A watchdog in C, which needs no GIL: it writes every thread's traceback and ends the process.
     faulthandler.dump_traceback_later(task.limit, exit=True, file=trace_fd)
     answer = _run(task, args)
     try:
         pipe.send(answer)
-    except Exception as error:  # noqa: BLE001 - a result that does not pickle is told instead
+    except Exception as error:  # noqa: BLE001 - an answer that does not pickle
         pipe.send(("raised", *_told(error)))
     pipe.close()
 
@@ -72,7 +72,7 @@ def _load(name: str, file: str | None) -> ModuleType:
 
 
 def _told(error: BaseException) -> tuple[bytes | None, str]:
-    """An error as it travels: pickled, if it comes out of that again, and its traceback."""
+    """An error as a message: pickled, if it can be unpickled again, and its traceback."""
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     try:
         pickled = pickle.dumps(error)

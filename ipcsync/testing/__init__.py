@@ -1,4 +1,4 @@
-"""What tests and examples of code that uses streams and events need, on either driver."""
+"""Tools for tests and examples of code with streams and events, on either driver."""
 
 from ipcsync.testing.gate import StreamGate
 from ipcsync.testing.memory import Memory

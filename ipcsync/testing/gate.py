@@ -1,4 +1,4 @@
-"""Gates: what holds a stream for as long as a test needs it."""
+"""Gates: a gate holds a stream for as long as a test needs it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _PAGE = 4096
 class StreamGate:
     """Holds a stream's later work from its construction to `open()`, on either driver.
 
-    It queues a wait for a word of pinned host memory, which `open` stores: no kernel, and no Python inside a driver's
-    callback. Work queued before the gate goes on. Other streams are not held, except where a GPU maps them to the same
-    hardware queue. Of several gates on one stream each may be opened at any time: the stream goes on past those in
-    front that are open.
+    It queues a wait for a word of pinned host memory, to which `open` stores: it uses no kernel, and no Python in a
+    driver's callback. Work queued before the gate goes on. Other streams are not held, unless the GPU maps them to the
+    same hardware queue. Several gates on one stream may be opened in any order: the stream goes on to the first one
+    that is still closed.
 
     A context manager: leaving its block opens it, and waits for nothing. A gate that is dropped without being opened
     opens too, with a ResourceWarning.
@@ -44,19 +44,19 @@ class StreamGate:
             gate.open()
             point.synchronize(5)
 
-    Raises StreamCapturing for a stream that is being captured, TypeError for what is no stream, DriverError if the
-    driver has no stream memory operations.
+    Raises StreamCapturing for a stream that is being captured, TypeError for an argument that is not a stream,
+    DriverError if the driver has no stream memory operations.
     """
 
     def __init__(self, stream: StreamLike | None = None) -> None:
         fork.arm()
-        self._stream = resolve(None) if stream is None else stream  # it lives for as long as its gate
+        self._stream = resolve(None) if stream is None else stream  # kept alive as long as the gate
         handle, ordinal = stream_handle(self._stream)
         with OnDevice(ordinal):
             if capture.is_capturing(handle):
                 raise StreamCapturing("cannot hold a stream that is being captured into a CUDA graph")
         self._word = _take(ordinal)
-        # Before the wait is queued: whatever happens then, the stream is not held for ever.
+        # Before the wait is queued, so that an exception afterwards cannot leave the stream held for ever.
         self._finalizer = weakref.finalize(self, _drop, self._word, repr(self._stream))
         self._finalizer.atexit = False
         try:
@@ -72,7 +72,7 @@ class StreamGate:
         return not self._finalizer.alive
 
     def open(self) -> None:
-        """Let the stream go on; twice does nothing."""
+        """Let the stream go on; a second call does nothing."""
         fork.check()
         self._word.release()
         if self._finalizer.detach() is not None:
@@ -80,7 +80,7 @@ class StreamGate:
 
     def __enter__(self) -> Self:
         if self.is_open:
-            raise ValueError("this gate was opened, and holds nothing any more: make another one")
+            raise ValueError("this gate was opened and cannot hold again: make another one")
         return self
 
     def __exit__(
@@ -115,7 +115,7 @@ class _Word:
         self.is_marked = True
 
     def release(self) -> bool:
-        """Let the stream pass, with no call of the driver; whether it was held."""
+        """Let the stream pass, without a driver call; returns whether it was held."""
         was_held = self in _held
         self._value.value = 1
         _held.discard(self)
@@ -126,16 +126,16 @@ class _Word:
         return relaxed_call(context.driver().cuEventQuery, self.marker)[0] is SUCCESS
 
 
-# A word is used again once the stream is past its wait, and its page is never freed: to free it at the gate's end would
-# mean to wait for all that stands before it on the stream. Deques, whose steps are atomic: a gate may be opened by a
-# finalizer or a signal's handler in the middle of any of this.
+# A word is reused once the stream is past its wait, and its page is never freed: freeing it at the gate's end would
+# mean to wait for all earlier work on the stream. Deques, since their operations are atomic: a finalizer or a signal's
+# handler may open a gate within any of this.
 _free: dict[int, deque[_Word]] = {}
 _opened: deque[_Word] = deque()
 _held: set[_Word] = set()
 
 
 def _take(ordinal: int) -> _Word:
-    """A word of the device's that no wait is queued on, and that is 0."""
+    """A word of the device that is 0 and has no queued wait."""
     for _ in range(len(_opened)):
         word = _opened.popleft()
         (_free[word.ordinal] if word.is_passed() else _opened).append(word)
@@ -165,7 +165,7 @@ def _allocate(ordinal: int) -> None:
 
 
 def _put_by(word: _Word) -> None:
-    """Keep a word that was released for later use; one whose wait may have no marker behind it is never used again."""
+    """Keep a released word for reuse; a word whose wait may have no event behind it is never reused."""
     if word.is_marked:
         _opened.append(word)
 
@@ -173,14 +173,14 @@ def _put_by(word: _Word) -> None:
 def _drop(word: _Word, stream: str) -> None:
     """The finalizer of a gate that was not opened."""
     if fork.is_in_bad_fork() or not word.release():
-        return  # in a forked child the word lies in memory of the driver's, which the child need not have
+        return  # a forked child may not have the driver's memory
     _put_by(word)
     warnings.warn(f"a StreamGate of {stream} was dropped before it was opened", ResourceWarning, stacklevel=2)
 
 
 @atexit.register
 def _release_all() -> None:
-    """A process that ends must not wait for a stream that nobody is left to release."""
+    """Open all gates at exit: a process that ends must not wait for a stream that is held."""
     if not fork.is_in_bad_fork():
         for word in tuple(_held):
             word.release()

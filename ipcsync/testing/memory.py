@@ -1,4 +1,4 @@
-"""Memory that streams fill and copy: it stands for a tensor where there is no torch, or no GPU."""
+"""Memory that streams fill and copy: a stand-in for a tensor if there is no torch or no GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_LAZY_PEER_ACCESS = 1  # the one flag that cuIpcOpenMemHandle has, and it must be given
+_LAZY_PEER_ACCESS = 1  # cuIpcOpenMemHandle requires this flag, its only one
 
 Kind = Literal["device", "pinned", "opened"]
 
@@ -31,14 +31,14 @@ Kind = Literal["device", "pinned", "opened"]
 class Memory:
     """`size` bytes, all zeros, on a device (the current one by default).
 
-    Streams fill and copy it in their order, on either driver, without kernels of one's own. `pinned=True` makes memory
-    of the host, which streams copy from and to without waiting. `handle` opens device memory of another process, with
-    what it holds, by the handle from there; that process must outlive its use here.
+    Streams fill and copy it in their order, on either driver, without kernels. `pinned=True` allocates host memory,
+    from and to which streams copy without blocking. `handle` opens another process's device memory; that process must
+    keep it until the use here ends.
 
-    A context manager that closes it. What is not closed stays until its process ends: streams may still use it.
+    A context manager that closes it. Memory that is not closed stays until its process ends: streams may still use it.
 
-    Raises ValueError for a size below 1, TypeError for what is no int, InvalidDevice, HandleError for what is no handle
-    or this very process's, and DriverError if there is not so much.
+    Raises ValueError for a size below 1, TypeError for another type, InvalidDevice, HandleError for an invalid handle
+    or one of this process itself, and DriverError if there is not enough memory.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Memory:
 
     @property
     def device(self) -> Device:
-        """The device that it is on; of pinned memory, the one that was current."""
+        """Its device; of pinned memory, the device that was current."""
         return Device(self._ordinal)
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it is the host's."""
+        """Whether it is pinned host memory."""
         return self._kind == "pinned"
 
     def handle(self) -> bytes:
@@ -76,7 +76,7 @@ class Memory:
             return _drivers.handle_bytes(relaxed_call(_call, "cuIpcGetMemHandle", self.address))
 
     def fill(self, value: int, stream: StreamLike | None = None) -> None:
-        """Have `stream` set every byte to `value`, 0 to 255; stands for a kernel that computes something."""
+        """Have `stream` set every byte to `value`, 0 to 255: a stand-in for a kernel."""
         self._check()
         if not 0 <= value <= 255:
             raise ValueError(f"a byte is from 0 to 255, but got {value}")
@@ -89,17 +89,17 @@ class Memory:
         self._check()
         other._check()
         if other.size != self.size:
-            raise ValueError(f"this is {self.size} bytes, and what is to be copied {other.size}")
+            raise ValueError(f"this memory is {self.size} bytes, but the other is {other.size}")
         handle, ordinal = stream_handle(stream)
         function = context.driver().cuMemcpyAsync
         unwrap(stream_call(handle, ordinal, function, self.address, other.address, self.size, handle), "cuMemcpyAsync")
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Put `data`, of exactly its size, there now: no stream may use it."""
+        """Store `data`, of exactly its size, now; no stream may be using the memory."""
         self._check()
         content = bytes(data)
         if len(content) != self.size:
-            raise ValueError(f"this is {self.size} bytes, but got {len(content)}")
+            raise ValueError(f"this memory is {self.size} bytes, but got {len(content)}")
         if self.is_pinned:
             ctypes.memmove(self.address, content, self.size)
             return
@@ -107,7 +107,7 @@ class Memory:
             relaxed_call(_finish, "cuMemcpyHtoDAsync", self.address, content, self.size)
 
     def read(self) -> bytes:
-        """The bytes as they are now: first synchronize the stream that writes them, or wait for its point."""
+        """The present bytes: synchronize the stream that writes them, or wait for its point, first."""
         self._check()
         if self.is_pinned:
             return ctypes.string_at(self.address, self.size)
@@ -122,13 +122,13 @@ class Memory:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """What lets torch, cupy and numba see device memory without a copy."""
+        """The protocol by which torch, cupy and numba use device memory without a copy."""
         if self.is_pinned:
-            raise AttributeError("pinned memory is the host's: read() gives its bytes")
+            raise AttributeError("this is pinned host memory: read() returns its bytes")
         return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     def close(self) -> None:
-        """Give it back; no stream may use it any more. Twice is nothing, and so is a call in a forked child."""
+        """Free it; no stream may use it any more. A second call, and a call in a forked child, do nothing."""
         address, self.address = self.address, 0
         if not address or fork.is_in_bad_fork():
             return
@@ -166,14 +166,14 @@ def _allocated(size: int, *, pinned: bool) -> int:
         ctypes.memset(address, 0, size)
         return address
     address = int(relaxed_call(_call, "cuMemAlloc", size))
-    # What fills memory may be a kernel, whose first launch waits for all streams of its device. So it is launched here,
-    # before one of them is held.
+    # A driver may fill memory by a kernel, whose first launch waits for all streams of the device. So it is launched
+    # here, before a gate holds one of them.
     relaxed_call(_finish, "cuMemsetD8Async", address, 0, size)
     return address
 
 
 def _finish(name: str, *args: object) -> None:
-    """Have a stream do it, and wait: the calls without a stream return before it is done, and no other stream waits."""
+    """Run it on a stream, and wait: calls without a stream return before they are done, and no stream waits."""
     stream = _call("cuStreamCreate", _NON_BLOCKING)
     try:
         _call(name, *args, stream)

@@ -163,7 +163,7 @@ def test_row_13_a_link_or_file_in_place_of_the_runtime_directory_is_refused(dire
     for path in (link, file):
         ended = run_coordinator("--runtime-dir", str(path))
         assert ended.returncode == 1
-        assert "is no directory" in ended.stderr
+        assert "is not a directory" in ended.stderr
     assert list(directory.iterdir()) == []
 
 

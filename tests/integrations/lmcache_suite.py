@@ -37,7 +37,7 @@ _THEIR_DEVICES = "replaces the devices, or torch, by fakes that lack the one tha
 _UNRECORDED = "exports an event before it is recorded"
 _AUTO = "v1.platform.test_device_plugins::test_cuda_device_type_auto_selects_runtime_backend"
 _EXPECTED = {
-    "v1.multiprocess.test_futures::test_device_future_stub_end_to_end": "imports 15 bytes, which are no point",
+    "v1.multiprocess.test_futures::test_device_future_stub_end_to_end": "imports 15 bytes, which are not a point",
     f"{_AUTO}[13.0-None-CudaDeviceSpec-cuda]": _THEIR_DEVICES,
     f"{_AUTO}[None-7.2-RocmDeviceSpec-rocm]": _THEIR_DEVICES,
     "v1.platform.test_device_plugins::test_external_device_participates_in_runtime_detection": _THEIR_DEVICES,

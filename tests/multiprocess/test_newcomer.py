@@ -48,13 +48,13 @@ def test_what_can_be_no_streams_address_is_refused_everywhere(client: ipcsync.Cl
             lambda: ipcsync.set_stream(number),
         ]
         for use in uses:
-            with pytest.raises(TypeError, match="is no stream"):
+            with pytest.raises(TypeError, match="is not a stream"):
                 use()
 
 
 @pytest.mark.parametrize("number", [0, 1, 30, 4095])
 def test_what_can_be_no_events_address_is_refused(number: int) -> None:
-    with pytest.raises(TypeError, match="is no event"):
+    with pytest.raises(TypeError, match="is not an event"):
         ipcsync.Stream().wait_event(number)
 
 

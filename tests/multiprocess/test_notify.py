@@ -133,7 +133,7 @@ def test_a_manager_that_is_gone_is_logged_once_and_the_daemon_serves(
         while client.stats()["uptime_s"] < uptime + 0.5:  # some ticks of the daemon, each with a sign of life due
             with ipcsync.connect(client.endpoint, name="b"):
                 next(notices)
-    assert _end(process).count("the service manager cannot be told") == 1
+    assert _end(process).count("the service manager cannot be notified") == 1
 
 
 @pytest.mark.parametrize("start", ["--keeper"], indirect=True)

@@ -329,7 +329,13 @@ def test_files_that_are_no_traces_are_left_out_and_named(tmp_path: Path, coordin
     done = CliRunner().invoke(main, ["trace", "merge", str(tmp_path), "-o", str(out)])
     assert done.exit_code == 0, done.output
     left_out = [line for line in done.stderr.splitlines() if line.startswith("ipcsync: left out: ")]
-    said = ["it is empty", "is no trace: it has 5000", "no trace of version", "not a regular file", "Is a directory"]
+    said = [
+        "it is empty",
+        "is not a trace: it has 5000",
+        "not a trace of version",
+        "not a regular file",
+        "Is a directory",
+    ]
     assert len(left_out) == 6
     for line, letter, words in zip(left_out, "abcdef", [*said, "No such file"], strict=True):
         assert f"{tmp_path}/{letter}-" in line

@@ -1,4 +1,4 @@
-"""The board: where its words lie, and what is no board."""
+"""The board: where its words lie, and which files are not boards."""
 
 from __future__ import annotations
 

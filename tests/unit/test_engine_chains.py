@@ -155,7 +155,11 @@ def test_how_the_first_one_ended_is_how_the_others_are_lost(chain: Chain, ends: 
         chain.b.publish_completed()
         assert chain.c.behind.lost_from == (2 if ends == "closed" else 1)
         assert chain.b.chain.loss is not None
-        how = {"broken": "died", "expired": "was silent", "closed": "closed the event before it recorded that"}[ends]
+        how = {
+            "broken": "died",
+            "expired": "was silent",
+            "closed": "closed the event before it recorded this generation",
+        }[ends]
         assert how in chain.b.chain.loss.root
 
 

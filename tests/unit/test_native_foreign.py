@@ -147,7 +147,7 @@ def test_a_null_event_is_a_driver_error() -> None:
 
 
 def test_a_null_event_is_refused_before_the_driver_sees_it() -> None:
-    with pytest.raises(TypeError, match="0 is no event"):
+    with pytest.raises(TypeError, match="0 is not an event"):
         ipcsync.Stream().wait_event(0)
 
 

@@ -83,7 +83,7 @@ def test_an_entry_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / f"1-x{layout.SUFFIX}"
     path.write_bytes(content)
-    with pytest.raises(TraceError, match="is no trace"):
+    with pytest.raises(TraceError, match="is not a trace"):
         read(path)
 
 

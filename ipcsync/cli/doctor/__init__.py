@@ -1,11 +1,11 @@
-"""`ipcsync doctor`: what this machine and two of its processes can do, tried with real calls.
+"""`ipcsync doctor`: what this machine and two processes on it can do, tested with real calls.
 
 - `command`: the command itself
-- `checks`: what is tried, in order, and what follows for the user
-- `two_process_checks`: the parts of it that two processes do together
-- `workers`: the processes, none of which is waited for without a deadline
+- `checks`: the checks, in order, and the advice that follows
+- `two_process_checks`: the checks with two processes
+- `workers`: the processes; every wait for one has a deadline
 - `actions`: what each process does
-- `report`: for people and for programs
+- `report`: the output, for people and for programs
 """
 
 from ipcsync.cli.doctor.command import command

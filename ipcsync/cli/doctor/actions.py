@@ -1,4 +1,4 @@
-"""What a process of the doctor does, and what it keeps between two calls."""
+"""The functions that the doctor's processes run, and their state between two calls."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def describe() -> dict[str, Any]:
 
 
 def place() -> dict[str, Any]:
-    """Where this process stands: its pid, its pid namespace, and which /dev/shm it sees, None if there is none."""
+    """This process's pid, pid namespace and /dev/shm (None if there is none)."""
     from ipcsync._linux.process import pid_namespace
 
     return {"pid": os.getpid(), "namespace": pid_namespace(), "shm": _identity("/dev/shm")}  # noqa: S108 - looked at
 
 
 def _identity(path: str) -> list[int] | None:
-    """Which directory it is; None if there is none, or none that this process may look at."""
+    """The identity of a directory; None if there is none, or this process may not look at it."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, PermissionError):
@@ -66,7 +66,7 @@ def _identity(path: str) -> list[int] | None:
 
 
 def connect(endpoint: str) -> dict[str, Any]:
-    """Connect, and say where the coordinator stands; its /dev/shm is None if this process may not look."""
+    """Connect, and return the coordinator's place; its /dev/shm is None if this process may not look at it."""
     client = _client(endpoint)
     pid, _, namespace = client._session.lease.board.coordinator
     shm = _identity(f"/proc/{pid}/root/dev/shm") if namespace == place()["namespace"] else None
@@ -80,7 +80,7 @@ def _client(endpoint: str) -> ipcsync.Client:
 
 
 def check(endpoint: str, device: int) -> EngineChecks:
-    """What `Client.check` says of a device."""
+    """The result of `Client.check` for a device."""
     return _client(endpoint).check(device)
 
 
@@ -104,7 +104,7 @@ def let_go(name: str) -> None:
 
 
 def completed_here(name: str, generation: int) -> bool:
-    """Whether a load of the board's word shows within five seconds what this process's stream wrote."""
+    """Whether the CPU sees within five seconds what this process's stream wrote to the board."""
     line = _kept[name]._attached.engine.line
     base = _kept[name]._attached.engine.base
     return _soon(lambda: line.completed >= base + generation)
@@ -130,12 +130,12 @@ def is_held(name: str) -> bool:
 
 
 def goes_on(name: str, seconds: float = _SOON_S) -> bool:
-    """Whether the waiting stream goes on within so many seconds."""
+    """Whether the waiting stream goes on within `seconds`."""
     return _soon(_streams[name].query, seconds)
 
 
 def outcome(name: str, generation: int) -> str:
-    """What this process is told of a generation within five seconds: "complete", an error's name, or "nothing"."""
+    """The outcome of a wait for a generation within five seconds: "complete", an error's name, or "nothing"."""
     try:
         _kept[name].at(generation).synchronize(_SOON_S)
     except ipcsync.WaitTimeout:
@@ -178,7 +178,7 @@ _exported: list[ipcsync.Event] = []
 
 
 def open_twice(handle: str) -> str:
-    """What a second open of a handle gives: "the same" CUevent, "another" of that event, or the error."""
+    """The result of opening a handle twice: "the same" CUevent, "another" of that event, or the error."""
     from ipcsync.errors import DriverError
 
     first = _open(handle)
@@ -190,7 +190,7 @@ def open_twice(handle: str) -> str:
 
 
 def export_imported(handle: str) -> str:
-    """What exporting an imported event gives: "the same" handle, "another", or the error."""
+    """The result of exporting an imported event: "the same" handle, "another", or the error."""
     from ipcsync import _drivers
     from ipcsync.errors import DriverError
 

@@ -1,4 +1,4 @@
-"""What is checked, in order, and what follows from each result for the user."""
+"""The checks, in order, and the advice that follows from each result."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 
 @dataclass
 class Context:
-    """What is known so far of the machine."""
+    """The results so far."""
 
     workers: Workers
     wanted: str  # the endpoint asked for
     rest: ExitStack
     endpoint: str = ""
     found: dict[str, Any] = field(default_factory=dict)  # the driver and devices
-    place: dict[str, Any] = field(default_factory=dict)  # where a client stands
-    theirs: dict[str, Any] = field(default_factory=dict)  # where the coordinator stands
+    place: dict[str, Any] = field(default_factory=dict)  # a client's place: pid, namespaces, /dev/shm
+    theirs: dict[str, Any] = field(default_factory=dict)  # the coordinator's place
     works: dict[str, bool] = field(default_factory=dict)  # by engine
 
     @property
@@ -38,12 +38,12 @@ class Context:
 
     @property
     def is_software(self) -> bool:
-        """Whether libcuda is a stand-in: a GPU of NVIDIA's says so in its name."""
+        """Whether libcuda is a stand-in: the name of a GPU begins with NVIDIA."""
         return not self.is_host and not all(device["name"].startswith("NVIDIA") for device in self.found["devices"])
 
 
 def run(endpoint: str) -> list[Finding]:
-    """All checks. None hangs, and nothing of them is left behind."""
+    """Run all checks. None hangs, and their processes are gone afterwards."""
     with ExitStack() as rest, Workers() as workers:
         return list(_run(Context(workers, endpoint, rest)))
 
@@ -77,7 +77,7 @@ def _driver(context: Context) -> Outcome:
         return (
             "warn",
             f"the host driver, CUDA {number}: software, no GPU",
-            "Everything works as on a GPU, between processes too, but no GPU's work is ordered. With a GPU here, "
+            "Everything works as on a GPU, between processes too, but it orders no GPU work. If there is a GPU, "
             "IPCSYNC_DRIVER=cuda says why its driver is not used.",
         )
     if context.is_software:
@@ -85,7 +85,7 @@ def _driver(context: Context) -> Outcome:
         return (
             "warn",
             f"the cuda driver, CUDA {number}, from a software libcuda (its device is called {name!r})",
-            "This stands in for NVIDIA's driver and moves no GPU: what passes here is no proof for a GPU.",
+            "This stands in for NVIDIA's driver and moves no GPU: a check that passes here proves nothing about a GPU.",
         )
     return "ok", f"the cuda driver, CUDA {number}", ""
 
@@ -106,7 +106,7 @@ def _compiled(_context: Context) -> Outcome:
 def _devices(context: Context) -> Outcome:
     mine = context.found["devices"]
     if not mine:
-        return "fail", "the driver shows no device", "Look at CUDA_VISIBLE_DEVICES, and at nvidia-smi."
+        return "fail", "the driver shows no device", "Check CUDA_VISIBLE_DEVICES and the output of nvidia-smi."
     theirs = context.workers["waiter"].call(actions.describe)["devices"]
     names = "; ".join(f"{i}: {device['name']} GPU-{device['uuid']}" for i, device in enumerate(mine))
     if [device["uuid"] for device in theirs] != [device["uuid"] for device in mine]:
@@ -212,7 +212,7 @@ def _dev_shm(context: Context) -> Outcome:
         return (
             "skipped",
             "the coordinator's /dev/shm cannot be looked at from here",
-            "The next checks try what needs it.",
+            "The next checks test what needs it.",
         )
     if theirs != context.place["shm"]:
         return (
@@ -229,7 +229,7 @@ def _pid_namespace(context: Context) -> Outcome:
         return (
             "warn",
             "this process and the coordinator are in two pid namespaces",
-            "It works: deaths are told by file locks instead of pidfds. To share one: --pid=host.",
+            "It works: deaths are detected by file locks instead of pidfds. To share one: --pid=host.",
         )
     return "ok", "this process and the coordinator share a pid namespace", ""
 
@@ -275,7 +275,7 @@ def _engine(context: Context, engine: EngineName, what: str) -> Outcome:
 
 
 def _why_not(context: Context, engine: EngineName, device: int) -> str | None:
-    """Why an engine does not work on a device, None if it does."""
+    """Why an engine does not work on a device; None if it does."""
     try:
         report = context.workers["recorder"].call(actions.check, endpoint=context.endpoint, device=device)[engine]
         if report["ok"]:
@@ -291,7 +291,7 @@ def _cpu_writes(context: Context) -> Outcome:
         "ahead=True, and use the engine 'event'."
     )
     if not context.workers["waiter"].call(actions.try_gate):
-        context.workers["waiter"].kill()  # its stream can never go on
+        context.workers["waiter"].kill()  # its stream never goes on
         return "warn", "a plain store did not wake a stream that waits for pinned memory", advice
     if not context.works["timeline"]:
         return "ok", "a plain store wakes a stream that waits for pinned memory", ""
@@ -307,7 +307,7 @@ def _recorder_death(context: Context) -> Outcome:
             continue
         found = two_process_checks.death(context.workers, context.endpoint, engine)
         stream = "its stream went on" if found.stream_goes_on else "its stream stays blocked"
-        texts.append(f"{engine}: the waiter was told {found.outcome}, {stream}")
+        texts.append(f"{engine}: the waiter got {found.outcome}, {stream}")
         if found.outcome != "RecorderLost":
             return "fail", "; ".join(texts), _NOT_LOST
         if not found.stream_goes_on:
@@ -315,10 +315,10 @@ def _recorder_death(context: Context) -> Outcome:
     return ("warn" if advice else "ok"), "; ".join(texts), " ".join(advice)
 
 
-_NOT_LOST = "A dead process's work was not told as lost: do not rely on this driver."
+_NOT_LOST = "A dead process's work was not reported as lost: do not rely on this driver."
 _BLOCKED = {
-    "event": "This driver leaves a dead process's event pending for ever. Host calls end all the same, but a stream "
-    "that waits for it has to be abandoned; on the engine 'timeline' the coordinator releases it.",
+    "event": "This driver leaves a dead process's event pending for ever. Host calls end nevertheless, but a stream "
+    "that waits for it must be abandoned; on the engine 'timeline' the coordinator releases it.",
     "timeline": "The coordinator could not release the stream.",
 }
 
@@ -343,7 +343,7 @@ def _re_export(context: Context) -> Outcome:
     said = context.workers["waiter"].call(actions.export_imported, handle=handle)
     if said in {"the same", "another"}:
         return "ok", f"an imported event gives {said} handle", ""
-    return "ok", f"an imported event gives no handle: {said}", "ipcsync hands on the coordinator's own."
+    return "ok", f"an imported event gives no handle: {said}", "ipcsync passes the coordinator's handle on."
 
 
 _ON_FAILURE = {
@@ -370,4 +370,4 @@ CHECKS: tuple[tuple[str, Callable[[Context], Outcome], bool], ...] = (
     ("double-open", _double_open, False),
     ("re-export", _re_export, False),
 )
-"""Name, check, and whether the later ones make no sense if it fails."""
+"""Name, check, and whether a failure makes the later checks meaningless."""

@@ -1,4 +1,4 @@
-"""The command: run the checks, show them, and leave nothing behind."""
+"""The command: run the checks and print their results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ipcsync.cli.programs import become
 )
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
 def command(as_json: bool, endpoint: str | None, fleet: str | None, settings: tuple[str, ...]) -> None:
-    """Try what this machine and two of its processes can do.
+    """Check what this machine and two processes on it can do.
 
     \b
     Examples:
@@ -49,7 +49,7 @@ def command(as_json: bool, endpoint: str | None, fleet: str | None, settings: tu
         where = endpoint or endpoints.default_endpoint()
     except ValueError as error:
         raise Failed(str(error)) from None
-    endpoints.socket_path(where)  # refuses what is no endpoint
+    endpoints.socket_path(where)  # raises for an invalid endpoint
     found = checks.run(where)
     if as_json:
         print_json(report.as_json(found))

@@ -1,4 +1,4 @@
-"""What the machine is, as far as that decides whether CUDA shares anything between its processes."""
+"""The kind of machine, as far as it decides whether CUDA can share events between processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KIND_FILES = ("etc/nv_tegra_release", "proc/device-tree/compatible")
 
 
 def kind(root: Path = Path("/")) -> tuple[Result, str, str]:
-    """Linux on a machine of its own, WSL, or Tegra; `root` is where the machine's files are."""
+    """Plain Linux, WSL or Tegra; `root` is the directory with the machine's files."""
     machine = platform.machine()
     if "microsoft" in _read(root / "proc/version").lower() or (root / "dev/dxg").exists():
         return (
@@ -24,16 +24,16 @@ def kind(root: Path = Path("/")) -> tuple[Result, str, str]:
         return (
             "warn",
             f"Tegra (Jetson) on {machine}: older drivers have no interprocess handles here",
-            "What the driver says stands in the check ipc-attribute, what works in event-handles and timeline.",
+            "See the check ipc-attribute for the driver's claim, event-handles and timeline for what works.",
         )
     return "ok", f"Linux on {machine}, neither WSL nor Tegra", ""
 
 
 def mps(root: Path = Path("/")) -> tuple[Result, str, str]:
-    """Whether the Multi-Process Service stands between processes and the GPU."""
+    """Whether a Multi-Process Service serves the GPU."""
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's default
     if not (root / pipe.lstrip("/") / "control").exists():
-        return "ok", "no MPS daemon's pipe: each process has its own place on the GPU", ""
+        return "ok", "no MPS daemon's pipe: processes use the GPU directly", ""
     return (
         "warn",
         f"an MPS daemon's pipe is in {pipe}",

@@ -18,7 +18,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: what was tried and found (`detail`), and what it means and asks for (`advice`, empty for nothing)."""
+    """The result of one check: `detail` says what was tried and found, `advice` what to do (may be empty)."""
 
     name: str
     result: Result
@@ -32,7 +32,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Print a table on a terminal, plain lines elsewhere, and one line that sums up."""
+    """Print a table on a terminal, else plain lines; then a summary in one line."""
     if is_terminal(sys.stdout):
         _show_table(findings)
     else:

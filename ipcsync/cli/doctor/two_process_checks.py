@@ -1,6 +1,6 @@
-"""What two processes try together, over a coordinator: each engine, the release of waiters, and a recorder's death.
+"""Checks with two processes over a coordinator: each engine, the release of waiters, and a recorder's death.
 
-Each trial returns what it found; TrialError says why it could not be carried through.
+Each trial returns its finding; TrialError says why it could not be completed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from ipcsync.cli.doctor import actions
 from ipcsync.cli.doctor.workers import TrialError, Workers
 from ipcsync.typing import EngineName
 
-_RELEASE_S = 2.0  # the coordinator, and drivers that do it, let go on within a tenth of this
+_RELEASE_S = 2.0  # the coordinator, and drivers that release, take less than a tenth of this
 
 
 @dataclass(frozen=True)
 class Death:
-    """What came of a killed recorder: what the waiter was told, and whether its stream went on."""
+    """The result of a recorder's death: the waiter's outcome, and whether its stream went on."""
 
     outcome: str
     stream_goes_on: bool
@@ -38,12 +38,12 @@ def hand_over(workers: Workers, endpoint: str, engine: EngineName, device: int) 
         raise TrialError("the waiting stream did not wait for the other process's unfinished work")
     recorder.call(actions.let_go, name=name)
     if engine == "timeline" and not recorder.call(actions.completed_here, name=name, generation=1):
-        raise TrialError("what the recorder's stream wrote to the board is not seen by the CPU")
+        raise TrialError("the CPU does not see what the recorder's stream wrote to the board")
     if not waiter.call(actions.goes_on, name=name):
         raise TrialError("the waiting stream did not go on when the other process's work was done")
     outcome = waiter.call(actions.outcome, name=name, generation=1)
     if outcome != "complete":
-        raise TrialError(f"the waiter was told {outcome!r} of what is complete")
+        raise TrialError(f"the waiter got {outcome!r} for work that is complete")
     waiter.call(actions.leave, name=name)
     recorder.call(actions.close_recorder, name=name)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 START_S = 60.0
-"""For the first answer of a process: it imports, and a GPU's context is made."""
+"""For a process's first answer: it imports modules and creates a GPU's context."""
 ANSWER_S = 20.0
 
 
@@ -30,20 +30,20 @@ class Worker(child.Worker):
 
     def __init__(self, name: str) -> None:
         self._seconds = START_S
-        super().__init__(name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # what a library prints
+        super().__init__(name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # against output of libraries
 
     def call(self, function: Callable[..., Any], *arguments: Any, timeout: float | None = None, **keywords: Any) -> Any:
-        """What the function returns there. A process that does not answer in time is killed."""
+        """The function's result. A process that does not answer in time is killed."""
         self.begin(function, *arguments, **keywords)
         if not self.has_spoken(self._seconds if timeout is None else timeout):
             self.kill()
-            raise TrialError(f"the {self.name} process did not answer to {function.__name__!r} in time, and was killed")
+            raise TrialError(f"the {self.name} process did not finish {function.__name__!r} in time, and was killed")
         self._seconds = ANSWER_S
         return self.result(0.0)
 
 
 class Workers:
-    """The processes by name, started when first asked for, and again after one was killed. None outlives the block."""
+    """The processes by name, started at the first use, and again after one was killed. None outlives the block."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Worker] = {}

@@ -1,8 +1,8 @@
-"""The same client for asyncio: nothing here blocks the loop, and a cancelled call leaves nothing behind.
+"""The client for asyncio: no call blocks the loop, and a cancelled call leaves nothing open.
 
-Each class wraps the one without `Async` in its name, and does what that does: requests and driver calls on threads,
-waits for GPU work by the client's own thread that looks at all of them. The one exception: a stream whose handle means
-another one on each thread (the per-thread default stream) is used on the loop's thread, by calls that do not wait.
+Each class wraps the one without `Async` in its name. Requests and driver calls run on threads; one thread of the client
+looks at all waits for GPU work. One exception: the per-thread default stream, whose handle means another stream on each
+thread, is used on the loop's thread, by calls that do not wait.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class AsyncClient:
 
     @property
     def endpoint(self) -> str:
-        """Where the coordinator is."""
+        """The coordinator's endpoint."""
         return self._client.endpoint
 
     @property
@@ -130,12 +130,12 @@ class AsyncClient:
 
     @property
     def name(self) -> str:
-        """What others see of this session."""
+        """The session's name for others."""
         return self._client.name
 
     @property
     def prefix(self) -> str:
-        """What stands before this client's names of events and streams for everybody else; "" by default."""
+        """The prefix before this client's names of events and streams; "" by default."""
         return self._client.prefix
 
     @property
@@ -150,12 +150,12 @@ class AsyncClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the session lives, as far as is known; asks nobody."""
+        """Whether the session lives, as far as this process knows; sends nothing."""
         return self._client.is_connected
 
     @property
     def timeout(self) -> float:
-        """Seconds that a request to the coordinator may take if its call says nothing else; 5, and may be set."""
+        """The default timeout of requests to the coordinator, in seconds; 5 at first, and may be set."""
         return self._client.timeout
 
     @timeout.setter
@@ -268,7 +268,7 @@ class AsyncClient:
         return AsyncPoint(await self._runner.request(partial(self._client.point, data, timeout=timeout)), self._runner)
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
-        """Wait until the lost recorder of `point` can touch nothing any more; as `Client.wait_over`."""
+        """Wait until the GPU work of the lost recorder of `point` has ended; as `Client.wait_over`."""
         self._client._session.check()
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
@@ -281,7 +281,7 @@ class AsyncClient:
     async def stream(
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None
     ) -> Stream:
-        """A stream of this process, made as the specification `name` says; as `Client.stream`."""
+        """A new stream of this process with the named specification; as `Client.stream`."""
         return await self._runner.request(
             partial(self._client.stream, name, device=device, priority=priority, timeout=timeout)
         )
@@ -303,7 +303,7 @@ class AsyncClient:
         return await self._runner.request(partial(self._client.bridge, timeout=timeout))
 
     async def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
-        """The sessions that live."""
+        """The live sessions."""
         return await self._runner.request(partial(self._client.list_sessions, timeout=timeout))
 
     async def list_attachments(
@@ -313,7 +313,7 @@ class AsyncClient:
         return await self._runner.request(partial(self._client.list_attachments, prefix, limit=limit, timeout=timeout))
 
     async def stats(self, timeout: float | None = None) -> Stats:
-        """What the coordinator counts, and under `client` what this client does; `timeout` in seconds."""
+        """The coordinator's counts, and this client's under `client`; `timeout` in seconds."""
         return await self._runner.request(partial(self._client.stats, timeout))
 
     async def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:
@@ -323,8 +323,8 @@ class AsyncClient:
     async def watch(self, prefix: str = "", *, timeout: float | None = None) -> AsyncGenerator[Notice, None]:
         """A snapshot as notices, then every change in order; as `Client.watch`.
 
-        It ends with `aclose`, or when the task that iterates over it is cancelled. It reads only while it is asked: a
-        slow reader costs no memory, and is led across what it missed by a snapshot.
+        It ends with `aclose`, or when the task that iterates over it is cancelled. It reads only when the next notice
+        is asked for: a slow reader costs no memory, and gets a snapshot in place of what it missed.
         """
         fork.check()
         is_over = threading.Event()
@@ -341,13 +341,13 @@ class AsyncClient:
                 yield notice
         finally:
             is_over.set()
-            own.submit(_close, notices)  # behind a read that may still be under way, for 50 ms at most
+            own.submit(_close, notices)  # after a read that may still be under way, for 50 ms at most
             own.shutdown(wait=False)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close the session and all it has; as `Client.close`; twice does nothing. Cancelled, it goes on by itself."""
+        """Close the session and all that it opened, as `Client.close`. If it is cancelled, the close goes on."""
         if fork.is_in_bad_fork():
             return
         await run_alone(self._close)

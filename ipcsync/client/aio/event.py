@@ -1,4 +1,4 @@
-"""Shared events and points for asyncio. They wrap the ones without `Async` in their names; `aio` says how."""
+"""Shared events and points for asyncio. They wrap the ones without `Async` in their names: see `aio.client`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AsyncSharedEvent:
 
     @property
     def device(self) -> Device:
-        """The event's device, as this process numbers it."""
+        """The event's device, by this process's ordinals."""
         return self._event.device
 
     @property
@@ -63,7 +63,7 @@ class AsyncSharedEvent:
 
     @property
     def handle(self) -> bytes | None:
-        """The first of `handles`: with depth=1, all that torch or cuda.core need to wait."""
+        """The first of `handles`: with depth=1, torch or cuda.core can wait with it alone."""
         return self._event.handle
 
     @property
@@ -83,7 +83,7 @@ class AsyncSharedEvent:
 
     @property
     def is_lost(self) -> bool:
-        """Whether part of what this process recorded stood behind a wait that was lost: no record is possible here."""
+        """Whether a record of this process stood behind a lost wait: then no further record is possible."""
         return self._event.is_lost
 
     async def record(
@@ -91,8 +91,8 @@ class AsyncSharedEvent:
     ) -> AsyncPoint:
         """Record the next generation; as `SharedEvent.record`.
 
-        If the ring is full, the task waits for the oldest. Cancelled then, nothing is recorded; cancelled while the
-        driver is at it, the record may have been made.
+        If the ring is full, the task waits for the oldest record. If it is cancelled then, nothing is recorded; if it
+        is cancelled during the driver's call, the record may have been made.
         """
         self._event._check()
         ordinal = self._event.device.index
@@ -111,7 +111,7 @@ class AsyncSharedEvent:
         return None if latest is None else AsyncPoint(latest, self._runner)
 
     async def close(self) -> None:
-        """End this object's use; as `SharedEvent.close`. A cancelled close goes on by itself."""
+        """Close this object, as `SharedEvent.close`. If it is cancelled, the close goes on."""
         if self._event._is_open and not fork.is_in_bad_fork():
             await run_alone(self._event.close)
 
@@ -128,7 +128,7 @@ class AsyncSharedEvent:
 
 
 class AsyncPoint:
-    """A record of a shared event, or one to come, for asyncio; see `Point`. Immutable, hashable, and pickles.
+    """A record of a shared event, made already or not, for asyncio; see `Point`. Immutable, hashable, and pickles.
 
     `bytes(point)` are the same 48 bytes as of `Point`. An unpickled one belongs to the process's asynchronous client of
     its epoch; it must be awaited once before `event_name`, `device` and `is_recorded` are known.
@@ -141,7 +141,7 @@ class AsyncPoint:
         self._runner = runner
 
     async def _bound(self) -> tuple[Runner, Point]:
-        """Runner and point, attached if it was not."""
+        """The runner, and the point, attached now if it was not."""
         if self._runner is None:
             key = self._point._key
             runner = _runner_of(key.epoch)
@@ -176,7 +176,7 @@ class AsyncPoint:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the record was made. That it is complete, `query` tells."""
+        """Whether the record was made; `query` says whether it is complete."""
         return self._known().is_recorded
 
     async def wait(

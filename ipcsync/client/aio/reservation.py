@@ -1,4 +1,4 @@
-"""Reservations for asyncio. They wrap the ones without `Async` in their names; `aio` says how."""
+"""Reservations for asyncio. They wrap the ones without `Async` in their names: see `aio.client`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AsyncReservation:
         return AsyncPoint(point, self._runner)
 
     async def close(self) -> None:
-        """End it; as `Reservation.close`. A cancelled close goes on by itself."""
+        """Close it, as `Reservation.close`. If it is cancelled, the close goes on."""
         if not fork.is_in_bad_fork():
             await run_alone(self._reservation.close)
 

@@ -1,8 +1,8 @@
-"""How the calls of an asynchronous client leave the loop, so that none of them blocks it.
+"""Running the calls of an asynchronous client on threads, so that none of them blocks the loop.
 
-Two pools, so that no call waits for a thread that another call keeps from it: requests, each of which ends by its own
-timeout, and driver calls, none of which waits for anybody. Waits for GPU work take no thread of their own: the
-session's thread that looks at all of them tells the loop.
+There are two pools, so that one kind of call does not delay the other: requests, which end by their own timeouts, and
+driver calls, which do not wait. Waits for GPU work take no thread of their own: the session's thread that looks at all
+of them tells the loop.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class Threads:
         self._driver = ThreadPoolExecutor(_DRIVER, "ipcsync-driver")
 
     async def request(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """What `fn()` returns, run where requests are; `undo` gets it if this is cancelled meanwhile."""
+        """Return `fn()`, run in the pool of requests; `undo` gets its result if this is cancelled meanwhile."""
         return await run(self._requests, fn, undo)
 
     async def drive(self, fn: Callable[[], T]) -> T:
-        """What `fn()` returns, run where driver calls are. Once it has begun, a cancellation does not undo it."""
+        """Return `fn()`, run in the pool of driver calls. Once it has begun, a cancellation does not undo it."""
         return await run(self._driver, fn)
 
     def shutdown(self) -> None:
-        """Let the threads end once they have finished what they have; the client is closed."""
+        """Have the threads end once they have finished their calls; the client is closed."""
         self._requests.shutdown(wait=False)
         self._driver.shutdown(wait=False)
 
 
 class Runner:
-    """What the events and points of one asynchronous client run their calls by."""
+    """Runs the calls of one asynchronous client's events and points."""
 
     def __init__(self, session: Session, threads: Threads) -> None:
         self.session = session
@@ -66,12 +66,12 @@ class Runner:
         runners.add(self)
 
     async def request(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """What `fn()` returns, which asks the coordinator; `undo` gets it if this is cancelled meanwhile."""
+        """Return `fn()`, which asks the coordinator; `undo` gets its result if this is cancelled meanwhile."""
         self.session.check()
         return await self.threads.request(fn, undo)
 
     async def over(self, attached: AttachmentRef, pending: Pending) -> None:
-        """Wait until it is over; raises what ended it otherwise."""
+        """Wait until the point is complete or recorded; raises the error that ends the wait."""
         fork.check()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -84,7 +84,7 @@ class Runner:
     async def record(
         self, event: SharedEvent, stream: Stream, owner: object, timeout: float | None, after: Sequence[Point] = ()
     ) -> Point:
-        """Record as soon as there is room in the ring. `owner` is what the stream was taken from."""
+        """Record as soon as there is room in the ring. `owner` is the object that the stream was taken from."""
         deadline = deadline_of(timeout)
         while True:
             try:
@@ -107,7 +107,7 @@ class Runner:
         except WaitTimeout:
             attached = point._bound()
             await self.over(attached, Pending(attached.engine, point.generation, timeout, recorded=True))
-            await self.drive(queue, stream, owner)  # a generation once recorded stays so
+            await self.drive(queue, stream, owner)  # it does not block: a recorded generation stays recorded
 
     async def drive(self, fn: Callable[[], T], stream: Stream, owner: object) -> T:
         """A driver call that does not wait; `owner` lives until it is made, also if this is cancelled meanwhile."""
@@ -119,7 +119,7 @@ runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 
 
 async def run(executor: ThreadPoolExecutor, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-    """What `fn()` returns, run on a thread of the executor with the CUDA context that is current on this one.
+    """Return `fn()`, run on a thread of the executor with the CUDA context that is current on this one.
 
     If this is cancelled before `fn` begins, it never does; afterwards its result goes to `undo`.
     """
@@ -137,7 +137,7 @@ async def run(executor: ThreadPoolExecutor, fn: Callable[[], T], undo: Callable[
 
 
 async def run_alone(fn: Callable[[], T]) -> T:
-    """The same on a thread of its own: for what must not wait until a pool has one free."""
+    """As `run`, on a thread of its own: for calls that must not wait for a free thread of a pool."""
     executor = ThreadPoolExecutor(1, "ipcsync-alone")
     try:
         return await run(executor, fn)
@@ -146,13 +146,13 @@ async def run_alone(fn: Callable[[], T]) -> T:
 
 
 def _undo(undo: Callable[[T], object], done: Future[T]) -> None:
-    """Called by whichever thread, the loop's too if the result came before the cancellation: hence one of its own."""
+    """Undo on a thread of its own, since this may be called on the loop's thread, after a late cancellation."""
     if done.exception() is None:
         threading.Thread(target=undo, args=(done.result(),), name="ipcsync-undo").start()
 
 
 def _current_context() -> DriverObject:
-    """What is current on this thread, NULL included; None before there is a driver."""
+    """The context that is current on this thread, NULL included; None before the driver is loaded."""
     if not _drivers.is_loaded():
         return None
     return unwrap(context.driver().cuCtxGetCurrent(), "cuCtxGetCurrent")
@@ -167,7 +167,8 @@ def _there(fn: Callable[[], T], current: DriverObject) -> T:
 def is_of_this_thread(stream: Stream) -> bool:
     """Whether a stream's handle means another stream on another thread."""
     if stream.stream_id == _NULL:
-        # The legacy or the per-thread one, as cuda-bindings was told; of its versions some take "0" for a yes.
+        # The legacy or the per-thread one: cuda-bindings decides by a variable, which some versions take for true if it
+        # is "0".
         ask = context.driver().cuStreamGetId
         with OnDevice(stream.device_index):
             null, legacy = (int(unwrap(ask(handle), "cuStreamGetId")) for handle in (_NULL, _LEGACY))
@@ -176,7 +177,7 @@ def is_of_this_thread(stream: Stream) -> bool:
 
 
 def soon(loop: asyncio.AbstractEventLoop, fn: Callable[..., object], *args: Any) -> None:
-    """Have the loop call `fn`; nothing if the loop was closed, since nobody waits in it any more."""
+    """Have the loop call `fn`; does nothing if the loop is closed, since no task waits in it."""
     try:
         loop.call_soon_threadsafe(fn, *args)
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""What LMCache loads by its entry-point group `lmcache.device_plugins`: its own device, with ipcsync's events.
+"""Plugins of LMCache's entry-point group `lmcache.device_plugins`: LMCache's own devices, with ipcsync's events.
 
-LMCache loads every plugin that is installed, chosen or not. An ipcsync that is merely installed is never available, so
-LMCache's choice of a device stays what it was.
+LMCache loads every installed plugin. These are available only if $LMCACHE_DEVICE_BACKEND names them, so an installed
+ipcsync does not change LMCache's choice of a device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _is_chosen() -> bool:
 
 
 class IpcSyncCudaSpec(CudaDeviceSpec):
-    """LMCache's CUDA device; all but its events is LMCache's own."""
+    """LMCache's CUDA device with other events."""
 
     _events = IpcSyncEventBackend()
 
@@ -44,7 +44,7 @@ class IpcSyncCudaSpec(CudaDeviceSpec):
 
 
 class IpcSyncCpuSpec(CpuDeviceSpec):
-    """LMCache's CPU device; all but its events is LMCache's own."""
+    """LMCache's CPU device with other events."""
 
     _events = CpuEventBackend()
 
@@ -57,8 +57,8 @@ class IpcSyncCpuSpec(CpuDeviceSpec):
     def torch_module_name(self) -> str:
         """The attribute of torch that is the device's module.
 
-        LMCache takes a stand-in of its own if no device is available, since torch.cpu lacks most of what it calls. A
-        device that is chosen by name is looked for in torch, so the stand-in is put there.
+        If no device is available, LMCache uses a stand-in of its own, since torch.cpu lacks most functions that it
+        calls. For a device that is chosen by name it looks in torch, so the stand-in is put there.
         """
         if not hasattr(torch, _CPU_MODULE):
             setattr(torch, _CPU_MODULE, StubCPUDevice("cpu"))

@@ -1,7 +1,7 @@
-"""The eight operations that LMCache's multiprocess mode asks of an event backend, on points.
+"""The eight operations of LMCache's event backend for its multiprocess mode, with points.
 
-Its stock backend keeps each exported CUDA event for as long as a peer might still import it, and guesses how long that
-is. Here the coordinator owns the events, the bytes name one record, and a peer's death is an error.
+The stock backend keeps each exported CUDA event as long as a peer may import it, and has to guess how long that is.
+Here the coordinator owns the events, the bytes name one record, and a peer's death is an error.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from ipcsync.typing import DeviceLike, StreamLike
 
 
 class IpcSyncEvent:
-    """An event as LMCache hands it around: made first, recorded later, or imported.
+    """An event in LMCache's sense: created first and recorded later, or imported.
 
-    Each record makes it stand for another point; a handle that was exported before keeps meaning the earlier one.
+    Each record gives it another point; a handle that was exported earlier still means the earlier point.
     """
 
     __slots__ = ("_point",)
@@ -23,13 +23,13 @@ class IpcSyncEvent:
 
     @property
     def point(self) -> ipcsync.Point:
-        """What it stands for. Raises RuntimeError before it is recorded: CUDA would let every wait pass."""
+        """Its point. Raises RuntimeError before it is recorded, when CUDA would let every wait pass."""
         if self._point is None:
             raise RuntimeError("this event was not recorded yet: record it before it is exported or waited for")
         return self._point
 
     def record(self, stream: StreamLike | None = None) -> None:
-        """Stand for all work submitted to `stream` so far, by this process's default client."""
+        """Record after all work submitted to `stream` so far, with this process's default client."""
         self._point = ipcsync.default_client().record(stream)
 
     def wait(self, stream: StreamLike | None = None) -> None:
@@ -63,7 +63,7 @@ class IpcSyncEventBackend:
         _raise_unless_one_works(device)
 
     def create_event(self, device: object) -> IpcSyncEvent:  # noqa: ARG002
-        """An event that is still to be recorded."""
+        """A new event, not recorded yet."""
         return IpcSyncEvent()
 
     def record_event(self, event: IpcSyncEvent, stream: StreamLike) -> None:
@@ -92,15 +92,15 @@ class IpcSyncEventBackend:
 
 
 class CpuEventBackend(IpcSyncEventBackend):
-    """The same for LMCache's CPU device, whose streams are stand-ins and whose work is done within the call.
+    """The backend for LMCache's CPU device, whose streams are stand-ins and whose work is done within each call.
 
-    Everything goes to the default stream of ipcsync's driver, so that a wait behind work of a peer holds back what this
-    process records next, as on a GPU.
+    All records and waits go to the default stream of ipcsync's driver: a wait for a peer's work then delays this
+    process's later records, as on a GPU.
     """
 
     device_type = "cpu"
 
-    def check_event_support(self, device: object) -> None:  # noqa: ARG002 - "cpu" is no device of a driver
+    def check_event_support(self, device: object) -> None:  # noqa: ARG002 - "cpu" is not a device of a driver
         """Raise RuntimeError, with the reason, if no engine works between this process and the coordinator."""
         _raise_unless_one_works(None)
 

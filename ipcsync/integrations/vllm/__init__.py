@@ -9,15 +9,15 @@ _log = logging.getLogger(__name__)
 
 
 def load_plugin() -> None:
-    """What vLLM calls in each of its processes; a vLLM without these factories goes on without them."""
+    """vLLM calls this in each of its processes; does nothing if that vLLM has no such factories."""
     try:
         register()
     except ImportError as error:
-        _log.info("this vLLM has no weight transfer that ipcsync knows: %s", error)
+        _log.info("this vLLM has no known interface for weight transfer: %s", error)
 
 
 def register() -> None:
-    """Offer both sides to vLLM's factories. vLLM's workers do so by themselves, a trainer calls it."""
+    """Register both sides with vLLM's factories. A trainer calls it; vLLM's workers do by themselves."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
     for factory, module, name in (

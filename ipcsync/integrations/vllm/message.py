@@ -1,6 +1,6 @@
-"""What a trainer tells its workers of one update: names, where each tensor is, and the points to wait for.
+"""The trainer's message about one update: names, the location of each tensor, and the points to wait for.
 
-It is made of what JSON has, so vLLM's HTTP client needs no pickle, and no leave to unpickle.
+It consists of JSON types, so vLLM's HTTP client needs no pickle, and no permission to unpickle.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIELDS = (  # what torch rebuilds a CUDA tensor from, in its order, between the
 
 @dataclass
 class PointInitInfo(WeightTransferInitInfo):
-    """Nothing has to be agreed on: points and handles say all."""
+    """No parameters: points and handles are enough."""
 
 
 @dataclass
@@ -46,21 +46,21 @@ class PointUpdateInfo(WeightTransferUpdateInfo):
     dtype_names: list[str]
     shapes: list[list[int]]
     points: dict[str, str]
-    """By the UUID of a GPU, or "cpu": the point, in hexadecimal, behind which its tensors are complete."""
+    """By device (a GPU's UUID, or "cpu"): the point, in hexadecimal, after which its tensors are complete."""
     tensors: dict[str, list[dict[str, Any]]]
-    """By the same: where each tensor is; on the CPU one memory file for all."""
+    """By device: the location of each tensor; on the CPU one memory file for all."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.names), len(self.dtype_names), len(self.shapes)}
         lengths |= {len(found) for place, found in self.tensors.items() if place != CPU}
         if len(lengths) != 1:
-            raise ValueError("names, dtype_names, shapes and tensors are of one length")
+            raise ValueError("names, dtype_names, shapes and tensors must have the same length")
         if self.points.keys() != self.tensors.keys():
-            raise ValueError("there is one point for each device that has tensors")
+            raise ValueError("there must be one point for each device that has tensors")
 
 
 def encode(arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """What `reduce_tensor` gives for a CUDA tensor, in JSON's types."""
+    """The result of `reduce_tensor` for a CUDA tensor, in JSON types."""
     _, size, stride, offset, _, *rest = arguments
     told = dict(zip(_FIELDS, (list(size), list(stride), offset, *rest), strict=True))
     told["dtype"] = name_of(told["dtype"])
@@ -70,7 +70,7 @@ def encode(arguments: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def decode(told: dict[str, Any], device: int) -> tuple[Any, ...]:
-    """What `rebuild_cuda_tensor` takes, on a device by this process's number."""
+    """The arguments of `rebuild_cuda_tensor`, for a device of this process."""
     found = {**told, "device": device, "dtype": dtype_of(told["dtype"])}
     for name in _BYTES:
         found[name] = None if found[name] is None else base64.b64decode(found[name], validate=True)
@@ -79,7 +79,7 @@ def decode(told: dict[str, Any], device: int) -> tuple[Any, ...]:
 
 
 def encode_memory(memory: HostMemory) -> list[dict[str, Any]]:
-    """Where CPU tensors are."""
+    """The location of CPU tensors."""
     return [asdict(memory)]
 
 
@@ -95,8 +95,8 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of a name. ValueError if there is none."""
+    """The dtype of a name. ValueError for an unknown one."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype")
+        raise ValueError(f"{name!r} is not a dtype")
     return dtype

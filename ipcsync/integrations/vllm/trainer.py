@@ -1,4 +1,4 @@
-"""The side of a trainer: records behind its weights, and tells the workers where they are and what to wait for."""
+"""The trainer's side: it records behind its weights, and sends the workers their location and the points."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class PointTrainerInitInfo(TrainerInitInfo):
-    """`rank` is this trainer's; rank 0 speaks to the workers."""
+    """`rank` is this trainer's; rank 0 talks to the workers."""
 
     backend: ClassVar[str] = BACKEND
 
 
 class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
-    """Sends full tensors, each rank those of its own GPU; every rank holds every parameter, as with vLLM's `ipc`."""
+    """Sends full tensors, each rank for its own GPU; every rank holds every parameter, as with vLLM's `ipc`."""
 
     init_info_cls = PointTrainerInitInfo
 

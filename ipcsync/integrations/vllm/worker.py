@@ -1,4 +1,4 @@
-"""The side of an inference worker: waits for the trainer's point on its stream, and loads."""
+"""The inference worker's side: its stream waits for the trainer's point, then it loads the weights."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ipcsync.integrations.vllm import message
 
 
 class PointWeightTransferEngine(IPCWeightTransferEngine):
-    """vLLM's transfer by CUDA IPC, with its updates in order and its waits ended by a trainer's death.
+    """vLLM's transfer by CUDA IPC, with ordered updates, and waits that end if the trainer dies.
 
-    Stock CUDA IPC orders a storage by an event of its first rebuild only; a later update of the same storage is ordered
-    by nothing. Here each update has a point, which the worker's stream waits for before it reads.
+    Stock CUDA IPC orders only the first rebuild of a storage, by an event; later updates of the same storage are not
+    ordered. Here each update has a point, for which the worker's stream waits before it reads.
     """
 
     init_info_cls = message.PointInitInfo
     update_info_cls = message.PointUpdateInfo
 
     def init_transfer_engine(self, init_info: message.PointInitInfo) -> None:  # noqa: ARG002 - it holds nothing
-        """Connect, so that a worker without a coordinator says so now. Raises ConnectError."""
+        """Connect now, so that a missing coordinator is found early. Raises ConnectError."""
         ipcsync.default_client()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load one update, and return when the device has read it: the trainer may write again.
 
-        Raises RecorderLost if the trainer died; the model's weights are then to be loaded anew.
+        Raises RecorderLost if the trainer died; load the model's weights again then.
         """
         self.receive_weights(self.parse_update_info(update_info))
-        # Behind the trainer's point: a synchronize of the device might never end if the trainer died.
+        # The trainer's point first: a synchronize of the device might never end if the trainer died.
         ipcsync.default_client().record(self._stream()).synchronize()
 
     def receive_weights(self, update_info: message.PointUpdateInfo) -> None:
