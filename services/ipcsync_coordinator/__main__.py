@@ -1,4 +1,4 @@
-"""`python -m ipcsync_coordinator`, and what `ipcsync coordinator` becomes."""
+"""`python -m ipcsync_coordinator`, which `ipcsync coordinator` executes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("ipcsync.coordinator")
 
 
 def _options(command: click.Command) -> click.Command:
-    """One option a setting, so that flags, variables and TOML keys cannot drift apart."""
+    """One option for each setting, so that flags, variables and TOML keys stay equal."""
     for name, setting in reversed(config.FIELDS.items()):
         kind = type(setting.default)
         text = f"{setting.metadata['help']} [IPCSYNC_{name.upper()}; default {setting.default!r}]"
@@ -42,7 +42,7 @@ def _options(command: click.Command) -> click.Command:
 
 
 PROGRAM = ["-m", "ipcsync_coordinator"]
-"""What a keeper starts."""
+"""The command that a keeper starts."""
 
 _METAVARS = {str: "TEXT", int: "N", float: "S"}
 
@@ -51,13 +51,15 @@ _METAVARS = {str: "TEXT", int: "N", float: "S"}
 @click.option("--config", "config_file", metavar="FILE.toml", help="TOML file with settings, named like the flags.")
 @click.option("--ready-fd", type=int, hidden=True, help="Descriptor that gets the endpoint once it serves.")
 @click.option("--exit-with", metavar="PID:START", hidden=True, help="End with that process.")
-@click.option("--kept", metavar="PID,FD,…", hidden=True, help="Serve for that keeper, by the descriptors it passes on.")
+@click.option(
+    "--kept", metavar="PID,FD,…", hidden=True, help="Serve for that keeper, with the descriptors that it passes."
+)
 def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, kept: str | None, **flags: Any) -> None:
     """Run the coordinator until SIGTERM or Ctrl-C.
 
     It owns every shared CUDA event of one runtime directory, and logs one line when it is ready. It is two processes: a
-    keeper, which holds the events, and the coordinator that the keeper starts, and starts again when it dies. With
-    --no-keeper it is one, whose death ends every session.
+    keeper, which holds the events, and the coordinator, which the keeper starts, also again when it dies. With
+    --no-keeper it is one process, whose death ends every session.
 
     \b
     Examples:
@@ -104,7 +106,7 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
 
 
 def _without_own(arguments: list[str]) -> list[str]:
-    """The flags that are a coordinator's: without those that the keeper heeds."""
+    """The flags for a coordinator: those for the keeper are left out."""
     kept: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -116,7 +118,7 @@ def _without_own(arguments: list[str]) -> list[str]:
 
 
 def _serve_kept(settings: config.Settings, kept: str) -> int:
-    # Whatever serving needs is imported before it is this process's turn.
+    # All that serving needs is imported before this process has to serve.
     from ipcsync_coordinator import given, server  # noqa: F401
 
     _freeze()
@@ -129,7 +131,7 @@ def _serve_kept(settings: config.Settings, kept: str) -> int:
 
 
 async def _serve_for_keeper(settings: config.Settings, what: Given) -> int:
-    """Serve, and end the process; UNREADABLE if it cannot begin."""
+    """Serve, and end the process; with status UNREADABLE if the journal cannot be read."""
     from ipcsync_coordinator.journal import JournalError
     from ipcsync_coordinator.server import Server
     from ipcsync_holdings.journal_files import UNREADABLE
@@ -155,9 +157,7 @@ async def _serve_for_keeper(settings: config.Settings, what: Given) -> int:
     finally:
         server.close()
     logging.shutdown()
-    os._exit(
-        server.status
-    )  # the next coordinator waits for this end: what is left here is memory of this process's own
+    os._exit(server.status)  # at once, since the next coordinator waits for this end, and only memory is left to free
 
 
 async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> int:
@@ -170,7 +170,7 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
     from ipcsync_coordinator.server import Server
 
     done = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # before there is anything to be cleaned up
+    for number in (signal.SIGTERM, signal.SIGINT):  # before anything needs to be cleaned up
         asyncio.get_running_loop().add_signal_handler(number, done.set)
     manager = ServiceManager()
     try:
@@ -212,7 +212,7 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
 
 
 def _freeze() -> None:
-    """What is there now stays: a full collection that goes through it holds up every request for 10 ms."""
+    """Exclude present objects from the garbage collector: a full collection over them delays every request by 10 ms."""
     gc.collect()
     gc.freeze()
 

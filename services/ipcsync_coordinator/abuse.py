@@ -1,4 +1,4 @@
-"""Connections that send what no client sends, and their end: over a connection that is cut nobody floods."""
+"""Connections that send invalid messages are cut, so that no process can flood the coordinator."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import socket
 import struct
 from collections import OrderedDict
 
-_UCRED = struct.Struct("3i")  # pid, uid, gid: what SO_PEERCRED tells
+_UCRED = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 
 
 class StrikeCounter:
-    """How many messages each connection sent in a row that were malformed or of no session.
+    """Counts, for each connection, the messages in a row that were malformed or of no session.
 
-    A connection is due to be cut with the `most`-th of them, and is counted anew then: a peer may choose its routing id
-    and come back with it. The last `remembered` strangers are known.
+    A connection is cut at the `most`-th of them, and its count starts again then: a peer may choose its routing id and
+    return with it. The last `remembered` connections are kept.
     """
 
     def __init__(self, most: int, remembered: int) -> None:
@@ -25,7 +25,7 @@ class StrikeCounter:
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def strike(self, routing: bytes) -> None:
-        """That connection sent one more."""
+        """Count an invalid message of that connection."""
         count = self._counts[routing] = self._counts.get(routing, 0) + 1
         self._counts.move_to_end(routing)
         if len(self._counts) > self._remembered:
@@ -35,24 +35,24 @@ class StrikeCounter:
             del self._counts[routing]
 
     def clear(self, routing: bytes) -> None:
-        """A session spoke over that connection."""
+        """Forget the count: a session sent a valid message over that connection."""
         if self._counts:
             self._counts.pop(routing, None)
 
     def take_due(self) -> bool:
-        """Whether the connection that was blamed last is to be cut; asked after each message, told once."""
+        """Whether the last counted connection is to be cut; asked after each message, and True once."""
         is_due, self._is_due = self._is_due, False
         return is_due
 
 
 def disconnect(descriptor: int, pid: int) -> bool:
-    """Shut down the connection behind a descriptor of libzmq's, if process `pid` is at its other end; whether it was.
+    """Shut down the connection behind a descriptor of libzmq, if process `pid` is its peer; returns whether it was.
 
-    libzmq may close its descriptor at any time, and the number may then stand for somebody else's connection: what is
-    looked at and shut down is a duplicate, so that it is the same connection, and only one of that process. Nobody is
-    cut whose pid is not known (0, of a pid namespace that we cannot see): it might be another.
+    libzmq may close its descriptor at any time, and another connection may then get the number. So a duplicate is
+    checked and shut down, which is one connection for good. A peer of unknown pid (0, of a pid namespace that is not
+    visible here) is not cut, since it might be another one.
     """
-    with contextlib.suppress(OSError):  # it is gone already, or no descriptor is left to look at it with
+    with contextlib.suppress(OSError):  # it is gone already, or there is no descriptor for the duplicate
         duplicate = os.dup(descriptor)
         try:
             connection = socket.socket(fileno=duplicate)

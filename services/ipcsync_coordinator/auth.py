@@ -1,4 +1,4 @@
-"""Who may connect: processes of this uid, by the kernel's word (SO_PEERCRED).
+"""Only processes of this uid may connect; the kernel says which those are (SO_PEERCRED).
 
 A ZAP handler (ZeroMQ RFC 27) of our own, because over ipc the address is `localhost:uid:gid:pid`, which handlers for
 lists of whole addresses cannot match.
@@ -27,7 +27,7 @@ class ZapHandler:
         self.socket.bind("inproc://zeromq.zap.01")
 
     def serve_one(self) -> bool:
-        """Answer one request if there is any; whether there was."""
+        """Answer one request; returns whether there was one."""
         try:
             parts = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -53,9 +53,9 @@ def uid_of(address: str) -> str:
 
 
 class Sender(msgspec.Struct, frozen=True, gc=False):
-    """Who sent a frame, by the kernel's word.
+    """The sender of a frame, as the kernel says.
 
-    `routing` names one connection, and is no identity; `frame` is the zmq.Frame, asked only where that word counts.
+    `routing` names one connection, and is not an identity; `frame` is the zmq.Frame, which is asked only when needed.
     """
 
     routing: bytes
@@ -63,6 +63,6 @@ class Sender(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def pid(self) -> int:
-        """Its process id, 0 if there is none (a process of a pid namespace we cannot see)."""
+        """Its process id, 0 if it is unknown (a process of a pid namespace that is not visible here)."""
         parts = self.frame.get("Peer-Address").split(":")  # localhost:uid:gid:pid
         return int(parts[3]) if len(parts) == 4 and parts[3].isdigit() else 0

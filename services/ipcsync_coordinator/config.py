@@ -20,7 +20,7 @@ MIN_TTL, MAX_TTL = 0.2, 3600.0
 
 
 class ConfigError(Exception):
-    """A setting that cannot be; the message names it."""
+    """An invalid setting; the message names it."""
 
 
 def _setting(default: Any, text: str, *, least: float | None = None, most: float | None = None) -> Any:
@@ -52,7 +52,7 @@ class Settings:
     )
     max_strange: int = _setting(
         100,
-        "messages in a row, malformed or of no session, after which a connection is cut; a client connects anew",
+        "malformed or foreign messages in a row after which a connection is cut; a client then connects again",
         least=1,
         most=1_000_000_000,
     )
@@ -63,16 +63,18 @@ class Settings:
         1000, "announcements queued for a subscriber that does not read", least=1, most=10_000_000
     )
     remembered_requests: int = _setting(
-        64, "replies kept for each session, so that a retry is not done twice", least=1, most=100_000
+        64, "replies kept for each session, so that a repeated request is done once", least=1, most=100_000
     )
     handshake_s: float = _setting(
-        5.0, "a connection that says nothing is closed after this long", least=0.05, most=600.0
+        5.0, "seconds after which a connection without a greeting is closed", least=0.05, most=600.0
     )
-    exit_when_idle: float = _setting(0.0, "end after this long without a session; 0: never", least=0.0, most=1e9)
+    exit_when_idle: float = _setting(
+        0.0, "seconds without a session after which the coordinator ends; 0: never", least=0.0, most=1e9
+    )
     keeper: bool = _setting(
-        True, "a keeper holds the events, and starts another coordinator when one dies: no session ends with it"
+        True, "a keeper holds the events, and starts another coordinator when one dies, so that no session ends"
     )
-    spare: bool = _setting(False, "with a keeper: have the next coordinator wait, with its imports done")
+    spare: bool = _setting(False, "with a keeper: have the next coordinator wait with its modules imported")
     log_level: str = _setting("info", "debug, info, warning or error")
     log_json: bool = _setting(False, "log JSON instead of key=value")
 
@@ -84,7 +86,7 @@ class Settings:
         for setting in dataclasses.fields(self):
             least, most = setting.metadata["least"], setting.metadata["most"]
             value = getattr(self, setting.name)
-            if least is not None and not least <= value <= most:  # NaN is in no range
+            if least is not None and not least <= value <= most:  # False for NaN
                 raise ConfigError(f"{setting.name} must be from {least} to {most}, not {value}")
         self.device_list()
 
@@ -123,7 +125,7 @@ def _from_file(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     values = {}
     for key, value in table.items():
         name = key.replace("-", "_")

@@ -1,6 +1,6 @@
-"""Requests as they come in: whatever bytes somebody sent, read under limits that hold before anything is built.
+"""Decoding of requests: arbitrary bytes, read under limits that hold before any object is built.
 
-The frame's form is told in `ipcsync._wire.codec`.
+`ipcsync._wire.codec` describes the frames.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ipcsync._wire.messages import OPS, REQUESTS, VERSION, Message
 from ipcsync.errors import ProtocolError
 
 MAX_FRAME = 64 * 1024  # of a request; replies carry lists and may be larger
-MAX_NESTING = 8  # of a request: no body of ours nests at all
+MAX_NESTING = 8  # of a request; no valid body nests
 _MAX_ITEMS = 64  # of one array or map of a request; msgpack makes an array of the size that its header claims
-_CONTAINERS = frozenset((list, dict))  # what msgpack makes, and no subclasses
+_CONTAINERS = frozenset((list, dict))  # msgpack makes these, and no subclasses
 _PEEK = 64  # bytes that hold the head of a request up to its id
-_BARE = {kind: kind() for kind in OPS if not kind.__struct_fields__}  # bodies that hold nothing
+_BARE = {kind: kind() for kind in OPS if not kind.__struct_fields__}  # bodies without fields
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -48,11 +48,11 @@ def _unpack(frame: bytes | memoryview, limit: int) -> object:
         )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         # ValueError covers bad UTF-8, trailing bytes, a length over a limit, and a depth that msgpack refuses.
-        raise ProtocolError(f"not MessagePack as agreed: {type(error).__name__}: {error}", code="malformed") from None
+        raise ProtocolError(f"not valid MessagePack: {type(error).__name__}: {error}", code="malformed") from None
 
 
 def peek_id(frame: bytes | memoryview) -> int:
-    """The request id of a frame that is wrong otherwise, 0 if it has none: so that its refusal too is a typed reply."""
+    """The request id of an invalid frame, 0 if there is none: so that its refusal is a typed reply, too."""
     unpacker = msgpack.Unpacker(max_buffer_size=_PEEK, max_ext_len=0)
     unpacker.feed(bytes(frame[:_PEEK]))
     try:
@@ -71,7 +71,7 @@ def _check_nesting(value: Any, limit: int) -> None:  # noqa: ANN401 - whatever a
         for container in layer:
             for part in container.values() if type(container) is dict else container:
                 if type(part) in _CONTAINERS:
-                    inner.append(part)  # noqa: PERF401 - twice as fast as a comprehension for the few there are
+                    inner.append(part)  # noqa: PERF401 - twice as fast as a comprehension for so few
         if not inner:
             return
         layer = inner
@@ -82,16 +82,18 @@ def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME, max_ne
     """The request in a frame of at most `max_frame` bytes; ProtocolError says which rule it breaks."""
     value = _unpack(frame, max_frame)
     if not isinstance(value, list) or not value or type(value[0]) is not int:
-        raise ProtocolError("a request is an array that begins with the version", code="malformed")
+        raise ProtocolError("a request must be an array that begins with the version", code="malformed")
     if value[0] != VERSION:
         raise ProtocolError(f"protocol version {value[0]}, but this is {VERSION}", code="version")
     if len(value) != 6:
-        raise ProtocolError(f"a request has 6 parts, not {len(value)}", code="malformed")
+        raise ProtocolError(f"a request must have 6 parts, not {len(value)}", code="malformed")
     _, id_, op, token, deadline_ns, body = value
     if type(id_) is not int or not 0 < id_ < 1 << 63 or type(deadline_ns) is not int or type(token) is not bytes:
-        raise ProtocolError("id and deadline are whole numbers, the id above 0, the token is bytes", code="malformed")
+        raise ProtocolError(
+            "id and deadline must be whole numbers, the id above 0, and the token bytes", code="malformed"
+        )
     if type(op) in _CONTAINERS:
-        raise ProtocolError("the operation is text", code="malformed")  # not shown: it may be nested without end
+        raise ProtocolError("the operation must be text", code="malformed")  # not shown: it may be nested deeply
     if body and type(body) in _CONTAINERS:
         _check_nesting(body, max_nesting - 1)
     kind = REQUESTS.get(op) if isinstance(op, str) else None

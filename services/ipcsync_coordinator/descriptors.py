@@ -1,8 +1,8 @@
-"""File descriptors: how many sessions they allow, and a gate that nobody passes while they are short.
+"""File descriptors: how many sessions they allow, and a gate that refuses connections while they are short.
 
-libzmq 4.3.5 aborts its process when accepting a connection on a Unix socket fails with EMFILE (ipc_listener.cpp lets
-ENFILE pass, not EMFILE). So it must never come to that: before the descriptors are used up, the sockets are renamed,
-which keeps new connections out and leaves those that exist alone; afterwards they get their names back.
+libzmq 4.3.5 aborts its process if accepting a connection on a Unix socket fails with EMFILE (ipc_listener.cpp tolerates
+ENFILE, not EMFILE). So before the descriptors are used up, the sockets are renamed: that refuses new connections and
+leaves the existing ones alone. Later the sockets get their names back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILE
 
 
 class Descriptors:
-    """The descriptors of this process; the soft limit is raised to what `sessions` need, if it may be.
+    """The descriptors of this process; the soft limit is raised to what `sessions` need, if that is allowed.
 
     A third of them, but no more than 512, is a reserve for connections that are accepted before the gate shuts.
     """
@@ -41,32 +41,32 @@ class Descriptors:
         if hard != resource.RLIM_INFINITY:
             wanted = min(wanted, hard)
         if soft != resource.RLIM_INFINITY and soft < wanted:
-            with contextlib.suppress(ValueError, OSError):  # a sandbox forbids it: `sessions` says how far it goes
+            with contextlib.suppress(ValueError, OSError):  # a sandbox forbids it; `sessions` then returns fewer
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
     def usable(self) -> int:
-        """How many may be open before the gate shuts, under the limit of this moment."""
+        """How many may be open before the gate shuts, under the present limit."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return 1 << 30
         return soft - min(soft // 3, 512)
 
     def sessions(self) -> int:
-        """How many sessions there may be, so that even one that is refused finds a connection to be told on."""
+        """How many sessions there may be, with a connection left on which a further one is refused."""
         return max(0, (self.usable() - self._own) // _PER_SESSION - 1)
 
 
 def count() -> int:
-    """How many descriptors this process has open; OSError if not even one is left to count with."""
+    """How many descriptors this process has open; OSError if there is none left to count with."""
     return len(os.listdir("/proc/self/fd")) - 1
 
 
 class Gate:
-    """Watches connections come in, on a thread of its own: the loop may be busy while hundreds arrive.
+    """Watches new connections, on a thread of its own: the loop may be busy while hundreds arrive.
 
     `place` is where the `sockets` are bound. `on_refusal` is called on that thread with "descriptors" each time the
-    gate shuts, and with "handshake" for each connection that did not say what it had to in time. (libzmq tells of no
-    others: a peer that speaks no ZeroMQ, and one that sends a frame far over the limit, it drops without a word.)
+    gate shuts, and with "handshake" for each connection without a greeting in time. (libzmq reports no others: it drops
+    a peer that does not speak ZeroMQ, or sends a frame far over the limit, without an event.)
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Gate:
         self._on_refusal = on_refusal
         self._estimate = count()
         self._is_shut = False
-        place.reopen()  # what a coordinator before this one shut
+        place.reopen()  # an earlier coordinator may have shut it
         mask = zmq.EVENT_ACCEPTED | _NO_HANDSHAKE | zmq.EVENT_MONITOR_STOPPED
         self._monitors = [socket.get_monitor_socket(mask) for socket in sockets]
         self._thread = threading.Thread(target=self._run, name="ipcsync-gate", daemon=True)
@@ -113,7 +113,7 @@ class Gate:
         try:
             self._estimate = count()
         except OSError:
-            self._estimate = usable  # not one is left
+            self._estimate = usable  # none is left
         if self._estimate >= usable and not self._is_shut:
             self._is_shut = True
             self._place.shut()
@@ -125,7 +125,7 @@ class Gate:
             log.info("new connections again", extra=fields(descriptors=self._estimate, usable=usable))
 
     def stop(self) -> None:
-        """End the thread, and leave the sockets under their own names."""
+        """End the thread, and give the sockets their own names."""
         for socket in self._sockets:
             socket.disable_monitor()
         self._thread.join()

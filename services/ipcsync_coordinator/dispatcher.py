@@ -1,4 +1,4 @@
-"""From a request's frame to its reply's: one request, one typed reply, and a request that comes again is done once."""
+"""From a request's frame to its reply's: one typed reply for each request, and a repeated request is done once."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ _NEEDS_ROOM = _CHANGING | {"hello", "ready"}  # in the journal
 class Dispatcher:
     """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC.
 
-    `on_confirm` is told of each request of a session whose process no pidfd watches yet. `strikes` learns which
-    connections sent what no client sends. `transactions` has what follows from a request carried out before its reply
-    goes out.
+    `on_confirm` is called for each request of a session whose process no pidfd watches yet. `strikes` counts the
+    invalid messages of each connection. `transactions` carries out the effects of a request before its reply is sent.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Dispatcher:
         self._on_confirm = on_confirm
 
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
-        """The reply to a frame, None if there is to be none (its client waits no more)."""
+        """The reply to a frame, None if its client does not wait for one any more."""
         is_poison = self._journal.take_in_hand(frame)
         try:
             return self._refuse_poison(frame) if is_poison else self._handle(frame, sender, now_ns)
@@ -74,7 +73,7 @@ class Dispatcher:
         return self._reply(request, sender, now_ns)
 
     def _refuse_poison(self, frame: bytes) -> bytes:
-        error = ProtocolError("coordinators died of this very request: it is not tried again", code="poison")
+        error = ProtocolError("coordinators died of this request: it is not tried again", code="poison")
         self._metrics.count_refusal(error)
         log.error("refused", extra=fields(reason="poison"))
         return codec.encode_reply(decode.peek_id(frame), codec.failure_of(error))
@@ -90,16 +89,16 @@ class Dispatcher:
             self._metrics.count_result(request.op, "internal")
             log.exception("request failed", extra=fields(op=request.op))
             return codec.encode_reply(
-                request.id, messages.Failure("IpcSyncError", "the coordinator failed inside; its log says how")
+                request.id, messages.Failure("IpcSyncError", "the coordinator has an internal error; see its log")
             )
         finally:
-            self._transactions.commit()  # also what was begun before it failed
+            self._transactions.commit()  # also the changes of a request that failed
 
     def _answer(self, request: Request, sender: Sender, now_ns: int) -> bytes | None:
         op = request.op
         if op == "hello":
             assert isinstance(request.body, messages.Hello)
-            self._handlers.refuse_other_clock(request.body)  # before its deadline, which is by that clock
+            self._handlers.refuse_other_clock(request.body)  # before its deadline, which that clock gives
             return None if self._is_late(request, now_ns) else self._welcome(request, sender, now_ns)
         entry = self._sessions.find(request.token)
         if entry is None:
@@ -108,7 +107,7 @@ class Dispatcher:
             self._strikes.clear(sender.routing)
             kept = entry.replies.get(request.id)
         if kept is not None:
-            return kept  # before the deadline: who gave up a request wants to know what became of it
+            return kept  # before the deadline: a client asks about requests that it gave up
         if self._is_late(request, now_ns):
             return None
         if entry is None:
@@ -117,7 +116,7 @@ class Dispatcher:
                 "no such session here: it expired, was closed, or is of an earlier coordinator; connect anew"
             )
         if request.id <= entry.forgotten:
-            raise ProtocolError(f"request {request.id} was answered long ago", code="forgotten")
+            raise ProtocolError(f"request {request.id} was answered too long ago", code="forgotten")
         if entry.session.state != "live" and op not in ("close", "break", "bye"):
             raise SessionExpired(
                 f"the session {entry.session.who} expired: it was silent for longer than its lease's "
@@ -144,7 +143,7 @@ class Dispatcher:
             if op == "remote":
                 body = self._handlers.fleet.ask(entry, request, sender.routing)
                 if body is None:
-                    return None  # once the bridge has answered
+                    return None  # the reply follows once the bridge has answered
             else:
                 body = self._table[op](entry, request.body)
             self._metrics.count_result(op, "ok")
@@ -154,7 +153,7 @@ class Dispatcher:
         else:
             reply = codec.encode_reply(request.id, body)
         if op in _CHANGING:
-            # A refusal is kept, but not for good: a reply that its client has not read goes with the connection.
+            # A refusal is kept in memory only: a reply that its client has not read is lost with the connection.
             self._transactions.commit(Reply(entry.token, request.id, reply), is_refusal=body is None)
         return reply
 

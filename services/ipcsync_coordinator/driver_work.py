@@ -1,4 +1,4 @@
-"""How the coordinator has its work with the driver done: in this process, or by the keeper."""
+"""The coordinator's driver work: done in this process, or by the keeper."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ Made = list[SharedCudaEvent]
 
 
 class DriverWork(Protocol):
-    """What is asked of the driver. The errors are the driver's; WaitTimeout if a keeper does not answer in 10 s."""
+    """The driver operations. They raise the driver's errors, and WaitTimeout if a keeper does not answer in 10 s."""
 
     def make(self, device: str, count: int) -> Made:
         """New interprocess events, numbered and exported."""
 
     def make_ahead(self, device: str, count: int, then: Callable[[Made | IpcSyncError], None]) -> None:
-        """The same, which nobody waits for: `then` is called with what came of it, at once or from the loop."""
+        """As `make`, without waiting: `then` is called with the result, at once or from the loop."""
 
     def destroy(self, serials: list[int]) -> None:
         """Destroy these events, at once or soon."""
 
     def probe(self, device: str) -> bytes:
-        """The handle of an event that is kept for trying whether handles open."""
+        """The handle of an event that is kept for tests whether handles open."""
 
     def why_not_timeline(self, device: str) -> str | None:
-        """Why no timeline word works on the device, None if one does; tried for real."""
+        """Why timeline words do not work on the device, None if they do; tested with real calls."""
 
 
 class OwnDriver:
-    """The driver of this very process."""
+    """The driver of this process itself."""
 
     def __init__(self, events: EventStore) -> None:
         self.make = events.make
@@ -62,7 +62,7 @@ class OwnDriver:
 
 
 class KeepersDriver:
-    """The keeper's driver, asked over the link: numbered questions, whose answers come in their order."""
+    """The keeper's driver, asked over the link by numbered requests, which are answered in order."""
 
     def __init__(self, link: Link, numbers: itertools.count[int]) -> None:
         self._link = link
@@ -71,7 +71,7 @@ class KeepersDriver:
         self._timelines: dict[str, str | None] = {}
 
     def make(self, device: str, count: int) -> Made:
-        """New events; waits for them. Those that come too late are destroyed."""
+        """New events; waits for them. Events that come too late are destroyed."""
         return msgspec.convert(self._ask("make", device, count, if_late=self._destroy_late), Made)
 
     def _destroy_late(self, answer: Any) -> None:
@@ -87,7 +87,7 @@ class KeepersDriver:
         self._post("make", [device, count], convert)
 
     def destroy(self, serials: list[int]) -> None:
-        """Ask for their end, and go on."""
+        """Ask the keeper to destroy them, without waiting."""
         self._post("destroy", [serials], _log_failure)
 
     def probe(self, device: str) -> bytes:
@@ -95,17 +95,17 @@ class KeepersDriver:
         return bytes(self._ask("probe", device))
 
     def why_not_timeline(self, device: str) -> str | None:
-        """What the keeper found, trying."""
+        """The keeper's test result."""
         if device not in self._timelines:
             self._timelines[device] = msgspec.convert(self._ask("why_not_timeline", device), str | None)
         return self._timelines[device]
 
     def tell_serving(self) -> None:
-        """Say that requests are served."""
+        """Tell the keeper that requests are served."""
         self._post("serving", [], _log_failure)
 
     def drain(self) -> None:
-        """From the loop: take in what was answered, and send what had no room. EOFError if the keeper is gone."""
+        """From the loop: read answers, and send what had no room. EOFError if the keeper is gone."""
         while self._take_one(0.0):
             continue
 
@@ -139,4 +139,4 @@ class KeepersDriver:
 
 def _log_failure(answer: Any) -> None:
     if isinstance(answer, IpcSyncError):
-        log.error("the keeper could not do it", extra=fields(why=answer))
+        log.error("the keeper could not do a request", extra=fields(why=answer))

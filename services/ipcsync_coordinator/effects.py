@@ -1,8 +1,8 @@
-"""What follows from a registry's change: on the board, in the pool, on the feed. In this order, everywhere:
-state on the board, then the waiters woken, then the announcement.
+"""The effects of a registry's changes on the board, in the pool and on the feed. The order is always: the state on the
+board, then the waiters are woken, then the announcement.
 
-What is to be stored is read first (`plan`), since the journal has it before anything is stored (`carry_out`); a later
-coordinator that finds it there, and not that it was done, stores just that (`redo`).
+`plan` reads what is to be stored, since the journal must have it before `carry_out` stores anything. A later
+coordinator that finds an effect in the journal without a mark that it was done stores the same (`redo`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("ipcsync.coordinator")
 
 @dataclass(frozen=True)
 class Step:
-    """A change, what it stores on the board, and the ring that it frees, to be used again or not."""
+    """A change, its effect on the board, and the ring that it frees, which may be reusable."""
 
     change: Change
     effect: Effect | None
@@ -93,7 +93,7 @@ class Effects:
     # --- what is to be stored, read from the board --------------------------------------------------------------------
 
     def plan(self, changes: Iterable[Change]) -> list[Step]:
-        """What follows from changes, in order; a slot that is freed has no ring any more."""
+        """The steps of changes, in order; the slot of a `freed` change loses its ring."""
         return [
             self._plan_free(change, change.slot)
             if change.kind == "freed" and change.slot is not None
@@ -118,13 +118,13 @@ class Effects:
 
     def _plan_free(self, change: Change, slot: Slot) -> Step:
         line = self.line(slot.index)
-        # A recorder that died between its driver's call and publishing left a record that the board does not know.
+        # A recorder that died between the driver's call and the store left a record that is not on the board.
         recorded = line.recorded
         is_reusable = line.completed >= recorded and not change.was_broken
         ring, slot.ring = slot.ring, []
         if slot.origin is not None and change.was_broken:
             self._graves.dig(slot.origin, Grave(slot.node, slot.good, slot.reason))
-        # On either engine: the next use begins where `recorded` stands, and has to find all before it complete.
+        # On either engine: the next use begins at `recorded`, and must find everything before it complete.
         return Step(change, Effect("free", slot.index, (recorded,)), ring, is_reusable)
 
     def _plan_assign(self, session: Session) -> Effect:
@@ -135,7 +135,7 @@ class Effects:
     # --- the stores ---------------------------------------------------------------------------------------------------
 
     def carry_out(self, steps: Iterable[Step]) -> None:
-        """Carry out steps in order. One that fails (in the driver) is logged, and keeps none of the others back."""
+        """Carry out steps in order. One that fails (in the driver) is logged, and does not stop the others."""
         for step in steps:
             self._carry_out_one(step)
 
@@ -143,7 +143,7 @@ class Effects:
         try:
             self._do(step)
         except Exception:
-            log.exception("change not carried out to its end", extra=fields(kind=step.change.kind))
+            log.exception("change only partly carried out", extra=fields(kind=step.change.kind))
 
     def _do(self, step: Step) -> None:
         change = step.change
@@ -156,7 +156,7 @@ class Effects:
             self._consequences[change.kind](change.slot or change.session)
 
     def redo(self, effects: Iterable[Effect]) -> None:
-        """Store what a coordinator before this one was about to, or did; twice is as good as once."""
+        """Store the effect that an earlier coordinator was about to store, or did; storing it twice does no harm."""
         for effect in effects:
             self._store(effect)
 
@@ -164,7 +164,7 @@ class Effects:
         self._stores[effect.kind](effect.index, *effect.values)
 
     def _store_grave(self, index: int, watermark: int, *values: Any) -> None:
-        # It never has a recorder: what is good counts as recorded, and nothing later.
+        # It never gets a recorder: its good generations count as recorded, and no later ones.
         self.line(index).publish(watermark)
         self._store_break(index, watermark, *values)
 
@@ -189,7 +189,7 @@ class Effects:
         line.finish(FREE)
 
     def resume(self, slot: Slot) -> None:
-        """Go on with what a slot that a coordinator before this one left in quarantine needs."""
+        """Continue the quarantine of a slot that an earlier coordinator left in it."""
         if slot.engine == "timeline" and (slot.state == "broken" or slot.is_drained):
             self.releaser.hold(slot.index, self.line(slot.index))
         self._quarantine(slot)
@@ -232,14 +232,14 @@ class Effects:
         )
 
     def _unwanted(self, slot: Slot) -> None:
-        if slot.is_unwanted:  # still: who takes it up again later finds it gone, and asks anew
+        if slot.is_unwanted:  # still; a session that wants it later finds it gone, and asks again
             self._announce("unwanted", slot)
 
     def _quarantine(self, slot: Slot) -> None:
         self._quarantined_ns.setdefault(slot.index, time.monotonic_ns())
 
     def quarantine_oldest_s(self) -> float:
-        """How long the slot that has waited longest has been in quarantine, in seconds; 0 if there is none."""
+        """The longest time that a slot has been in quarantine, in seconds; 0 if there is none."""
         oldest = min(self._quarantined_ns.values(), default=0)
         return (time.monotonic_ns() - oldest) / 1e9 if oldest else 0.0
 
@@ -254,14 +254,14 @@ class Effects:
 
 
 def _watermark(slot: Slot, line: SlotLine) -> int:
-    """What stays good at a break."""
+    """Up to which count a slot stays good at a break."""
     completed = line.completed
     if completed == INT64_MAX:
-        return line.watermark  # a released word says nothing: what was complete before stands here already
-    # What was not published was not recorded, though a GPU wrote its word.
+        return line.watermark  # the word was released already, and the watermark stored before that
+    # A record that was not published does not count, though a GPU may have written the word.
     count = min(max(completed, slot.base), line.recorded)
     if slot.engine == "timeline":
-        # The GPU writes the word whatever came before; what its recorder did not settle may have run over garbage.
+        # The GPU writes the word also after a lost wait: generations that the recorder did not settle do not count.
         for first in (line.behind, line.lost):
             if first > slot.base:
                 count = min(count, first - 1)

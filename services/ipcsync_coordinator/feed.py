@@ -1,4 +1,4 @@
-"""The numbered announcements. Each change has the next number; the number is repeated every second."""
+"""The numbered announcements: each change has the next number, and the number is repeated every second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import zmq
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement
 
-MAX_SUBSCRIPTION = 512  # bytes of what a subscriber may send; ZeroMQ's own greeting needs some 300
+MAX_SUBSCRIPTION = 512  # bytes that a subscriber may send; ZeroMQ's own greeting needs some 300
 _BUDGET = 256
 
 
@@ -33,7 +33,7 @@ class Feed:
         self.socket.send(codec.encode_announcement(announcement), zmq.NOBLOCK)  # XPUB drops, it never blocks
 
     def drain(self) -> None:
-        """Read subscriptions: unless they are read, no welcome message is sent."""
+        """Read subscriptions, since ZeroMQ sends the welcome message only when they are read."""
         with contextlib.suppress(zmq.Again):  # there are no more
-            for _ in range(_BUDGET):  # what is left waits for the next tick: nobody keeps the loop to himself
+            for _ in range(_BUDGET):  # the rest waits for the next tick, so that no subscriber keeps the loop busy
                 self.socket.recv(zmq.NOBLOCK)

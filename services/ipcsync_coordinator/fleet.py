@@ -1,8 +1,8 @@
-"""What sessions ask of other nodes, and what the bridge answers.
+"""Questions of sessions to other nodes, and the bridge's answers.
 
-A question goes out on the feed as a `Want`, and its reply is owed until the bridge has answered, or until whoever asked
-waits no more. Wants are not journaled: who is unanswered when a coordinator dies asks the next one again, under the
-same id, and by the feed's gap the bridge asks what is wanted.
+A question goes out on the feed as a `Want`. Its reply is owed until the bridge has answered, or until the session does
+not wait any more. Wants are not journaled: if a coordinator dies, the sessions send unanswered questions to the next
+one under the same ids, and the bridge sees a gap in the feed and asks for the wants.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Fleet:
         self._transactions = transactions
         self._journal: Journal = transactions.journal
         self._epoch = epoch
-        self._number = first_want  # of wants; no two coordinators of one epoch give the same
+        self._number = first_want  # of wants; it differs between the coordinators of one epoch
         self._owed: dict[int, _Owed] = {}
         self._asked: dict[tuple[bytes, int], int] = {}  # by token and request id
         self._has_had_bridge = False
@@ -92,7 +92,7 @@ class Fleet:
         assert isinstance(body, messages.Remote)
         self._has_had_bridge = self._has_had_bridge or self._sessions.bridge() is not None
         known = self._asked.get((entry.token, request.id))
-        if known is not None:  # it asks again, maybe by another connection
+        if known is not None:  # it asks again, maybe over another connection
             self._owed[known].routing = routing
             return None
         if body.what == "attach":
@@ -102,15 +102,15 @@ class Fleet:
         elif body.what == "claim":
             self._check_claim(entry, body)
         elif body.what not in ("open", "nodes", "events", "bridge"):
-            raise ProtocolError(f"nothing that is asked of other nodes is called {body.what!r:.80}", code="invalid")
+            raise ProtocolError(f"unknown question to other nodes {body.what!r:.80}", code="invalid")
         self._require_bridge(body)
         self._want(entry, request, body, routing)
         return None
 
     def _attach_known(self, entry: SessionEntry, body: messages.Remote) -> messages.Message | None:
-        """The attachment to a mirror that there is, or to one that is lost; None if the bridge is to be asked."""
+        """The attachment to an existing mirror, or to a lost one; None if the bridge has to be asked."""
         if len(body.epoch) != len(self._epoch) or body.epoch == self._epoch:
-            raise ProtocolError("a point of another node has another epoch than this one", code="epoch")
+            raise ProtocolError("a point of another node must have another epoch than this one", code="epoch")
         origin = Origin(body.epoch, body.slot, body.incarnation)
         slot = self._registry.mirrors.get(origin)
         if slot is None and self._registry.graves.find(origin) is None:
@@ -129,7 +129,7 @@ class Fleet:
         return attachment_of(slot, entry.session)
 
     def _device(self, wanted: str) -> str:
-        """A mirror is of no GPU; it is said to be on the device of who asked for it first."""
+        """The device of a mirror, which has no GPU: that of the session that asked for it first."""
         devices = self._effects.pool.devices
         return wanted if wanted in devices else devices[0]
 
@@ -141,8 +141,8 @@ class Fleet:
             raise NotRecorder(f"this session does not record on {body.name!r}", event=body.name)
         if slot.engine != "timeline":
             raise EngineMismatch(
-                f"the event {body.name!r} uses the engine {slot.engine!r}, and only what is on 'timeline' can be "
-                "waited for on other nodes: open it with engine='timeline'"
+                f"the event {body.name!r} uses the engine {slot.engine!r}, and between nodes only 'timeline' works: "
+                "open it with engine='timeline'"
             )
 
     def _require_bridge(self, body: messages.Remote) -> None:
@@ -150,8 +150,8 @@ class Fleet:
             return
         if body.what == "attach" and not self._has_had_bridge:
             raise CoordinatorLost(
-                "this point is of another coordinator than this one, or of one that has restarted since; were it of "
-                "another node, a bridge would have to run here (ipcsync bridge)"
+                "this point belongs to another coordinator, or to one that has restarted since; if it belongs to "
+                "another node, a bridge must run here (ipcsync bridge)"
             )
         raise NoBridge("no bridge to other nodes runs beside this coordinator: start one with `ipcsync bridge`")
 
@@ -168,7 +168,7 @@ class Fleet:
         self._effects.feed.announce("wanted", want=want)
 
     def tick(self, now_ns: int) -> None:
-        """Forget what nobody waits for any more; without a bridge, say so to whoever waits for one."""
+        """Forget questions whose sessions wait no more; without a bridge, refuse the others."""
         if not self._owed:
             return
         has_bridge = self._sessions.bridge() is not None
@@ -176,7 +176,7 @@ class Fleet:
             if 0 < owed.want.deadline_ns < now_ns or owed.entry.session.state != "live":
                 self._forget(owed)
             elif not has_bridge:
-                error = NoBridge("the bridge to other nodes has ended, and what it was asked is not answered")
+                error = NoBridge("the bridge to other nodes has ended without an answer")
                 self._reply(owed, codec.failure_of(error))
 
     def _forget(self, owed: _Owed) -> None:
@@ -184,7 +184,7 @@ class Fleet:
         self._asked.pop((owed.entry.token, owed.request_id), None)
 
     def _reply(self, owed: _Owed, body: messages.Message) -> None:
-        """Answer what was asked, and keep the answer as any other."""
+        """Send the reply to a question, and keep it like any other."""
         self._forget(owed)
         frame = codec.encode_reply(owed.request_id, body)
         is_refusal = isinstance(body, messages.Failure)
@@ -195,13 +195,13 @@ class Fleet:
 
     def _check_bridge(self, entry: SessionEntry) -> None:
         if entry.session.role != "bridge":
-            raise ProtocolError("only a bridge says that", code="role")
+            raise ProtocolError("only a bridge may send this", code="role")
 
     def _import(self, entry: SessionEntry, body: messages.Import) -> messages.Message:
         self._check_bridge(entry)
         owed = self._owed.get(body.want)
         origin = Origin(body.epoch, body.slot, body.incarnation)
-        if body.epoch == self._epoch:  # what the fleet's name stands for is at home
+        if body.epoch == self._epoch:  # the fleet's event is on this node
             self._give(owed, lambda asker: self._attach_own(asker, body))
             return messages.Done()
         slot = self._registry.mirrors.get(origin)
@@ -216,7 +216,7 @@ class Fleet:
         device = self._device(device)
         reason = self._effects.pool.why_not_timeline(device)
         if reason:
-            raise EngineMismatch(f"nothing of other nodes can be waited for here: the engine 'timeline': {reason}")
+            raise EngineMismatch(f"events of other nodes cannot be waited for here: the engine 'timeline': {reason}")
         slot = self._registry.create(
             entry.session,
             body.name,
@@ -236,7 +236,7 @@ class Fleet:
         return attachment_of(slot, asker.session)
 
     def _give(self, owed: _Owed | None, attach: Callable[[SessionEntry], messages.Message]) -> None:
-        """Answer who asked for a use with an attachment to it, or with why there is none."""
+        """Reply to the session that asked for a use: with an attachment to it, or with the error."""
         if owed is None or owed.entry.session.state != "live":
             return  # it waits no more
         try:
@@ -250,7 +250,7 @@ class Fleet:
         owed = self._owed.get(body.want)
         _, reply = codec.decode_reply(body.reply)
         if not isinstance(reply, _ANSWERS):
-            raise ProtocolError(f"{type(reply).__name__} answers nothing that is asked of nodes", code="invalid")
+            raise ProtocolError(f"{type(reply).__name__} is not an answer to a question to other nodes", code="invalid")
         if owed is not None:
             self._reply(owed, reply)
         return messages.Done()
@@ -258,7 +258,9 @@ class Fleet:
     def _finish(self, entry: SessionEntry, body: messages.Finish) -> messages.Message:
         self._check_bridge(entry)
         if body.state not in _STATES:
-            raise ProtocolError(f"a mirror ends as {', '.join(_STATES)}, not as {body.state!r:.80}", code="invalid")
+            raise ProtocolError(
+                f"a mirror must end as one of {', '.join(_STATES)}, not as {body.state!r:.80}", code="invalid"
+            )
         self._registry.finish_mirror(entry.session, body.slot, body.incarnation, body.state, body.reason)
         if body.state == "broken":
             log.info("mirror lost", extra=fields(slot=body.slot, reason=body.reason))
@@ -270,4 +272,4 @@ class Fleet:
 
 
 def _nobody_listens(_routing: bytes, _frame: bytes) -> None:
-    """Before there is a socket."""
+    """The `deliver` before there is a socket."""

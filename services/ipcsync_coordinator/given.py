@@ -1,4 +1,4 @@
-"""What a coordinator is given to work with: by its keeper over a socketpair, or made by itself in one process."""
+"""The resources of a coordinator: given by its keeper over a socketpair, or created by itself in one process."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ipcsync_holdings.holdings import Fixed, Holdings, Terms
 from ipcsync_holdings.journal_files import JournalFiles
 from ipcsync_holdings.link import Link
 
-_OOM_SCORE = 200  # above the keeper's: of the two, this one can be had again
+_OOM_SCORE = 200  # above the keeper's, since a coordinator can be replaced
 
 
 @dataclass
 class Given:
-    """Terms, board, place, listening sockets (of requests, of the feed), journal, and who works with the driver.
+    """Terms, board, place, listening sockets (of requests, of the feed), journal, and the driver work.
 
-    `link` leads to the keeper; None in one process, where `holdings` are this process's own.
+    `link` leads to the keeper; None in one process, which then has the `holdings` itself.
     """
 
     terms: Terms
@@ -44,17 +44,17 @@ class Given:
     holdings: Holdings | None = None
 
     def tell_serving(self) -> None:
-        """Say to a keeper that requests are served."""
+        """Tell a keeper that requests are served."""
         if isinstance(self.work, KeepersDriver):
             self.work.tell_serving()
 
     def tell_ending(self) -> None:
-        """Say to a keeper that the end that follows is meant."""
+        """Tell a keeper that the end that follows is intended."""
         self.journal.words[journal_files.IS_ENDING] = 1
 
 
 def make(fixed: Fixed) -> Given:
-    """Everything in this process."""
+    """Create everything in this process."""
     holdings = Holdings(fixed)
     requests, feed = (listening.detach() for listening in holdings.sockets)
     work = OwnDriver(holdings.events)
@@ -64,7 +64,7 @@ def make(fixed: Fixed) -> Given:
 
 
 def receive(kept: str) -> Given:
-    """What a keeper holds, once it says that it is this process's turn; until then nothing is touched.
+    """Take over what a keeper holds, once it says that this process is to serve; until then nothing is touched.
 
     `kept` are the keeper's pid and the descriptors that it passed on. SystemExit if the keeper is gone by then.
     """
@@ -77,7 +77,7 @@ def receive(kept: str) -> Given:
         answer = end.receive(None)
         assert answer is not None
     except EOFError:
-        sys.exit(0)  # not needed
+        sys.exit(0)  # the keeper does not need this process any more
     terms = msgspec.convert(answer[2], Terms)
     for descriptor in (words, first, second, requests, feed, lock):
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
@@ -90,7 +90,7 @@ def receive(kept: str) -> Given:
 
 def _end_with_keeper(keeper: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, RELOAD):
-        signal.signal(number, signal.SIG_IGN)  # they are the keeper's business
+        signal.signal(number, signal.SIG_IGN)  # the keeper handles them
     die_with(keeper)
     try:
         with open("/proc/self/oom_score_adj", "r+") as file:
@@ -102,16 +102,16 @@ def _end_with_keeper(keeper: int) -> None:
 
 
 def _be_the_only_one(words: int) -> None:
-    """Hold the journal's lock: that of an open file of this process's own, which goes with it and with nothing else."""
+    """Take the journal's lock through an open file of this process alone, so that it ends with this process."""
     own = os.open(f"/proc/self/fd/{words}", os.O_RDWR | os.O_CLOEXEC)
     if not locks.try_lock(own, 0):
         raise RuntimeError("another coordinator still has the journal")
 
 
 def versions() -> dict[str, str]:
-    """What two coordinators must have in common so that one can go on where the other ended.
+    """What two coordinators must have in common so that one can continue the other's work.
 
-    Of the messages every field counts: those who live speak the old ones.
+    Every field of the messages counts, since live clients use the old ones.
     """
     from ipcsync._board import layout
 

@@ -1,4 +1,4 @@
-"""What each request does. No socket in here, and no frame."""
+"""The operations. This module uses neither sockets nor frames."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Handlers:
         room: Callable[[], int] = lambda: _UNLIMITED,
     ) -> None:
         self._settings = settings
-        # As many as replies are kept for a retry; and ZeroMQ learns only every half queue what the other side has read.
+        # As many as replies are kept for repeats. Also, ZeroMQ learns only every half queue what the other side has
+        # read.
         self._window = min(settings.remembered_requests, max(1, settings.reply_queue // 2), _MOST_IN_FLIGHT)
         self._registry = registry
         self._board = board
@@ -93,20 +94,20 @@ class Handlers:
         }
 
     def serve(self) -> None:
-        """Requests are answered from now on."""
+        """Note that requests are answered from now on."""
         self._serves_ns = time.monotonic_ns()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def refuse_other_clock(self, hello: messages.Hello) -> None:
-        """Raise ConnectError for a process whose CLOCK_MONOTONIC is another one.
+        """Raise ConnectError for a process with another CLOCK_MONOTONIC.
 
-        One that is behind would have every request dropped as late, one that is ahead a lease that never runs out.
+        If its clock is behind, each of its requests would be dropped as late; if ahead, its lease would never expire.
         """
         if hello.time_namespace and self._time_namespace and hello.time_namespace != self._time_namespace:
             raise ConnectError(
-                "the process and the coordinator are in two time namespaces, and leases are told by a clock that both "
-                "must share: start them in the same one"
+                "the process and the coordinator are in two time namespaces, but leases need a clock that both share: "
+                "start them in the same one"
             )
 
     def hello(self, hello: messages.Hello, sender: Sender, now_ns: int) -> messages.Welcome:
@@ -124,7 +125,7 @@ class Handlers:
             raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
         session = self._registry.open_session(os.urandom(4).hex(), hello.name, hello.role)
         watch = ProcessWatch(sender.pid, sender.routing, self._board, session.line)
-        # Without a start time the pid tells nobody anything: others then ask for the lifeline.
+        # Without a start time the pid is useless to others, which then check the lifeline.
         session.pid, session.started = watch.pid if watch.started else 0, watch.started
         entry = SessionEntry(session, os.urandom(16), hello.nonce, int(ttl * 1e9), now_ns, now_ns, watch)
         entry.why_not_event = self._why_not_event(hello)
@@ -134,7 +135,7 @@ class Handlers:
 
     def _refuse_second_bridge(self, hello: messages.Hello) -> None:
         if hello.role != "bridge":
-            raise ProtocolError(f"a session's role is 'bridge' or none, not {hello.role!r:.80}", code="role")
+            raise ProtocolError(f"a session's role must be 'bridge' or empty, not {hello.role!r:.80}", code="role")
         serving = self._sessions.bridge()
         if serving is not None:
             raise ConnectError(
@@ -145,7 +146,7 @@ class Handlers:
         if wanted is None:
             return self._settings.lease_ttl
         if math.isnan(wanted) or wanted <= 0:
-            raise ProtocolError(f"a lease's TTL is a positive number of seconds, not {wanted}", code="ttl")
+            raise ProtocolError(f"a lease's TTL must be a positive number of seconds, not {wanted}", code="ttl")
         return min(max(wanted, MIN_TTL), MAX_TTL)
 
     def _why_not_event(self, hello: messages.Hello) -> str | None:
@@ -189,26 +190,28 @@ class Handlers:
         return _DONE
 
     def _size_of_end(self, session: Session) -> int:
-        """How many bytes the record of a session's end may have, beyond the ordinary."""
+        """How many bytes the record of a session's end may need, beyond an ordinary record."""
         slots = (self._registry.slots[index] for index in session.attached)
         return sum(512 + 10 * (len(slot.active) + len(slot.lingering) + len(slot.left) + slot.depth) for slot in slots)
 
     def forget(self, session: Session) -> None:
-        """The session's line is free: drop all that is kept of it."""
+        """Forget a session whose line is free."""
         entry = self._sessions.forget(session.serial)
         if entry is not None:
             entry.watch.close()
 
     def lose(self, entry: SessionEntry, how: str) -> None:
-        """The session's process is dead ("pidfd"), or silent for longer than its TTL ("ttl")."""
+        """End a session whose process is dead ("pidfd"), or was silent for longer than its TTL ("ttl")."""
         session = entry.session
         line = self._board.session(session.line)
         if session.state == "live":
             self._metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how=how))
-        with suppress(QuotaExceeded):  # a death cannot be refused: it is appended if there is room, or at a later tick
+        with suppress(
+            QuotaExceeded
+        ):  # a death cannot be refused: it is appended now if there is room, else at a later tick
             self._journal.make_room(self._size_of_end(session))
-        # Who never was ready, and has no lifeline, does not use the board: its line needs no proof of death.
+        # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
         if how == "pidfd" or not (entry.is_ready or self._board.has_lifeline(line)):
             self._registry.bury(session)
         else:
@@ -244,9 +247,9 @@ class Handlers:
         return attachment_of(slot, entry.session)
 
     def _choose_engine(self, entry: SessionEntry, wanted: str, device: str) -> str:
-        """Which engine a new event on `device` uses. EngineMismatch says why the one that is wanted cannot."""
+        """The engine of a new event on `device`. EngineMismatch if the wanted one cannot work, with the reason."""
         if wanted not in ("auto", "event", "timeline"):
-            raise ProtocolError(f"an engine is 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
+            raise ProtocolError(f"an engine must be 'auto', 'event' or 'timeline', not {wanted!r}", code="engine")
         reasons = {
             "event": entry.why_not_event or self._effects.pool.why_not_event(device),
             "timeline": None if wanted == "event" else self._effects.pool.why_not_timeline(device),
@@ -307,7 +310,7 @@ class Handlers:
         return messages.Counters(self.stats())
 
     def stats(self) -> dict[str, object]:
-        """`Client.stats()`: everything that is counted."""
+        """The counts of `Client.stats()`."""
         slots = [slot for slot in self._registry.slots.values() if slot.state != "free"]
         opened_ns = [entry.opened_ns for entry in self._sessions if entry.session.state == "live"]
         now_ns = time.monotonic_ns()

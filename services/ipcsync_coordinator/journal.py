@@ -1,7 +1,7 @@
-"""The journal: each transition stands in it before anything of it is seen outside (the order is in docs/design.md).
+"""The journal: it has each transition before any effect is visible outside (docs/design.md has the order).
 
-A killed coordinator loses nothing that it stored, so a record counts from the one store that makes it valid, and what a
-transition entails is redone by the next coordinator unless one store says that it was carried out.
+Stores survive a killed coordinator. So one store makes a record valid, and another one says that its effects were
+carried out; without that, the next coordinator carries them out again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ipcsync_holdings.journal_files import (
 _HEAD = 8  # of a record: its length and its checksum, 4 bytes each
 _LEAST_ROOM = 256 * 1024
 _LEAST_LIMIT = 512 * 1024  # a start reads all of it
-_POISON = 2  # so many coordinators died with it in hand
+_POISON = 2  # a request is refused once so many coordinators died while they handled it
 
 
 class JournalError(Exception):
-    """The journal cannot be read; the message says where it ends to make sense."""
+    """The journal cannot be read; the message says where it is invalid."""
 
 
 class Journal:
-    """Appends to the log that counts, and begins the other one when it has grown too long. `whole` records all."""
+    """Appends to the current log, and starts the other one when it has grown too long. `whole` records everything."""
 
     def __init__(self, files: JournalFiles, whole: Callable[[], Record]) -> None:
         self._words = files.words
@@ -46,7 +46,7 @@ class Journal:
         self._which = self._words[CURRENT] & 1
         self._end = self._words[VALID + self._which]
         self._room = os.fstat(self._log).st_size
-        self._limit = _LEAST_LIMIT  # what it was after the last time is not known, and grows with no start
+        self._limit = _LEAST_LIMIT  # the limit of the last coordinator is unknown
         self._poison = self._convict()
 
     @property
@@ -56,7 +56,7 @@ class Journal:
     # --- records ------------------------------------------------------------------------------------------------------
 
     def read(self) -> tuple[list[Record], bool]:
-        """All records, and whether what follows from the last one was carried out. JournalError."""
+        """All records, and whether the effects of the last one were carried out. Raises JournalError."""
         data = memoryview(os.pread(self._log, self._end, 0))
         if len(data) != self._end:
             raise JournalError(f"the log has {len(data)} bytes, and {self._end} are said to be valid")
@@ -70,12 +70,12 @@ class Journal:
             try:
                 records.append(decode(body))
             except msgspec.MsgspecError as error:
-                raise JournalError(f"the record at byte {at} is no record: {error}") from None
+                raise JournalError(f"the record at byte {at} is invalid: {error}") from None
             at += _HEAD + length
         return records, self._words[CARRIED_OUT + self._which] == self._end
 
     def make_room(self, size: int = 0) -> None:
-        """Have memory for a record of `size` bytes beyond the ordinary; QuotaExceeded if there is none."""
+        """Reserve memory for a record of `size` bytes beyond an ordinary one; QuotaExceeded if there is none."""
         wanted = self._end + _LEAST_ROOM + size
         if wanted > self._room:
             try:
@@ -85,7 +85,7 @@ class Journal:
             self._room = wanted + _LEAST_ROOM
 
     def append(self, record: Record) -> None:
-        """Have the record count, whatever happens to this process."""
+        """Append a record, which is then valid whatever happens to this process."""
         self._end = self._write(self._log, record, self._end)
         self._words[VALID + self._which] = self._end
 
@@ -98,13 +98,13 @@ class Journal:
         return at + done
 
     def carried_out(self) -> None:
-        """What follows from the last record has been done: no start redoes it."""
+        """Store that the effects of the last record were carried out: no later start repeats them."""
         self._words[CARRIED_OUT + self._which] = self._end
         if self._end > self._limit:
             self._compact()
 
     def _compact(self) -> None:
-        """Write everything into the other log, and have that one count by one store."""
+        """Write everything into the other log, and make that one the current log by one store."""
         other = 1 - self._which
         record = self._whole()
         os.ftruncate(self._logs[other], 0)
@@ -119,18 +119,18 @@ class Journal:
     # --- the request in hand ------------------------------------------------------------------------------------------
 
     def take_in_hand(self, frame: bytes) -> bool:
-        """Note the request that is worked on from now; whether coordinators died of it, so that it is to be refused."""
+        """Store which request is handled from now on; returns whether it is refused, as coordinators died of it."""
         looks = zlib.crc32(frame) << 31 | len(frame)
         self._words[IN_HAND] = looks
         return bool(self._poison) and looks in self._poison
 
     def put_down(self) -> None:
-        """The request was done, and its reply is about to go out."""
+        """Store that the request was done, before its reply is sent."""
         self._words[IN_HAND] = 0
         self._words[REPLIES] += 1
 
     def _convict(self) -> frozenset[int]:
-        """Note in whose hands the last coordinator died, and say which requests have cost too many."""
+        """Count the request during which the last coordinator died; returns the requests that are to be refused."""
         words, looks = self._words, self._words[IN_HAND]
         places = [SUSPECTS + 2 * place for place in range(SUSPECT_COUNT)]
         if looks:

@@ -60,7 +60,7 @@ def attachment_of(slot: Slot, session: Session) -> messages.Attachment:
 
 
 def session_rows(sessions: Iterable[SessionEntry], board: Board) -> list[messages.SessionInfo]:
-    """The sessions that live."""
+    """The live sessions."""
     now_ns = time.monotonic_ns()
     return [_session(entry, board, now_ns) for entry in sessions if entry.session.state == "live"]
 

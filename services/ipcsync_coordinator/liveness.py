@@ -1,4 +1,4 @@
-"""Whether sessions live: deaths by pidfd (or lifeline), silence by the TTL, and our own pauses credited to everyone."""
+"""Whether sessions live: deaths by pidfd (or lifeline), silence by the TTL, and credit for this process's pauses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class ProcessWatch:
     """One session's process.
 
-    The pidfd is opened at the first word and counts only once the peer spoke again on the same connection: a pid may
-    have come again between the connection and the first word, but a process that is gone does not speak.
+    The pidfd is opened at the first message, and counts only once the peer has sent another one on the same connection:
+    the pid may have been reused between the connection and the first message, but a dead process sends nothing.
     """
 
     def __init__(self, pid: int, routing: bytes, board: Board, line: int) -> None:
@@ -37,21 +37,21 @@ class ProcessWatch:
                 self.started = start_time(pid) or 0
                 self._pidfd = PidFd(pid) if self.started else None
             except OSError:
-                self._pidfd = None  # it is gone, or descriptors are short: the TTL and the lifeline tell
+                self._pidfd = None  # it is gone, or descriptors are short: the TTL and the lifeline decide
 
     @classmethod
     def resumed(cls, pid: int, started: int, board: Board, line: int, *, is_ready: bool) -> ProcessWatch:
         """The watch of a session that another coordinator opened.
 
-        Who was ready had a lifeline: that it is gone by now is the proof of a death. Until it is confirmed anew, or by
-        `watch_at_once`, the process on whose connection the session speaks next is taken for its own.
+        A session that was ready had a lifeline: if that is gone by now, its process is dead. Until the session is
+        confirmed again, or by `watch_at_once`, the process of its next connection is taken for its own.
         """
         watch = cls(0, b"", board, line)
         watch.pid, watch.started, watch.has_lifeline = pid, started, is_ready
         return watch
 
     def watch_at_once(self, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> bool:
-        """Watch a process that was confirmed before; False if it is proven dead."""
+        """Watch a process that was confirmed earlier; False if it is proven dead."""
         try:
             self._pidfd = PidFd(self.pid)
             if start_time(self.pid) != self.started:
@@ -59,15 +59,15 @@ class ProcessWatch:
         except ProcessLookupError:
             return False
         except OSError:
-            return True  # descriptors are short, which proves nothing: the TTL and the lifeline tell
+            return True  # descriptors are short, which proves nothing: the TTL and the lifeline decide
         self._confirm(self._pidfd, loop, on_death)
         return True
 
     def confirm(self, sender: Sender, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> bool:
-        """The session spoke again; whether from now on, and not before, the pidfd tells of its death."""
+        """Note another message of the session; returns whether this made the pidfd count."""
         if self._watched_by is not None:
             return False
-        if not self._routing and sender.pid:  # it spoke to another coordinator before
+        if not self._routing and sender.pid:  # its earlier messages went to another coordinator
             self._adopt(sender)
             return False
         if self._pidfd is None or sender.routing != self._routing:
@@ -85,12 +85,12 @@ class ProcessWatch:
         self.pid, self.started, self._pidfd, self._routing = first.pid, first.started, first._pidfd, sender.routing
 
     def lifeline_is_cut(self) -> bool:
-        """Whether a lifeline is gone of which no pidfd tells: there is none, or the process has called exec."""
+        """Whether the lifeline was released where no pidfd says so: there is none, or the process called exec."""
         may_be_cut = self._watched_by is None or self._line.owner & OWNER_DIED
         return bool(may_be_cut) and self.gave_up_lifeline()
 
     def gave_up_lifeline(self) -> bool:
-        """Whether the process let its lifeline go: it does so last of all, when it exits, calls exec, or has let go."""
+        """Whether the process has released its lifeline: its last step when it exits, calls exec or closes."""
         return self.has_lifeline and not self._board.has_lifeline(self._line)
 
     def close(self) -> None:
@@ -103,10 +103,10 @@ class ProcessWatch:
 
 
 class PauseCredit:
-    """Since when silence counts.
+    """The time from which silence counts.
 
-    A coordinator that was itself stopped (its ticks are late) cannot tell who was silent meanwhile: everyone gets a
-    full TTL from the moment at which it goes on.
+    A coordinator that was stopped itself (its ticks are late) cannot tell which sessions were silent meanwhile: every
+    session gets a full TTL from the moment at which it goes on.
     """
 
     def __init__(self, now_ns: int, tick_ns: int) -> None:
@@ -115,7 +115,7 @@ class PauseCredit:
         self._late_ns = 4 * tick_ns
 
     def tick(self, now_ns: int) -> None:
-        """Tell that a tick ran."""
+        """Note that a tick ran."""
         if now_ns - self._last_ns > self._late_ns:
             self.since_ns = now_ns
         self._last_ns = now_ns

@@ -1,4 +1,4 @@
-"""What operators ask for: how many requests, how they ended, and how long they took."""
+"""Metrics of requests: how many, how they ended, and how long they took."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class Metrics:
         self._sum_s = 0.0
 
     def count_refusal(self, error: IpcSyncError, op: str = "") -> None:
-        """A request, with its operation if that is known, was refused."""
+        """Count a refused request, with its operation if that is known."""
         code = error.code if isinstance(error, ProtocolError) else ""
         self.refusals[code or type(error).__name__] += 1
         if op:
             self.count_result(op, type(error).__name__)
 
     def count_result(self, op: str, result: str) -> None:
-        """A request ended: "ok", the name of the error that it was refused with, "late" or "internal"."""
+        """Count the result of a request: "ok", the name of its error, "late" or "internal"."""
         counter = self.results.get(op)
         if counter is None:
             counter = self.results[op] = Counter()
         counter[result] += 1
 
     def observe(self, seconds: float) -> None:
-        """A frame was dealt with, whatever it was."""
+        """Add the time that a frame took, valid or not."""
         self._buckets[bisect_left(BOUNDS_S, seconds)] += 1
         self._sum_s += seconds
 
     def stats(self) -> dict[str, object]:
-        """All of them, for `Client.stats`; a latency's counts are of each bucket alone, the last above every bound."""
+        """All metrics, for `Client.stats`; a latency's counts are not cumulative, the last is above every bound."""
         return {
             "requests": dict(self.requests),
             "refusals": dict(self.refusals),

@@ -1,8 +1,8 @@
-"""Mirrors: slots that stand for uses of other nodes' slots. Which there are, and which are lost for good.
+"""Mirrors: slots that stand for uses of other nodes' slots; here is which of those are lost for good.
 
-What was lost on this node once stays lost, also for a session that comes when nobody holds the mirror any more: so a
-lost mirror leaves a grave, which says up to where it is good. Graves are kept for the coordinator's life, and bounded:
-beyond the bound, all uses of that epoch are lost.
+A use that was lost on this node stays lost, also for a session that asks for it after the mirror was released. So a
+lost mirror leaves a grave, which says up to which generation it is good. Graves are kept for the coordinator's life,
+and their number is bounded: beyond the bound, all uses of that epoch are lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Origin(NamedTuple):
 
 
 class Grave(NamedTuple):
-    """What stays good of a use that is lost: generations up to `good`. `reason` is that of `Finish`."""
+    """The rest of a lost use: generations up to `good` stay good. `reason` is that of `Finish`."""
 
     node: str
     good: int
@@ -34,14 +34,14 @@ class Graves:
     def __init__(self, most: int = MOST_GRAVES) -> None:
         self._most = most
         self._graves: dict[Origin, Grave] = {}
-        self._epochs: dict[bytes, Grave] = {}  # of which all is lost
+        self._epochs: dict[bytes, Grave] = {}  # epochs of which every use is lost
         self._new: list[tuple[Origin, Grave]] = []
 
     def __len__(self) -> int:
         return len(self._graves) + len(self._epochs)
 
     def dig(self, origin: Origin, grave: Grave) -> None:
-        """A use is lost. The first word of that counts."""
+        """Add a lost use. The first call for a use counts."""
         if self.find(origin) is not None:
             return
         self._new.append((origin, grave))
@@ -56,20 +56,20 @@ class Graves:
             self._graves[origin] = grave
 
     def find(self, origin: Origin) -> Grave | None:
-        """What is left of a use that is lost, None for one that is not."""
+        """The grave of a use, None if the use is not lost."""
         return self._graves.get(origin) or self._epochs.get(origin.epoch)
 
     def take_new(self) -> list[tuple[Origin, Grave]]:
-        """Those since the last call."""
+        """The graves since the last call."""
         new, self._new = self._new, []
         return new
 
     def everything(self) -> list[tuple[Origin, Grave]]:
-        """All of them; a whole epoch as its slot and incarnation 0."""
+        """All graves; a whole epoch has slot and incarnation 0."""
         epochs = [(Origin(epoch, 0, 0), grave) for epoch, grave in self._epochs.items()]
         return [*epochs, *self._graves.items()]
 
     def restore(self, origin: Origin, grave: Grave) -> None:
-        """Take in one that another coordinator left."""
+        """Add a grave of an earlier coordinator."""
         if self.find(origin) is None:
             self._put(origin, grave)

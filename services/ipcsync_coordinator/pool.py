@@ -1,4 +1,4 @@
-"""The CUDA events behind the slots: made ahead, handed out as rings, destroyed only when nobody can touch them."""
+"""The CUDA events behind the slots: made ahead, given out as rings, destroyed only once no process can touch them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class _Device:
 class Pool:
     """The interprocess events of all devices, which `work` makes and destroys.
 
-    `limit` bounds how many there are at once, since drivers fail beyond some twenty thousand. `held`: those that were
-    there before this process, of which the slots have some and the others are `sweep`ed.
+    `limit` bounds their number, since drivers fail beyond some twenty thousand. `held` are events of an earlier
+    coordinator: slots have some of them, and `sweep` destroys the others.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Pool:
         return device
 
     def take(self, uuid: str, depth: int) -> list[SharedCudaEvent]:
-        """A ring of `depth` events that nobody uses; QuotaExceeded beyond the limit."""
+        """A ring of `depth` unused events; QuotaExceeded beyond the limit."""
         device = self._device(uuid)
         missing = depth - len(device.spare)
         if missing > 0:
@@ -69,18 +69,18 @@ class Pool:
         return ring
 
     def give_back(self, ring: list[SharedCudaEvent]) -> None:
-        """Take back a ring that every session has let go of."""
+        """Take back a ring that every session has released."""
         for shared in ring:
             self._devices[shared.device].spare.append(shared)
 
     def destroy(self, ring: list[SharedCudaEvent]) -> None:
-        """Destroy a ring that a dead recorder left as it was."""
+        """Destroy a ring of a dead recorder, whose state is unknown."""
         if ring:
             self.made -= len(ring)
             self._work.destroy([shared.serial for shared in ring])
 
     def sweep(self, used: Iterable[int]) -> None:
-        """Destroy what was there before and is not among the `used`: nobody knows what was last done with it."""
+        """Destroy the `held` events that are not `used`: their state is unknown."""
         for serial in used:
             self.held.pop(serial, None)
         self.destroy(list(self.held.values()))
@@ -99,8 +99,8 @@ class Pool:
             device.is_refilling = False
             if isinstance(made, IpcSyncError):
                 self.made -= count
-                self._refills = False  # events are then made when they are asked for, and that says why not
-                log.error("no CUDA events are made ahead any more", extra=fields(why=made))
+                self._refills = False  # events are then made on demand, which reports the error
+                log.error("CUDA events cannot be made ahead any more", extra=fields(why=made))
             else:
                 device.spare += made
 
@@ -109,7 +109,7 @@ class Pool:
         self._work.make_ahead(uuid, count, take_in)
 
     def probe_handle(self, uuid: str) -> bytes:
-        """The handle of an event kept for clients that want to try whether handles open."""
+        """The handle of an event that is kept for clients that test whether handles open."""
         device = self._device(uuid)
         if device.probe is None:
             device.probe = self._work.probe(uuid)
@@ -118,9 +118,9 @@ class Pool:
         return device.probe
 
     def why_not_event(self, uuid: str) -> str | None:
-        """Why no event handle can be made on a device, None if one can; tried for real.
+        """Why event handles cannot be made on a device, None if they can; tested with real calls.
 
-        DeviceMismatch for one that is not served here.
+        DeviceMismatch for a device that is not served here.
         """
         self._device(uuid)
         try:
@@ -130,12 +130,12 @@ class Pool:
         return None
 
     def why_not_timeline(self, uuid: str) -> str | None:
-        """Why no timeline word works on a device, None if one does; tried for real."""
+        """Why timeline words do not work on a device, None if they do; tested with real calls."""
         self._device(uuid)
         return self._work.why_not_timeline(uuid)
 
     def close(self) -> None:
-        """Destroy the spare events; those in use end with the process, after their importers were told."""
+        """Destroy the spare events. Events in use end with the process, after their importers were told."""
         for device in self._devices.values():
             ring, device.spare = device.spare, []
             self.destroy(ring)

@@ -1,4 +1,4 @@
-"""What the journal holds: one record for each transition, of which the last is also what a start may have to redo."""
+"""The journal's records: one for each transition; a start may have to repeat the effects of the last one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ipcsync_coordinator.state import Session, Slot
 
 
 class Effect(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One thing to be done on a line of the board. `values` are stored as they are, whatever the board says by then."""
+    """An effect on a line of the board. `values` are stored as they are, without a look at the board."""
 
     kind: str
     index: int
@@ -71,7 +71,7 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SessionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A session as the registry and the session table have it, but for what slots and replies tell."""
+    """A session as the registry and the session table have it, without what slots and replies contain."""
 
     serial: int
     id: str
@@ -114,7 +114,7 @@ class SessionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A reply that is kept for the case that its request comes again."""
+    """A reply that is kept in case its request is repeated."""
 
     token: bytes
     id: int
@@ -122,13 +122,13 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a transition touched, as it is afterwards, what follows on the board, and the reply."""
+    """The objects that a transition touched, as they are afterwards, its effects on the board, and the reply."""
 
     count: int = 0  # of sessions there ever were
     high_water: int = 0
     slots: list[SlotRecord] = []
     sessions: list[SessionRecord] = []
-    gone: list[int] = []  # serials of sessions that have no place any more
+    gone: list[int] = []  # serials of sessions whose lines are free
     streams: dict[str, tuple[str, int]] = {}  # those of the sessions in this record
     replies: list[Reply] = []
     effects: list[Effect] = []

@@ -1,4 +1,4 @@
-"""How a coordinator goes on from the journal of the one before it."""
+"""Recovery: a coordinator continues from the journal of an earlier one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _STATES = {"free": FREE, "open": OPEN, "broken": BROKEN, "closed": CLOSED}
 def recover(
     journal: Journal, registry: Registry, table: SessionTable, effects: Effects, board: Board, now_ns: int
 ) -> list[Slot]:
-    """Fill an empty registry and session table, and finish what was begun. Gives the slots that the board belies.
+    """Fill an empty registry and session table, and finish what was begun. Returns the slots that differ on the board.
 
-    JournalError if the journal cannot be read, or makes no sense.
+    JournalError if the journal cannot be read, or is inconsistent.
     """
     records, is_carried_out = journal.read()
     if not records:
@@ -63,7 +63,7 @@ def _restore(
 ) -> None:
     known = {each.serial: _session(each) for each in sessions}
     lines = {session.line for session in known.values()}
-    # By who had the line last: nobody knows any more which has been free for longest.
+    # By the last session of each line: which line has been free for longest is unknown.
     free = sorted(set(range(board.sessions)) - lines, key=lambda line: board.session(line).serial)
     registry.restore(list(known.values()), [_slot(each, known, pool) for each in slots], free)
 

@@ -1,12 +1,12 @@
-"""Who has what: sessions, names, slots, and when a slot may be used again. A pure state machine.
+"""The registry: sessions, names, slots, and when a slot may be used again. A pure state machine.
 
-It touches no socket, clock, board or driver. Each method is one transition; what must follow from it outside is left in
-`changes`, which the caller takes and carries out in order.
+It uses no socket, clock, board or driver. Each method is one transition and appends its consequences to `changes`,
+which the caller takes and carries out in order.
 
 What it promises, and the tests check against a model:
 - a name belongs to at most one slot in use, and a slot has at most one recorder in its whole use;
 - a session that ended holds no name and no role;
-- a slot is handed out again only when every session that attached has let go or is dead;
+- a slot is reused only once every session that attached has released it or is dead;
 - the announcements, replayed, give the state.
 """
 
@@ -41,7 +41,7 @@ class Registry:
         self.slots: dict[int, Slot] = {}
         self.streams: dict[str, tuple[str, int]] = {}
         self.changes: list[Change] = []
-        self.touched_slots: set[Slot] = set()  # what is not as it was when the journal was last appended to
+        self.touched_slots: set[Slot] = set()  # changed since the journal was last appended to
         self.touched_sessions: set[Session] = set()
         self.high_water = 0
         self.in_use = 0
@@ -56,14 +56,14 @@ class Registry:
         return changes
 
     def take_touched(self) -> tuple[list[Slot], list[Session]]:
-        """The slots and sessions that are not as they were at the last call."""
+        """The slots and sessions that changed since the last call."""
         slots, sessions = list(self.touched_slots), list(self.touched_sessions)
         self.touched_slots.clear()
         self.touched_sessions.clear()
         return slots, sessions
 
     def restore(self, sessions: list[Session], slots: list[Slot], free_lines: Iterable[int]) -> None:
-        """Go on with what another registry had, in this empty one. The slots are as they were; the rest follows."""
+        """Fill this empty registry with another one's sessions and slots; the rest is derived from them."""
         self.sessions = {session.serial: session for session in sessions}
         self.slots = {slot.index: slot for slot in slots}
         self.names = {slot.name: slot for slot in slots if slot.name and slot.state == "open" and slot.origin is None}
@@ -72,14 +72,14 @@ class Registry:
         self._free = [slot.index for slot in slots if slot.state == "free"]
         self._free_lines = deque(free_lines)
         for slot in slots:
-            slot.left &= self.sessions.keys()  # of a session that is gone, nobody asks any more
+            slot.left &= self.sessions.keys()  # sessions that are gone do not count any more
             for serial in slot.active | slot.lingering:
                 self.sessions[serial].attached.add(slot.index)
             for serial in slot.left:
                 self.sessions[serial].left.add(slot.index)
 
     def break_slot(self, slot: Slot) -> None:
-        """End a use of which nothing can be said any more, as its recorder's death would."""
+        """Break a use whose state is unknown, as its recorder's death would."""
         self._finish(slot, "broken")
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -101,15 +101,15 @@ class Registry:
         return session
 
     def end_session(self, session: Session, *, let_go: bool) -> None:
-        """The client said goodbye. Without `let_go` its slots wait until it is dead."""
+        """End a session that said goodbye. Without `let_go` its slots stay until its process is dead."""
         self._end(session, "closed", breaks=False, let_go=let_go)
 
     def expire(self, session: Session) -> None:
-        """The lease ran out. Names and roles are free; slots and line stay until the process lets go or is dead."""
+        """End an expired session. Names and roles are free; slots and line stay until it releases them or is dead."""
         self._end(session, "expired", breaks=True, let_go=False)
 
     def bury(self, session: Session) -> None:
-        """The process is proven dead: nothing of it can touch anything."""
+        """End a session whose process is proven dead, and so cannot touch any slot."""
         self._end(session, "closed", breaks=True, let_go=True)
 
     def _end(self, session: Session, state: SessionState, *, breaks: bool, let_go: bool) -> None:
@@ -141,9 +141,9 @@ class Registry:
         return self.names.get(name) if name else None
 
     def join(self, session: Session, slot: Slot, *, recorder: bool, device: str, engine: str) -> None:
-        """Attach to an event that exists.
+        """Attach to an existing event.
 
-        Raises DeviceMismatch or EngineMismatch if another one was asked for, RecorderTaken if the role is.
+        Raises DeviceMismatch or EngineMismatch if another one was asked for, RecorderTaken if the role is taken.
         """
         if device and device != slot.device:
             raise DeviceMismatch(f"the event {slot.name!r} is on device {slot.device}, not {device}")
@@ -202,7 +202,7 @@ class Registry:
         return slot
 
     def check_room(self, session: Session, name: str) -> None:
-        """Raise QuotaExceeded if `session` can have no further event, ProtocolError if `name` cannot name one."""
+        """Raise QuotaExceeded if `session` cannot have another event, ProtocolError if `name` is invalid."""
         if name:
             self._check_name(name, "an event's name")
         if self.in_use >= self.limits.slots:
@@ -210,7 +210,7 @@ class Registry:
         self._check_attachments(session)
 
     def attach(self, session: Session, index: int, incarnation: int) -> Slot:
-        """Attach to the very use of a slot that a point names; EventClosed if it is over."""
+        """Attach to the use of a slot that a point names; EventClosed if it is over."""
         slot = self.slots.get(index)
         if slot is None or slot.incarnation != incarnation or slot.state == "free":
             raise EventClosed(f"the event of this point (slot {index}, incarnation {incarnation}) is gone")
@@ -218,9 +218,9 @@ class Registry:
         return slot
 
     def close(self, session: Session, index: int, incarnation: int, *, let_go: bool, drained: bool = False) -> None:
-        """End a session's use of a slot. Twice is nothing; of a slot that it never had: EventClosed.
+        """End a session's use of a slot. A second call does nothing; EventClosed for a slot that it never used.
 
-        `drained`: the session recorded here, and all of that is complete, though it has not let go.
+        `drained`: the session recorded here, and all its records are complete, though it has not released the slot.
         """
         slot = self.slots.get(index)
         if slot is None or incarnation > slot.incarnation:
@@ -236,7 +236,7 @@ class Registry:
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
     def exhume(self, session: Session, origin: Origin, grave: Grave, device: str) -> Slot:
-        """A mirror of a use that is lost, for who asks for it now: broken, and good as far as the grave says."""
+        """A new mirror of a lost use, for a session that asks for it: broken, and good as far as the grave says."""
         slot = self.create(
             session,
             "",
@@ -253,10 +253,10 @@ class Registry:
         return slot
 
     def finish_mirror(self, session: Session, index: int, incarnation: int, state: str, reason: str) -> None:
-        """The bridge ends a mirror. Twice is nothing, and so is a use that is over.
+        """End a mirror, for the bridge. Does nothing for one that is over.
 
-        ProtocolError, `code` "wanted", for one that is unwanted and is not so any more; EventClosed for what is not a
-        mirror of this bridge.
+        ProtocolError, `code` "wanted", if it is to end as unwanted and is used again; EventClosed if it is not a mirror
+        of this bridge.
         """
         slot = self.slots.get(index)
         if slot is None or incarnation > slot.incarnation:
@@ -276,7 +276,7 @@ class Registry:
             self._finish(slot, "closed")
 
     def break_event(self, session: Session, index: int, incarnation: int) -> None:
-        """The recorder says that part of what it recorded is lost. Twice is nothing, and so is a use that is over.
+        """Break an event, for its recorder, part of whose records is lost. Does nothing for a use that is over.
 
         EventClosed for a session that does not record there.
         """
@@ -326,9 +326,9 @@ class Registry:
         slot.active.add(session.serial)
 
     def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool, drained: bool = False) -> None:
-        """`breaks`: whether a recorder that leaves breaks the event, or merely finishes it.
+        """End a use. `breaks`: whether a recorder that leaves breaks the event, or only finishes it.
 
-        A bridge that leaves a mirror breaks it, unless all that was recorded there is complete.
+        A bridge that leaves a mirror breaks it, unless all its records are complete.
         """
         breaks = breaks or (slot.origin is not None and not drained)
         self.touched_slots.add(slot)
@@ -341,7 +341,7 @@ class Registry:
         else:
             slot.lingering.add(session.serial)
         if slot.recorder is session:
-            # A recorder that closed, and dies before its last work was seen complete, breaks what it left.
+            # A recorder that closed, and dies before its last work was known complete, breaks the event.
             if breaks and slot.state in ("open", "closed") and not slot.is_drained:
                 self._finish(slot, "broken")
             elif slot.state == "open":
@@ -351,7 +351,7 @@ class Registry:
         elif slot.state == "open" and not slot.active:
             self._finish(slot, "closed")
             if slot.recorder is None and slot.lingering:
-                self._drain(slot)  # nobody recorded, and nobody will: who waits ahead is released
+                self._drain(slot)  # there will be no record: waiters ahead are released
         if not slot.active and not slot.lingering:
             self._release(slot)
         elif slot.is_unwanted and slot.recorder is not session:
@@ -375,7 +375,7 @@ class Registry:
 
     def _release(self, slot: Slot) -> None:
         was_broken, slot.state = slot.state == "broken", "free"
-        slot.active, slot.lingering = set(), set()  # an empty set keeps the memory of its largest day
+        slot.active, slot.lingering = set(), set()  # new ones, since an emptied set keeps its memory
         if slot.origin is not None:
             self.mirrors.pop(slot.origin, None)
         self.in_use -= 1

@@ -1,4 +1,4 @@
-"""Timeline words in the coordinator's hands: the release of those who wait for what will never be recorded."""
+"""Release of timeline words: streams that wait for records which will never be made go on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ipcsync._board import INT64_MAX, SlotLine
 
 
 class Releaser:
-    """Keeps the words of finished timeline slots at INT64_MAX, which lets every queued wait pass.
+    """Keeps the words of finished timeline slots at INT64_MAX, which ends every queued wait.
 
-    Once is not enough: writes that a living process still has queued would pull the word down again. So it is stored
-    again every 50 ms until the slot is used anew, which it is only when nobody is left who could write it.
+    Storing it once is not enough: queued writes of a live process would lower the word again. So it is stored again
+    every 50 ms until the slot is reused, which is only once no process can write it.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Releaser:
         line.store_completed(INT64_MAX)
 
     def let_go(self, index: int, line: SlotLine, count: int) -> None:
-        """Nobody can touch the word any more: set it to `count`, where the next use begins."""
+        """Set the word to `count`, where the next use begins; no process can touch it any more."""
         self._held.pop(index, None)
         if line.completed != count:
             line.store_completed(count)
@@ -31,7 +31,7 @@ class Releaser:
         return bool(self._held)
 
     def reassert(self) -> None:
-        """Store INT64_MAX again wherever it was pulled down."""
+        """Store INT64_MAX again where a write has lowered the word."""
         for line in self._held.values():
             if line.completed != INT64_MAX:
                 line.store_completed(INT64_MAX)

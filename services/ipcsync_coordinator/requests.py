@@ -1,11 +1,10 @@
-"""The socket that requests come in by and replies go out by: a ROUTER, drained from the loop.
+"""The socket of requests and replies: a ROUTER, drained from the loop.
 
-ZeroMQ's descriptor is edge-triggered: after each drain, and after its replies, whose sending takes in what tells of new
-requests, `zmq.EVENTS` is looked at again. A drain ends after a budget, so that no peer keeps the loop to itself.
+ZeroMQ's descriptor is edge-triggered, and sending replies may consume the signal of new requests. So `zmq.EVENTS` is
+read again after each drain and after its replies. A drain ends after a budget, so that no peer keeps the loop busy.
 
-A client's first reply of a drain is sent at once, those behind it when nothing more is there, or before the first
-request that is taken 2 ms later: a client with many requests in flight would else be woken for each single one, and
-take the processor from us.
+A client's first reply of a drain is sent at once. The later ones are sent when there is no further request, or after
+2 ms: otherwise a client with many requests in flight would be woken for each reply, and compete for the processor.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _BUDGET = 512
 _HOLD_NS = 2_000_000
 _LOOK_EVERY = 8
 _EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
-_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # as numbers: an enum costs as much as the call
+_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # ints, since an enum costs as much as the call
 
 
 class Requests:
-    """A bound ROUTER and who is served over it. `refuse` counts, by reason, what is not, and logs some with fields."""
+    """A bound ROUTER and its peers. `refuse` counts refusals by reason, and logs some of them with fields."""
 
     def __init__(
         self,
@@ -43,12 +42,12 @@ class Requests:
         self._dispatcher = dispatcher
         self._strikes = strikes
         self._refuse = refuse
-        self._held: dict[bytes, list[bytes]] = {}  # replies behind the first of a drain, by routing id
+        self._held: dict[bytes, list[bytes]] = {}  # later replies of a drain, by routing id
         self._send_at = 0
 
     def drain(self) -> bool:
-        """Answer what is there; whether there may be more."""
-        if self._serve_up_to(1) and self._has_more():  # mostly not: who sends one request waits for its reply
+        """Answer the waiting requests; returns whether there may be more."""
+        if self._serve_up_to(1) and self._has_more():  # usually not: most clients send one request and wait
             self._serve_up_to(_BUDGET)
             return self._has_more()
         return False
@@ -61,7 +60,7 @@ class Requests:
         try:
             for count in range(1, most + 1):
                 if count % _LOOK_EVERY == 0:
-                    # Unasked, ZeroMQ looks every 100 frames whether somebody else sent something: too late in a flood.
+                    # By itself ZeroMQ looks for other senders only every 100 frames: too late in a flood.
                     self._has_more()
                 try:
                     routing = self.socket.recv(_NOW)
@@ -73,7 +72,7 @@ class Requests:
         return True
 
     def _serve(self, routing: bytes) -> None:
-        frame = self.socket.recv(_NOW, copy=False)  # a ROUTER never gives a routing id alone
+        frame = self.socket.recv(_NOW, copy=False)  # a ROUTER never delivers a routing id alone
         sender = Sender(routing, frame)
         if frame.more and self._drop_rest() >= self._max_frames:
             self._refuse("too_many_frames")
@@ -90,14 +89,14 @@ class Requests:
             self._cut(sender)
 
     def _drop_rest(self) -> int:
-        """How many frames came behind the first."""
+        """Read the frames after the first; returns how many."""
         count = 1
         while self.socket.recv(_NOW, copy=False).more:
             count += 1
         return count
 
     def _answer(self, routing: bytes, reply: bytes) -> None:
-        """Send a client's first reply of a drain at once, and hold those behind it."""
+        """Send a client's first reply of a drain at once, and hold the later ones."""
         held = self._held.get(routing)
         if held is None:
             self._held[routing] = []
@@ -106,7 +105,7 @@ class Requests:
             held.append(reply)
 
     def _send_replies(self) -> None:
-        """What is held for one client goes together: it wakes once, and not once for each between the others'."""
+        """Send the held replies, those of one client together, so that it wakes once."""
         while self._held:
             routing = next(iter(self._held))
             for reply in self._held.pop(routing):
@@ -118,11 +117,11 @@ class Requests:
             try:
                 self.socket.send(routing, _MORE)
             except zmq.Again:
-                self._has_more()  # takes in how much the client has read meanwhile
+                self._has_more()  # ZeroMQ learns here how much the client has read
                 self.socket.send(routing, _MORE)
             self.socket.send(reply, _NOW)
         except zmq.Again:
-            self._refuse("slow_client")  # it does not read its replies: dropped, never waited for
+            self._refuse("slow_client")  # it does not read its replies, so they are dropped
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -132,6 +131,6 @@ class Requests:
         try:
             descriptor = int(sender.frame.get(zmq.SRCFD))
         except (zmq.ZMQError, ValueError):
-            return  # this libzmq does not tell (it calls the option deprecated): the stranger is refused, not cut off
+            return  # this libzmq has no such option any more: the peer is refused, but not cut
         if disconnect(descriptor, sender.pid):
             self._refuse("stranger", pid=sender.pid)

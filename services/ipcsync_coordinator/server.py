@@ -43,14 +43,14 @@ _RELEASE_S = 0.05
 
 
 class Server:
-    """One coordinator, from what it was given to its end. JournalError if it cannot go on from the journal."""
+    """One coordinator, with the resources it was given. JournalError if it cannot continue from the journal."""
 
     def __init__(
         self, settings: Settings, given: Given, done: asyncio.Event, tell_alive: Callable[[], None] = lambda: None
     ) -> None:
         self._settings = settings
         self._given = given
-        self._tell_alive = tell_alive  # called with each tick that did all it has to
+        self._tell_alive = tell_alive  # called after each complete tick
         self._loop = asyncio.get_running_loop()
         self._done = done  # set: the end begins
         terms = given.terms
@@ -95,7 +95,7 @@ class Server:
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
         self._idle_since = time.monotonic()
         self._next_feed_tick = 0.0
-        self._is_lost = False  # nobody finds it any more at its path
+        self._is_lost = False  # its path does not lead here any more
         self.status = 0
         self._gate = Gate(
             [self._requests.socket, self.feed.socket],
@@ -120,7 +120,7 @@ class Server:
         router = self._context.socket(zmq.ROUTER)
         self._guard(router)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # ZeroMQ ends the connection of a larger frame without a word: with room above the limit we refuse and count.
+        # ZeroMQ silently closes the connection of a larger frame; up to this size the coordinator refuses and counts.
         router.setsockopt(zmq.MAXMSGSIZE, 4 * self._settings.max_frame)
         router.sndhwm = self._settings.reply_queue
         self._take(router, self._given.sockets[0], self._endpoint)
@@ -158,7 +158,7 @@ class Server:
         ]
         for socket, drain in readers:
             self._loop.add_reader(_fd(socket), drain)
-            self._loop.call_soon(drain)  # what came before the reader was there gives no edge any more
+            self._loop.call_soon(drain)  # requests before the reader was added give no edge
         self._loop.call_soon(self._tick)
         self.handlers.serve()
         self.board.starts = self._given.terms.starts
@@ -168,11 +168,11 @@ class Server:
             self._loop.remove_reader(_fd(socket))
 
     def stop(self) -> None:
-        """Begin to end."""
+        """Start the shutdown."""
         self._done.set()
 
     def end_with(self, parent: PidFd | None) -> None:
-        """End when that process does; now if it has."""
+        """Stop when that process ends; at once if it has."""
         if parent is None:
             self.stop()
         else:
@@ -186,7 +186,7 @@ class Server:
             except EOFError:
                 self.stop()
 
-    # What the loop still has to call when the end begins is called after `close`, when there are no sockets any more.
+    # The loop may call these after `close`, when there are no sockets any more.
 
     def _drain_feed(self) -> None:
         if not self._done.is_set():
@@ -203,7 +203,7 @@ class Server:
     # --- life and death -----------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Go on with the sessions of the coordinator before this one: those that died meanwhile are lost."""
+        """Watch the sessions of the earlier coordinator; those that died meanwhile are lost."""
         for slot in self._differing:
             log.error("journal and board differ", extra=fields(slot=slot.index, name=slot.name, state=slot.state))
             if slot.state == "free":
@@ -230,7 +230,7 @@ class Server:
             return
         try:
             self._beat()
-        finally:  # whatever failed: without the next tick no heartbeat would be told and no silence seen
+        finally:  # whatever failed: without the next tick there is no heartbeat, and silence is not seen
             busy = self.effects.releaser.holds_any()
             self._loop.call_later(min(_RELEASE_S, self._tick_s) if busy else self._tick_s, self._tick)
 
@@ -249,25 +249,25 @@ class Server:
         self.effects.pool.refill()
         self.fleet.tick(now_ns)
         self._drain_link()
-        self._transactions.commit()  # what could not be appended before
+        self._transactions.commit()  # changes that could not be appended earlier
         limit = self._settings.exit_when_idle
         if limit and not self.sessions and now - self._idle_since > limit:
             log.info("stopping", extra=fields(reason="idle", idle_s=limit))
             self._given.tell_ending()
             self.stop()
-        # A drain by hand each tick: an edge that was missed then costs a tick, never a client.
+        # A drain at each tick, so that a missed edge delays a client by a tick at most.
         self._drain_zap()
         self._drain_requests()
         self._drain_feed()
         self._tell_alive()
 
     def _look_at_place(self) -> None:
-        """Say so once the runtime directory was removed, and end when nobody who found it before is left."""
+        """Log once that the runtime directory was removed, and stop when the last session ends."""
         if not self._is_lost and not self._given.place.is_own:
             self._is_lost = True
             log.error(
-                "the runtime directory was removed or belongs to another coordinator now: nobody can connect here any "
-                "more; this coordinator ends when its last session does",
+                "the runtime directory was removed or belongs to another coordinator now: no client can connect here "
+                "any more; this coordinator ends with its last session",
                 extra=fields(path=self._given.place.path, sessions=len(self.sessions)),
             )
         if self._is_lost and not self.sessions:
@@ -279,7 +279,7 @@ class Server:
         if entry.watch.lifeline_is_cut():
             self.handlers.lose(entry, "pidfd")
         elif entry.session.state == "live":
-            # Never back: the line's last user may have been stopped inside of a store of its own.
+            # It never goes back: the line's last user may have been stopped within its own store.
             entry.beat_ns = max(entry.beat_ns, self.board.session(entry.session.line).heartbeat)
             if now_ns - max(entry.beat_ns, self._credit.since_ns) > entry.ttl_ns:
                 self.handlers.lose(entry, "ttl")
@@ -287,7 +287,7 @@ class Server:
             self.handlers.lose(entry, "pidfd")  # its goodbye was lost, or it called exec
 
     def close(self) -> None:
-        """End. In one process: tell everyone before, and remove what has a name afterwards."""
+        """Close everything. In one process: store the end on the board first, and remove the files last."""
         holdings = self._given.holdings
         if holdings is not None:
             self.board.stop()

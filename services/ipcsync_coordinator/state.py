@@ -1,4 +1,4 @@
-"""What a registry is made of: sessions, slots, limits, and the changes that follow from a transition."""
+"""The parts of a registry: sessions, slots, limits, and the changes that follow from a transition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ChangeKind = Literal[
 
 @dataclass(frozen=True)
 class Limits:
-    """How much there may be. Each refusal names its limit."""
+    """The limits. Each refusal names its limit."""
 
     slots: int = 2048
     sessions: int = 1024
@@ -44,22 +44,22 @@ class Session:
     serial: int
     line: int
     name: str
-    pid: int = 0  # 0: not known
+    pid: int = 0  # 0: unknown
     state: SessionState = "live"
     started: int = 0
     attached: set[int] = field(default_factory=set)
-    left: set[int] = field(default_factory=set)  # slots of whose `left` it is, or was
+    left: set[int] = field(default_factory=set)  # slots whose `left` has it, or had
     streams: set[str] = field(default_factory=set)
     role: str = ""  # "bridge"
 
     @property
     def label(self) -> str:
-        """What to call it before a user."""
+        """Its name for users."""
         return self.name or self.id
 
     @property
     def who(self) -> str:
-        """The same with its process, for an error's text."""
+        """Its name and process, for the text of an error."""
         return f"{self.label!r} (pid {self.pid})" if self.pid else repr(self.label)
 
 
@@ -67,13 +67,13 @@ class Session:
 class Slot:
     """One place for a shared event.
 
-    `active` have it open; `lingering` closed it but may still touch it; `left` have let go of it. `is_drained` once it
-    is closed and all that was recorded is complete: nobody writes its timeline word any more, and who waits ahead for
-    more is released.
+    `active` sessions have it open; `lingering` ones closed it but may still touch it; `left` ones have released it.
+    `is_drained` once it is closed and all its records are complete: its timeline word is not written any more, and
+    waiters ahead are released.
 
     A mirror has the use of another node's slot that it stands for as `origin`, and the bridge as its recorder. Once it
     is broken, `reason` is that of `Finish`, and `good` the last generation that counts; `is_grave`: it was lost before
-    anybody here opened it.
+    a session opened it here.
     """
 
     index: int
@@ -98,23 +98,23 @@ class Slot:
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether it is a mirror that nobody but the bridge uses."""
+        """Whether it is a mirror that only the bridge uses."""
         recorder = self.recorder
         return self.origin is not None and recorder is not None and self.active | self.lingering == {recorder.serial}
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether it is finished, and only waits for proof that nobody touches it."""
+        """Whether it is finished, and waits until every session has released it or is proven dead."""
         return self.state in ("broken", "closed")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that followed from a transition, to be carried out on the board, the pool and the feed.
+    """A consequence of a transition, to be carried out on the board, in the pool and on the feed.
 
-    kind: opened, recorder, closed, broken, drained (all that a closed one's recorder made is complete), freed (slot);
-    unwanted (mirror that nobody but the bridge uses); session_opened, session_closed, line_freed (session).
-    `was_broken`: of a slot that is freed.
+    kind: opened, recorder, closed, broken, drained (all records of a closed one are complete), freed (slot); unwanted
+    (mirror that only the bridge uses); session_opened, session_closed, line_freed (session). `was_broken`: of a slot
+    that is freed.
     """
 
     kind: ChangeKind

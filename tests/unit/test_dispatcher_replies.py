@@ -86,7 +86,7 @@ def test_a_request_whose_reply_is_kept_no_more_is_never_done_again(world: World)
     for number in (1, 2):
         failure = _refused(world, number, messages.Open(f"e{number}", True), token)
         assert (failure.kind, failure.attributes["code"]) == ("ProtocolError", "forgotten")
-        assert failure.message == f"request {number} was answered long ago"
+        assert failure.message == f"request {number} was answered too long ago"
     assert isinstance(_send(world, 3, messages.Open("e3", True), token)[1], messages.Attachment)
     assert world.registry.in_use == _KEPT + 2
 
@@ -147,7 +147,7 @@ def test_a_request_that_coordinators_died_of_is_refused_under_its_id_and_not_rea
     monkeypatch.setattr(world.dispatcher, "_journal", journal)
     failure = _refused(world, 4711, messages.Open("e", True), token)
     assert (failure.kind, failure.attributes["code"]) == ("ProtocolError", "poison")
-    assert failure.message == "coordinators died of this very request: it is not tried again"
+    assert failure.message == "coordinators died of this request: it is not tried again"
     assert world.metrics.refusals["poison"] == 1
     assert world.registry.in_use == 0
     assert put_down == [b""]

@@ -288,7 +288,7 @@ def test_a_step_that_fails_is_logged_and_keeps_no_other_back(scene: Scene, caplo
     assert [scene.board.slot(slot.index).state for slot in slots] == [FREE, FREE]
     assert scene.outside.forgotten == [session]
     said = [(record.getMessage(), record.fields, record.exc_info is not None) for record in caplog.records]  # type: ignore[attr-defined] # see _logs
-    assert said.count(("change not carried out to its end", {"kind": "freed"}, True)) == 2
+    assert said.count(("change only partly carried out", {"kind": "freed"}, True)) == 2
 
 
 @pytest.mark.parametrize(
