@@ -180,9 +180,12 @@ FUNCTIONS = {
 
 
 def bind_functions(dict addresses):
-    """Have the shortcuts call the C functions at these addresses; the previous ones stay where none is given."""
+    """Have the shortcuts call the C functions at these addresses; an empty dict: there are none, and no shortcuts."""
     global cuEventRecord, cuEventQuery, cuStreamWaitEvent, cuStreamIsCapturing, cuStreamGetId, is_bound
     global cuThreadExchangeStreamCaptureMode, cuStreamWriteValue64, cuStreamWaitValue64
+    is_bound = False
+    if not addresses:
+        return
     cuEventRecord = <Call2><uintptr_t>addresses["cuEventRecord"]
     cuEventQuery = <Call1><uintptr_t>addresses["cuEventQuery"]
     cuStreamWaitEvent = <CallWait><uintptr_t>addresses["cuStreamWaitEvent"]

@@ -211,7 +211,7 @@ class AttachmentTable:
         try:
             engine.publish_completed()
         except DriverError as error:
-            note_failure(engine, "publish what is complete", error)
+            note_failure(engine, "publish what is complete of", error)
 
     @trying("_lock")
     def _drop_if_unused(self, key: Key) -> None:

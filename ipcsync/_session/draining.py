@@ -92,7 +92,7 @@ class Draining:
         try:
             return engine.try_release()
         except IpcSyncError as error:
-            note_failure(engine, "release the use", error)
+            note_failure(engine, "release", error)
             return False
 
     def _is_drained(self, engine: Engine) -> bool:
@@ -106,5 +106,5 @@ class Draining:
 def note_failure(engine: Engine, what: str, error: IpcSyncError) -> None:
     """Log a warning at the first failure of an attachment, since each beat fails again; then at level debug."""
     level = logging.DEBUG if engine.has_failed else logging.WARNING
-    log.log(level, "cannot %s of the event %r: %s", what, engine.name, error)
+    log.log(level, "cannot %s the event %r: %s", what, engine.name, error)
     engine.has_failed = True

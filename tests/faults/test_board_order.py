@@ -321,7 +321,7 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         rigs.append(rig)
         monkeypatch.setattr("ipcsync._native.context.driver", lambda: rig)
         monkeypatch.setattr(base, "stream_handle", lambda *_: (_STREAM, 0))
-        monkeypatch.setattr("ipcsync._drivers.load", lambda: rig)
+        monkeypatch.setattr(capture, "_status", rig.cuStreamIsCapturing)
         monkeypatch.setattr(slot_use, "OnDevice", lambda _: contextlib.nullcontext())
         monkeypatch.setattr(slot_view, "peer_of", lambda *_: rig)
         monkeypatch.setattr(queued, "lists", {})

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import ipcsync
 from ipcsync._board import BROKEN, OPEN, layout
 from ipcsync._engines import compiled
 from tests.faults.board_recorder import Model
@@ -65,7 +66,9 @@ def run(tmp_path: Path) -> Iterator[Callable[..., tuple[list[str], str]]]:
             rigs[-1].close()
 
     yield run
-    compiled.bind_driver()
+    core.bind_functions({})
+    if ipcsync.driver_name() == "cuda":
+        compiled.bind_driver()
 
 
 def expected(case: Case) -> tuple[list[str], str]:

@@ -286,7 +286,7 @@ def test_changes_wait_for_each_other_and_never_within_each_other(scene: Scene) -
         entered.set()
         left.wait(30)
 
-    thread = threading.Thread(target=scene.table.change, args=(5, stay))
+    thread = threading.Thread(target=scene.table.closes.change, args=(5, stay))
     thread.start()
     entered.wait(30)
     with pytest.raises(WaitTimeout, match=r"^other requests of this client took all of the 0.01 s$") as caught:

@@ -76,13 +76,13 @@ def test_a_close_waits_for_another_threads_change_if_it_is_to(scene: Scene) -> N
         entered.set()
         left.wait(30)
 
-    changing = threading.Thread(target=scene.table.change, args=(5, stay))
+    changing = threading.Thread(target=scene.table.closes.change, args=(5, stay))
     changing.start()
     entered.wait(30)
     scene.table.give_back(scene.reply(1))
     scene.table.closes.flush(30, wait=False)
     assert scene.coordinator.heard() == []
-    telling = threading.Thread(target=scene.table.flush_closes, args=(30,), kwargs={"wait": True})
+    telling = threading.Thread(target=scene.table.closes.flush, args=(30,), kwargs={"wait": True})
     telling.start()
     left.set()
     for thread in (changing, telling):
@@ -152,7 +152,7 @@ def test_of_a_context_that_is_broken_each_event_is_warned_of_once_and_keeps_no_o
         scene.table.beat()
         scene.table.beat()
     said = [(each.levelno, each.getMessage()) for each in caplog.records if "cannot" in each.getMessage()]
-    text = f"cannot tell what is complete of the event 'e0': {error}"
+    text = f"cannot publish what is complete of the event 'e0': {error}"
     assert said == [(logging.WARNING, text), (logging.DEBUG, text)]
     assert engine.line.completed - engine.base == 1
 
@@ -166,7 +166,7 @@ def test_what_the_driver_cannot_say_is_not_told_to_be_over(
         _failing(scene, "try_release", opening, patch)
         opening.close()
     assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
-    assert [each.getMessage() for each in caplog.records] == [f"cannot let go of the event 'e0': {error}"]
+    assert [each.getMessage() for each in caplog.records] == [f"cannot release the event 'e0': {error}"]
     assert scene.table.draining.release_all() == 1
     scene.table.closes.flush(1, wait=True)
     assert scene.coordinator.heard() == [Close(0, 1)]

@@ -132,8 +132,8 @@ def test_every_number_has_bounds() -> None:
         ("devices = '-1'", "devices must be ordinals"),
         ("pol = 1", "unknown setting 'pol'"),
         ("[coordinator]\npool = 1", "unknown setting 'coordinator'"),
-        ("pool = ", "is no TOML"),
-        ("pool 1", "is no TOML"),
+        ("pool = ", "is not valid TOML"),
+        ("pool 1", "is not valid TOML"),
     ],
 )
 def test_what_cannot_be_in_a_file_is_said(tmp_path: Path, text: str, why: str) -> None:
@@ -148,7 +148,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
             load(_NONE, str(path))
     noise = tmp_path / "noise.toml"
     noise.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="is no TOML"):
+    with pytest.raises(ConfigError, match="is not valid TOML"):
         load(_NONE, str(noise))
 
 
