@@ -1,4 +1,4 @@
-"""`python -m ipcsync_demo`, and what `ipcsync demo` becomes."""
+"""`python -m ipcsync_demo`, which `ipcsync demo` executes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _TEXT = Path(__file__).with_name("text.txt")
     "--break",
     "without_waits",
     is_flag=True,
-    help="Leave the waits out. The result must come out corrupt, which shows that the check can fail.",
+    help="Leave the waits out. The result must then be corrupt, which shows that the check can fail.",
 )
 @click.option(
     "--kill-coordinator",
     is_flag=True,
-    help="Kill the coordinator as soon as the first chunk is through: under its keeper another one goes on.",
+    help="Kill the coordinator as soon as the first chunk is through: its keeper starts another one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for a program.")
 @one_line_for_errors()
@@ -68,17 +68,17 @@ def main(
     from worker to worker in chunks, through shared memory. Each worker copies a chunk in, stamps and turns it, and
     copies it out, all on its stream, and hands it on as a point before any of that has happened: the next worker's
     stream waits for it, its host does not. Every eighth chunk is held back until the next worker has queued its
-    work, and buffers are used again as soon as points say so. A wait that is missing reads what is not there yet.
+    work, and buffers are reused as soon as points allow it. Without a wait, a stage reads data that is not there yet.
 
     The result must have the sha256 of the same work done in this one process. The table shows for each stage its
     chunks, MB/s, the time of a hand-over (from the message, or from when the stage is free for it, until the stage's
     stream waits; median and 99th percentile in microseconds), and the messages sent to the coordinator after set-up,
     of which there must be none.
 
-    With --kill-coordinator the coordinator is killed (SIGKILL) on the way; every session has to live on, and a second
-    coordinator has to know them all.
+    With --kill-coordinator the coordinator is killed (SIGKILL) on the way; every session must survive, and a second
+    coordinator must know them all.
 
-    Exit status: 0 if all of that holds, 1 with a reason if not, so always 1 with --break, 2 if FILE cannot be read.
+    Exit status: 0 if all of that holds; 1, with a reason, if not, so always with --break; 2 if FILE cannot be read.
     """
     from ipcsync_demo import report
     from ipcsync_demo.pipeline import run
@@ -112,7 +112,7 @@ def _open(file: str | None) -> BinaryIO:
 
 
 def _size(source: BinaryIO) -> int | None:
-    """Its size in bytes, None for a pipe or a device, which tells only at its end."""
+    """The file's size in bytes, None for a pipe or a device."""
     import stat
 
     status = os.fstat(source.fileno())

@@ -1,6 +1,6 @@
-"""What two neighbours of the pipeline tell each other, over a socket pair that keeps messages whole.
+"""The messages between two neighbours of the pipeline, over a socket pair that keeps messages whole.
 
-Its end is seen when the other side dies.
+A side sees the end of the pair when the other one dies.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ NO_POINT = bytes(48)
 
 
 class Kind(IntEnum):
-    """What a message says."""
+    """The kind of a message."""
 
     CHUNK = 1  # downstream: a chunk lies in a buffer once its point is complete
     END = 2  # downstream: no more chunks
-    TAKEN = 3  # upstream: whoever reads the chunk has begun; its writer may be let go
-    FREE = 4  # upstream: that too, and the buffer may be written again once the point is complete
+    TAKEN = 3  # upstream: the reader of the chunk has begun; its writer may go on
+    FREE = 4  # upstream: the same, and the buffer may be written again once the point is complete
 
 
 class Message(NamedTuple):
-    """One message. `sent_ns` is CLOCK_MONOTONIC; NO_POINT stands for what is complete already."""
+    """One message. `sent_ns` is CLOCK_MONOTONIC; NO_POINT stands for work that is complete already."""
 
     kind: Kind
     buffer: int = 0
@@ -36,7 +36,7 @@ class Message(NamedTuple):
 
 
 class NeighbourGoneError(Exception):
-    """The process at the other end of a link is gone. The one that started it will say why."""
+    """The process at the other end of a link is gone. The parent process reports why."""
 
 
 class Link:
@@ -50,7 +50,7 @@ class Link:
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Send a message; NeighbourGoneError if nobody is there."""
+        """Send a message; NeighbourGoneError if the other end is gone."""
         try:
             self._socket.send(_FRAME.pack(*message))
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -73,7 +73,7 @@ class Link:
 
 
 def hear(control: Connection) -> dict[str, Any] | None:
-    """What a stage, or the process that started it, says next over their pipe, waited for; None at the end."""
+    """The next message on the pipe between a stage and its parent, waited for; None at the end."""
     try:
         return dict(control.recv())
     except (EOFError, ConnectionResetError):

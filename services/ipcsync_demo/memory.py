@@ -8,7 +8,7 @@ import os
 
 from ipcsync_demo.plan import Plan
 
-_ALL_HOLDS = 0x7FFFFFFF  # the greatest value for a wait that compares cyclically
+_ALL_HOLDS = 0x7FFFFFFF  # the greatest value, since the wait compares cyclically
 
 
 class SharedMemory:
@@ -29,14 +29,14 @@ class SharedMemory:
         """New memory, all zeros. OSError if there is not enough."""
         fd = os.memfd_create("ipcsync-demo", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(fd, 0, plan.size)  # a hole would be SIGBUS where memory is short
+            os.posix_fallocate(fd, 0, plan.size)  # else SIGBUS if memory is short
             return cls(plan, fd)
         except BaseException:
             os.close(fd)
             raise
 
     def read(self, link: int, buffer: int, length: int) -> memoryview:
-        """What lies in a buffer now."""
+        """The present content of a buffer."""
         start = self._plan.buffer(link, buffer)
         return self._view[start : start + length]
 
@@ -50,6 +50,6 @@ class SharedMemory:
         self._gates[stage].value = hold
 
     def open_all_gates(self) -> None:
-        """Hold nothing any more: nobody will come to open a gate."""
+        """Open all gates for good, since no process will open them later."""
         for stage in self._gates:
             self.open_gate(stage, _ALL_HOLDS)

@@ -1,6 +1,6 @@
-"""The process that starts a pipeline: it feeds the file in, collects what comes out, and does the same work itself.
+"""The process that starts a pipeline: it feeds the file in, collects the results, and does the same work itself.
 
-It is no stage. It needs the results on the host, so here alone a point is waited for on the host.
+It is not a stage. It needs the results on the host, so only here a point is waited for on the host.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Show = Callable[[str, int], None]
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM, asked for instead of raised anywhere: what is under way is then ended in order.
+    """Ctrl-C and SIGTERM set a flag that is polled, so that the run can be ended in order.
 
-    A second one does raise KeyboardInterrupt, should that hang. A context manager.
+    A second one raises KeyboardInterrupt, in case that hangs. A context manager.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Interrupt:
         self._came = True
 
     def check(self) -> None:
-        """Raise Failed if one came."""
+        """Raise Failed if a signal came."""
         if self._came:
             raise Failed("interrupted")
 
@@ -80,7 +80,7 @@ def run(
     `kill_coordinator`: once the first chunk is through; its keeper starts another.
 
     Whatever happens, coordinator, processes and shared memory are gone afterwards. Raises Failed when a stage failed or
-    died or somebody interrupts, and what ipcsync raises.
+    died or at an interrupt, and the errors of ipcsync.
     """
     plan = Plan(workers, chunk_size(size), engine, without_waits)
     with ExitStack() as stack:
@@ -91,13 +91,13 @@ def run(
         except OSError as error:
             raise Failed(f"cannot get {plan.size} bytes of shared memory: {error.strerror}") from None
         stack.callback(os.close, memory.fd)
-        # Its own log is of no interest here; that a worker dies is told by us.
+        # Only errors of its log: this process reports a worker's death itself.
         coordinator = stack.enter_context(ipcsync.launch(driver=driver, log_level="error", keeper=kill_coordinator))
         interrupt.check()
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint, name="demo"))
         stages = Stages(plan)
         stack.callback(stages.close)
-        stack.callback(memory.open_all_gates)  # first of all: a process with work held back may not end
+        stack.callback(memory.open_all_gates)  # before the rest: a process with held work may not be able to end
         stages.start(coordinator.endpoint, driver, memory.fd)
         pipeline = Pipeline(plan, stages, memory, client, source, interrupt)
         try:
@@ -130,7 +130,7 @@ class Pipeline:
         self._interrupt = interrupt
         self._first: Link = stages.first
         self._last: Link = stages.last
-        # So that no point that comes from either end costs a message.
+        # Opened now, so that no later point of either end costs a message.
         self._events = [
             client.event(plan.event_of(stage), engine=plan.engine, depth=plan.depth)
             for stage in sorted({1, plan.workers})
@@ -151,7 +151,7 @@ class Pipeline:
         self._answers: dict[int, dict[str, Any]] = {}
 
     def run(self, driver: str, progress: Show, *, kill_coordinator: bool = False) -> Result:
-        """From the first word of the stages to the last."""
+        """Run the pipeline, from the stages' start to their reports."""
         self._await("ready")
         self._stages.go()
         began = time.monotonic()
@@ -182,7 +182,7 @@ class Pipeline:
             self._listen(_IDLE_MS)
 
     def _listen(self, timeout_ms: int) -> None:
-        """Take in what has come, waiting for it up to `timeout_ms`."""
+        """Read the messages that have come, waiting up to `timeout_ms`."""
         self._interrupt.check()
         for fd, _ in self._poll.poll(timeout_ms):
             if fd in self._numbers:
@@ -202,7 +202,7 @@ class Pipeline:
         if message.kind is Kind.END:
             self._is_ended = True
         elif self._plan.without_waits:
-            self._read_output(message)  # before its writer is let go
+            self._read_output(message)  # before its writer may go on
         else:
             self._last.send(Message(Kind.TAKEN, chunk=message.chunk))
             self._outputs.append(message)
@@ -213,11 +213,11 @@ class Pipeline:
         return point == NO_POINT or self._plan.without_waits or self._client.point(point).query()
 
     def _feed(self) -> None:
-        """Read chunks of the file into buffers that are free, until there is none, or the file has no more for now."""
+        """Read chunks of the file into free buffers, until there is none, or the file has no more data for now."""
         fd = self._source.fileno()
         while not self._is_fed and self._free and self._is_complete(self._free[0][1]):
             if not select.select([fd], [], [], 0)[0]:
-                self._poll.register(fd, select.POLLIN)  # a pipe: wake when it has
+                self._poll.register(fd, select.POLLIN)  # a pipe: wake when it has data
                 self._listens_to_source = True
                 return
             data = self._read(fd)
@@ -226,7 +226,7 @@ class Pipeline:
             else:
                 self._is_fed = True
                 self._first.send(Message(Kind.END))
-        if self._listens_to_source:  # it would wake us all the time, with no place to put what it has
+        if self._listens_to_source:  # it would wake this process all the time, without a free buffer
             self._poll.unregister(fd)
             self._listens_to_source = False
 
@@ -249,7 +249,7 @@ class Pipeline:
         self._fed_bytes += len(data)
 
     def _owed(self) -> bytes | None:
-        """The point that has to be complete next, None if it is messages that are waited for."""
+        """The point that has to be complete next, None if messages are waited for."""
         if self._outputs:
             return self._outputs[0].point
         if self._free and not self._is_fed and not self._is_complete(self._free[0][1]):
@@ -257,14 +257,14 @@ class Pipeline:
         return None
 
     def _collect(self) -> None:
-        """Give what is owed a moment to be complete, and read an output that is."""
+        """Wait a moment for the next output, and read it if it is complete."""
         point = self._owed()
         if point is None:
             return
         try:
             self._client.point(point).synchronize(_GPU_S)
         except ipcsync.WaitTimeout:
-            return  # listen again: whoever should complete it may have died, or somebody interrupts
+            return  # listen again: a stage may have died, or a signal may have come
         if self._outputs:
             self._read_output(self._outputs.popleft())
 

@@ -1,4 +1,4 @@
-"""The pipeline's plan, which all its processes have: where the buffers lie, and what each stage does to a chunk.
+"""The pipeline's plan, shared by its processes: the places of the buffers, and each stage's work on a chunk.
 
 Stages are numbered from 1. Link k is what stage k writes and stage k + 1 reads; the process that started them writes
 link 0 and reads the last.
@@ -14,14 +14,14 @@ from ipcsync.typing import EngineChoice
 STAMP = 4  # bytes that each stage adds to a chunk
 LARGEST_CHUNK = 512 * 1024
 _SMALLEST_CHUNK = 64
-_CHUNKS = 64  # even a small file is cut in so many, so that every buffer is used again and again
+_CHUNKS = 64  # even a small file is cut into so many, so that every buffer is reused often
 _GATE = 64  # a cache line for each stage's gate
 _STAMPS = 199  # a prime: chunks that share a buffer have different stamps
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is made of. `chunk` is the most bytes of the file in a chunk."""
+    """The parameters of a run. `chunk` is the most bytes of the file in a chunk."""
 
     workers: int
     chunk: int
@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def first_buffer(self) -> int:
-        """Where the gates end."""
+        """The end of the gates."""
         return _pages(self.workers * _GATE)
 
     @property
@@ -47,15 +47,15 @@ class Plan:
         return self.first_buffer + (self.workers + 1) * self.buffers * self.capacity
 
     def gate_of(self, stage: int) -> int:
-        """Where the 32-bit word lies that lets a stage's stream go on."""
+        """The offset of the 32-bit word that lets a stage's stream go on."""
         return (stage - 1) * _GATE
 
     def buffer(self, link: int, index: int) -> int:
-        """Where a buffer of a link lies."""
+        """The offset of a buffer of a link."""
         return self.first_buffer + (link * self.buffers + index) * self.capacity
 
     def hold(self, chunk: int) -> int:
-        """Which of a stream's holds a chunk is behind, counted from 1; 0 for none."""
+        """Which hold of a stream a chunk is behind, counted from 1; 0 for none."""
         return chunk // self.hold_every + 1 if chunk % self.hold_every == 0 else 0
 
     def event_of(self, stage: int) -> str:
@@ -71,17 +71,17 @@ def chunk_size(file_size: int | None) -> int:
 
 
 def stamp(stage: int, chunk: int) -> int:
-    """The byte of which a stage's stamp on a chunk is made. Never 0, which is what fresh memory holds."""
+    """The byte of a stage's stamp on a chunk. Never 0, since new memory is zeros."""
     return 1 + (31 * chunk + 7 * stage) % _STAMPS
 
 
 def turn(stage: int, length: int) -> int:
-    """By how many bytes a stage turns a stamped chunk of `length` bytes to the left."""
+    """By how many bytes a stage rotates a stamped chunk of `length` bytes to the left."""
     return stage * 7919 % length
 
 
 def work(data: bytes, stage: int, chunk: int) -> bytes:
-    """What a stage makes of a chunk: stamped at its end, then turned. The stages do not commute.
+    """A stage's work on a chunk: a stamp at its end, then a rotation. The stages do not commute.
 
     This is the work done in one process; `stage.py` does the same with copies and a fill on a stream.
     """

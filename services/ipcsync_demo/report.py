@@ -1,4 +1,4 @@
-"""What a run of the demo came to, and how it is shown."""
+"""The result of a run of the demo, and its output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StageRow:
 
 @dataclass(frozen=True)
 class Restart:
-    """What became of a coordinator that was killed on the way."""
+    """The state after the coordinator was killed on the way."""
 
     starts: int
     sessions: int
@@ -40,7 +40,7 @@ class Restart:
 
     @property
     def reason(self) -> str | None:
-        """Why it was no success; None if it was."""
+        """Why it failed; None if it did not."""
         if self.starts < 2:
             return "the coordinator was killed, and no other one was started"
         if self.sessions != self.expected_sessions:
@@ -50,7 +50,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Result:
-    """A run that came to its end. `first_corrupt` is the number of a chunk, counted from 0."""
+    """A completed run. `first_corrupt` is the number of a chunk, counted from 0."""
 
     driver: str
     engine: EngineChoice
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def reason(self) -> str | None:
-        """Why the run is no success; None if it is."""
+        """Why the run failed; None if it did not."""
         if self.sha256 != self.expected_sha256:
             cause = "without the waits" if self.without_waits else "although every stage waits"
             return (
@@ -106,7 +106,7 @@ def present(result: Result, *, as_json: bool) -> None:
     click.echo(f"\nsha256 of the result          {result.sha256}")
     click.echo(f"the same work in one process  {result.expected_sha256}")
     if result.reason is None:
-        click.echo("equal: no stage read what was not there yet")
+        click.echo("equal: no stage read data that was not there yet")
     if result.restart is not None and result.restart.reason is None:
         click.echo(
             f"the coordinator was killed on the way: start {result.restart.starts} knows all "
@@ -115,7 +115,7 @@ def present(result: Result, *, as_json: bool) -> None:
 
 
 class Progress:
-    """A bar on stderr while a person looks, for a file of `size` bytes (None: not known); nothing otherwise."""
+    """A progress bar on stderr if that is a terminal, for a file of `size` bytes (None: unknown)."""
 
     def __init__(self, size: int | None) -> None:
         self._size = size
@@ -134,7 +134,7 @@ class Progress:
         return self
 
     def show(self, what: str, done: int) -> None:
-        """What is going on, and how many bytes of the file are through."""
+        """Show the current step, and how many bytes of the file are through."""
         if self._bar is not None:
             self._bar.update(self._task, description=what, completed=done)
 

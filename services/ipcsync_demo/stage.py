@@ -27,7 +27,7 @@ _MAPPED = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP
 
 
 class ParentGoneError(Exception):
-    """The process that started this one is gone, or has given up."""
+    """The parent process is gone, or has given up."""
 
 
 class Buffer(NamedTuple):
@@ -38,7 +38,7 @@ class Buffer(NamedTuple):
 
 
 class Work:
-    """What a stage has its stream do: driver operations, each of them only queued."""
+    """A stage's work on its stream: driver operations, which are only queued."""
 
     def __init__(self, plan: Plan, number: int, memory: SharedMemory, stream: ipcsync.Stream) -> None:
         self._plan = plan
@@ -55,19 +55,19 @@ class Work:
         self._here, self._turned = (int(unwrap(self._api.cuMemAlloc(plan.capacity), "cuMemAlloc")) for _ in range(2))
 
     def copy_in(self, buffer: int, length: int) -> None:
-        """From a buffer of the link before this stage to the device."""
+        """Copy a buffer of the link before this stage to the device."""
         source = self._memory.address + self._plan.buffer(self._number - 1, buffer)
         unwrap(self._api.cuMemcpyHtoDAsync(self._here, source, length, self._handle), "cuMemcpyHtoDAsync")
 
     def hold(self, number: int) -> None:
-        """Stop here until the gate is opened for the hold of that number."""
+        """Hold the stream until the gate is opened for the hold of that number."""
         unwrap(
             self._api.cuStreamWaitValue32(self._handle, self._gate, number, STREAM_WAIT_VALUE_GEQ),
             "cuStreamWaitValue32",
         )
 
     def transform(self, chunk: int, length: int) -> None:
-        """Stamp the chunk of `length` bytes at its end, and turn it."""
+        """Stamp the chunk of `length` bytes at its end, and rotate it."""
         value, first = stamp(self._number, chunk), turn(self._number, length + STAMP)
         unwrap(self._api.cuMemsetD8Async(self._here + length, value, STAMP, self._handle), "cuMemsetD8Async")
         rest = length + STAMP - first
@@ -79,12 +79,12 @@ class Work:
         unwrap(self._api.cuMemcpyDtoDAsync(to, source, length, self._handle), "cuMemcpyDtoDAsync")
 
     def copy_out(self, buffer: int, length: int) -> None:
-        """From the device to a buffer of the link after this stage."""
+        """Copy the device's buffer to one of the link after this stage."""
         to = self._memory.address + self._plan.buffer(self._number, buffer)
         unwrap(self._api.cuMemcpyDtoHAsync(to, self._turned, length, self._handle), "cuMemcpyDtoHAsync")
 
     def close(self) -> None:
-        """Give the memory back; the stream has done everything."""
+        """Free the memory; the stream has finished everything."""
         for pointer in (self._here, self._turned):
             unwrap(self._api.cuMemFree(pointer), "cuMemFree")
         unwrap(self._api.cuMemHostUnregister(self._memory.address), "cuMemHostUnregister")
@@ -104,7 +104,7 @@ class Stage:
         ensure_context(self._stream.device_index)
         self._work = Work(plan, number, self._memory, self._stream)
         self._copied_in = ipcsync.Event()
-        # Its own event, and its neighbours': so that no point that comes in later costs a message.
+        # Its own event, and its neighbours', so that no later point costs a message.
         last = plan.workers
         self._events = {
             stage: self._client.event(
@@ -123,7 +123,7 @@ class Stage:
             self._poll.register(end.fileno(), select.POLLIN)
 
     def run(self) -> None:
-        """From set-up to the report; raises NeighbourGoneError and ParentGoneError, and what ipcsync raises."""
+        """Run from set-up to the report. Raises NeighbourGoneError, ParentGoneError and the errors of ipcsync."""
         self._control.send({"ready": self._events[self._number].engine})
         if hear(self._control) is None:
             raise ParentGoneError
@@ -158,7 +158,7 @@ class Stage:
         }
 
     def _listen(self, timeout_ms: int | None = None) -> None:
-        """Take in what has come, and wait for it up to `timeout_ms` (None: as long as it takes)."""
+        """Read the messages that have come, waiting up to `timeout_ms` (None: without a limit)."""
         for fd, _ in self._poll.poll(timeout_ms):
             if fd == self._control.fileno():
                 raise ParentGoneError
@@ -176,11 +176,13 @@ class Stage:
                 self._memory.open_gate(self._number, hold)
             if message.kind is Kind.FREE:
                 if not self._free:
-                    self._ready_ns = time.monotonic_ns()  # a chunk may have lain here, but there was no place for it
+                    self._ready_ns = (
+                        time.monotonic_ns()
+                    )  # a chunk may have waited here, but there was no free buffer for it
                 self._free.append(Buffer(message.buffer, message.point))
 
     def _process(self, message: Message, buffer: Buffer) -> None:
-        """Queue all that this stage does to a chunk, and hand it on."""
+        """Queue this stage's work on a chunk, and hand it on."""
         work, chunk = self._work, message.chunk
         if not self._plan.without_waits:
             self._wait_for(message.point)
@@ -210,20 +212,20 @@ class Stage:
             self._client.point(point).wait(self._stream, timeout=_TIMEOUT_S)
 
     def _see_copied_in(self) -> None:
-        """Only without waits: keep the writer held back until its unfinished chunk was read, so that it surely was."""
+        """Only without waits: hold the writer until its unfinished chunk was read, so that the error surely occurs."""
         while not self._copied_in.query():
             self._listen(1)
 
 
 def _percentile_us(values: list[int], share: float) -> float | None:
-    """The nearest-rank percentile of nanoseconds, in microseconds; None of nothing."""
+    """The nearest-rank percentile of nanoseconds, in microseconds; None if there are none."""
     if not values:
         return None
     return round(sorted(values)[math.ceil(share * len(values)) - 1] / 1000, 1)
 
 
 def main(control: Connection, plan: Plan, number: int, endpoint: str, fds: dict[str, int]) -> int:
-    """Be a stage, over a pipe to the process that started it; the exit status."""
+    """Run a stage, with a pipe to its parent; returns the exit status."""
     try:
         return _serve(control, plan, number, endpoint, fds)
     except (ParentGoneError, BrokenPipeError):
@@ -241,7 +243,7 @@ def _serve(control: Connection, plan: Plan, number: int, endpoint: str, fds: dic
         stage.close()
     except (ParentGoneError, NeighbourGoneError):
         raise
-    except Exception as error:  # noqa: BLE001 - told to the parent, who tells the user
+    except Exception as error:  # noqa: BLE001 - sent to the parent, which reports it
         lost = isinstance(error, ipcsync.RecorderLost | ipcsync.CoordinatorLost)
         control.send({"failed": f"{type(error).__name__}: {error}"[:2000], "lost": lost})
         hear(control)

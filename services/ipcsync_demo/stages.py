@@ -1,4 +1,4 @@
-"""The worker processes of a pipeline: started, told when to go and when to end, and asked why one is gone."""
+"""The worker processes of a pipeline: their start, their end, and why one is gone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAUSE_S = 0.01
 
 
 class Stages:
-    """All stages, a process each. `first` and `last` are our ends of the first and the last link."""
+    """All stages, a process each. `first` and `last` are this process's ends of the first and the last link."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -44,13 +44,13 @@ class Stages:
                 )
             )
             for end in (up, theirs):
-                end.close()  # so that its end is seen when the stage is gone
+                end.close()  # so that the link ends when the stage is gone
             up = down
         self.last = Link(up)
 
     @property
     def controls(self) -> list[Connection]:
-        """Our ends of the pipes to the stages, in their order."""
+        """This process's ends of the pipes to the stages, in order."""
         return [child.connection for child in self._children]
 
     def pid(self, number: int) -> int:
@@ -58,7 +58,7 @@ class Stages:
         return self._children[number - 1].pid
 
     def hear(self, number: int) -> dict[str, Any]:
-        """What a stage says, of which something must have come. Failed if it failed or is gone."""
+        """A stage's message, which must have come. Failed if the stage failed or is gone."""
         said = hear(self._children[number - 1].connection)
         if said is None:
             raise self.blame(f"stage {number} (pid {self.pid(number)}) is gone")
@@ -76,7 +76,7 @@ class Stages:
             raise NeighbourGoneError from error
 
     def blame(self, otherwise: str) -> Failed:
-        """Which stage died, else what `otherwise` says. A death may be noticed before its process can be reaped."""
+        """The error that names the dead stage, else one with `otherwise`. A death may be seen before it is reaped."""
         deadline = time.monotonic() + _END_S
         while time.monotonic() < deadline:
             for number, child in enumerate(self._children, 1):
@@ -86,7 +86,7 @@ class Stages:
         return Failed(otherwise)
 
     def dismiss(self) -> None:
-        """Tell every stage to end, and see that it does; Failed if one does so badly. For a run without a fault."""
+        """Tell every stage to end, and wait for that; Failed if one ends with an error. For a run without a fault."""
         self._close_ends()
         deadline = time.monotonic() + 5 * _END_S
         for number, child in enumerate(self._children, 1):
@@ -96,7 +96,7 @@ class Stages:
                 raise Failed(f"stage {number} (pid {child.pid}) did its work, but died after: {in_words(child.status)}")
 
     def close(self) -> None:
-        """End every stage, killing those that do not end by themselves; twice is nothing."""
+        """End every stage, and kill those that do not end by themselves; a second call does nothing."""
         self._close_ends()
         deadline = time.monotonic() + _END_S
         for child in self._children:

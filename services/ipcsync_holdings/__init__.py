@@ -1,4 +1,4 @@
-"""What outlives a coordinator: CUDA events, board, sockets, journal; and the link to the process that keeps them.
+"""The holdings, which outlive a coordinator: CUDA events, board, sockets, journal; and the link to the keeper.
 
-A keeper has it for one coordinator after the other. A coordinator without a keeper has it in its own process.
+A keeper has them for one coordinator after the other. A coordinator without a keeper has them in its own process.
 """

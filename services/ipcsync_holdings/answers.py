@@ -1,4 +1,4 @@
-"""The keeper's end of the link: it answers what its coordinator asks, on a thread: a driver's call may take long."""
+"""The keeper's end of the link: a thread answers the coordinator's requests, since driver calls may take long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("ipcsync.coordinator")
 
 
 class Asker(Protocol):
-    """A coordinator's process: `is_asking` while it waits for the driver, `is_serving` once it said so."""
+    """A coordinator's process: `is_asking` while it waits for the driver, `is_serving` once it has said so."""
 
     pid: int
     link: Link
@@ -42,7 +42,7 @@ class Answers:
         threading.Thread(target=self._run, name="ipcsync-driver", daemon=True).start()
 
     def serve(self, asker: Asker, unserved_ns: int) -> None:
-        """Have a coordinator serve, and answer it from now on; `unserved_ns` is since when none does."""
+        """Tell a coordinator to serve, and answer it from now on; `unserved_ns` is since when none serves."""
         self._waiting.put((asker, unserved_ns))
 
     def _run(self) -> None:
@@ -54,8 +54,8 @@ class Answers:
                     self._answer_one(asker)
             except EOFError:
                 self._wake()
-            except Exception:  # of one that speaks as no coordinator does: the next one may not
-                log.exception("a coordinator is killed for what it asked", extra=fields(pid=asker.pid))
+            except Exception:  # invalid requests: the next coordinator may be better
+                log.exception("a coordinator is killed for an invalid request", extra=fields(pid=asker.pid))
                 asker.kill()
 
     def _answer_one(self, asker: Asker) -> None:
@@ -67,7 +67,7 @@ class Answers:
         asker.is_asking = False
 
     def _answer(self, asker: Asker, op: str, arguments: list[object]) -> tuple[bool, object]:
-        """Whether it is an error, and the value."""
+        """(whether it is an error, the value)."""
         if op == "serving":
             asker.is_serving = True
             self._wake()
@@ -76,6 +76,6 @@ class Answers:
             return False, getattr(self._holdings.events, op)(*arguments)
         except IpcSyncError as error:
             return True, codec.failure_of(error)
-        except Exception as error:  # whatever was asked: the next question is answered
-            log.exception("a question could not be answered", extra=fields(op=op))
-            return True, codec.failure_of(IpcSyncError(f"the keeper failed inside: {type(error).__name__}"))
+        except Exception as error:  # whatever failed, the next request is answered
+            log.exception("a request failed", extra=fields(op=op))
+            return True, codec.failure_of(IpcSyncError(f"the keeper has an internal error: {type(error).__name__}"))

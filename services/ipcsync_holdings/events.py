@@ -1,4 +1,4 @@
-"""The CUDA events behind the slots, and whether the engines work: all that is ever asked of the driver."""
+"""The CUDA events behind the slots, and tests of the engines: all driver calls of coordinator and keeper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROBE_S = 1.0
 
 
 class SharedCudaEvent(msgspec.Struct, frozen=True, array_like=True):
-    """One interprocess CUDA event on a device (UUID). `serial` never comes again, while handle bytes can."""
+    """One interprocess CUDA event on a device (UUID). `serial` is never reused, but handle bytes can be."""
 
     serial: int
     device: str
@@ -59,10 +59,10 @@ class EventStore:
 
     def _make_one(self, device: str) -> SharedCudaEvent:
         driver = _drivers.load()
-        # Blocking: who waits on the host for it, or for an import of it, is to sleep, where a driver carries that over.
+        # Blocking: a host wait for it, or for an import of it if the driver passes that on, sleeps.
         flags = EVENT_INTERPROCESS | EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC
         event = _drivers.unwrap(driver.cuEventCreate(flags), "cuEventCreate")
-        # Exported at once: export wants the context current, and the bytes are the same each time.
+        # Exported at once: the export needs the current context, and always gives the same bytes.
         exported = driver.cuIpcGetEventHandle(event)
         if exported[0] is not _drivers.SUCCESS:
             driver.cuEventDestroy(event)
@@ -73,7 +73,7 @@ class EventStore:
         return shared
 
     def destroy(self, serials: list[int]) -> None:
-        """Destroy these events; one that is unknown is gone already."""
+        """Destroy these events; unknown ones are gone already."""
         driver = _drivers.load()
         for serial in serials:
             shared, event = self._made.pop(serial, (None, None))
@@ -82,7 +82,7 @@ class EventStore:
                 _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
 
     def probe(self, device: str) -> bytes:
-        """The handle of an event that is kept for clients that try whether handles open."""
+        """The handle of an event that is kept for clients that test whether handles open."""
         if device not in self._probes:
             (self._probes[device],) = self.make(device, 1)
         return self._probes[device].handle
@@ -93,7 +93,7 @@ class EventStore:
         return [shared for shared, _ in self._made.values() if shared.serial not in probes]
 
     def why_not_timeline(self, device: str) -> str | None:
-        """Why a timeline word on the board does not work on this device, None if it does; tried once, for real."""
+        """Why timeline words do not work on this device, None if they do; tested once, with real calls."""
         if device not in self._why_not_timeline:
             self._enter(device)
             try:
@@ -117,7 +117,7 @@ class EventStore:
             deadline = time.monotonic() + _PROBE_S
             while board.probe != value:
                 if time.monotonic() > deadline:
-                    return f"a stream's write to the board was not seen within {_PROBE_S} s"
+                    return f"a stream's write to the board was not visible within {_PROBE_S} s"
         finally:
             _drivers.unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")
         return None
@@ -131,7 +131,7 @@ class EventStore:
 
 
 def served_devices(wanted: list[int] | None) -> dict[str, int]:
-    """UUID → ordinal of the devices to serve: `wanted`, by default all. InvalidDevice for an ordinal that is not there.
+    """UUID → ordinal of the devices to serve: `wanted`, by default all. InvalidDevice for an unknown ordinal.
 
     RuntimeError if the driver shows no device.
     """

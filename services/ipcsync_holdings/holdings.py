@@ -1,4 +1,4 @@
-"""What outlives a coordinator: runtime directory, listening sockets, board, CUDA events, journal."""
+"""The holdings: runtime directory, listening sockets, board, CUDA events, journal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ log = logging.getLogger("ipcsync.coordinator")
 
 
 Reason = Literal["died", "hung", "reloaded"]
-"""Why a coordinator followed another one: it was killed because it hung, new code took over, or any other end."""
+"""Why a coordinator followed another one: that one hung and was killed, new code took over, or any other end."""
 
 
 class Fixed(msgspec.Struct, frozen=True):
-    """The settings that what is held was made by: no later coordinator can change them."""
+    """The settings of the holdings, which no later coordinator can change."""
 
     runtime_dir: str
     driver: str
@@ -36,10 +36,10 @@ class Fixed(msgspec.Struct, frozen=True):
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What a coordinator is told when it begins. Times are of CLOCK_MONOTONIC, in ns.
+    """What a coordinator is told at its start. Times are of CLOCK_MONOTONIC, in ns.
 
-    `started_ns` is when what it holds was made, `unserved_ns` since when no coordinator serves, 0 at the first start.
-    `restarts` counts the ends of those before it, by reason.
+    `started_ns` is when the holdings were made, `unserved_ns` since when no coordinator serves, 0 at the first start.
+    `restarts` counts the ends of earlier coordinators, by reason.
     """
 
     fixed: Fixed
@@ -56,7 +56,7 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class Holdings:
-    """All of it, made in an order in which a failure leaves nothing behind."""
+    """All holdings; a failure while they are made leaves nothing behind."""
 
     def __init__(self, fixed: Fixed) -> None:
         self.fixed = fixed
@@ -71,7 +71,7 @@ class Holdings:
             self.board = Board.create(path, self.epoch, fixed.max_sessions, fixed.pool)
             try:
                 if not self.board.show_life():
-                    log.warning("no robust futex: clients ask /proc or a file lock whether this process lives")
+                    log.warning("no robust futex: clients check /proc or a file lock to see whether this process lives")
                 self.events = EventStore(devices, self.board)
                 self.journal = JournalFiles.create()
                 self.sockets = [_listen(path) for path in self.directory.sockets]
@@ -85,7 +85,7 @@ class Holdings:
 
     @property
     def descriptors(self) -> list[int]:
-        """What a coordinator in a process of its own is passed on: journal, sockets, the directory's lock."""
+        """The descriptors for a coordinator in a process of its own: journal, sockets, the directory's lock."""
         return [*self.journal.descriptors, *(listening.fileno() for listening in self.sockets), self.directory.lock]
 
     def next_terms(self, unserved_ns: int = 0) -> Terms:
@@ -106,7 +106,7 @@ class Holdings:
         )
 
     def close(self) -> None:
-        """Remove what has a name: the board and the sockets. Everyone was told before (`Board.stop`)."""
+        """Remove the files: the board and the sockets. `Board.stop` was called before."""
         self.board.unlink()
         self.directory.close()
 
@@ -119,6 +119,6 @@ def _listen(path: str) -> socket.socket:
 
 
 def _backlog() -> int:
-    """How many connections may wait to be accepted: they still are once descriptors are short (`descriptors.Gate`)."""
+    """How many connections may wait; they are accepted even when descriptors are short (`descriptors.Gate`)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(128, soft // 16)) if soft != resource.RLIM_INFINITY else 128

@@ -1,7 +1,7 @@
-"""The memory that a coordinator's journal lies in, which the keeper holds: two logs, and a page of words about them.
+"""The memory of a coordinator's journal, which the keeper holds: two logs, and a page of words about them.
 
-A killed process loses nothing that it stored there, and its stores come in order. So one store of a word makes a record
-count, and one makes a new log count.
+Stores of a killed process survive, and are visible in order. So one store of a word makes a record valid, and one makes
+a new log the current one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 
 VERSION = 1
 UNREADABLE = 3
-"""The exit status of a coordinator that cannot read it."""
+"""The exit status of a coordinator that cannot read the journal."""
 
-# Words of 8 bytes. Which log counts (0 or 1); of each, how many bytes are valid, and up to which one all that follows
-# from its records has been carried out.
+# Words of 8 bytes: which log is the current one (0 or 1); for each log, how many bytes are valid, and up to which byte
+# the effects of its records have been carried out.
 CURRENT, VALID, CARRIED_OUT = 0, 1, 3
-# What the request in hand looks like, 0: none; how many replies this start has sent; whether it is about to end.
+# The fingerprint of the current request, 0: none; how many replies this start has sent; whether it is about to end.
 IN_HAND, REPLIES, IS_ENDING = 5, 6, 7
-# Requests in whose hands coordinators died: pairs of what it looks like, and how many did.
+# Requests during which coordinators died: pairs of fingerprint and number of deaths.
 SUSPECTS, SUSPECT_COUNT = 8, 8
 
 
@@ -33,18 +33,18 @@ class JournalFiles:
 
     @classmethod
     def create(cls) -> JournalFiles:
-        """New and empty ones."""
+        """Create empty ones."""
         words, *logs = (os.memfd_create(f"ipcsync-journal-{part}") for part in ("words", "0", "1"))
         os.posix_fallocate(words, 0, mmap.PAGESIZE)
         return cls(words, (logs[0], logs[1]))
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
     def save(self, directory: str) -> str:
-        """Write what counts to a file that only this user reads, for inspection; its path, or why there is none."""
+        """Write the valid records to a file for inspection, for this user only; its path, or why there is none."""
         which = self.words[CURRENT] & 1
         path = os.path.join(directory, f"journal-{time.time_ns()}")
         try:

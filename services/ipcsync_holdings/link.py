@@ -1,6 +1,6 @@
 """The socketpair between keeper and coordinator: MessagePack frames, each behind its length.
 
-A question is [number, operation, arguments], its answer [number, is an error, value]. The keeper never speaks first.
+A request is [number, operation, arguments], its answer [number, is an error, value]. The keeper only answers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-VERSION = 2  # of the questions, and of what a coordinator is passed on
+VERSION = 2  # of the requests, and of what a coordinator is given
 _LENGTH = 4
 _CHUNK = 1 << 18
 
 
 class Link:
-    """One end. What the other end has no room for is kept, and goes out with a later call; EOFError once it is gone."""
+    """One end. Data for which the other end has no room is sent by a later call; EOFError once it is gone."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -34,7 +34,7 @@ class Link:
         self.flush()
 
     def flush(self) -> bool:
-        """Send what is kept; whether all is gone."""
+        """Send the kept data; returns whether all of it went out."""
         try:
             while self._out:
                 del self._out[: self.socket.send(memoryview(self._out)[:_CHUNK].tobytes())]
@@ -45,7 +45,7 @@ class Link:
         return True
 
     def receive(self, timeout: float | None = 0.0) -> list[Any] | None:
-        """The next message; None if none came within `timeout` seconds. What is kept goes out meanwhile."""
+        """The next message; None if none came within `timeout` seconds. Kept data goes out meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             frame = self._take()
@@ -81,8 +81,8 @@ class Link:
         self._in += data
 
     def close(self) -> None:
-        """End it, for both sides: a thread that waits in `receive` finds the end."""
+        """Close it for both sides: a thread that waits in `receive` raises EOFError."""
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the other end has gone first
+            return  # the other end was closed first

@@ -1,4 +1,4 @@
 """The keeper: holds what must outlive a coordinator (CUDA events, board, sockets, journal) and keeps one serving.
 
-It takes no input but its own coordinator's: no ZeroMQ, no asyncio, and no import after its start.
+Its only input comes from its own coordinator. It uses neither ZeroMQ nor asyncio, and imports nothing after its start.
 """

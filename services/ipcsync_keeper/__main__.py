@@ -1,4 +1,4 @@
-"""`python -m ipcsync_keeper PLAN`, which a coordinator that is to have a keeper becomes."""
+"""`python -m ipcsync_keeper PLAN`, which a coordinator with a keeper executes first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("ipcsync.coordinator")
 
 
 def main(plan: Plan) -> int:
-    """Hold, keep a coordinator serving, and return the exit status."""
+    """Hold everything, keep a coordinator serving, and return the exit status."""
     configure(plan.log_level, as_json=plan.log_json)
     os.environ["IPCSYNC_DRIVER"] = plan.fixed.driver
     manager = ServiceManager()

@@ -18,13 +18,14 @@ from ipcsync_holdings.link import Link
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_KILLED_S = 5.0  # a killed process that takes longer is stuck in the kernel, and left to its fate
+_KILLED_S = 5.0  # a killed process that takes longer is stuck in the kernel, and is left alone
 
 
 class Child:
-    """A coordinator that was started, and waits with its imports done until it is told to serve.
+    """A coordinator process, which imports its modules and waits until it is told to serve.
 
-    Started from the keeper's main thread, with which it ends (PR_SET_PDEATHSIG). OSError if no process can be started.
+    The keeper's main thread starts it, and it ends with that thread (PR_SET_PDEATHSIG). OSError if no process can be
+    started.
     """
 
     def __init__(self, holdings: Holdings, command: list[str]) -> None:
@@ -37,7 +38,7 @@ class Child:
                 [*command, "--kept", kept],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the keeper's business
+                start_new_session=True,  # Ctrl-C reaches the keeper alone
             )
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
@@ -45,23 +46,23 @@ class Child:
             undo.pop_all()
         self.pid = self._process.pid
         self.link = Link(ours)
-        self.began = time.monotonic()  # waiting, then serving
-        self.versions: dict[str, str] | None = None  # what it speaks, by its greeting
+        self.began = time.monotonic()  # the start of waiting, later of serving
+        self.versions: dict[str, str] | None = None  # its versions, from its greeting
         self.was_told = self.was_dismissed = False  # to serve; to end
         self.is_serving = self.is_asking = self.has_hung = self.was_killed = False
-        self.is_silent, self._greeting = True, 0  # it is to come
+        self.is_silent, self._greeting = True, 0  # until its greeting comes
 
     def hear(self) -> None:
-        """Take in its greeting, if it has come. One that greets as no coordinator does is killed."""
+        """Read its greeting, if it has come. A process with another greeting is killed."""
         try:
             message = self.link.receive()
             if message is not None:
                 self._greeting, _, (versions,) = message
                 self.versions, self.is_silent = msgspec.convert(versions, dict[str, str]), False
         except EOFError:
-            self.is_silent = False  # it has ended, or has half a minute to
-        except Exception as error:  # noqa: BLE001 - any code may stand on the disk by now
-            log.warning("it does not greet as a coordinator", extra=fields(pid=self.pid, why=error))
+            self.is_silent = False  # it has ended, or has half a minute to do so
+        except Exception as error:  # noqa: BLE001 - the code on disk may be anything by now
+            log.warning("not a coordinator's greeting", extra=fields(pid=self.pid, why=error))
             self.kill()
 
     def begin(self, terms: Terms) -> None:
@@ -69,7 +70,7 @@ class Child:
         self.link.send(self._greeting, False, terms)
 
     def dismiss(self) -> None:
-        """Have it end after the request in hand."""
+        """Have it end after its current request."""
         self.was_dismissed = True
         self.link.close()
 
@@ -79,7 +80,7 @@ class Child:
         self._process.kill()
 
     def end(self, seconds: float = 0.0) -> int | None:
-        """Have it end, killed after so many seconds; its exit status, negative for a signal's. Twice gives the same."""
+        """Have it end, killed after `seconds`; returns its exit status (negative: the signal), also if called again."""
         if self._process.returncode is None:
             self.link.close()
             if not self.pidfd.wait(seconds):

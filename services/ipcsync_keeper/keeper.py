@@ -1,4 +1,4 @@
-"""The keeper's loop: one coordinator serves, another follows when it dies or hangs, or when new code is asked for."""
+"""The keeper's loop: one coordinator serves; the next one follows if it dies or hangs, or at a reload."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ipcsync_keeper.reload import Reloads
 log = logging.getLogger("ipcsync.coordinator")
 
 _TICK_S = 0.5
-_START_S = 30.0  # until a coordinator that was started says what it speaks
-_STOP_S = 1.0  # for the request in hand
+_START_S = 30.0  # until a started coordinator sends its greeting
+_STOP_S = 1.0  # for the current request
 _NO_SPARE_S = 60.0
-_PATIENCE_S = 10.0  # with a heartbeat that stands still
+_PATIENCE_S = 10.0  # with a heartbeat that does not advance
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What the command line asked for. `command` starts a coordinator; `exit_with` is PID:START or nothing."""
+    """The options of the command line. `command` starts a coordinator; `exit_with` is PID:START or empty."""
 
     fixed: Fixed
     command: list[str]
@@ -56,13 +56,13 @@ class Keeper:
         self._manager = manager
         self._parent = parent
         self._tell_ready = ready
-        self._status: int | None = None  # to exit with, once it ends
-        self._versions: dict[str, str] | None = None  # that all coordinators over these holdings speak
+        self._status: int | None = None  # the exit status, once it ends
+        self._versions: dict[str, str] | None = None  # the versions of all coordinators over these holdings
         self._is_ready = False
-        self._serving: Child | None = None  # or about to
-        self._spare: Child | None = None  # who serves next
-        self._candidate: Child | None = None  # of new code, until it is found to fit
-        self._unserved_ns = 0  # since when nobody serves, 0 while somebody does
+        self._serving: Child | None = None  # or is about to serve
+        self._spare: Child | None = None  # the next one
+        self._candidate: Child | None = None  # with new code, until its versions are checked
+        self._unserved_ns = 0  # since when no coordinator serves, 0 while one does
         self._spare_at, self._kill_at = 0.0, math.inf
         self._beat, self._beat_at, self._looked_at = 0, 0.0, 0.0
         self._reloads = Reloads(holdings.directory.path, manager)
@@ -74,10 +74,10 @@ class Keeper:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run until SIGTERM, SIGINT or a coordinator's own wish to end, and return the exit status."""
+        """Run until SIGTERM, SIGINT, or until a coordinator ends by itself; returns the exit status."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup(1) has it
-                signal.signal(number, lambda *_: None)  # its number comes by the pipe
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup(1) ignores it
+                signal.signal(number, lambda *_: None)  # its number comes through the pipe
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         try:
             while self._status is None:
@@ -90,10 +90,10 @@ class Keeper:
         try:
             os.write(self._wake_write, b"\0")
         except BlockingIOError:
-            return  # it has enough reasons to wake already
+            return  # the pipe is full, so it wakes anyway
 
     def _wait(self) -> bytes:
-        """Sleep until there is something to be seen to; the signals that came."""
+        """Sleep until there is something to do; returns the signals that came."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         if self._parent is not None:
@@ -112,7 +112,7 @@ class Keeper:
 
     def _see_to_all(self, signals: bytes) -> None:
         for number in filter(None, signals):
-            # SIGHUP asks for new code where there is no terminal that could hang up.
+            # Without a terminal, SIGHUP asks for a reload.
             if number == RELOAD or (number == signal.SIGHUP and not self._has_terminal):
                 self._reloads.are_wanted = True
             else:
@@ -150,11 +150,11 @@ class Keeper:
             self._see_serving()
 
     def _start(self) -> Child | None:
-        """A coordinator of the code on the disk; None if the machine has no process, memory or descriptor for it."""
+        """A coordinator with the code on disk; None if there is no process, memory or descriptor for it."""
         try:
             return Child(self._holdings, self._plan.command)
         except OSError as error:
-            log.error("no coordinator can be started", extra=fields(why=error))
+            log.error("cannot start a coordinator", extra=fields(why=error))
             self._restarts.see_none_started(time.monotonic())
             return None
 
@@ -162,7 +162,7 @@ class Keeper:
         """The code on the disk may be another by now: one that speaks otherwise must not go on with what is held."""
         self._versions = self._versions or child.versions
         if differing := self._differing(child):
-            log.error("the code on the disk does not fit", extra=fields(differs=differing))
+            log.error("the code on disk has other versions", extra=fields(differs=differing))
             child.kill()
         else:
             self._holdings.journal.words[REPLIES] = 0
@@ -170,7 +170,7 @@ class Keeper:
             self._answers.serve(child, self._unserved_ns)
 
     def _differing(self, child: Child) -> str:
-        """Of what another version is spoken, empty if of nothing or not yet told."""
+        """The names of versions that differ; empty if none does, or they are not known yet."""
         theirs, ours = child.versions or self._versions or {}, self._versions or {}
         return ", ".join(sorted(name for name in ours | theirs if theirs.get(name) != ours.get(name)))
 
@@ -183,7 +183,7 @@ class Keeper:
             self._tell_ready()
 
     def _see_end(self, child: Child, status: int) -> None:
-        """It has ended, whatever the status: a death, unless it was to end or told that it would."""
+        """The coordinator has ended: a death, unless it was told to end or announced it."""
         words, now, how = self._holdings.journal.words, time.monotonic(), in_words(status)
         if words[IS_ENDING]:
             self._status = max(status, 0)
@@ -196,7 +196,7 @@ class Keeper:
             log.error("the coordinator died", extra=fields(pid=child.pid, how=how, starts=self._holdings.starts))
             self._holdings.restarts["hung" if child.has_hung else "died"] += 1
             if self._reloads.is_under_way and self._candidate is None:
-                self._reloads.end(f"the new code ended before it served ({how}), and is tried again")
+                self._reloads.end(f"the new code ended before it served ({how}); trying again")
             is_own_doing = child.was_killed or status != -signal.SIGKILL
             has_replied, lived_s = child.was_told and words[REPLIES] > 0, now - child.began
             is_hopeless = self._restarts.see_end(lived_s, now, has_replied=has_replied, is_own_doing=is_own_doing)
@@ -204,10 +204,10 @@ class Keeper:
                 self._give_up()
 
     def _give_up(self) -> None:
-        """Tell everyone, and keep the journal for inspection."""
+        """Store the end on the board, and keep the journal for inspection."""
         self._holdings.board.stop()
         kept = self._holdings.journal.save(self._holdings.directory.path)
-        log.critical("giving up: no coordinator goes on from this journal", extra=fields(journal=kept))
+        log.critical("giving up: no coordinator can continue from this journal", extra=fields(journal=kept))
         self._status = 1
 
     # --- new code, and the spare --------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Keeper:
         elif time.monotonic() - child.began > _START_S:
             why_not = f"the new code did not start within {_START_S:g} s"
         elif differing := self._differing(child):
-            why_not = f"the new code speaks another version of: {differing}; a full restart is needed"
+            why_not = f"the new code has another version of: {differing}; a full restart is needed"
         elif child.versions is not None:
             self._replace_by(child)
         if why_not:
@@ -236,9 +236,9 @@ class Keeper:
             self._reloads.end(f"{why_not}; the old code goes on")
 
     def _replace_by(self, child: Child) -> None:
-        """The old one ends after the request in hand; the very process that was checked goes on."""
+        """End the old coordinator after its current request; the process that was checked takes over."""
         if self._spare is not None:
-            self._spare.end()  # it is of the old code
+            self._spare.end()  # it has the old code
         self._spare, self._candidate = child, None
         if self._serving is not None:
             self._serving.dismiss()
@@ -246,7 +246,7 @@ class Keeper:
             self._unserved_ns = self._unserved_ns or time.monotonic_ns()
 
     def _see_to_spare(self) -> None:
-        """Have one wait with its imports done, if that is wanted. Its death counts for nothing."""
+        """Keep a spare waiting with its modules imported, if that is wanted. Its death has no effect."""
         now, spare = time.monotonic(), self._spare
         if spare is not None and (spare.pidfd.is_dead or self._differing(spare)):
             self._spare, self._spare_at, differing = None, now + _NO_SPARE_S, self._differing(spare)
@@ -259,7 +259,7 @@ class Keeper:
     # --- time, and the end --------------------------------------------------------------------------------------------
 
     def _take_pulse(self) -> None:
-        """Kill a coordinator that hangs. It is not judged by time in which this process did not run itself."""
+        """Kill a coordinator that hangs. Time in which this process did not run itself does not count."""
         child, now = self._serving, time.monotonic()
         was_late, self._looked_at = now - self._looked_at > 4 * _TICK_S, now
         beat = self._holdings.board.heartbeat
@@ -271,7 +271,7 @@ class Keeper:
             child.kill()
 
     def _stop(self) -> None:
-        """Tell everyone, end the coordinator, remove what has a name."""
+        """Store the end on the board, end the coordinator, remove the files."""
         self._manager.stopping()
         self._holdings.board.stop()
         for child in self._children():

@@ -1,4 +1,4 @@
-"""How patient a keeper is with coordinators that end. Told the time, in seconds."""
+"""When a keeper starts the next coordinator, and when it gives up. A pure state machine; times in seconds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _MOST_FAILURES = 3
 
 
 class Restarts:
-    """When the next coordinator is started, and whether there is any sense in another one.
+    """When the next coordinator is started, and whether another one is started at all.
 
-    An end within 10 s and without a reply came to nothing: the next start waits, longer each time. Three such ends in a
-    row that were the coordinator's own doing are enough. SIGKILL is somebody else's, and says nothing of what is tried.
+    An end within 10 s and without a reply is a failure: the next start waits, longer each time. Three failures in a row
+    end it. An end by SIGKILL does not count as one, since it comes from outside.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Restarts:
         self._fruitless = self._failures = 0
 
     def see_end(self, lived_s: float, now: float, *, has_replied: bool, is_own_doing: bool) -> bool:
-        """A coordinator ended; whether the next one would fare as those before."""
+        """Note the end of a coordinator; returns whether to give up."""
         if lived_s >= _QUICK_S or has_replied:
             self._fruitless = self._failures = 0
             self.at = now
@@ -29,6 +29,6 @@ class Restarts:
         return self._failures >= _MOST_FAILURES
 
     def see_none_started(self, now: float) -> None:
-        """The machine has no process to spare, which is nobody's failure."""
+        """Note that no process could be started, which does not count as a failure."""
         self.at = now + min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._fruitless, 10))
         self._fruitless += 1

@@ -1,4 +1,4 @@
-"""`python -m ipcsync_observer`, and what `ipcsync observer` becomes."""
+"""`python -m ipcsync_observer`, which `ipcsync observer` executes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 
 
 @click.command("observer", context_settings={"show_default": True})
-@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Where to serve; nobody is asked who they are.")
-@click.option("--port", default=9464, type=click.IntRange(0, 65535), metavar="N", help="0 takes one that is free.")
+@click.option(
+    "--host", default="127.0.0.1", metavar="ADDRESS", help="The address to serve on; there is no authentication."
+)
+@click.option("--port", default=9464, type=click.IntRange(0, 65535), metavar="N", help="The port; 0 takes a free one.")
 @click.option(
     "--endpoint", metavar="ENDPOINT", help="The coordinator. [IPCSYNC_ENDPOINT, else the runtime directory's]"
 )
@@ -19,14 +21,14 @@ _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
 def main(host: str, port: int, endpoint: str | None, period: float, log_level: str, log_json: bool) -> None:
-    """Serve what a coordinator holds: a page on /, /metrics for Prometheus, /healthz, /api/state.
+    """Serve a coordinator's state: a page on /, /metrics for Prometheus, /healthz, /api/state.
 
     \b
     Examples:
       ipcsync observer
       ipcsync observer --port 9000 --endpoint ipc:///run/ipcsync/coordinator.sock
 
-    It is an ordinary client, outlives the coordinator, and finds the next one. It needs the extra ipcsync[observer].
+    It is an ordinary client, and connects to the next coordinator when one ends. It needs the extra ipcsync[observer].
     """
     try:
         from ipcsync_observer import serve

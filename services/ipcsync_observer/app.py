@@ -28,7 +28,7 @@ _MOST_STREAMS = 100
 
 
 class Observer:
-    """What each path answers. `period_s` is how often a page is told; `ending` ends the streams when it is set."""
+    """The paths. `period_s` is the pages' period; setting `ending` ends the streams."""
 
     def __init__(self, sampler: Sampler, period_s: float) -> None:
         self._sampler = sampler
@@ -47,16 +47,16 @@ class Observer:
         return JSONResponse({"live": True, "ready": not problem, "problem": problem})
 
     async def ready(self, _: Request) -> Response:
-        """The same, with status 503 while the coordinator is not ready, for probes that look at the status only."""
+        """As /healthz, with status 503 while the coordinator is not ready, for probes that only read the status."""
         problem = self._sampler.problem
         return JSONResponse({"ready": not problem, "problem": problem}, status_code=503 if problem else 200)
 
     async def metrics(self, _: Request) -> Response:
-        """The figures, in Prometheus's text form."""
+        """The metrics, in Prometheus's text format."""
         return Response(metrics.render(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def description(self, _: Request) -> Response:
-        """What each path answers, as OpenAPI has it."""
+        """The OpenAPI description."""
         return JSONResponse(openapi())
 
     async def state(self, request: Request) -> Response:
@@ -64,7 +64,7 @@ class Observer:
         return JSONResponse(self._sampler.state(_filter(request)))
 
     async def stream(self, request: Request) -> Response:
-        """The state again and again (server-sent events): first with the lanes, then without what is known already."""
+        """The state once a period (server-sent events): with lanes at first, later without what was sent already."""
         if len(self._streams) >= _MOST_STREAMS:
             problem = f"{_MOST_STREAMS} pages are open already"
             return JSONResponse({"problem": problem}, status_code=503, headers={"Retry-After": "10"})
@@ -90,7 +90,7 @@ class Observer:
             await asyncio.to_thread(self._sampler.stop)
 
     def app(self, hosts: frozenset[str] | None = None) -> Starlette:
-        """The application; it answers to the names in `hosts`, None: to all."""
+        """The application. It answers requests for the names in `hosts`; None: for all."""
         return Starlette(
             routes=[
                 Route("/", self.page),

@@ -1,4 +1,4 @@
-"""What the observer serves, as OpenAPI 3.1 has it: made from the types of what it answers."""
+"""The OpenAPI 3.1 description of the observer, made from the types of its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ipcsync import AttachmentInfo, BridgeInfo, SessionInfo
 from ipcsync.typing import EngineName, EventState, Stats
 
 MAX_FILTER = 255
-"""How much of the filter for events is heeded, in characters."""
+"""The longest filter for events, in characters; the rest is ignored."""
 
 
 class Health(TypedDict):
@@ -54,7 +54,7 @@ class _EventBase(TypedDict):
 class Event(_EventBase, total=False):
     """One event at one look. `rate` in generations a second, null until two looks saw it and once it is finished.
 
-    `lane` holds [seconds, generation, completed] of the looks of the last minute; the stream tells it once.
+    `lane` holds [seconds, generation, completed] of the looks of the last minute; the stream sends it once.
     """
 
     lane: list[tuple[float, int, int]]
@@ -97,7 +97,7 @@ def openapi() -> dict[str, Any]:
         "name": "contains",
         "in": "query",
         "schema": {"type": "string"},
-        "description": f"only events whose names hold this, whatever its case; {MAX_FILTER} characters of it count",
+        "description": f"only events whose names contain this, in any case; {MAX_FILTER} characters of it count",
     }
     return {
         "openapi": "3.1.0",
@@ -110,15 +110,15 @@ def openapi() -> dict[str, Any]:
             "/": _get("The page.", {"200": _answer("the page", "text/html", {"type": "string"})}),
             "/healthz": _get("Whether this answers, and the coordinator does.", {"200": _json("always", "Health")}),
             "/healthz/ready": _get(
-                "The same by the status, for probes.",
+                "The same by status code, for probes.",
                 {
                     "200": _json("the coordinator is ready", "Readiness"),
                     "503": _json("it is not", "Readiness"),
                 },
             ),
             "/metrics": _get(
-                "The figures, in Prometheus's text form.",
-                {"200": _answer("the figures", "text/plain", {"type": "string"})},
+                "The metrics, in Prometheus's text format.",
+                {"200": _answer("the metrics", "text/plain", {"type": "string"})},
             ),
             "/openapi.json": _get(
                 "This description.", {"200": _answer("the description", "application/json", {"type": "object"})}
@@ -137,7 +137,7 @@ def openapi() -> dict[str, Any]:
             "schemas": schemas,
             "responses": {
                 "Misdirected": _answer(
-                    "a server on loopback was asked by a name that is not of loopback", "text/plain", {"type": "string"}
+                    "a server on loopback was asked for a name other than loopback's", "text/plain", {"type": "string"}
                 )
             },
         },

@@ -1,4 +1,4 @@
-"""What stands before every answer: headers that keep the page to itself, and a check of the name it was asked by."""
+"""Security headers for every answer, and a check of the Host header."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _HEADERS = {
 
 
 class Guard:
-    """Adds the headers to every answer, and refuses a Host that is none of `hosts` (None: any is right).
+    """Adds the headers to every answer, and refuses a Host that is not in `hosts` (None: all are allowed).
 
-    A web page can give a name of its own the address 127.0.0.1, and then read what is served there: but its requests
-    carry that name.
+    A web page can point a name of its own at 127.0.0.1, and then read what is served there; its requests carry that
+    name (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
@@ -30,7 +30,7 @@ class Guard:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
+        """Answer a request (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

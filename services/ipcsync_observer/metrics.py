@@ -16,22 +16,22 @@ from ipcsync._board.layout import REASONS
 from ipcsync_observer.sampler import Look, Sampler
 
 GAUGES = {
-    "sessions": ("sessions", "Sessions that live, the observer's own included."),
+    "sessions": ("sessions", "Live sessions, the observer's own included."),
     "pool_size": ("pool_size", "The most shared events there may be."),
     "pool_in_use": ("pool_in_use", "Shared events in use, those in quarantine included."),
     "pool_high_water": ("pool_high_water", "The most shared events that were in use at once."),
     "cuda_events": ("cuda_events", "CUDA events that the coordinator holds."),
-    "quarantined": ("quarantined", "Slots that wait for proof that nobody touches them."),
+    "quarantined": ("quarantined", "Slots in quarantine: not released yet by every session that used them."),
     "quarantine_oldest_seconds": ("quarantine_oldest_s", "Age of the oldest slot in quarantine; 0 if there is none."),
     "oldest_lease_seconds": ("oldest_lease_s", "Age of the oldest session's lease."),
     "attachments": ("attachments", "Uses of shared events by sessions, lingering ones included."),
     "feed_number": ("feed_number", "Number of the feed's last announcement."),
     "uptime_seconds": ("uptime_s", "Seconds since the coordinator started, or its keeper."),
-    "starts": ("starts", "Coordinators that have served over the same events: above 1 only with a keeper."),
+    "starts": ("starts", "Coordinators that have served the same events; above 1 only with a keeper."),
     "start_seconds": ("start_s", "Seconds since the last of them began to serve."),
     "pause_seconds": ("pause_s", "Seconds for which none served before it; 0 for the first."),
 }
-"""Name of the metric, after `ipcsync_`: key in `Client.stats()`, and what it means."""
+"""Name of the metric, after `ipcsync_`: key in `Client.stats()`, and its description."""
 
 
 NODES_LOST = tuple(filter(None, REASONS))
@@ -53,7 +53,7 @@ BRIDGE_COUNTS = {
 
 
 class CoordinatorCollector(Collector):
-    """What the last look saw. While the coordinator is not ready only `ipcsync_up` (0) is told: old figures mislead."""
+    """The metrics of the last look. While the coordinator is not ready, only `ipcsync_up` (0): old values mislead."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -144,7 +144,7 @@ def _counters(stats: dict[str, Any]) -> Iterator[Metric]:
         for result, count in results.items():
             requests.add_metric([op, result], count)
     yield requests
-    refusals = CounterMetricFamily("ipcsync_refusals", "What was refused, and why.", labels=["reason"])
+    refusals = CounterMetricFamily("ipcsync_refusals", "Refusals, by reason.", labels=["reason"])
     for reason, count in stats["refusals"].items():
         refusals.add_metric([reason], count)
     yield refusals

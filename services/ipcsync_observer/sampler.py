@@ -1,4 +1,4 @@
-"""Looking at the coordinator once a period, from a thread of its own, and what there is to show of it."""
+"""Sampling the coordinator once a period, on a thread, and the data for the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("ipcsync.observer")
 READY_S = 1.0  # within which a coordinator that is ready answers
 _BRIDGE_S = 0.25  # within which a bridge answers
 _LANE_S = 60.0
-_ROWS = 300  # events, and sessions, of one state; those left out are counted
+_ROWS = 300  # events, and sessions, in one answer; the rest is counted
 _LINKS = 2000
 
 
@@ -34,16 +34,16 @@ class SeenEvent:
     lane: list[tuple[float, int, int]]
 
     def shown(self, *, with_lane: bool) -> dict[str, Any]:
-        """As plain values."""
+        """The row as plain values."""
         row = {**asdict(self.info), "rate": self.rate and round(self.rate, 2), "pending_s": round(self.pending_s, 2)}
         return {**row, "lane": self.lane} if with_lane else row
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one look saw, at `at` seconds since the observer began. `problem` is why it failed, empty if it did not.
+    """The result of one look, `at` seconds after the observer began. `problem` is why it failed, empty if it did not.
 
-    What the rest holds is of the last look that did not fail, so that a page can still show it.
+    The other fields are of the last look that did not fail, so that a page can still show them.
     """
 
     at: float = 0.0
@@ -58,7 +58,7 @@ class Look:
 
 
 class Sampler:
-    """A thread that looks every `period_s` seconds, and connects anew when the coordinator was restarted."""
+    """A thread that looks every `period_s` seconds, and connects again when the coordinator was restarted."""
 
     def __init__(self, endpoint: str | None, period_s: float = 1.0) -> None:
         self._endpoint = endpoint
@@ -73,11 +73,11 @@ class Sampler:
         self.connects = 0
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and close the client; within a few seconds, also if the coordinator does not answer."""
+        """Stop, and close the client; within a few seconds, also if the coordinator does not answer."""
         self._stop.set()
         self._thread.join()
         self._disconnect()
@@ -94,10 +94,9 @@ class Sampler:
         return look.problem
 
     def state(self, contains: str = "", *, with_lanes: bool = True) -> dict[str, Any]:
-        """Everything that the page shows, as plain values.
+        """All data of the page, as plain values.
 
-        Of more than 300 events whose names hold `contains` (whatever their case), those that are broken, stuck or
-        busiest.
+        If more than 300 events have `contains` in their names (in any case), the broken, stuck and busiest ones.
         """
         look, problem = self.look, self.problem
         wanted = contains.casefold()
@@ -135,7 +134,7 @@ class Sampler:
                 self._take(self._connected())
             except IpcSyncError as error:
                 self._fail(str(error))
-            except Exception as error:  # the next look may succeed, and the page and /healthz say that this did not
+            except Exception as error:  # the next look may succeed; the page and /healthz show the failure
                 log.exception("look failed")
                 self._fail(f"{type(error).__name__}: {error}")
             self._stop.wait(self._period_s)

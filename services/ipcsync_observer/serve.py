@@ -1,4 +1,4 @@
-"""The server's life: bind, say where it is, serve until SIGTERM or Ctrl-C."""
+"""The server: bind, log the URL, serve until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BACKLOG = 128
 
 
 class _Server(uvicorn.Server):
-    """A server that ends its streams, and so its pages' requests, when it is told to end."""
+    """A server that ends its streams, and so the requests of open pages, when it is to stop."""
 
     def __init__(self, config: uvicorn.Config, observer: Observer) -> None:
         super().__init__(config)
@@ -32,7 +32,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C end it with status 0; uvicorn's own way ends by the signal."""
+        """Stop at SIGTERM and Ctrl-C with status 0; uvicorn itself would end by the signal."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
@@ -44,7 +44,7 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there; OSError if none can."""
+    """A listening socket; OSError if the address cannot be used."""
     (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     listening = socket.socket(family, kind)
     try:
@@ -77,6 +77,6 @@ async def _serve(listening: socket.socket, sampler: Sampler, period_s: float) ->
     )
     log.info("ready", extra=fields(url=f"http://{f'[{host}]' if ':' in host else host}:{port}/"))
     if not is_loopback:
-        log.warning("whoever reaches this address can read what it serves", extra=fields(host=host))
+        log.warning("any process that reaches this address can read what it serves", extra=fields(host=host))
     await _Server(config, observer).serve(sockets=[listening])
     log.info("stopped")

@@ -334,7 +334,7 @@ def test_a_driver_that_fails_costs_no_lease_and_no_other_event_anything(
     faulted.record(ipcsync.Stream())
     used._driver = _Broken(driver)  # type: ignore[assignment]
     client._session.lease.wake()
-    until(lambda: "cannot tell what is complete of the event 'faulted'" in caplog.text, "a beat met the failure")
+    until(lambda: "cannot publish what is complete of the event 'faulted'" in caplog.text, "a beat met the failure")
     assert client.is_connected
     sound.record(ipcsync.Stream()).synchronize(10)
     used._driver = driver

@@ -276,7 +276,7 @@ def test_zeros_and_noise_are_a_handle_error(handle: bytes) -> None:
 
 def test_a_process_cannot_open_what_it_exported() -> None:
     event = ipcsync.Event(interprocess=True)
-    with pytest.raises(ipcsync.HandleError, match="this very process") as caught:
+    with pytest.raises(ipcsync.HandleError, match="this process exported the handle itself") as caught:
         ipcsync.Event.from_ipc_handle(0, event.ipc_handle())
     assert caught.value.code == 201
 
