@@ -31,9 +31,8 @@ class Chain:
     """The chain of one slot, in its recorder's process."""
 
     def __init__(self, view: View) -> None:
-        self._reference = weakref.ref(
-            view
-        )  # weak, since the engine holds the chain: a cycle would wait for the garbage collector
+        # Weak, since the engine holds the chain: a cycle would wait for the garbage collector.
+        self._reference = weakref.ref(view)
         self._entries: list[Entry] = []
         self._loss: Loss | None = None
         self.lost_from: int = 0

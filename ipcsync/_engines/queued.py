@@ -204,9 +204,7 @@ class _Table:
                 continue
             if wait.verdict is not True:
                 lost = Lost(wait)
-                lists[wait.key][lost.place] = (
-                    lost  # before the other is removed: a lost wait is in the list at every moment
-                )
+                lists[wait.key][lost.place] = lost  # first, so that a lost wait is in the list at every moment
             self._take_out(wait)
 
     @holding("_lock")

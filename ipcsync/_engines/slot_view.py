@@ -69,9 +69,8 @@ class SlotView(Core):
         self.line: SlotLine = board.slot(attachment.slot)
         self.guard = guard
         self.is_closed: bool = False
-        self._lost_from = (
-            FOREVER  # the first generation for which RecorderLost was raised here; later ones are lost too
-        )
+        # The first generation for which RecorderLost was raised here; later ones are lost too.
+        self._lost_from = FOREVER
         self._guard_check = guard.check
         self._words = board.words
         self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices

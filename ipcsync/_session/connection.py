@@ -22,16 +22,9 @@ from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, Reentered,
 
 _RETRY_NS = 1_000_000_000
 _SLICE_NS = 50_000_000
-_EAGER_NS, _EAGER_SLICE_NS = (
-    250_000_000,
-    10_000_000,
-)  # at first: another coordinator may follow one that died
+_EAGER_NS, _EAGER_SLICE_NS = 250_000_000, 10_000_000  # at first, since another coordinator may follow a dead one
 _LONGEST_S = 1e9
-_NOW, _IN, _IN_OR_OUT = (
-    int(zmq.NOBLOCK),
-    int(zmq.POLLIN),
-    int(zmq.POLLIN | zmq.POLLOUT),
-)  # an enum costs more in each call
+_NOW, _IN, _IN_OR_OUT = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)  # ints cost less than enums
 
 _contexts: dict[None, zmq.Context[zmq.Socket[bytes]]] = {}
 

@@ -73,9 +73,8 @@ class UnnamedEvents:
         other stream's next record gets an event as a new stream does.
         """
         others = list(self.events)
-        self._look_from = (self._look_from + _LOOKS) % max(
-            len(others), 1
-        )  # so that busy ones are not looked at again at once
+        # From another place each time, so that busy ones are not looked at again at once.
+        self._look_from = (self._look_from + _LOOKS) % max(len(others), 1)
         for other in (others[self._look_from :] + others)[:_LOOKS]:
             event = self.events[other]
             if other[2:] == key[2:] and _is_idle(event) and (event.depth == depth or event.engine == "timeline"):

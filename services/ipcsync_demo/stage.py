@@ -176,9 +176,8 @@ class Stage:
                 self._memory.open_gate(self._number, hold)
             if message.kind is Kind.FREE:
                 if not self._free:
-                    self._ready_ns = (
-                        time.monotonic_ns()
-                    )  # a chunk may have waited here, but there was no free buffer for it
+                    # A chunk may have waited here, but there was no free buffer for it.
+                    self._ready_ns = time.monotonic_ns()
                 self._free.append(Buffer(message.buffer, message.point))
 
     def _process(self, message: Message, buffer: Buffer) -> None:

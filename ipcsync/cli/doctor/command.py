@@ -20,7 +20,7 @@ from ipcsync.cli.programs import become
     is_flag=False,
     flag_value="main",
     metavar="[NAME]",
-    help="What a bridge to other nodes needs, of which it takes the options: --node, --nats, --tls-….",
+    help="Check what a bridge to other nodes needs; takes the bridge's options: --node, --nats, --tls-….",
 )
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
 def command(as_json: bool, endpoint: str | None, fleet: str | None, settings: tuple[str, ...]) -> None:
@@ -33,10 +33,9 @@ def command(as_json: bool, endpoint: str | None, fleet: str | None, settings: tu
       ipcsync doctor --endpoint ipc:///run/user/1000/ipcsync/coordinator.sock
       ipcsync doctor --fleet --node prefill-0 --nats nats://127.0.0.1:4222
 
-    It starts processes of its own that record, wait, and one that is killed while it records; with the coordinator that
-    runs, else with one of its own. Nothing of it is left. Each check says what was tried, what came of it, and what to
-    do. With --fleet it is another list: the servers, permissions, certificates and names of a fleet. Exit status 1 if a
-    check failed.
+    It starts processes that record and wait, one of which is killed while it records, on the running coordinator or on
+    one of its own. They are gone when it ends. Each check says what was tried, the result, and what to do. With --fleet
+    it checks the servers, permissions, certificates and names of a fleet instead. Exit status 1 if a check failed.
     """
     if fleet is not None:
         become("ipcsync_bridge.doctor", "--fleet", fleet, *(["--json"] if as_json else []), *settings)
