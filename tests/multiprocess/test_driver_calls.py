@@ -8,14 +8,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 import ipcsync
+from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.driver_calls import DriverCalls, Interrupted
+from tests.kit.failing import Failing
+from tests.kit.until import until
 
 NewClient = Callable[..., ipcsync.Client]
 
@@ -285,6 +289,42 @@ def test_a_record_that_an_exception_ended_is_passed_by_none_that_comes_after_it(
             break
 
 
+@pytest.mark.parametrize("what", ["record", "wait"])
+@pytest.mark.parametrize("how", ["interrupted", "refused"])
+def test_nothing_is_let_go_of_while_what_an_exception_left_queued_is_pending(
+    stage: Stage, calls: DriverCalls, how: str, what: str
+) -> None:
+    queuing = {
+        "record": {"event": "cuEventRecord", "timeline": "cuStreamWriteValue64"},
+        "wait": {"event": "cuStreamWaitEvent", "timeline": "cuStreamWaitValue64"},
+    }[what][stage.engine]
+    for number in itertools.count():
+        made, seen = stage.open()
+        held, stream = ipcsync.Stream(), ipcsync.Stream()
+        with StreamGate(held) as gate:
+            call: Callable[[], object] = partial(made.record, held)
+            engine = made._engine
+            if what == "wait":
+                made.record(held)
+                point = seen.latest
+                assert point is not None
+                call, engine = partial(point.wait, stream), seen._engine
+            calls.watch(**{how: number})
+            with suppress(Interrupted, ipcsync.DriverError):
+                call()
+            asked = list(calls.names)
+            calls.watch()
+            engine.close()
+            if queuing in asked[: number + (how == "interrupted")]:
+                assert not engine.try_release(), f"{asked[number:]} would have to find it"
+            gate.open()
+        until(engine.try_release, "all is over")
+        assert not queued.waits_on(engine)
+        stage.close()
+        if number >= len(asked):
+            break
+
+
 @pytest.mark.parametrize("engine", ["timeline"])  # an event's record is known by its event
 def test_a_record_whose_place_on_its_stream_is_not_known_is_made_nowhere_else(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
@@ -367,3 +407,47 @@ def test_each_call_asks_the_driver_for_no_more_than_it_needs(stage: Stage, calls
     calls.watch()
     call()
     assert calls.names == _ASKED[case][stage.engine]
+
+
+# --- room in the ring -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["event"])
+@pytest.mark.parametrize("is_default", [True, False])
+def test_a_full_ring_has_room_for_nobody_in_no_time(stage: Stage, is_default: bool) -> None:
+    made, _ = stage.open(depth=2)
+    held = ipcsync.Stream()
+    stream = None if is_default else ipcsync.Stream()
+    with StreamGate(held):
+        for _ in range(2):
+            made.record(held)
+        text = (
+            f"^no room for a further record: all depth=2 are in flight, and generation 1 of {made.name!r}, the oldest, "
+            "was not complete within 0.01 s$"
+        )
+        with pytest.raises(ipcsync.WaitTimeout, match=text) as caught:
+            made.record(stream, timeout=0.01)
+        assert (caught.value.event, caught.value.generation, caught.value.timeout) == (made.name, 1, 0.01)
+    assert made.record(stream, timeout=30).generation == 3
+
+
+@pytest.mark.parametrize("engine", ["event"])
+def test_a_record_awaits_its_turn_behind_another_threads_and_says_so(stage: Stage) -> None:
+    made, _ = stage.open(depth=1)
+    held = ipcsync.Stream()
+    before = stage.recording.stats()["client"]["full_ring_waits"]
+    with StreamGate(held):
+        made.record(held)
+        further = Failing(lambda: made.record(held))
+        until(lambda: stage.recording.stats()["client"]["full_ring_waits"] == before + 1, "it waits for room")
+        text = (
+            f"^generation 2 of {made.name!r} was not recorded (another thread's record waits for room) within 0.01 s$"
+        )
+        for stream in (held, None):
+            with pytest.raises(ipcsync.WaitTimeout, match=text.replace("(", r"\(").replace(")", r"\)")) as caught:
+                made.record(stream, timeout=0.01)
+            assert (caught.value.event, caught.value.generation, caught.value.timeout) == (made.name, 2, 0.01)
+        last = Failing(lambda: made.record(held))
+    assert (further.raised(), last.raised()) == (None, None)
+    assert made.generation == 3
+    assert made.record(held, timeout=float("inf")).generation == 4

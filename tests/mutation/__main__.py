@@ -89,6 +89,8 @@ PARTS = {
             "tests/unit/test_attachments.py",
             "tests/unit/test_attachments_told.py",
             "tests/unit/test_engine_chains.py",
+            "tests/unit/test_chain_entries.py",
+            "tests/unit/test_engine_use.py",
             "tests/multiprocess/test_driver_calls.py",
             "tests/multiprocess/test_shared_event.py",
             "tests/multiprocess/test_shared_event_roles.py",
