@@ -20,7 +20,7 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from tests.fleet.cluster import Cluster
 from tests.fleet.nodes import Node, Server, with_client
-from tests.fleet.sides import Sides, end_of, learn
+from tests.fleet.sides import WAYS, Sides, end_of, learn
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.process, pytest.mark.driver]
 
 MARGIN_S = 1.5  # of a bound: two cores, shared with others
 PING_S, TTL_S, LEASE_S = 1.0, 5.0, 5.0
+NO_STREAM = tuple(way for way in WAYS if way != "stream")
 thorough = pytest.mark.thorough
 
 
@@ -35,14 +36,16 @@ def recorded(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent:
     return client.event(name, recorder=True, engine="timeline")
 
 
-def followed(pair: tuple[Node, Node]) -> tuple[ipcsync.SharedEvent, ipcsync.SharedEvent, Sides]:
+def followed(
+    pair: tuple[Node, Node], ways: tuple[str, ...] = WAYS
+) -> tuple[ipcsync.SharedEvent, ipcsync.SharedEvent, Sides]:
     """An event of `a`, the same on `b`, where its first generation is complete, and waits there for the second."""
     a, b = pair[0].client(), pair[1].client()
     event = recorded(a, "kv")
     seen = b.event("kv", node="a")
     event.record(ipcsync.Stream())
     seen.at(1).synchronize(DEADLINE_S)
-    return event, seen, Sides(b, seen, 2)
+    return event, seen, Sides(b, seen, 2, ways)
 
 
 def stays(seen: ipcsync.SharedEvent, node: Node, what: str, why: str) -> None:
@@ -89,7 +92,7 @@ def test_row_02_a_recorder_that_closes_leaves_what_it_recorded(pair: tuple[Node,
     with StreamGate(stream) as gate:
         event.record(stream)
         until(lambda: seen.generation == 1, "the record to be told")
-        good, lost = Sides(b, seen, 1), Sides(b, seen, 2, ("host", "query", "callback", "asyncio"))
+        good, lost = Sides(b, seen, 1), Sides(b, seen, 2, NO_STREAM)
         began = time.monotonic()
         event.close()
         learn(lost.ends(), "RecorderLost", "closed", 0.25 + MARGIN_S, began)
@@ -137,6 +140,8 @@ def test_row_06_a_bridge_that_stays_away_is_a_silent_node_and_its_own_waits_are_
     assert pair[0].bridge is not None
     began = time.monotonic()
     pair[0].bridge.send_signal(how)
+    if how == signal.SIGKILL:
+        pair[0].bridge.wait(DEADLINE_S)
     learn(own.ends(), "NodeLost", "bridge", (0.25 if how == signal.SIGKILL else LEASE_S) + MARGIN_S, began)
     learn(sides.ends(), "NodeLost", "silent", TTL_S + 0.5 + MARGIN_S, began)
     assert min(end.at for end in sides.ends().values()) - began > TTL_S - PING_S - MARGIN_S
@@ -166,8 +171,7 @@ def test_row_07_the_waiting_sides_own_bridge_dies(pair: tuple[Node, Node]) -> No
 
 @thorough
 def test_row_08_the_waiting_sides_own_coordinator_dies(pair: tuple[Node, Node]) -> None:
-    _, seen, _ = followed(pair)
-    sides = Sides(pair[1].client(), seen, 2, ("host", "query", "callback", "asyncio"))
+    _, _, sides = followed(pair, NO_STREAM)  # a stream waits on, as on one host: nobody is there to release it
     began = time.monotonic()
     os.kill(pair[1].coordinator.pid, signal.SIGKILL)
     learn(sides.ends(), "CoordinatorLost", "", 1.0 + MARGIN_S, began)
