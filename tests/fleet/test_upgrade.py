@@ -101,7 +101,7 @@ def test_twenty_upgrades_under_load_lose_no_link(patient_pair: tuple[Node, Node]
     pids = [node.bridge.pid for node in patient_pair if node.bridge is not None]
     loads = [Load(a, b, "a"), Load(b, a, "b")]
     for number in range(20):
-        claimed = a.event("weights", recorder=True, fleet=True)
+        claimed = until(lambda: claim(a, "weights"), "the name")
         late = b.event(f"late/{number}", node="a")
         upgrade(patient_pair[number % 2])
         claimed.close()
@@ -110,7 +110,7 @@ def test_twenty_upgrades_under_load_lose_no_link(patient_pair: tuple[Node, Node]
         late.at(1).synchronize(DEADLINE_S)
         late.close()
         event.close()
-        until(lambda: free(b, "weights"), "the name to be free")
+        until(lambda: claim(b, "weights"), "the name to be free").close()
     for load in loads:
         load.end()
     assert [node.bridge.pid for node in patient_pair if node.bridge is not None] == pids
@@ -118,12 +118,12 @@ def test_twenty_upgrades_under_load_lose_no_link(patient_pair: tuple[Node, Node]
         until(lambda: client.stats()["pool_in_use"] == 0, "all slots to be free")  # noqa: B023 - at once
 
 
-def free(client: ipcsync.Client, name: str) -> bool:
+def claim(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent | None:
+    """The fleet's event of a name, None while another one has it: a name is free soon after its event is closed."""
     try:
-        client.event(name, recorder=True, fleet=True).close()
+        return client.event(name, recorder=True, fleet=True)
     except (ipcsync.RecorderTaken, ipcsync.FleetUnavailable):
-        return False
-    return True
+        return None
 
 
 def test_what_is_lost_of_the_recorder_is_lost_after_an_upgrade_as_before(patient_pair: tuple[Node, Node]) -> None:
