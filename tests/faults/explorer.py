@@ -9,11 +9,13 @@ for where each automaton stands. Rules for threads: locals are hashable, an oper
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Generic, NamedTuple, TypeVar
+
+from tests.kit.collector import collector_off
 
 W = TypeVar("W", bound=tuple[Any, ...])
 
@@ -140,30 +142,45 @@ class Explorer(Generic[W]):
         self._on_end = on_end
         self._invariant = invariant
         self._must_end = must_end
-        self._start = (world, tuple(automaton.start for automaton in self._automata))
-        self._from: dict[Any, tuple[Any, str] | None] = {self._start: None}
-        self._back: dict[Any, list[Any]] = {}
+        start = (world, tuple(automaton.start for automaton in self._automata))
+        self._numbers = {start: 0}
+        self._states = [start]  # by number, as are these
+        self._from, self._labels = array("l", [-1]), [""]  # how it was reached first
+        self._back: list[list[int]] = [[]]  # from where fair steps lead to it
 
     def run(self) -> Result:
         """Look at all of it. Raises Violation with a shortest way to what must not be."""
-        queue: deque[Any] = deque([self._start])
-        transitions = 0
-        while queue:
-            state = queue.popleft()
-            for label, following, is_fair in self._moves(state):
-                transitions += 1
-                if following not in self._from:
-                    self._from[following] = (state, label)
-                    self._judge(state, following)
-                    queue.append(following)
-                if is_fair and following != state:
-                    self._back.setdefault(following, []).append(state)
-        self._judge_endings()
+        with collector_off():  # what lives here grows by the million, and has no cycles
+            transitions = self._walk()
+            self._judge_endings()
         outcomes = {
             automaton.name: frozenset(node.outcome for node in automaton.nodes if node.op is None)
             for automaton in self._automata
         }
-        return Result(len(self._from), transitions, outcomes)
+        return Result(len(self._states), transitions, outcomes)
+
+    def _walk(self) -> int:
+        transitions = here = 0
+        while here < len(self._states):
+            state = self._states[here]
+            for label, following, is_fair in self._moves(state):
+                transitions += 1
+                there = self._numbers.get(following)
+                if there is None:
+                    there = self._add(following, here, label)
+                    self._judge(state, following)
+                if is_fair and there != here:
+                    self._back[there].append(here)
+            here += 1
+        return transitions
+
+    def _add(self, state: Any, came_from: int, label: str) -> int:
+        number = self._numbers[state] = len(self._states)
+        self._states.append(state)
+        self._from.append(came_from)
+        self._labels.append(label)
+        self._back.append([])
+        return number
 
     def _moves(self, state: Any) -> Iterator[tuple[str, Any, bool]]:
         world, places = state
@@ -203,23 +220,24 @@ class Explorer(Generic[W]):
 
     def _judge_endings(self) -> None:
         for index, automaton in enumerate(self._automata):
-            reached = {state for state in self._from if automaton.nodes[state[1][index]].op is None}
-            queue = deque(reached)
-            while queue:
-                for state in self._back.get(queue.popleft(), ()):
-                    if state not in reached:
-                        reached.add(state)
-                        queue.append(state)
-            for state in self._from:
-                if state not in reached and automaton.name in self._must_end(state[0]):
+            has_ended = [node.op is None for node in automaton.nodes]
+            reached = bytearray(has_ended[places[index]] for _, places in self._states)
+            todo = [number for number, is_reached in enumerate(reached) if is_reached]
+            while todo:
+                for number in self._back[todo.pop()]:
+                    if not reached[number]:
+                        reached[number] = 1
+                        todo.append(number)
+            for is_reached, state in zip(reached, self._states, strict=True):
+                if not is_reached and automaton.name in self._must_end(state[0]):
                     self._fail(f"{automaton.name} may wait for ever", state)
 
     def _fail(self, wrong: str, state: Any) -> None:
         steps = []
-        at = state
-        while (link := self._from[at]) is not None:
-            at, label = link
-            steps.append(label)
+        at = self._numbers[state]
+        while at > 0:
+            steps.append(self._labels[at])
+            at = self._from[at]
         raise Violation("\n  ".join([wrong, *reversed(steps), f"in the end: {state[0]}"]))
 
 

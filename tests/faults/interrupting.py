@@ -10,16 +10,15 @@ beginning of functions and at the end of loops' bodies, and to return raises not
 from __future__ import annotations
 
 import dis
-import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
 import ipcsync
+from tests.kit.collector import collector_off
 
 _ROOT = os.path.dirname(os.path.abspath(ipcsync.__file__)) + os.sep
 _SWALLOWED = ("__del__", "_run_in_child")
@@ -59,7 +58,7 @@ def interrupted(call: Callable[[], Any], point: int, kind: str, within: Callable
     """
     outcome = Outcome()
     run = _Lines(outcome, point, within) if kind == "line" else _Instructions(outcome, point, within)
-    with _collector_off():
+    with collector_off():  # CPython 3.11 crashes when a trace function raises within a hook of the collector's
         try:
             with run:
                 outcome.result = call()
@@ -151,15 +150,3 @@ class _Instructions(_Points):
         if threading.get_ident() == self._thread:
             self.at(sys._getframe(1))
         return None
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """CPython 3.11 crashes when a trace function raises within a hook of the collector's."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
