@@ -69,5 +69,12 @@ class Model:
         if session not in self.live and not any(session in use.holders for use in self.uses.values()):
             self.there.discard(session)
 
+    def lingering(self) -> list[tuple[int, Key]]:
+        """Who lives and has closed a use, but may touch it still."""
+        uses = sorted(self.uses.items(), key=lambda item: item[0])
+        return [
+            (session, key) for key, use in uses for session in sorted(use.holders - use.active) if session in self.live
+        ]
+
     def held(self, session: int) -> list[Key]:
         return [key for key, use in self.uses.items() if session in use.holders]

@@ -84,6 +84,11 @@ class Machine(RuleBasedStateMachine):
     def _pick(self, among: set[int], at: int) -> Session:
         return self.sessions[sorted(among)[at % len(among)]]
 
+    def _point(self, at: int) -> Key:
+        """Any use there ever was, most often one that still is."""
+        among = sorted(self.model.uses) * 3 + sorted(self.points - self.model.uses.keys())
+        return among[at % len(among)]
+
     def _settle(self) -> None:
         """Carry out what followed, and check it where it happens: nothing is freed that somebody may touch."""
         changes = self.registry.take_changes()
@@ -158,8 +163,16 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.live and self.points)
     @rule(at=st.integers(0, 5), which=st.integers(0, 50))
     def attach_by_point(self, at: int, which: int) -> None:
-        session = self._pick(self.model.live, at)
-        key = sorted(self.points)[which % len(self.points)]
+        self._attach(self._pick(self.model.live, at), self._point(which))
+
+    @precondition(lambda self: self.model.lingering())
+    @rule(at=st.integers(0, 5))
+    def attach_again_to_what_was_closed_and_is_held_still(self, at: int) -> None:
+        lingering = self.model.lingering()
+        serial, key = lingering[at % len(lingering)]
+        self._attach(self.sessions[serial], key)
+
+    def _attach(self, session: Session, key: Key) -> None:
         held = self.model.held(session.serial)
         try:
             slot = self.registry.attach(session, *key)
@@ -178,7 +191,7 @@ class Machine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 5), which=st.integers(0, 50), let_go=st.booleans(), drained=st.booleans())
     def close(self, at: int, which: int, let_go: bool, drained: bool) -> None:
         session = self._pick(self.model.there, at)
-        key = sorted(self.points)[which % len(self.points)]
+        key = self._point(which)
         has_it = key in self.model.held(session.serial)
         try:
             self.registry.close(session, *key, let_go=let_go, drained=drained)
@@ -192,11 +205,13 @@ class Machine(RuleBasedStateMachine):
         self._settle()
 
     @precondition(lambda self: self.model.there and self.points)
-    @rule(at=st.integers(0, 5), which=st.integers(0, 50))
-    def say_that_it_is_lost(self, at: int, which: int) -> None:
+    @rule(at=st.integers(0, 5), which=st.integers(0, 50), is_own=st.booleans())
+    def say_that_it_is_lost(self, at: int, which: int, is_own: bool) -> None:
         session = self._pick(self.model.there, at)
-        key = sorted(self.points)[which % len(self.points)]
+        key = self._point(which)
         use = self.model.uses.get(key)
+        if is_own and use is not None and use.recorder in self.model.there:
+            session = self.sessions[use.recorder]
         is_over = use is None or use.state == "broken" or use.is_drained
         try:
             self.registry.break_event(session, *key)
