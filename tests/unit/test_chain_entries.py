@@ -577,7 +577,7 @@ def test_who_does_not_record_says_who_does(row: Row) -> None:
         view.record(stream._handle, 0, 1)
     assert (caught.value.event, caught.value.recorder, caught.value.pid) == ("e1", "s1", 4712)
     row.board.slot(1).set_recorder(0)
-    with pytest.raises(ipcsync.NotRecorder, match=r"recorder=True; nobody has so far$") as caught:
+    with pytest.raises(ipcsync.NotRecorder, match=r"recorder=True; no session has so far$") as caught:
         view.record(stream._handle, 0, 1)
     assert (caught.value.event, caught.value.recorder, caught.value.pid) == ("e1", "", 0)
 

@@ -186,7 +186,7 @@ def test_the_recorder_tells_of_its_words_end_what_it_found(row: Row) -> None:
 
 def test_what_is_pending_is_given_to_the_thread_that_waits_for_it(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     parked: list[tuple[list[Any], int]] = []
-    monkeypatch.setattr(base, "park", lambda events, word: parked.append((events, word)))
+    monkeypatch.setattr("ipcsync._engines.slot_use.park", lambda events, word: parked.append((events, word)))
     row.mine.park_pending()
     streams = ipcsync.Stream(), ipcsync.Stream()
     with StreamGate(streams[0]):
@@ -294,7 +294,7 @@ def test_an_event_that_is_closed_or_used_anew_says_so(row: Row) -> None:
     row.record(0, 1)
     row.board.slot(0).open(2)
     for call in (lambda: view.query(1), lambda: view.wait(1, stream, 0, False), lambda: view.synchronize(1, 0)):
-        with pytest.raises(EventClosed, match=r"^the event 'e0' is gone: its slot is used anew$") as caught:
+        with pytest.raises(EventClosed, match=r"^the event 'e0' is gone: another event has its slot$") as caught:
             call()
         assert caught.value.event == "e0"
     assert view.state == "closed"
