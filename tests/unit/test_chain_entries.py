@@ -183,8 +183,9 @@ def test_no_record_is_begun_behind_what_is_lost(row: Row) -> None:
         row.extend(6, row.wait(0), lost)
     error = caught.value
     assert (error.event, error.generation, error.cause, error.session, error.pid) == ("e4", 6, "behind", "s1", 4712)
-    assert str(error).startswith(
-        "generation 6 of 'e4' is lost: it stands behind generation 3 of 'e1', whose recorder 's1' (pid 4712) died"
+    assert str(error) == (
+        "generation 6 of 'e4' is lost: it stands behind generation 3 of 'e1', whose recorder 's1' (pid 4712) died; "
+        "repeat the work on a new event and on a stream that waited for nothing lost"
     )
     assert (row.told, row.chain.entries) == ((0, 0), [])
 
@@ -383,6 +384,72 @@ def test_a_loss_behind_a_loss_names_the_first_one(row: Row) -> None:
     assert Loss("behind", 1, "x", 1, root).behind("generation 7 of 'e9'").root == root
 
 
+class Told:
+    """What a wait is told of its event."""
+
+    def __init__(self, fate: Loss | bool | None, *, is_accepted: bool) -> None:
+        self._fate, self._is_accepted = fate, is_accepted
+        self.asked: list[int] = []
+
+    def fate(self, _generation: int) -> Loss | bool | None:
+        return self._fate
+
+    def accepts(self, generation: int) -> bool:
+        self.asked.append(generation)
+        return self._is_accepted
+
+
+@pytest.mark.parametrize("fate", [True, None, Loss("died", 1, "x", 2)])
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(
+    row: Row, fate: Loss | bool | None, is_accepted: bool
+) -> None:
+    told = Told(fate, is_accepted=is_accepted)
+    wait = Wait(told, 3, KEY, STREAM)  # type: ignore[arg-type]
+    expected = True if fate is None and is_accepted else fate
+    assert wait.judged() == expected
+    assert wait.verdict == expected
+    assert told.asked == ([3] if fate is None else [])
+    wait = Wait(told, 3, KEY, STREAM)  # type: ignore[arg-type]
+    assert row.chain._evidence(row.wait(0), OWN) == 1
+    row.theirs[1].accepts = told.accepts  # type: ignore[method-assign]
+    row.extend(1, row.wait(1))
+    row.board.session(1).set_state(EXPIRED)
+    row.chain.judge(1)
+    assert told.asked[-1:] == [1]
+    assert row.chain.entries == [] if is_accepted else row.open_ones == [(1, 1, 0b10)]
+
+
+def test_each_of_those_that_are_named_must_live(row: Row) -> None:
+    row.line.store_as_of(COUNT)
+    for bits in (0b1, 0b11, 0b101, 0b1111):
+        row.line.store_bits(bits)
+        assert row.mine.behind.good_bits(ME) == bits
+        assert row.mine.behind.is_clear(serial_of(ME))
+        assert not row.mine.behind.is_clear(serial_of(0)), "of its own it tells nothing"
+        assert row.mine.behind.good_bits(0) is None
+    row.kill(0)
+    for bits in (0b1, 0b11, 0b101, 0b1111):
+        row.line.store_bits(bits)
+        assert row.mine.behind.good_bits(ME) is None
+    row.line.store_bits(0b1110)
+    assert row.mine.behind.good_bits(ME) == 0b1110
+
+
+def test_a_recorder_that_was_asked_a_moment_ago_is_left_in_peace(row: Row) -> None:
+    behind = row.theirs[0].behind
+    for _ in range(14):
+        behind._next_ns = 0
+        behind.nudge(serial_of(0))
+    before = time.monotonic_ns()
+    behind._next_ns = 0
+    behind.nudge(serial_of(0))
+    due = behind._next_ns
+    assert due >= before + 50_000_000
+    behind.nudge(serial_of(0))
+    assert behind._next_ns == due or time.monotonic_ns() >= due
+
+
 # --- the waits of the process -----------------------------------------------------------------------------------------
 
 
@@ -526,8 +593,10 @@ def test_how_an_event_ended_is_how_its_open_generations_are_lost(
         if node and reason:
             assert isinstance(error, NodeLost)
             assert (error.node, error.reason) == ("two", reason)
+            assert str(error).startswith(f"generation {generation} of 'e0' will never be complete: its node 'two' ")
         else:
-            assert (error.cause, error.session, error.pid) == (cause, *who)
+            assert (error.cause, error.session, error.pid, error.over) == (cause, *who, None)
+        assert str(error).endswith("; its data counts as never written: repeat the work on a new event")
     assert view.state == {"closed": "closed", "killed": "open"}.get(ends, "broken")
 
 
@@ -612,3 +681,44 @@ def test_what_a_gpu_wrote_after_its_event_broke_is_not_on_the_board(row: Row) ->
     assert line.state == BROKEN
     assert [view._is_on_board(generation) for generation in (1, 2)] == [True, False]
     assert view.completed == 1
+
+
+@pytest.mark.parametrize("is_over", [True, False, None])
+def test_a_lost_recorders_error_says_whether_it_can_touch_anything_any_more(
+    row: Row, monkeypatch: pytest.MonkeyPatch, is_over: bool | None
+) -> None:
+    view = row.view(0)
+    row.record(0, 1)
+    monkeypatch.setattr("ipcsync._board.liveness.Peer.is_over", lambda _: is_over)
+    assert view.recorder_is_over() == is_over
+    row.kill(0)
+    with pytest.raises(RecorderLost) as caught:
+        view.raise_if_over(1)
+    assert caught.value.over is (True if is_over else None)
+    assert row.view(0, node="two").recorder_is_over() is None
+    assert row.mine.recorder_is_over() is None
+    row.board.slot(1).set_recorder(0)
+    assert row.theirs[1].recorder_is_over() is False
+    row.extend(1, row.wait(2))
+    row.kill(2)
+    row.mine.publish_completed()
+    with pytest.raises(RecorderLost) as caught:
+        row.view(ME).query(1)
+    assert (caught.value.cause, caught.value.over) == ("behind", None), "its recorder is not the one that ended"
+
+
+def test_a_wait_for_a_record_looks_whether_the_recorder_lives(row: Row) -> None:
+    view = row.theirs[0]
+    row.kill(0)
+    with pytest.raises(RecorderLost, match=r"^generation 2 of 'e0' will never be complete: its recorder 's0'"):
+        view.await_recorded(2, time.monotonic_ns() + 30 * 10**9, 30)
+    for call in (view.raise_if_over, view.check_liveness):
+        with pytest.raises(RecorderLost) as caught:
+            call(2)
+        assert caught.value.generation == 2
+    row.complete(1, 1)
+    row.theirs[1].raise_if_over(2)
+    row.board.slot(1).finish(CLOSED)
+    row.theirs[1].raise_if_over(1)
+    with pytest.raises(RecorderLost, match="closed the event before"):
+        row.theirs[1].raise_if_over(2)

@@ -124,6 +124,46 @@ def test_shortcuts_are_taken_on_the_cuda_driver_where_the_binding_gives_its_func
     assert told == (expected if name == "cuda" and works else [])
 
 
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_the_core_is_told_what_to_sleep_for(row: Row, monkeypatch: pytest.MonkeyPatch, answer: bool | None) -> None:
+    told: list[tuple[object, ...]] = []
+
+    def sleep(_: object, *args: object) -> bool | None:
+        told.append(args)
+        row.complete(ME, 3)  # what it slept for has come
+        return answer
+
+    for kind in (EventEngine, TimelineEngine):
+        monkeypatch.setattr(kind, "_await_work", sleep)
+    deadline = time.monotonic_ns() + 30 * 10**9
+    row.line.publish(BASE + 3)
+    assert row.view(ME)._driver_wait(3, deadline)
+    event, looks = object(), [True, False]
+    view = row.event_engine()
+    view._ring = [None, None, event]
+    monkeypatch.setattr(view, "_is_done", lambda _: looks.pop())
+    monkeypatch.setattr("ipcsync._drivers.wait_event", lambda *args: args == (event, deadline))
+    assert view._driver_wait(3, deadline)
+    assert looks == ([] if answer else [True]), "it looks once it was woken"
+    rest = (row.line.completed_address, BASE + 3, deadline, row.board.session(ME).nudge_address)
+    assert told == [(0, *rest), (event, *rest)]
+
+
+def test_the_core_knows_each_marker_until_it_is_about_to_be_destroyed(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(TimelineEngine, "_keep_marker", lambda _, *args: told.append(args))
+    stream = ipcsync.Stream()
+    for _ in range(2):
+        _record(row.mine, stream)
+    ((stream_id, marker),) = row.mine._markers.items()
+    assert told == [(stream_id, marker)]
+    row.mine.close()
+    until(row.mine.try_release, "all is over")
+    assert told == [(stream_id, marker), (stream_id, 0)]
+
+
 # --- how far it is ----------------------------------------------------------------------------------------------------
 
 
