@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeAlias
 
@@ -9,7 +10,15 @@ from msgspec.structs import replace
 
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import EngineMismatch, EventClosed, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded
+from ipcsync.errors import (
+    EngineMismatch,
+    EventClosed,
+    IpcSyncError,
+    NodeLost,
+    ProtocolError,
+    QuotaExceeded,
+    SessionLost,
+)
 from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports
@@ -25,6 +34,7 @@ _ONLY_TIMELINE = (
 )
 
 
+_LONGEST_NAME = 255
 _MOST_OPENING = 1_024  # questions at once that need the coordinator
 
 
@@ -102,7 +112,7 @@ class Answering:
             if isinstance(body, wire.Events):
                 reply: wire.Message = await self._list(body.prefix)
             elif isinstance(body, wire.Open):
-                reply = self._state(sender, [await self._by_name(body.name)], now)
+                reply = await self._open(sender, wire.unpack_texts(body.names, wire.MAX_NAMES), now)
             else:
                 reply = await self._attach(sender, body, now)
             data = wire.encode(reply)
@@ -142,6 +152,22 @@ class Answering:
             follower = self._followers[sender] = Follower(sender, now)
         return follower
 
+    async def _open(self, sender: str, names: list[str], now: float) -> wire.State:
+        if not names or max(map(len, names)) > _LONGEST_NAME:
+            raise ProtocolError("no names, or longer ones than events have", code="invalid")
+        found = await asyncio.gather(*(self._by_name(name) for name in names), return_exceptions=True)
+        refused: list[str] = []
+        exports: list[Export | wire.Row] = []
+        for place, each in enumerate(found):
+            if isinstance(each, Export):
+                exports.append(each)
+            elif isinstance(each, IpcSyncError) and not isinstance(each, SessionLost):
+                text = str(each).encode()[: wire.MAX_REFUSAL].decode(errors="ignore")
+                refused += [str(place), type(each).__name__, text]
+            else:
+                raise each
+        return replace(self._state(sender, exports, now), refused=wire.pack_texts(refused))
+
     async def _by_name(self, name: str) -> Export:
         if not self._settings.exports_name(name):
             raise EventClosed(f"node {self._settings.node!r} exports no event named {name!r} (--export)", event=name)
@@ -164,7 +190,7 @@ class Answering:
         keys = wire.unpack_keys(body.keys)
         if len(keys) > wire.MAX_ROWS:
             raise ProtocolError("more uses than one answer tells of", code="invalid")
-        return self._state(sender, [await self._by_key(key) for key in keys], now)
+        return self._state(sender, await asyncio.gather(*map(self._by_key, keys)), now)
 
     async def _by_key(self, key: wire.Key) -> Export | wire.Row:
         known = self._exports.get(key)

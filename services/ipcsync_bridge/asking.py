@@ -37,7 +37,7 @@ class Asking:
                 await asyncio.sleep(min(RETRY_S, max(until - time.monotonic(), 0.0)))
                 continue
             if isinstance(reply, wire.Refused):
-                raise _refusal(node, reply)
+                raise refusal(node, reply)
             if not isinstance(reply, kind):
                 raise ProtocolError(f"node {node!r} answered {type(reply).__name__}", code="reply")
             return reply
@@ -51,7 +51,7 @@ class Asking:
             return  # a ping's answer shows later that it was not heard
 
 
-def _refusal(node: str, body: wire.Refused) -> IpcSyncError:
+def refusal(node: str, body: wire.Refused) -> IpcSyncError:
     """What another node refused, as the error that it was there."""
     kind = getattr(errors, body.kind, None) if body.kind in errors.__all__ else None
     if kind is NodeLost:

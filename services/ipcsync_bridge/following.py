@@ -44,6 +44,7 @@ class Following:
         self.sources: dict[str, Source] = {}  # by node
         self.lost: dict[str, tuple[bytes, str]] = {}  # by node: epoch, reason
         self._syncing: set[str] = set()
+        self._kept_less: set[str] = set()  # sources that are to be told of what is not wanted any more
         self._linking = 0
         mirrors.on_gone = self._let_go
 
@@ -92,7 +93,8 @@ class Following:
         for source in self.sources.values():
             if source.epoch == origin.epoch:
                 source.links.pop(origin.key, None)
-                self._keep(source)
+                self._kept_less.add(source.node)
+        self._wake()
 
     def _keep(self, source: Source) -> None:
         """Tell a node what is still wanted of it."""
@@ -149,6 +151,9 @@ class Following:
             if source.is_silent(now):
                 self._lose(source, "silent")
                 continue
+            if source.node in self._kept_less:
+                self._kept_less.discard(source.node)
+                self._keep(source)
             if not source.links and not self._linking:
                 del self.sources[source.node]
                 continue

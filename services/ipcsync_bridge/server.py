@@ -25,6 +25,7 @@ from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.following import Following
 from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.opening import Opening
 from ipcsync_bridge.session import Desk
 from ipcsync_bridge.telling import Telling
 from ipcsync_bridge.transport import Transport, Unavailable, Unreachable
@@ -77,6 +78,7 @@ class Bridge:
             desk,
             self.names,
             asking,
+            Opening(asking, self.begin),
             self.mirrors,
             self.following,
             visit=self.answering.visit,

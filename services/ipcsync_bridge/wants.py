@@ -13,6 +13,7 @@ from ipcsync_bridge.config import Settings
 from ipcsync_bridge.following import Following
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.opening import Opened, Opening
 from ipcsync_bridge.session import Desk
 
 
@@ -25,6 +26,7 @@ class Wants:
         desk: Desk,
         names: Names,
         asking: Asking,
+        opening: Opening,
         mirrors: Mirrors,
         following: Following,
         *,
@@ -35,6 +37,7 @@ class Wants:
         self._desk = desk
         self._names = names
         self._asking = asking
+        self._opening = opening
         self._mirrors = mirrors
         self._following = following
         self._visit = visit
@@ -98,9 +101,7 @@ class Wants:
         elif want.node == self._settings.node:
             await self._open_here(want)
         else:
-            sent = time.monotonic()
-            state = await self._asking.ask(want.node, wire.Open(want.name), wire.State, timeout)
-            await self._link(want, want.node, state, sent)
+            await self._link(want, want.node, await self._opening.open(want.node, want.name, timeout))
 
     async def _open_here(self, want: messages.Want) -> None:
         """This very node's: the event is attached to for a moment, to know which it is."""
@@ -127,14 +128,14 @@ class Wants:
     async def _link_by_key(self, want: messages.Want, node: str, epoch: bytes, key: wire.Key, timeout: float) -> None:
         sent = time.monotonic()
         state = await self._asking.ask(node, wire.Attach(epoch, wire.pack_keys([key])), wire.State, timeout)
-        await self._link(want, node, state, sent)
-
-    async def _link(self, want: messages.Want, node: str, state: wire.State, sent: float) -> None:
-        """Mirror what a node has answered with, and so answer the want."""
         rows = wire.unpack_rows(state.rows)
         if len(rows) != 1:
             raise ProtocolError(f"node {node!r} answered with {len(rows)} events", code="reply")
-        (row,) = rows
+        await self._link(want, node, Opened(state, rows[0], sent))
+
+    async def _link(self, want: messages.Want, node: str, opened: Opened) -> None:
+        """Mirror what a node has answered with, and so answer the want."""
+        state, row, sent = opened
         if row.state == "gone":
             raise EventClosed(f"the event of this point (slot {row.slot} of node {node!r}) is gone")
         source = self._following.source_of(node, state, sent)

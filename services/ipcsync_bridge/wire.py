@@ -20,6 +20,8 @@ VERSION = 1
 MAX_BYTES = 64 * 1024
 MAX_ROWS = 1_000  # of one message
 MAX_KEYS = 5_000
+MAX_NAMES = 100
+MAX_REFUSAL = 500  # bytes of a refusal's text where there may be many
 
 STATES = ("open", "closed", "broken", "gone")
 CAUSES = ("", "died", "expired")
@@ -32,6 +34,7 @@ Text = Annotated[str, Meta(max_length=1024)]
 
 _ROW = struct.Struct("<IQQQQBB")
 _KEY = struct.Struct("<IQ")
+_LENGTH = struct.Struct("<H")
 _LIMIT = 1 << 62
 
 
@@ -58,9 +61,9 @@ class Row(NamedTuple):
 
 
 class Open(Struct, frozen=True, array_like=True):
-    """Ask for the event of that name, which is made if nobody has it. Answered by State."""
+    """Ask for the events of some names, which are made where nobody has them. Answered by State."""
 
-    name: Annotated[str, Meta(max_length=255)]
+    names: Blob
 
 
 class Attach(Struct, frozen=True, array_like=True):
@@ -98,13 +101,18 @@ class Keep(Struct, frozen=True, array_like=True):
 
 
 class State(Struct, frozen=True, array_like=True):
-    """How the uses that were asked for are; their news from `number` of `channel` on come by themselves."""
+    """How the uses that were asked for are; their news from `number` of `channel` on come by themselves.
+
+    `refused` holds three texts for each name that has no row: its place among those asked for, a class name of
+    `ipcsync.errors`, and the error's text.
+    """
 
     term: Count
     epoch: Id
     channel: Id
     number: Count
     rows: Blob
+    refused: Blob = b""
 
 
 class Pong(Struct, frozen=True, array_like=True):
@@ -218,3 +226,27 @@ def unpack_keys(data: bytes) -> list[Key]:
     if len(data) % _KEY.size or len(data) > MAX_KEYS * _KEY.size:
         raise ProtocolError("keys of another size", code="invalid")
     return list(_KEY.iter_unpack(data))
+
+
+def pack_texts(texts: Iterable[str]) -> bytes:
+    """Texts as they travel."""
+    return b"".join(_LENGTH.pack(len(data)) + data for data in (text.encode() for text in texts))
+
+
+def unpack_texts(data: bytes, most: int) -> list[str]:
+    """The texts in bytes; ProtocolError if they are none, or more than `most`."""
+    texts: list[str] = []
+    place = 0
+    while place < len(data):
+        end = place + _LENGTH.size
+        if len(texts) == most or end > len(data):
+            raise ProtocolError("texts of another size", code="invalid")
+        place, end = end, end + _LENGTH.unpack_from(data, place)[0]
+        try:
+            texts.append(data[place:end].decode())
+        except UnicodeDecodeError:
+            raise ProtocolError("a text that is none", code="invalid") from None
+        place = end
+    if place > len(data):
+        raise ProtocolError("texts of another size", code="invalid")
+    return texts

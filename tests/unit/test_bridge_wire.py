@@ -20,8 +20,9 @@ _ROWS = [
     wire.Row(4, 4, state="gone"),
 ]
 _BODIES = [
-    wire.Open("kv/ready"), wire.Attach(_ID, wire.pack_keys([(1, 2), (3, 4)])), wire.Ping(b"", 0), wire.Ping(_ID, 7),
-    wire.Events("kv"), wire.Ack(_ID, 3), wire.Keep(_ID, b""), wire.State(1, _ID, _ID, 2, wire.pack_rows(_ROWS)),
+    wire.Open(wire.pack_texts(["kv/ready", ""])),
+    wire.Attach(_ID, wire.pack_keys([(1, 2), (3, 4)])), wire.Ping(b"", 0), wire.Ping(_ID, 7),
+    wire.Events("kv"), wire.Ack(_ID, 3), wire.Keep(_ID, b""), wire.State(1, _ID, _ID, 2, wire.pack_rows(_ROWS), b"r"),
     wire.Pong(1, _ID, _ID, _ID, 2, 3), wire.Listed(b"x"), wire.Refused("EventClosed", "why"),
     wire.News(1, _ID, _ID, 2, wire.pack_rows(_ROWS)), wire.Over(4, _ID, "stopped"),
 ]  # fmt: skip
@@ -39,6 +40,14 @@ def test_every_kind_is_among_those_that_are_tried() -> None:
 def test_rows_and_keys_are_read_as_they_were_sent() -> None:
     assert wire.unpack_rows(wire.pack_rows(_ROWS)) == _ROWS
     assert wire.unpack_keys(wire.pack_keys([(1, 2), (0, 1 << 60)])) == [(1, 2), (0, 1 << 60)]
+
+
+def test_texts_are_read_as_they_were_sent_and_none_else() -> None:
+    texts = ["", "kv/ready", "größer"]
+    assert wire.unpack_texts(wire.pack_texts(texts), 3) == texts
+    for data, most in ((wire.pack_texts(texts), 2), (wire.pack_texts(texts)[:-1], 3), (b"\1\0\xff", 1), (b"\1", 1)):
+        with pytest.raises(ProtocolError):
+            wire.unpack_texts(data, most)
 
 
 @pytest.mark.parametrize("data", [b"x", b"x" * 37, b"\xff" * 38, wire.pack_rows(_ROWS)[:-1] + b"\x09"])
