@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* IPC handles of events and of memory. */
+
+static u64 handle_check(const struct ipc_handle *h) {
+  const u64 *w = (const u64 *)h;
+  u64 x = 0x9e3779b97f4a7c15ull;
+  for (size_t i = 0; i + 1 < sizeof *h / 8; i++) x = (x ^ w[i]) * 0xff51afd7ed558ccdull, x ^= x >> 29;
+  return x;
+}
+static CUresult handle_valid(const struct ipc_handle *h, u64 magic) {
+  if (h->magic != magic || h->check != handle_check(h)) return E_VALUE;
+  if (h->nonce != S->nonce || h->proc >= MAXPROC) return E_HANDLE; /* another segment's, or an earlier one's */
+  return OK;
+}
+API cuIpcGetEventHandle(CUipcEventHandle *out, CUevent ev) {
+  CHK();
+  if (!out || !ev) return E_VALUE;
+  EVENT(ev);
+  if (e->imported || e->shslot < 0) return E_HANDLE;
+  struct ipc_handle h = { .magic = EV_MAGIC, .nonce = S->nonce, .slot = (u32)e->shslot,
+    .gen = atomic_load(&S->event[e->shslot].word) >> 2, .proc = g_me, .pid = (u32)getpid(), .inc = g_inc };
+  h.check = handle_check(&h);
+  memcpy(out, &h, sizeof h);
+  return OK;
+}
+API cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle in) {
+  CUR(c);
+  struct ipc_handle h;
+  memcpy(&h, &in, sizeof h);
+  if (!out) return E_VALUE;
+  CUresult r = handle_valid(&h, EV_MAGIC);
+  if (r) return r;
+  if (h.proc == g_me && h.inc == g_inc) return E_CTX; /* in the process that made it */
+  if (h.slot >= MAXEVENT) return E_VALUE;
+  check_proc(h.proc, 0); /* an exporter that was killed is found out here */
+  struct sh_event *x = &S->event[h.slot];
+  u64 bit = 1ull << (g_me % 64);
+  pthread_mutex_lock(&g_import_mu);
+  bool first = atomic_fetch_add(&g_imports[h.slot], 1) == 0;
+  if (first) atomic_fetch_or(&x->importers[g_me / 64], bit);
+  if (atomic_load(&x->word) != (h.gen << 2 | EV_USED) || atomic_load(&x->owner) != h.proc + 1) {
+    r = E_HANDLE;
+    if (atomic_fetch_sub(&g_imports[h.slot], 1) == 1) {
+      atomic_fetch_and(&x->importers[g_me / 64], ~bit);
+      event_try_free(h.slot);
+    }
+  }
+  pthread_mutex_unlock(&g_import_mu);
+  if (r) return r;
+  struct event *e = event_init(c, x->flags & 3);
+  if (!e) return E_OOM;
+  e->shslot = (int)h.slot;
+  e->imported = true;
+  e->latest = &x->latest;
+  obj_publish(&g_events, e);
+  *out = H(e);
+  return OK;
+}
+
+API cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p) {
+  CHK();
+  if (!out) return E_VALUE;
+  pthread_rwlock_rdlock(&g_mem);
+  struct alloc *a = mem_find_locked((uintptr_t)p, 1);
+  CUresult r = a && a->kind == A_DEV ? OK : E_VALUE;
+  if (!r) {
+    struct ipc_handle h = { .magic = MEM_MAGIC, .nonce = S->nonce, .slot = (u32)a->phys, .proc = g_me,
+      .pid = (u32)getpid(), .inc = g_inc, .seq = a->seq, .size = a->size };
+    h.check = handle_check(&h);
+    memcpy(out, &h, sizeof h);
+  }
+  pthread_rwlock_unlock(&g_mem);
+  return r;
+}
+API cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle in, unsigned flags) {
+  CUR(c);
+  static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+  struct ipc_handle h;
+  memcpy(&h, &in, sizeof h);
+  if (!out || flags > 1) return E_VALUE;
+  CUresult r = handle_valid(&h, MEM_MAGIC);
+  if (r) return r;
+  if (h.proc == g_me && h.inc == g_inc) return E_CTX;
+  check_proc(h.proc, 0);
+  pthread_mutex_lock(&mu);
+  pthread_rwlock_wrlock(&g_mem);
+  struct alloc *a = NULL;
+  for (size_t i = 0; i < g_nallocs && !a; i++)
+    if (g_allocs[i]->kind == A_IPC && !memcmp(&g_allocs[i]->ipc, &h, sizeof h)) a = g_allocs[i];
+  if (a) { /* one context per device and process; opening again counts */
+    if (a->ctx != H(c)) r = E_HANDLE;
+    else { a->ipc_refs++; *out = a->base; }
+  }
+  pthread_rwlock_unlock(&g_mem);
+  if (!a && !r) {
+    char f[PATH_MAX + 64];
+    size_t len = (h.size + 4095) & ~(size_t)4095;
+    mem_name(f, sizeof f, h.proc, h.inc, h.seq);
+    int fd = open(f, O_RDWR | O_CLOEXEC);
+    void *m = MAP_FAILED;
+    if (fd >= 0) {
+      m = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+      close(fd);
+    }
+    if (m == MAP_FAILED) {
+      r = E_HANDLE;
+    } else {
+      a = calloc(1, sizeof *a);
+      *a = (struct alloc){ .base = (uintptr_t)m, .size = h.size, .maplen = len, .kind = A_IPC, .dev = c->dev,
+                           .phys = (int)h.slot, .ctx = H(c), .ipc_refs = 1, .ipc = h };
+      mem_add(a);
+      *out = a->base;
+    }
+  }
+  pthread_mutex_unlock(&mu);
+  return r;
+}
+API cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle in, unsigned flags) { return cuIpcOpenMemHandle_v2(out, in, flags); }
+API cuIpcCloseMemHandle(CUdeviceptr p) {
+  CHK();
+  struct alloc *a = NULL;
+  CUresult r = E_VALUE;
+  pthread_rwlock_wrlock(&g_mem);
+  size_t i = mem_pos((uintptr_t)p);
+  if (i && g_allocs[i - 1]->base == p && g_allocs[i - 1]->kind == A_IPC) {
+    r = OK;
+    if (!--g_allocs[i - 1]->ipc_refs) { a = g_allocs[i - 1]; mem_remove_locked(i - 1); }
+  }
+  pthread_rwlock_unlock(&g_mem);
+  mem_drop(a);
+  return r;
+}

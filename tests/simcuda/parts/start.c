@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How contexts are made and torn down; cuInit and the end of the process: the segment, the devices, a fork. */
+
+static CUresult ctx_new(int dev, unsigned flags, bool primary, struct ctx **out) {
+  struct ctx *c = obj_new(&g_ctxs);
+  if (!c) return E_OOM;
+  c->dev = dev;
+  c->primary = primary;
+  c->flags = flags;
+  c->refs = 0;
+  c->id = atomic_fetch_add(&g_next_id, 1);
+  c->streams = NULL;
+  c->ngone = 0;
+  c->peers = 0;
+  c->cache_config = 0;
+  atomic_store(&c->legacy, NULL);
+  atomic_store(&c->all, NULL);
+  size_t lim[8] = { 1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0 };
+  memcpy(c->limit, lim, sizeof lim);
+  atomic_store(&c->active, 1);
+  obj_publish(&g_ctxs, c);
+  *out = c;
+  return OK;
+}
+static void event_dispose(struct event *e);
+static void ctx_teardown(struct ctx *c) { /* everything in it goes */
+  atomic_store(&c->active, 0);
+  pthread_mutex_lock(&c->mu);
+  while (c->streams) stream_destroy_locked(c->streams);
+  atomic_store(&c->legacy, NULL);
+  atomic_store(&c->all, NULL);
+  pthread_mutex_unlock(&c->mu);
+  pthread_mutex_lock(&g_events.mu);
+  u32 n = g_events.n;
+  pthread_mutex_unlock(&g_events.mu);
+  for (u32 i = 0; i < n; i++) {
+    struct event *e = (struct event *)atomic_load(&g_events.chunk[i / CHUNK])[i % CHUNK];
+    if (atomic_load(&e->h.handle) && e->ctx == c) event_dispose(e);
+  }
+  void *h = H(c);
+  for (;;) {
+    struct alloc *a = NULL;
+    pthread_rwlock_wrlock(&g_mem);
+    for (size_t i = 0; i < g_nallocs; i++)
+      if (g_allocs[i]->ctx == h && g_allocs[i]->kind != A_REG) { a = g_allocs[i]; mem_remove_locked(i); break; }
+    pthread_rwlock_unlock(&g_mem);
+    if (!a) break;
+    if (a->kind == A_DEV) mem_release(a); else mem_drop(a);
+  }
+}
+
+static u32 hash32(const char *s) {
+  u32 h = 2166136261u;
+  for (; *s; s++) h = (h ^ (unsigned char)*s) * 16777619u;
+  return h;
+}
+static void dev_uuid(int phys, unsigned char b[16]) { /* the same in every process, run and segment */
+  char t[48];
+  for (int i = 0; i < 4; i++) {
+    snprintf(t, sizeof t, "simcuda physical device %d word %d", phys, i);
+    u32 h = hash32(t);
+    h ^= h >> 15; h *= 0x2c1b3c6du; h ^= h >> 12;
+    memcpy(b + 4 * i, &h, 4);
+  }
+  b[6] = (unsigned char)((b[6] & 0x0f) | 0x40);
+  b[8] = (unsigned char)((b[8] & 0x3f) | 0x80);
+}
+static void uuid_text(int phys, char out[48]) {
+  unsigned char b[16];
+  dev_uuid(phys, b);
+  int n = sprintf(out, "GPU-");
+  for (int i = 0; i < 16; i++) n += sprintf(out + n, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", b[i]);
+}
+
+static void parse_visible(void) {
+  const char *v = getenv("CUDA_VISIBLE_DEVICES");
+  g_ndev = 0;
+  if (!v) {
+    for (int i = 0; i < g_nphys; i++) g_dev[g_ndev++] = i;
+    return;
+  }
+  /* like the driver: stop at the first entry that names no device; a device named twice: none */
+  while (*v && g_ndev < MAXDEV) {
+    while (*v == ' ') v++;
+    size_t n = strcspn(v, ",");
+    size_t m = n;
+    while (m && v[m - 1] == ' ') m--;
+    int hit = -1;
+    if (m > 4 && !strncasecmp(v, "GPU-", 4)) {
+      int hits = 0;
+      for (int i = 0; i < g_nphys; i++) {
+        char t[48];
+        uuid_text(i, t);
+        if (m <= strlen(t) && !strncasecmp(t, v, m)) { hit = i; hits++; }
+      }
+      if (hits != 1) hit = -1;
+    } else {
+      char *e;
+      long k = strtol(v, &e, 10);
+      if (e != v && (size_t)(e - v) == m && k >= 0 && k < g_nphys) hit = (int)k;
+    }
+    if (hit < 0) break;
+    for (int i = 0; i < g_ndev; i++) if (g_dev[i] == hit) { g_ndev = 0; return; }
+    g_dev[g_ndev++] = hit;
+    v += n;
+    if (*v == ',') v++; else break;
+  }
+}
+static long env_num(const char *k, long dflt, long lo, long hi) {
+  const char *v = getenv(k);
+  char *e;
+  if (!v || !*v) return dflt;
+  long n = strtol(v, &e, 0);
+  if (*e || n < lo || n > hi) { say("%s=%s is not a number from %ld to %ld: ignored", k, v, lo, hi); return dflt; }
+  return n;
+}
+
+static bool env_death(void) {
+  const char *v = getenv("SIMCUDA_DEATH");
+  if (!v || !*v || !strcmp(v, "complete")) return false;
+  if (!strcmp(v, "pending")) return true;
+  say("SIMCUDA_DEATH=%s is neither complete nor pending: ignored", v);
+  return false;
+}
+
+/* other segments of this user that no living process uses any more */
+static void gc_segments(void) {
+  char pre[64];
+  int np = snprintf(pre, sizeof pre, "simcuda%u-%u-", SH_LAYOUT, (unsigned)getuid());
+  DIR *d = opendir(g_dir);
+  if (!d) return;
+  struct dirent *e;
+  while ((e = readdir(d))) {
+    char f[PATH_MAX + 300], m[300];
+    if (strncmp(e->d_name, pre, (size_t)np) || strstr(e->d_name, ".m.") || !strcmp(e->d_name, g_base)) continue;
+    snprintf(f, sizeof f, "%s/%s", g_dir, e->d_name);
+    int fd = open(f, O_RDWR | O_CLOEXEC);
+    if (fd < 0) continue;
+    struct stat st;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &st) == 0 && st.st_nlink > 0) {
+      bool live = false;
+      if ((size_t)st.st_size >= sizeof(struct sh)) {
+        struct sh *o = mmap(NULL, sizeof *o, PROT_READ, MAP_SHARED, fd, 0);
+        if (o == MAP_FAILED) live = true;
+        else {
+          if (o->magic == SH_MAGIC && o->layout == SH_LAYOUT) {
+            for (u32 i = 0; i < MAXPROC && !live; i++)
+              live = atomic_load(&o->proc[i].state) == 1 && proc_alive(o->proc[i].pid, o->proc[i].start);
+          } else {
+            live = true; /* another version's: leave it */
+          }
+          munmap(o, sizeof *o);
+        }
+      }
+      if (!live) {
+        snprintf(m, sizeof m, "%s.m.", e->d_name);
+        unlink_prefix(g_dir, m);
+        unlink(f);
+      }
+    }
+    unlock_fd(fd);
+  }
+  closedir(d);
+}
+
+static CUresult attach(void) {
+  const char *seg = getenv("SIMCUDA_SEGMENT"), *dir = getenv("SIMCUDA_DIR");
+  char name[128];
+  snprintf(name, sizeof name, "%s", seg && *seg ? seg : "default");
+  for (char *p = name; *p; p++) if (*p == '/' || *p == '.') *p = '_';
+  snprintf(g_dir, sizeof g_dir, "%s", dir && *dir ? dir : "/dev/shm");
+  snprintf(g_base, sizeof g_base, "simcuda%u-%u-%s", SH_LAYOUT, (unsigned)getuid(), name); /* versions never meet */
+  snprintf(g_path, sizeof g_path, "%s/%s", g_dir, g_base);
+  int fd;
+  struct stat st;
+  for (;;) {
+    fd = open(g_path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) { say("cannot open %s: %s", g_path, strerror(errno)); return E_OS; }
+    while (flock(fd, LOCK_EX) < 0 && errno == EINTR) { }
+    if (fstat(fd, &st) < 0) { unlock_fd(fd); return E_OS; }
+    if (st.st_nlink > 0) break;
+    unlock_fd(fd); /* its last user removed it just now */
+  }
+  g_ino = st.st_ino;
+  bool fresh = st.st_size == 0;
+  if (fresh && ftruncate(fd, sizeof(struct sh)) < 0) { unlock_fd(fd); return E_OS; }
+  if (!fresh && (size_t)st.st_size < sizeof(struct sh)) {
+    say("%s is of another version of simcuda: remove it or set SIMCUDA_SEGMENT", g_path);
+    unlock_fd(fd);
+    return E_MISMATCH;
+  }
+  int mfd = open(g_path, O_RDWR | O_CLOEXEC); /* a mapping holds its open file, so not the locked one */
+  struct sh *m = mfd < 0 ? MAP_FAILED : mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED, mfd, 0);
+  if (mfd >= 0) close(mfd);
+  if (m == MAP_FAILED) { unlock_fd(fd); return E_OS; }
+  if (!fresh && atomic_load(&m->ready) && (m->magic != SH_MAGIC || m->layout != SH_LAYOUT)) {
+    say("%s is of another version of simcuda: remove it or set SIMCUDA_SEGMENT", g_path);
+    munmap(m, sizeof *m);
+    unlock_fd(fd);
+    return E_MISMATCH;
+  }
+  if (!atomic_load(&m->ready)) {
+    m->magic = SH_MAGIC;
+    m->layout = SH_LAYOUT;
+    if (getrandom(&m->nonce, sizeof m->nonce, 0) != sizeof m->nonce) m->nonce = now_ns();
+    m->next_inc = 1;
+    atomic_store(&m->ready, 1);
+  }
+  S = m;
+  u32 pid = (u32)getpid();
+  u64 start = 0;
+  proc_stat(pid, &start);
+  int slot = -1;
+  for (u32 i = 0; i < MAXPROC; i++) {
+    struct sh_proc *p = &S->proc[i];
+    /* my own pid: an image that this process ran before it called exec */
+    if (atomic_load(&p->state) == 1 && (p->pid == pid || !proc_alive(p->pid, p->start))) release_proc(i);
+    if (slot < 0 && !atomic_load(&p->state)) slot = (int)i;
+  }
+  if (slot < 0) { say("more than %d processes in %s", MAXPROC, g_path); unlock_fd(fd); return E_OOM; }
+  g_me = (u32)slot;
+  struct sh_proc *p = &S->proc[slot];
+  p->pid = pid;
+  p->start = start;
+  g_inc = p->inc = S->next_inc++;
+  for (int d = 0; d < MAXDEV; d++) atomic_store(&p->used[d], 0);
+  if (atomic_load(&S->proc_hi) < (u32)slot + 1) atomic_store(&S->proc_hi, (u32)slot + 1);
+  atomic_store(&p->state, 1);
+  gc_segments();
+  unlock_fd(fd);
+  atomic_store(&g_slot_hint, (u32)slot * 61 % MAXSTREAM);
+  atomic_store(&g_event_hint, (u32)slot * 251 % MAXEVENT);
+  return OK;
+}
+
+static void forked(void) {
+  int one = 1;
+  atomic_compare_exchange_strong(&g_ready, &one, 2);
+}
+
+API cuInit(unsigned flags) {
+  int st = atomic_load(&g_ready);
+  if (flags) return E_VALUE;
+  if (st == 1) return OK;
+  if (st) return not_ready();
+  CUresult r = OK;
+  pthread_mutex_lock(&g_init_mu);
+  if (!atomic_load(&g_ready)) {
+    g_nphys = (int)env_num("SIMCUDA_DEVICES", 1, 0, MAXDEV);
+    g_latency_us = env_num("SIMCUDA_LATENCY_US", 0, 0, 60000000);
+    g_event_limit = (u32)env_num("SIMCUDA_EVENT_LIMIT", 22000, 0, MAXEVENT);
+    g_strict = (int)env_num("SIMCUDA_STRICT", 0, 0, 1);
+    g_async = (int)env_num("SIMCUDA_ASYNC", 0, 0, 1) || g_latency_us;
+    g_p2p = (int)env_num("SIMCUDA_P2P", 1, 0, 1);
+    g_trace = (int)env_num("SIMCUDA_TRACE", 0, 0, 1);
+    g_death_pending = env_death();
+    g_total_mem = (u64)env_num("SIMCUDA_MEMORY_MB", 16384, 1, 1 << 30) << 20;
+    parse_visible();
+    if (!g_ndev) r = E_NODEV;
+    else if (!(r = attach())) {
+      static bool once;
+      if (!once) { once = true; pthread_atfork(NULL, NULL, forked); pthread_key_create(&g_tls_key, tls_free); }
+      atomic_store(&g_ready, 1);
+    }
+  }
+  pthread_mutex_unlock(&g_init_mu);
+  return r;
+}
+
+__attribute__((destructor)) static void leave(void) {
+  int one = 1;
+  if (!atomic_compare_exchange_strong(&g_ready, &one, 3)) return;
+  if (S->proc[g_me].pid != (u32)getpid()) return; /* a vfork child */
+  int fd = ctl_lock(false);
+  if (fd < 0) return;
+  release_proc(g_me);
+  bool live = false;
+  for (u32 i = 0; i < MAXPROC && !live; i++)
+    live = atomic_load(&S->proc[i].state) == 1 && !proc_dead(i);
+  if (!live) {
+    char pre[300];
+    snprintf(pre, sizeof pre, "%s.m.", g_base);
+    unlink_prefix(g_dir, pre);
+    unlink(g_path);
+  }
+  ctl_unlock(fd);
+}
+
+/* for tests: what the segment holds.  Not part of CUDA. */
+__attribute__((visibility("default"))) long long simcudaStat(const char *what) {
+  if (atomic_load(&g_ready) != 1) return -1;
+  long long n = 0;
+  if (!strcmp(what, "processes")) {
+    for (u32 i = 0; i < MAXPROC; i++) n += atomic_load(&S->proc[i].state) == 1;
+  } else if (!strcmp(what, "streams")) {
+    for (u32 i = 0, hi = atomic_load(&S->stream_hi); i < hi; i++) n += atomic_load(&S->stream[i].owner) != 0;
+  } else if (!strcmp(what, "events")) {
+    for (u32 i = 0, hi = atomic_load(&S->event_hi); i < hi; i++) n += (atomic_load(&S->event[i].word) & 3) != EV_FREE;
+  } else if (!strcmp(what, "memory")) {
+    for (int d = 0; d < MAXDEV; d++) n += (long long)mem_used(d);
+  } else if (!strcmp(what, "captured")) {
+    n = (long long)atomic_load(&g_captured);
+  } else if (!strcmp(what, "reap")) {
+    for (u32 i = 0; i < MAXPROC; i++) { atomic_store(&g_seen[i], 0); bool was = atomic_load(&S->proc[i].state) == 1; check_proc(i, 0); n += was && atomic_load(&S->proc[i].state) == 0; }
+  } else {
+    return -1;
+  }
+  return n;
+}
+__attribute__((visibility("default"))) const char *simcudaPath(void) { return g_path; }

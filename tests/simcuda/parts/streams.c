@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streams, stream memory operations, and captures of streams. */
+
+/* Functions that take a stream exist twice: the plain one, for which handle 0 is the legacy default
+ * stream, and the _ptsz/_ptds one, for which it is the calling thread's. */
+#define BOTH(name, suf, decl, ...) \
+  API name decl { const int pt = 0; CHK(); __VA_ARGS__; } \
+  API name##suf decl { const int pt = 1; CHK(); __VA_ARGS__; }
+#define PTSZ(name, decl, ...) BOTH(name, _ptsz, decl, __VA_ARGS__)
+#define PTDS(name, decl, ...) BOTH(name, _ptds, decl, __VA_ARGS__)
+#define STREAM(h) struct stream *s; do { CUresult r_ = get_stream(h, pt, &s); if (r_) return r_; } while (0)
+
+API cuStreamCreateWithPriority(CUstream *out, unsigned flags, int prio) {
+  CUR(c);
+  struct stream *s;
+  if (!out || flags > 1) return E_VALUE;
+  CUresult r = stream_new(c, flags, prio > 0 ? 0 : prio < -5 ? -5 : prio, ST_USER, &s);
+  if (!r) *out = H(s);
+  return r;
+}
+API cuStreamCreate(CUstream *out, unsigned flags) { return cuStreamCreateWithPriority(out, flags, 0); }
+API cuStreamDestroy_v2(CUstream h) {
+  CHK();
+  struct stream *s = (uintptr_t)h > 2 ? obj_get(&g_streams, h) : NULL;
+  if (!s) return E_HANDLE;
+  struct ctx *c = s->ctx;
+  pthread_mutex_lock(&c->mu);
+  bool live = H(s) == h && s->kind == ST_USER;
+  if (live) stream_destroy_locked(s);
+  pthread_mutex_unlock(&c->mu);
+  return live ? OK : E_HANDLE;
+}
+PTSZ(cuStreamQuery, (CUstream h), STREAM(h); CUresult r = cap_stream(s); return r ? r : stream_idle(s) ? OK : E_NOTREADY)
+PTSZ(cuStreamSynchronize, (CUstream h), STREAM(h); CUresult r = cap_stream(s); if (!r) stream_sync(s); return r)
+PTSZ(cuStreamGetPriority, (CUstream h, int *p), STREAM(h); if (!p) return E_VALUE; *p = s->prio; return OK)
+PTSZ(cuStreamGetFlags, (CUstream h, unsigned *f), STREAM(h); if (!f) return E_VALUE; *f = s->flags; return OK)
+PTSZ(cuStreamGetId, (CUstream h, unsigned long long *id), STREAM(h); if (!id) return E_VALUE; *id = s->id; return OK)
+PTSZ(cuStreamGetDevice, (CUstream h, CUdevice *d), STREAM(h); if (!d) return E_VALUE; *d = s->ctx->dev; return OK)
+PTSZ(cuStreamGetCtx, (CUstream h, CUcontext *c), STREAM(h); if (!c) return E_VALUE; *c = H(s->ctx); return OK)
+PTSZ(cuStreamGetCtx_v2, (CUstream h, CUcontext *c, void **g),
+     STREAM(h); if (!c && !g) return E_VALUE; if (c) *c = H(s->ctx); if (g) *g = NULL; return OK)
+API cuStreamGetGreenCtx(CUstream h, void **g) { const int pt = 0; CHK(); STREAM(h); (void)s; if (!g) return E_VALUE; *g = NULL; return OK; }
+static CUresult capture_info(CUstream h, int pt, int *st, u64 *id, void **graph, void **deps, void **edges, size_t *n) {
+  STREAM(h);
+  if (!st) return E_VALUE;
+  *st = 0;
+  if (id) *id = 0;
+  if (graph) *graph = NULL;
+  if (deps) *deps = NULL;
+  if (edges) *edges = NULL;
+  if (n) *n = 0;
+  return cap_info(s, st, id, graph);
+}
+PTSZ(cuStreamIsCapturing, (CUstream h, int *st), return capture_info(h, pt, st, 0, 0, 0, 0, 0))
+PTSZ(cuStreamGetCaptureInfo, (CUstream h, int *st, u64 *id), return capture_info(h, pt, st, id, 0, 0, 0, 0))
+PTSZ(cuStreamGetCaptureInfo_v2, (CUstream h, int *st, u64 *id, void **g, void **d, size_t *n),
+     return capture_info(h, pt, st, id, g, d, 0, n))
+PTSZ(cuStreamGetCaptureInfo_v3, (CUstream h, int *st, u64 *id, void **g, void **d, void **e, size_t *n),
+     return capture_info(h, pt, st, id, g, d, e, n))
+PTSZ(cuStreamBeginCapture, (CUstream h), STREAM(h); return cap_begin(s, CAP_GLOBAL))
+PTSZ(cuStreamBeginCapture_v2, (CUstream h, int mode), STREAM(h); return cap_begin(s, mode))
+PTSZ(cuStreamEndCapture, (CUstream h, void **g), STREAM(h); if (!g) return E_VALUE; *g = NULL; return cap_end(s, g))
+API cuGraphDestroy(void *h) {
+  CHK();
+  pthread_mutex_lock(&g_cap_mu);
+  struct graph *g = obj_get(&g_graphs, h);
+  bool ok = g && !g->capturing;
+  if (ok) obj_recycle(&g_graphs, g);
+  pthread_mutex_unlock(&g_cap_mu);
+  return ok ? OK : E_VALUE;
+}
+PTSZ(cuStreamCopyAttributes, (CUstream d, CUstream h), (void)d; STREAM(h); (void)s; return OK)
+
+PTSZ(cuLaunchHostFunc, (CUstream h, CUhostFn fn, void *data),
+     STREAM(h); if (!fn) return E_VALUE;
+     struct op o = { .type = OP_HOST, .fn = fn, .data = data }; return submit(s, &o, NULL))
+PTSZ(cuLaunchHostFunc_v2, (CUstream h, CUhostFn fn, void *data, unsigned mode),
+     (void)mode; STREAM(h); if (!fn) return E_VALUE;
+     struct op o = { .type = OP_HOST, .fn = fn, .data = data }; return submit(s, &o, NULL))
+PTSZ(cuStreamAddCallback, (CUstream h, CUstreamCallback cb, void *data, unsigned flags),
+     STREAM(h); if (!cb || flags) return E_VALUE;
+     struct op o = { .type = OP_CALLBACK, .cb = cb, .data = data }; return submit(s, &o, NULL))
+
+static CUresult memop(CUstream h, int pt, int type, int width, CUdeviceptr p, u64 v, unsigned flags) {
+  STREAM(h);
+  if (p % (unsigned)width || (type == OP_WRITE ? flags & ~1u : flags & ~0x40000003u)) return E_VALUE;
+  struct alloc *a = mem_hold((uintptr_t)p, (size_t)width);
+  if (!a) return E_VALUE;
+  struct op o = { .type = type, .width = width, .flags = flags, .dst = (void *)(uintptr_t)p, .val = v, .a = a };
+  return submit(s, &o, NULL);
+}
+PTSZ(cuStreamWriteValue32_v2, (CUstream h, CUdeviceptr p, u32 v, unsigned f), return memop(h, pt, OP_WRITE, 4, p, v, f))
+PTSZ(cuStreamWriteValue64_v2, (CUstream h, CUdeviceptr p, u64 v, unsigned f), return memop(h, pt, OP_WRITE, 8, p, v, f))
+PTSZ(cuStreamWaitValue32_v2, (CUstream h, CUdeviceptr p, u32 v, unsigned f), return memop(h, pt, OP_WAITVAL, 4, p, v, f))
+PTSZ(cuStreamWaitValue64_v2, (CUstream h, CUdeviceptr p, u64 v, unsigned f), return memop(h, pt, OP_WAITVAL, 8, p, v, f))

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The work of streams: queues, the worker of each stream, what waits for what. */
+
+static void trec_drop(struct trec *t) { if (t && atomic_fetch_sub(&t->refs, 1) == 1) free(t); }
+
+static void op_drop(struct op *o) {
+  if (o->stage) free(o->stage);
+  mem_drop(o->a);
+  mem_drop(o->b);
+}
+static void run_op(struct op *o, struct stream *s) {
+  switch (o->type) {
+  case OP_WAIT: rec_wait(o->rec); break;
+  case OP_HOST: o->fn(o->data); break;
+  case OP_CALLBACK: o->cb((CUstream)(uintptr_t)s->pub, OK, o->data); break;
+  case OP_COPY: memmove(o->dst, o->stage ? o->stage : o->src, o->n); break;
+  case OP_SET:
+    if (o->width == 1) memset(o->dst, (int)o->val, o->n);
+    else if (o->width == 2) for (size_t i = 0; i < o->n; i++) ((uint16_t *)o->dst)[i] = (uint16_t)o->val;
+    else for (size_t i = 0; i < o->n; i++) ((u32 *)o->dst)[i] = (u32)o->val;
+    break;
+  case OP_WRITE:
+    if (o->width == 4) atomic_store((_Atomic u32 *)o->dst, (u32)o->val);
+    else atomic_store((_Atomic u64 *)o->dst, o->val);
+    break;
+  case OP_WAITVAL: {
+    /* a plain store of a CPU wakes nobody, so this one kind of wait has to look again and again */
+    long us = 10;
+    for (;;) {
+      u64 v;
+      bool hit;
+      if (o->width == 4) {
+        u32 x = atomic_load((_Atomic u32 *)o->dst), y = (u32)o->val;
+        v = x;
+        hit = (o->flags & 3) == 0 ? (int32_t)(x - y) >= 0 : (o->flags & 3) == 1 ? x == y
+            : (o->flags & 3) == 2 ? (x & y) != 0 : (u32)~(x | y) != 0;
+      } else {
+        u64 y = o->val;
+        v = atomic_load((_Atomic u64 *)o->dst);
+        hit = (o->flags & 3) == 0 ? (int64_t)(v - y) >= 0 : (o->flags & 3) == 1 ? v == y
+            : (o->flags & 3) == 2 ? (v & y) != 0 : ~(v | y) != 0;
+      }
+      if (hit) break;
+      struct timespec t = { 0, us * 1000 };
+      nanosleep(&t, NULL);
+      if (us < 1000) us *= 2;
+    }
+    break;
+  }
+  case OP_FREE: mem_release(o->data); break;
+  }
+  if (g_latency_us) {
+    struct timespec t = { g_latency_us / 1000000, (g_latency_us % 1000000) * 1000 };
+    nanosleep(&t, NULL);
+  }
+  if (o->tr) { atomic_store(&o->tr->t, now_ns()); trec_drop(o->tr); }
+  op_drop(o);
+}
+
+static bool op_quick(const struct op *o) {
+  switch (o->type) {
+  case OP_HOST: case OP_CALLBACK: return false;
+  case OP_WAIT: return rec_done(o->rec);
+  case OP_WAITVAL: return false;
+  case OP_COPY: return o->n <= 1 << 20;
+  case OP_SET: return o->n <= 1 << 20;
+  }
+  return true;
+}
+
+static void stream_free(struct stream *s) { /* dead and drained */
+  atomic_store(&S->stream[s->slot].owner, 0);
+  obj_recycle(&g_streams, s);
+}
+
+static void *worker(void *arg) {
+  struct stream *s = arg;
+  pthread_mutex_lock(&s->mu);
+  for (;;) {
+    while (!s->head) {
+      if (s->dead) { s->worker = false; pthread_mutex_unlock(&s->mu); stream_free(s); return NULL; }
+      struct timespec t;
+      clock_gettime(CLOCK_MONOTONIC, &t);
+      t.tv_sec += 3;
+      if (pthread_cond_timedwait(&s->cv, &s->mu, &t) == ETIMEDOUT && !s->head && !s->dead) {
+        s->worker = false; /* idle: the next operation that needs a thread starts one */
+        pthread_mutex_unlock(&s->mu);
+        return NULL;
+      }
+    }
+    struct op *o = s->head;
+    pthread_mutex_unlock(&s->mu);
+    run_op(o, s);
+    pthread_mutex_lock(&s->mu);
+    s->head = o->next;
+    if (!s->head) s->tail = NULL;
+    complete(s->slot, o->pos);
+    free(o);
+  }
+}
+
+static void stream_push(struct stream *s, const struct op *t, u64 pos) {
+  struct op *o = malloc(sizeof *o);
+  if (!o) abort();
+  *o = *t;
+  o->pos = pos;
+  o->next = NULL;
+  if (s->tail) s->tail->next = o; else s->head = o;
+  s->tail = o;
+  if (s->worker) {
+    if (s->head == o) pthread_cond_signal(&s->cv);
+  } else {
+    pthread_t th;
+    pthread_attr_t at;
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    pthread_attr_init(&at);
+    pthread_attr_setdetachstate(&at, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&at, 2 << 20);
+    for (int i = 0; pthread_create(&th, &at, worker, s); i++) {
+      if (i > 1000) { say("cannot start a stream's thread: %s", strerror(errno)); abort(); }
+      usleep(10000);
+    }
+    pthread_attr_destroy(&at);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    s->worker = true;
+  }
+}
+
+static u64 stream_tail(struct stream *s) { return REC(s->slot, atomic_load(&S->stream[s->slot].tail)); }
+
+static void add_record(u64 **v, int *n, int *cap, u64 r) {
+  if (*n == *cap) { *cap = *cap ? *cap * 2 : 16; *v = realloc(*v, (size_t)*cap * sizeof **v); }
+  (*v)[(*n)++] = r;
+}
+/* The records of what is under way in the context: of streams other than s, blocking ones or all.  ctx->mu held. */
+static int under_way_locked(struct ctx *c, struct stream *s, bool all, u64 **v) {
+  int n = 0, cap = 0;
+  *v = NULL;
+  for (struct stream *t = c->streams; t; t = t->nxt) {
+    if (t == s || (!all && (t->flags & 1))) continue;
+    u64 r = stream_tail(t);
+    if (!rec_done(r)) add_record(v, &n, &cap, r);
+  }
+  for (int i = 0; all && i < c->ngone; i++)
+    if (!rec_done(c->gone[i])) add_record(v, &n, &cap, c->gone[i]);
+  return n;
+}
+
+/* what an operation on s has to wait for beside its own stream: the rules of the legacy default stream, and for a
+ * record of everything, everything */
+static int implicit_deps(struct stream *s, u64 **list, u64 *one) {
+  struct ctx *c = s->ctx;
+  if (s->kind != ST_LEGACY && s->kind != ST_ALL) {
+    if (s->flags & 1) return 0;
+    struct stream *l = atomic_load(&c->legacy);
+    if (!l) return 0;
+    u64 r = stream_tail(l);
+    if (rec_done(r)) return 0;
+    *one = r;
+    *list = one;
+    return 1;
+  }
+  pthread_mutex_lock(&c->mu);
+  int n = under_way_locked(c, s, s->kind == ST_ALL, list);
+  pthread_mutex_unlock(&c->mu);
+  return n;
+}
+
+static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
+  int captured = cap_op(s, o->type != OP_CALLBACK, ev);
+  if (unlikely(captured >= 0)) { op_drop(o); return captured; }
+  u64 one, *deps = NULL;
+  int nd = implicit_deps(s, &deps, &one);
+  struct trec *old = NULL;
+  if (ev && !(ev->flags & 2)) {
+    o->tr = malloc(sizeof *o->tr);
+    atomic_init(&o->tr->refs, 2);
+    atomic_init(&o->tr->t, 0);
+  }
+  struct trec *tr = o->tr;
+  struct sh_stream *sh = &S->stream[s->slot];
+  pthread_mutex_lock(&s->mu);
+  u64 pos = atomic_load(&sh->tail);
+  for (int i = 0; i < nd; i++) {
+    if (rec_done(deps[i])) continue;
+    struct op w = { .type = OP_WAIT, .rec = deps[i] };
+    atomic_store(&sh->tail, ++pos);
+    stream_push(s, &w, pos);
+  }
+  atomic_store(&sh->tail, ++pos);
+  if (!s->head && !g_async && op_quick(o)) {
+    run_op(o, s);
+    complete(s->slot, pos);
+  } else {
+    stream_push(s, o, pos);
+  }
+  if (ev) {
+    if (tr) {
+      pthread_mutex_lock(&ev->mu);
+      old = ev->tr;
+      ev->tr = tr;
+      atomic_store(ev->latest, REC(s->slot, pos));
+      pthread_mutex_unlock(&ev->mu);
+    } else {
+      atomic_store(ev->latest, REC(s->slot, pos));
+    }
+    if (unlikely(atomic_load_explicit(&ev->cap, memory_order_relaxed))) atomic_store(&ev->cap, 0);
+  }
+  pthread_mutex_unlock(&s->mu);
+  trec_drop(old);
+  if (deps != &one) free(deps);
+  return OK;
+}
+
+static CUresult stream_new(struct ctx *c, unsigned flags, int prio, int kind, struct stream **out) {
+  u32 start = atomic_load(&g_slot_hint), slot = 0;
+  bool got = false;
+  for (u32 k = 0; k < 2 * MAXSTREAM && !got; k++) {
+    slot = (start + k) % MAXSTREAM;
+    u32 zero = 0;
+    if (atomic_load_explicit(&S->stream[slot].owner, memory_order_relaxed)) continue;
+    if (k < MAXSTREAM && atomic_load(&S->stream[slot].lost_to)) continue; /* a slot remembers one death: spare it */
+    raise_mark(&S->stream_hi, slot + 1); /* first, so that a reaper sees the slot */
+    got = atomic_compare_exchange_strong(&S->stream[slot].owner, &zero, g_me + 1);
+  }
+  if (!got) return E_OOM;
+  atomic_store(&g_slot_hint, slot + 1);
+  struct stream *s = obj_new(&g_streams);
+  if (!s) { atomic_store(&S->stream[slot].owner, 0); return E_OOM; }
+  u64 d = atomic_load(&S->stream[slot].done);
+  atomic_store(&S->stream[slot].tail, d);
+  s->ctx = c;
+  s->flags = flags;
+  s->prio = prio;
+  s->kind = kind;
+  s->id = atomic_fetch_add(&g_next_id, 1);
+  s->slot = slot;
+  s->head = s->tail = NULL;
+  s->worker = s->dead = false;
+  s->cap = NULL;
+  s->pub = obj_publish(&g_streams, s);
+  if (kind == ST_LEGACY) s->pub = 1;
+  if (kind == ST_THREAD) s->pub = 2;
+  pthread_mutex_lock(&c->mu);
+  s->prev = NULL;
+  s->nxt = c->streams;
+  if (c->streams) c->streams->prev = s;
+  c->streams = s;
+  pthread_mutex_unlock(&c->mu);
+  *out = s;
+  return OK;
+}
+static void stream_destroy_locked(struct stream *s) { /* ctx->mu held */
+  if (s->prev) s->prev->nxt = s->nxt; else s->ctx->streams = s->nxt;
+  if (s->nxt) s->nxt->prev = s->prev;
+  atomic_store(&s->h.handle, 0);
+  cap_leave(s);
+  pthread_mutex_lock(&s->mu);
+  s->dead = true;
+  bool w = s->worker;
+  if (w && s->head) { /* what is done by now need not be kept any more */
+    struct ctx *c = s->ctx;
+    int n = 0;
+    for (int i = 0; i < c->ngone; i++) if (!rec_done(c->gone[i])) c->gone[n++] = c->gone[i];
+    c->ngone = n;
+    add_record(&c->gone, &c->ngone, &c->cgone, stream_tail(s));
+  }
+  if (w) pthread_cond_signal(&s->cv);
+  pthread_mutex_unlock(&s->mu);
+  if (!w) stream_free(s); /* no thread, so nothing is queued */
+}
+
+/* per-thread default streams: one for each context that this thread used */
+struct tls_stream { struct ctx *c; u64 cid; struct stream *s; u64 h; struct tls_stream *next; };
+static __thread struct tls_stream *t_streams;
+static pthread_key_t g_tls_key;
+static void tls_free(void *p) {
+  struct tls_stream *t = p, *n;
+  for (; t; t = n) {
+    n = t->next;
+    if (atomic_load(&g_ready) == 1) {
+      pthread_mutex_lock(&t->c->mu);
+      if (atomic_load(&t->s->h.handle) == t->h) stream_destroy_locked(t->s);
+      pthread_mutex_unlock(&t->c->mu);
+    }
+    free(t);
+  }
+  t_streams = NULL;
+}
+
+/* the context's own stream at `at`, made at its first use */
+static CUresult own_stream(struct ctx *c, _Atomic(struct stream *) *at, unsigned flags, int kind, struct stream **out) {
+  static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+  CUresult r = OK;
+  struct stream *s = atomic_load(at);
+  if (!s) {
+    pthread_mutex_lock(&mu);
+    if (!(s = atomic_load(at)) && !(r = stream_new(c, flags, 0, kind, &s))) atomic_store(at, s);
+    pthread_mutex_unlock(&mu);
+  }
+  *out = s;
+  return r;
+}
+static CUresult get_stream(CUstream h, int pt, struct stream **out) {
+  uintptr_t v = (uintptr_t)h;
+  if (likely(v > 2)) return (*out = obj_get(&g_streams, h)) ? OK : E_HANDLE;
+  struct ctx *c;
+  CUresult r = cur_ctx(&c);
+  if (r) return r;
+  if (v == 0) v = pt ? 2 : 1;
+  if (v == 1) return own_stream(c, &c->legacy, 0, ST_LEGACY, out);
+  for (struct tls_stream *t = t_streams; t; t = t->next)
+    if (t->c == c && t->cid == c->id && atomic_load(&t->s->h.handle) == t->h) { *out = t->s; return OK; }
+  if ((r = stream_new(c, 0, 0, ST_THREAD, out))) return r;
+  struct tls_stream *t = malloc(sizeof *t);
+  *t = (struct tls_stream){ c, c->id, *out, atomic_load(&(*out)->h.handle), t_streams };
+  t_streams = t;
+  pthread_setspecific(g_tls_key, t);
+  return OK;
+}
+
+static bool stream_idle(struct stream *s) {
+  if (!rec_poll(stream_tail(s))) return false;
+  if (s->kind != ST_LEGACY) return true;
+  u64 one, *deps = NULL;
+  int n = implicit_deps(s, &deps, &one);
+  if (deps != &one) free(deps);
+  return n == 0;
+}
+static void stream_sync(struct stream *s) {
+  if (s->kind == ST_LEGACY && !stream_idle(s)) {
+    struct op o = { .type = OP_NOP };
+    submit(s, &o, NULL);
+  }
+  rec_wait(stream_tail(s));
+}
+static void ctx_sync(struct ctx *c) {
+  u64 *v;
+  pthread_mutex_lock(&c->mu);
+  int n = under_way_locked(c, NULL, true, &v);
+  pthread_mutex_unlock(&c->mu);
+  for (int i = 0; i < n; i++) rec_wait(v[i]);
+  free(v);
+}
