@@ -1,6 +1,6 @@
-"""Threads in which no exception of a call's arrives: what must not be done by half is done there.
+"""Threads for work that must not stay half done: no exception of a caller reaches them.
 
-A signal's handler raises in the main thread. A call that asks for such work and waits may be ended anywhere.
+A signal's handler raises in the main thread, and may end a call that waits for such work at any instruction.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SLICE_S = 0.05
 
 
 class Latch:
-    """Set once, and waited for by any thread, whose wait an exception may end anywhere.
+    """Set once; any thread may wait for it, and an exception may end a wait at any instruction.
 
-    `threading.Event` is made of a condition, and a signal's handler that raises while that takes its lock anew leaves a
-    RuntimeError in place of what it raised.
+    `threading.Event` cannot be used: if a signal's handler raises while its condition takes the lock again, a
+    RuntimeError replaces the handler's exception.
     """
 
     __slots__ = ("_lock", "is_set")
@@ -36,7 +36,7 @@ class Latch:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Let all go on; twice does nothing. By one thread, in which no exception of a call's arrives."""
+        """Let all waiters go on; a second call does nothing. For one thread, which no caller's exception reaches."""
         if not self.is_set:
             self.is_set = True
             self._lock.release()
@@ -44,7 +44,8 @@ class Latch:
     def wait(self, timeout: float = threading.TIMEOUT_MAX) -> bool:
         """Whether it was set within `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        # In slices: a wait that was left between the two calls keeps the lock, and then only the word tells the others.
+        # In slices: a wait that was interrupted between the two calls keeps the lock; the others then see the flag
+        # only.
         while not self.is_set and (left := deadline - time.monotonic()) > 0:
             if self._lock.acquire(timeout=min(left, _SLICE_S)):
                 self._lock.release()
@@ -72,7 +73,7 @@ def start(target: Callable[[], object], name: str, on_failure: Callable[[BaseExc
 class Worker:
     """At most one thread at a time, which calls `work` for as long as `has_work` says so.
 
-    Whoever adds work calls `ensure` behind that, from any thread and in the middle of anything: an exception that ends
+    After adding work, call `ensure`, from any thread and at any point: an exception that ends
     `ensure` leaves a thread that runs, or none, and the next call sees which.
     """
 
@@ -137,7 +138,7 @@ class Errand(Generic[T]):
         self._error: BaseException | None = None
 
     def run(self) -> T:
-        """What the function returns or raises."""
+        """The function's result; raises its exception."""
         try:
             start(self._do, "ipcsync-errand", self._fail)
             self._is_done.wait()

@@ -9,7 +9,7 @@ IpcSyncError(RuntimeError)
 ├── StreamCapturing             a record or wait on a stream being captured into a CUDA graph
 ├── ConnectError                no coordinator, or one that does not fit: .endpoint
 │   └── NoBridge                no bridge to other nodes runs beside the coordinator
-├── SessionLost                 the session is over, connect anew: .endpoint
+├── SessionLost                 the session is over, connect again: .endpoint
 │   ├── CoordinatorLost         the coordinator died, stopped or restarted: .pid .cause
 │   └── SessionExpired          this process was silent for longer than its TTL: .session
 ├── ClientClosed                the client was closed: .client .endpoint
@@ -125,7 +125,7 @@ class NoBridge(ConnectError):
 
 
 class SessionLost(IpcSyncError):
-    """The session with the coordinator at `endpoint` is over, and all that it opened is void. Connect anew."""
+    """The session with the coordinator at `endpoint` is over, and all that it opened is void. Connect again."""
 
     def __init__(self, message: str = "", *, endpoint: str = "") -> None:
         super().__init__(message)

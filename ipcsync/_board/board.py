@@ -136,7 +136,7 @@ class Board:
         """The error that says what became of the coordinator."""
         pid = self.coordinator[0]
         return CoordinatorLost(
-            f"the coordinator (pid {pid}) has {cause}: all that it served is void; connect anew", pid=pid, cause=cause
+            f"the coordinator (pid {pid}) has {cause}: all that it served is void; connect again", pid=pid, cause=cause
         )
 
     def who(self, serial: int) -> tuple[str, int]:

@@ -1,9 +1,9 @@
 """A stream that waits for others: for all of a context, or for those that are named.
 
 CUDA records all of a context with one call (cuCtxRecordEvent, CUDA 12.5). It has a price: while any stream of the
-context captures, the call fails, *and every such capture is spoiled*. Nobody can ask a context whether something in it
-captures; only streams can be asked, and only those that surely exist. So those known here are asked before: what they
-capture is refused unharmed. A capture on another library's non-blocking stream is not seen, and is spoiled, as it is by
+context captures, the call fails, *and every such capture is invalidated*. A context cannot be asked whether anything in
+it captures; only streams can, and only those that surely exist. So the known ones are asked first, and a capture there
+is refused unharmed. A capture on another library's non-blocking stream is not seen, and is invalidated, as it is by
 cuCtxSynchronize (`torch.cuda.synchronize`).
 """
 

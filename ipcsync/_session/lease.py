@@ -1,4 +1,4 @@
-"""A session's lease: the heartbeat's thread, and the looks that tell whether the session and its coordinator live."""
+"""A session's lease: the heartbeat's thread, and the checks whether the session and its coordinator live."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ipcsync.errors import ClientClosed, CoordinatorLost, IpcSyncError, Protocol
 log = logging.getLogger("ipcsync")
 
 _LIFELINE_S = 0.25
-_LONGEST_BEAT_S = 2.0  # at a beat, what is over is given back: others wait for it, however long this lease's TTL is
+_LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
 
 
 class SessionLease:
@@ -72,12 +72,12 @@ class SessionLease:
             return Process(pid, started), None  # it is gone, which the first look says
 
     def show(self) -> None:
-        """Have the kernel tell peers of this process's death from now on."""
+        """Have the kernel mark this process's death for its peers from now on."""
         self._life.show()
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing is known to be wrong."""
+        """Whether no problem is known."""
         return self._problem is None and not self._closed
 
     # --- looks --------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class SessionLease:
             self._lose(
                 SessionExpired(
                     f"this process (pid {os.getpid()}, session {self._label!r}) was silent for longer than its lease's "
-                    f"{self._ttl_ns / 1e9:g} s: it was stopped, or held the GIL; connect anew",
+                    f"{self._ttl_ns / 1e9:g} s: it was stopped, or held the GIL; connect again",
                     endpoint=self.endpoint,
                     session=self._label,
                 )
@@ -223,40 +223,40 @@ class SessionLease:
                 os.write(self._wake_write, b"x")
 
     def stop(self) -> None:
-        """End `run`, and give up what it used; by the thread that runs it, or that would have."""
+        """Release the resources of `run`; called by the thread that runs it, or that would have."""
         self._closed = True
         self._life.end()
         self._close_wake()
         os.close(self._wake_read)
         if self._pidfd is not None:
             self._pidfd.close()
-        self._at_beat = _nothing  # a circle with the session would keep board and descriptors for the garbage collector
+        self._at_beat = _nothing  # breaks a reference cycle with the session, which would keep board and descriptors
 
     @holding("_waking")
     def _close_wake(self) -> None:
-        fd, self._wake_write = self._wake_write, -1  # the number may be another file's from now on
+        fd, self._wake_write = self._wake_write, -1  # another file may get the number from now on
         os.close(fd)
 
     def announce_death(self) -> None:
-        """The process begins to end: peers are to take it for dead, whatever of this session still lingers."""
+        """Mark this process as dead for its peers: it is about to end, though this session may still drain."""
         self._life.give_up()
 
     def drop_in_child(self) -> None:
-        """In a forked child: give up the lifeline's descriptor, and nothing else."""
+        """In a forked child: close the lifeline's descriptor, and nothing else."""
         self.board.drop_descriptor()
 
 
 def _slowly(reference: weakref.ref[SessionLease]) -> Callable[[], None]:
-    """What the quick look calls when something is wrong; held by the lease, it must not hold the lease."""
+    """The function for a quick look that finds a problem. The lease holds it, so it has a weak reference only."""
 
     def check() -> None:
         lease = reference()
         if lease is None:
-            raise ClientClosed("the session is over: connect anew")
+            raise ClientClosed("the session is over: connect again")
         lease.check_slowly()
 
     return check
 
 
 def _nothing() -> None:
-    """What a lease that is over has to do at a beat."""
+    """The beat of a lease that is over."""

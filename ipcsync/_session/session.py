@@ -189,7 +189,7 @@ class Session:
         if self.is_closed:
             who = f"the client {self.name!r}" if self.name else "this client"
             raise ClientClosed(
-                f"{who} of {self.endpoint} was closed by this process; connect anew",
+                f"{who} of {self.endpoint} was closed by this process; connect again",
                 client=self.name,
                 endpoint=self.endpoint,
             )

@@ -20,7 +20,7 @@ _KEPT = 8
 
 
 class Everything:
-    """What `Client.record_all` does, in two steps: a stream is made to wait, and recorded on.
+    """The two steps of `Client.record_all`: a stream is made to wait for the others, and is recorded on.
 
     Nothing else is done on such a stream. Thread-safe: two that share one wait for more than they need to.
     """
@@ -82,7 +82,7 @@ class Everything:
 
 
 def chosen(streams: Iterable[StreamLike | None] | None) -> list[Stream] | None:
-    """What the caller of `record_all` named. ValueError for no stream at all, TypeError for what is none."""
+    """The streams that the caller of `record_all` named. ValueError for none at all, TypeError for another type."""
     if streams is None:
         return None
     named = [resolve(stream) for stream in streams]

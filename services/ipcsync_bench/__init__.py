@@ -1,1 +1,1 @@
-"""The benchmarks: ipcsync beside what people would use instead, and beside the limit, on the same work."""
+"""The benchmarks: ipcsync beside its alternatives, and beside the limit, on the same work."""

@@ -1,4 +1,4 @@
-"""`python -m ipcsync_bench`, and what `ipcsync bench` becomes."""
+"""`python -m ipcsync_bench`, which `ipcsync bench` executes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "open_close": ("control", "open a named event and close it"),
     "fan_out": ("control", "an announcement to 32 subscribers"),
     "hand_over": ("handover", "a record until the peer's synchronize returns, both engines"),
-    "records": ("calls", "record, nobody waiting, both engines, own and foreign streams"),
+    "records": ("calls", "record without waiters, both engines, own and foreign streams"),
     "loaded": ("calls", "record while the process's other threads compute, compiled and in pure Python"),
     "completed": ("calls", "wait and query on a completed point"),
     "pending": ("calls", "wait on a pending point"),
@@ -29,13 +29,13 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "start": ("start", "import, coordinator ready, first event"),
     "memory": ("start", "the coordinator's, and a client's share"),
 }
-"""What can be measured: a function of that name in that module, and what it is in words."""
+"""The benchmarks: a function of that name in that module, and its description."""
 
 FLEET: dict[str, tuple[str, str]] = {
     "words": ("fleet", "between nodes: a word on one to a word on the other, and to a stream that goes on"),
     "flat_out": ("fleet", "between nodes: generations a second, beside bare messages"),
     "opening": ("fleet", "between nodes: opening a name"),
-    "idle": ("fleet", "what bridges take while nothing happens"),
+    "idle": ("fleet", "processor time of idle bridges"),
 }
 """The same between nodes: --fleet."""
 
@@ -90,7 +90,7 @@ def main(
     import ipcsync
     from ipcsync_bench import report
 
-    ipcsync.driver_name()  # what is to be said of the driver is said here, and by no process that is started
+    ipcsync.driver_name()  # so that this process warns about the driver, and no other one does
     scale = 0.1 if quick else 1.0
     count = rounds or (3 if quick else 5)
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""What people would use instead, and the limit: the servers that a benchmark holds ipcsync against."""
+"""The peers: servers of the alternatives, and of the limit, with which a benchmark compares ipcsync."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONNECT_S = 60.0
 
 
 def serve_echo(_state: dict[str, Any], endpoint: str, feed: str) -> None:
-    """A bare ROUTER that sends back what comes, and a PUB that tells of each frame that begins with `!`."""
+    """A bare ROUTER that sends back what comes, and a PUB that announces each frame that begins with `!`."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router, publisher = context.socket(zmq.ROUTER), context.socket(zmq.PUB)
     router.bind(endpoint)
@@ -61,7 +61,7 @@ class Echo:
 
 
 class Table:
-    """What a Manager serves: the cheapest request there is."""
+    """A Manager's object: the cheapest request there is."""
 
     def renew(self, number: int) -> int:
         """The number."""

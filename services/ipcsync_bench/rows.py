@@ -1,4 +1,4 @@
-"""What a benchmark yields: rows that hold ipcsync against a peer on the same work, measured in turn in the same run."""
+"""Rows: each compares ipcsync with a peer on the same work, measured in turn in the same run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 Figures = Mapping[str, list[float]]
-"""What each contestant took, one figure a round."""
+"""The figures of each contestant, one a round."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Row:
 def interleave(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Each contestant's figures, measured in turn, `rounds` times each.
 
-    Every second round goes the other way round, so that what the machine does meanwhile meets all alike.
+    Every second round has the opposite order, so that other load of the machine affects all alike.
     """
     figures: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""The processes of a benchmark: each runs what it is told, and keeps what it needs between calls."""
+"""The processes of a benchmark: each runs functions, and keeps its state between calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def end_busy_threads() -> None:
 
 
 class Worker(child.Worker):
-    """One process. A function that it runs gets a dict of the worker's own first, for what it keeps between calls."""
+    """One process. The first argument of each function is a dict of the worker, for its state between calls."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         super().__init__(env=env)
@@ -91,6 +91,6 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for worker in self.all:  # all are told before the first is waited for
+        for worker in self.all:  # all are started before the first result is awaited
             worker.connection.close()
         self._stack.close()

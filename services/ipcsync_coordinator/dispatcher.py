@@ -113,14 +113,14 @@ class Dispatcher:
         if entry is None:
             self._strikes.strike(sender.routing)
             raise SessionExpired(
-                "no such session here: it expired, was closed, or is of an earlier coordinator; connect anew"
+                "no such session here: it expired, was closed, or is of an earlier coordinator; connect again"
             )
         if request.id <= entry.forgotten:
             raise ProtocolError(f"request {request.id} was answered too long ago", code="forgotten")
         if entry.session.state != "live" and op not in ("close", "break", "bye"):
             raise SessionExpired(
                 f"the session {entry.session.who} expired: it was silent for longer than its lease's "
-                f"{entry.ttl_ns / 1e9:g} s; connect anew",
+                f"{entry.ttl_ns / 1e9:g} s; connect again",
                 session=entry.session.label,
             )
         if not entry.watch.is_confirmed:

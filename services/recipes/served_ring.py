@@ -1,7 +1,7 @@
 # ruff: noqa: T201 - a recipe says what it did
-"""A ring of buffers with back-pressure, whose producer and consumer may be killed at any moment, and are started anew.
+"""A ring of buffers with back-pressure, whose producer and consumer may be killed at any moment, and are restarted.
 
-Without ipcsync: a producer that is killed leaves the consumer at an event that nobody will ever record, or, where the
+Without ipcsync: a producer that is killed leaves the consumer at an event that will never be recorded, or, where the
 driver calls a dead process's event complete, with a buffer half written. A consumer that is killed leaves the producer
 full for ever. And a buffer that is given to the next one may still be written by the work of the last. Here the other
 one gets RecorderLost within milliseconds, waits until the dead one is over, memory and all, and the ring goes on with

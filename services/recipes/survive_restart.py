@@ -1,5 +1,5 @@
 # ruff: noqa: T201 - a recipe says what it did
-"""A worker and its consumer survive the restart of the coordinator, by connecting anew.
+"""A worker and its consumer survive the restart of the coordinator, by connecting again.
 
 Without ipcsync: whoever exported the events is also the one that may be restarted. What its peers had opened is
 undefined from then on, and a wait on it may pass or hang. Here everything of the old coordinator raises
@@ -48,7 +48,7 @@ class Survivor:
             except (ipcsync.CoordinatorLost, ipcsync.SessionExpired) as error:  # noqa: PERF203 - once a restart
                 if time.monotonic() > deadline:
                     raise
-                print(f"{self._name}: {type(error).__name__}, connecting anew", flush=True)
+                print(f"{self._name}: {type(error).__name__}, connecting again", flush=True)
                 self._client.close()
                 self._client = ipcsync.connect(self._endpoint, name=self._name, timeout=DEADLINE_S)
 

@@ -127,7 +127,7 @@ def test_a_lost_coordinator_is_named(
         assert isinstance(error, ipcsync.CoordinatorLost)
         assert (error.endpoint, error.pid, error.cause) == (coordinator.endpoint, pid, cause)
         assert f"(pid {pid}) has {cause}" in str(error)
-        assert "connect anew" in str(error)
+        assert "connect again" in str(error)
 
 
 def _what_an_expired_session_says() -> tuple[str, str, str]:
@@ -153,7 +153,7 @@ def test_an_expired_session_is_named(coordinator: ipcsync.Coordinator, client: i
 def test_a_closed_client_is_named(coordinator: ipcsync.Coordinator) -> None:
     client = ipcsync.connect(coordinator.endpoint, name="decode")
     client.close()
-    with pytest.raises(ipcsync.ClientClosed, match=r"'decode'.*connect anew") as caught:
+    with pytest.raises(ipcsync.ClientClosed, match=r"'decode'.*connect again") as caught:
         client.stats()
     assert (caught.value.client, caught.value.endpoint) == ("decode", coordinator.endpoint)
 

@@ -122,7 +122,7 @@ def test_a_session_that_fell_silent_may_let_go_and_nothing_else(world: World) ->
         failure = _refused(world, 2, body, token)
         assert failure.kind == "SessionExpired"
         assert failure.attributes["session"] == entry.session.label
-        assert failure.message.endswith("expired: it was silent for longer than its lease's 5 s; connect anew")
+        assert failure.message.endswith("expired: it was silent for longer than its lease's 5 s; connect again")
     for number, ending in enumerate((messages.Break, messages.Close), 3):
         _, done = _send(world, number, ending(opened.slot, opened.incarnation), token)
         assert not isinstance(done, messages.Failure), done

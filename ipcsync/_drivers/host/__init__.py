@@ -2,11 +2,11 @@
 
 Functions have the names, parameters and `(CUresult, value…)` results of `cuda.bindings.driver`, whose enums and structs
 are used. Handles are small integers in the binding's classes. Every process of one segment (IPCSYNC_HOST_SEGMENT) can
-open the others' handles. There is no server: what is shared lies in one file that survives a kill at any instruction,
+open the others' handles. There is no server: the shared state is in one file that survives a kill at any instruction,
 see `layout`.
 
-What CUDA leaves undefined is answered in the strictest way: the records that a dead process left pending stay so for
-ever, and an import whose exporter destroyed it, ended or died is an invalid handle.
+Where CUDA leaves behaviour undefined, this driver does the strictest: the records that a dead process left pending stay
+so for ever, and an import whose exporter destroyed it, ended or died is an invalid handle.
 """
 
 from __future__ import annotations

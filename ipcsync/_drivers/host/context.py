@@ -41,7 +41,7 @@ class Context:
         self.active = True
         self.streams: set[Stream] = set()  # also destroyed ones, until their work is done
         self.legacy: Stream | None = None
-        self.everything: Stream | None = None  # on which all of the context is recorded; nobody has its handle
+        self.everything: Stream | None = None  # for records of all of the context; its handle is never given out
         self.per_thread: list[tuple[threading.Thread, Stream]] = []
 
 
@@ -67,7 +67,7 @@ def current() -> Context:
 
 
 def find_context(ctx: Any) -> Context:
-    """The context of a handle; refused if there is none, or if it is gone."""
+    """The context of a handle; refused for an unknown handle, or if the context is gone."""
     context = _by_handle.get(number(ctx))
     if context is None:
         raise CallFailed(INVALID_CONTEXT)

@@ -1,4 +1,4 @@
-"""The devices of the host driver: how many, which of them this process sees, and what they say of themselves."""
+"""The devices of the host driver: their number, those that this process sees, and their attributes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ATTRIBUTES = {
 
 
 class Devices:
-    """What this process sees: physical device numbers in the order of its ordinals, and the memory of each."""
+    """This process's devices: their physical numbers in the order of its ordinals, and the memory of each."""
 
     def __init__(self) -> None:
         self.visible: list[int] = []
@@ -97,7 +97,7 @@ def visible_devices(count: int, wanted: str | None) -> list[int]:
 
 
 def ordinal_of(dev: Any) -> int:
-    """The ordinal that a CUdevice or an int stands for; refused if there is none such."""
+    """The ordinal that a CUdevice or an int stands for; refused for an unknown one."""
     ordinal = number(dev)
     if not 0 <= ordinal < len(devices.visible):
         raise CallFailed(INVALID_DEVICE)

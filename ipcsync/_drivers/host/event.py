@@ -82,7 +82,7 @@ class Event:
         self.line = line
 
     def latest(self) -> int:
-        """The latest record, 0 if there is none; refused when the exporter destroyed it, ended or died."""
+        """The latest record, 0 if there is none; refused if the exporter destroyed the event, ended or died."""
         line = self.line
         if not line:
             return self._latest
@@ -100,7 +100,7 @@ class Event:
             raise CallFailed(INVALID_HANDLE)
 
     def record(self, stream: Stream) -> None:
-        """Capture what the stream has now."""
+        """Record the stream's present work."""
         if stream.context is not self.context:
             raise CallFailed(INVALID_HANDLE)
         if self.imported:
@@ -121,7 +121,7 @@ class Event:
         self._keep(partial(submit_behind_all, context))
 
     def _keep(self, submit: Callable[[Action | None], int]) -> None:
-        """Have the event stand for what `submit` takes on, given what is to be done then."""
+        """Have the event stand for the operation that `submit` queues; it gets the function to call then."""
         self.captured = None
         if self.flags & DISABLE_TIMING:
             record = submit(None)
@@ -156,7 +156,7 @@ events: dict[int, Event] = {}
 
 
 def find_event(hEvent: Any) -> Event:
-    """The event of a handle; refused if there is none."""
+    """The event of a handle; refused for an unknown handle."""
     try:
         event = events.get(index(hEvent))  # `number`, in most cases
     except TypeError:
@@ -240,7 +240,7 @@ def cuEventSynchronize(hEvent: Any) -> Result:
 def wait_event(event: Any, deadline_ns: int) -> bool:
     """Block until the record that is the latest at the call is complete; False if CLOCK_MONOTONIC passed `deadline_ns`.
 
-    Raises DriverError for what cuEventSynchronize would refuse.
+    Raises DriverError where cuEventSynchronize would fail.
     """
     done: list[bool] = []
     unwrap(_wait_event(event, deadline_ns, done), "cuEventQuery")

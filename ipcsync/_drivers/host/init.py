@@ -61,9 +61,9 @@ def _join() -> Result:
 
 
 def _leave() -> None:
-    """At exit: refuse everything from now on, and give back what the segment has of this process.
+    """At exit: refuse all calls from now on, and free this process's objects in the segment.
 
-    What is still queued stays unfinished for ever, as after a kill.
+    Queued work stays unfinished for ever, as after a kill.
     """
     if process.mark is None or process.mark.in_child:
         return

@@ -39,7 +39,7 @@ def pack_handle(kind: type[Any], tag: bytes, serial: int, fields: Fields) -> Any
 
 
 def unpack_handle(handle: Any, tag: bytes) -> tuple[int, Fields]:
-    """The exporter's serial and the fields of a handle of this segment; refused as INVALID_VALUE if it is none."""
+    """The exporter's serial and the fields of a handle of this segment; INVALID_VALUE for any other bytes."""
     data = ctypes.string_at(handle.getPtr(), 64)
     body = data[: _BODY.size]
     found, nonce, serial, *fields = _BODY.unpack(body)

@@ -23,7 +23,7 @@ POSITION_MASK = (1 << POSITION_BITS) - 1
 
 # Words of the header.
 H_MAGIC = 0  # written last
-H_NONCE = 1  # random: tells this segment from an earlier one of its name
+H_NONCE = 1  # random: distinguishes this segment from an earlier one of its name
 H_SERIAL = 2  # of the process that came last; a serial is never used again
 H_STREAM_CURSOR = 3  # where the search for a free slot goes on, so that slots come again as late as possible
 H_EVENT_CURSOR = 4
@@ -37,7 +37,7 @@ P_SERIAL = 0  # 0: free. Written last
 P_PID = 1
 P_START = 2
 P_NAMESPACE = 3  # inode of the pid namespace: only there the pid means anything
-P_MARK = 4  # held by the process while it has exported events; if nobody holds it, ask for the lock
+P_MARK = 4  # held by the process while it has exported events; if it is not held, check the lock
 P_USED = 8  # bytes of device memory, one word a physical device
 
 # A stream: one cache line.
@@ -53,11 +53,11 @@ EVENTS = STREAMS + MAX_STREAMS * STREAM_WORDS
 EVENT_WORDS = 8
 E_WORD = 0  # uses of the line << 1 | in use
 E_OWNER = 1  # serial of the exporter
-E_LATEST = 2  # the latest record, 0: never recorded. Written by whoever records
+E_LATEST = 2  # the latest record, 0: never recorded. Written by the process that records
 E_DEVICE = 3  # physical device
 E_PROCESS = 4  # the exporter's line in the table of processes
 
-# One byte a slot, searched by memchr: free, used, or retired with work that nobody will ever finish.
+# One byte a slot, searched by memchr: free, used, or retired with work that will never finish.
 STREAM_MAP = (EVENTS + MAX_EVENTS * EVENT_WORDS) * 8
 EVENT_MAP = STREAM_MAP + MAX_STREAMS
 SIZE = EVENT_MAP + MAX_EVENTS

@@ -16,7 +16,7 @@ LEGACY_STREAM = 0
 
 
 class _Place:
-    """One side of a copy: an address, and what keeps it mapped until the copy is done."""
+    """One side of a copy: an address, and the object that keeps it mapped until the copy is done."""
 
     __slots__ = ("address", "is_pageable", "keep")
 
@@ -75,7 +75,7 @@ def cuMemcpyHtoD(dstDevice: Any, srcHost: Any, ByteCount: Any) -> Result:
 
 @entry()
 def cuMemcpyHtoDAsync(dstDevice: Any, srcHost: Any, ByteCount: Any, hStream: Any) -> Result:
-    """Copy host memory to the device in a stream; what is pageable has been read when the call returns."""
+    """Copy host memory to the device in a stream; pageable memory was read when the call returns."""
     n = number(ByteCount)
     return _copy(_device(dstDevice, n), _host(srcHost, n), n, find_stream(hStream), wait=False)
 

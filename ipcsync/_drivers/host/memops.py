@@ -77,7 +77,7 @@ def _wait(hStream: Any, addr: Any, value: Any, flags: Any, bits: int) -> Result:
 
 
 def _poll(keep: Range, word: Any, fits: Callable[[int], bool], futex: Futex) -> None:
-    """Look until the word fits. A plain store wakes nobody, so each sleep is bounded; a write of ours does wake."""
+    """Poll until the word fits. A plain store wakes no sleeper, so each sleep is bounded; a stream's write wakes."""
     pause = _FIRST_PAUSE_NS
     while not fits(value := word.value):
         futex.wait(value, pause)

@@ -44,7 +44,7 @@ _file_numbers = itertools.count(1)
 
 
 class Range:
-    """A piece of memory that the device can use. Whoever holds it keeps the mapping, also after it was freed."""
+    """A piece of memory that the device can use. A reference keeps the mapping, also after it was freed."""
 
     __slots__ = ("_map", "context", "is_live", "kind", "number", "opened", "origin", "size", "start")
 
@@ -87,7 +87,7 @@ class Ranges:
         return True
 
     def map(self, new: Range) -> None:
-        """Add a mapping made just now. What was registered at its address was unmapped by the program, and is gone."""
+        """Add a new mapping. Memory that was registered at its address was unmapped by the program, and is removed."""
         while not self.add(new):
             end = new.start + new.size
             for stale in self._table[1].values():
@@ -186,7 +186,7 @@ def cuMemFree(dptr: Any) -> Result:
     if capturing.active:
         capturing.unsafe()
     freed = ranges.remove(start, DEVICE, INVALID_VALUE)
-    with suppress(FileNotFoundError):  # somebody tidied up by hand: it is as it should be
+    with suppress(FileNotFoundError):  # it was removed by hand: that is fine
         os.unlink(_file(process.segment.serial, freed.number))
     process.segment.give_memory(freed.context.physical, freed.size)
     return OK
@@ -353,7 +353,7 @@ def address_of(p: Any) -> int:
 
 @entry(1)
 def cuPointerGetAttribute(attribute: Any, ptr: Any) -> Result:
-    """What is known of memory that the device can use; INVALID_VALUE for any other."""
+    """The attributes of memory that the device can use; INVALID_VALUE for any other."""
     found = usable(number(ptr), 1)
     name = CUpointer_attribute(attribute).name.removeprefix("CU_POINTER_ATTRIBUTE_")
     on_host = found.kind in (HOST, REGISTERED)

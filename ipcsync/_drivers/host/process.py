@@ -1,4 +1,4 @@
-"""What this process is to the host driver: nothing before cuInit, then one member of one segment."""
+"""This process's state in the host driver: none before cuInit, then one member of one segment."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Process:
     words: memoryview  # the segment, in words of 8 bytes
 
     def __init__(self) -> None:
-        self.mark: ForkMark | None = None  # made by cuInit, so that it tells of forks after that
-        self.refusal: Any = CUresult.CUDA_ERROR_NOT_INITIALIZED  # what calls get while there is no mark
+        self.mark: ForkMark | None = None  # made by cuInit, so that it shows forks after that
+        self.refusal: Any = CUresult.CUDA_ERROR_NOT_INITIALIZED  # the result of calls while there is no mark
         self.asynchronous = False  # IPCSYNC_HOST_ASYNC: nothing is finished within the call
         # One sequence for handles of all kinds: no handle is ever another object's, and none is 0, 1 or 2.
         self.numbers = itertools.count(0x1000, 0x10)

@@ -1,4 +1,4 @@
-"""What the host driver's functions return, and the frame that each of them runs in.
+"""Results of the host driver's functions, and the frame in which each of them runs.
 
 A function of the driver API never raises for a refused call: it returns `(CUresult, None…)`. Inside the driver a
 refusal is the exception `CallFailed`, which `entry` turns into that tuple.

@@ -29,13 +29,13 @@ _PREFIX = f"ipcsync-host-{layout.LAYOUT}-{os.getuid()}-"
 _MEMORY = re.compile(r"-mem-(\d+)-\d+$")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,120}")
 
-# x86-64 shows stores in program order. Elsewhere `fence(SEQ_CST)` stands between work and the `done` that tells of it.
+# x86-64 shows stores in program order. Elsewhere `fence(SEQ_CST)` stands between work and the `done` that shows it.
 fence = None if platform.machine() == "x86_64" else ctypes.CDLL("libatomic.so.1").atomic_thread_fence
 SEQ_CST = 5
 
 
 def open_segment(name: str) -> Segment:
-    """Join the segment `name`, made if nobody is in it; first clean up after the dead, in every segment of this user.
+    """Join the segment `name`, created if it is empty; first clean up after the dead, in every segment of this user.
 
     Raises ValueError for a bad name, OSError when the file cannot be had or all lines for processes are taken.
     """
@@ -193,7 +193,7 @@ class Segment:
 
     @exclusive
     def free_event(self, base: int) -> None:
-        """Give the line of an event back: whoever imported it is refused from now on."""
+        """Free the line of an event: its importers are refused from now on."""
         if not self._left:
             self._free_event((base - layout.EVENTS) // layout.EVENT_WORDS)
 
@@ -216,7 +216,7 @@ class Segment:
 
     def _free_stream(self, slot: int) -> None:
         base = layout.STREAMS + slot * layout.STREAM_WORDS
-        # What was left unfinished stays so for ever, and its slot with it.
+        # Unfinished work stays so for ever, and its slot with it.
         lost = self.words[base + layout.S_DONE] < self.words[base + layout.S_TAIL]
         self.words[base + layout.S_OWNER] = 0
         self._map[layout.STREAM_MAP + slot] = layout.RETIRED if lost else layout.FREE
@@ -262,7 +262,7 @@ class Segment:
         return bool(mark) or line == self.line or locks.is_locked(self._fd, layout.LIFE + line)
 
     def _reap(self) -> None:
-        """Free what the dead have left. A reaper that is killed leaves the rest to the next one."""
+        """Free the objects of dead processes. A reaper that is killed leaves the rest to the next one."""
         living = _living(self._fd, self.words)
         if self.serial:
             living[self.serial] = self.line
@@ -283,7 +283,7 @@ class Segment:
         self.words[base + layout.P_SERIAL] = 0
 
     def _sweep(self, living: dict[int, int]) -> None:
-        """Free the streams, events and memory files of whoever is not among the `living`."""
+        """Free the streams, events and memory files of all processes but the `living`."""
         for slot in self._used(layout.STREAM_MAP, layout.MAX_STREAMS):
             if self.words[layout.STREAMS + slot * layout.STREAM_WORDS + layout.S_OWNER] not in living:
                 self._free_stream(slot)
@@ -385,7 +385,7 @@ def _remove_dead_segments(own: str) -> None:
             continue
         if not entry.is_file(follow_symlinks=False):
             continue
-        # Gone meanwhile; somebody is at work in it, so it lives; another user's, who uses our name.
+        # It is gone, in use, or another user's of the same name.
         with suppress(FileNotFoundError, BlockingIOError, PermissionError):
             fd = os.open(entry.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

@@ -141,7 +141,7 @@ class Stream:
                 action()
             if fence:
                 fence(SEQ_CST)
-            # Nobody can be asleep for a position that was not told to anyone: no wake.
+            # No wake: no process can sleep for a position that was not published yet.
             words[done_at] = words[done_at + layout.S_TAIL] = position
             return self.base | position
         self._pending.append((position, partial(_after, before, action) if before else action))
@@ -150,7 +150,7 @@ class Stream:
         return self.base | position
 
     def implicit(self) -> list[int]:
-        """What an operation taken on now has to wait for by the rules of the legacy default stream."""
+        """The records that a new operation has to wait for by the rules of the legacy default stream."""
         if self.is_legacy:
             others = [stream for stream in list(self.context.streams) if stream.is_blocking]
         else:
@@ -194,7 +194,7 @@ class Stream:
                 return
 
     def destroy(self) -> None:
-        """Take nothing on any more; the slot goes back when everything is done. Never blocks; twice does nothing."""
+        """Refuse new operations; the slot is freed when all work is done. Never blocks; a second call does nothing."""
         under(self._lock, self.close)
         capturing.drop(self)
         if self._pending:
@@ -214,7 +214,7 @@ class Stream:
         try:
             slot = self._slots.pop()
         except IndexError:
-            return  # it was given back
+            return  # it was freed already
         process.segment.free_stream(slot)
 
 
@@ -314,7 +314,7 @@ def cuStreamCreateWithPriority(flags: Any, priority: Any) -> Result:
 
 @entry()
 def cuStreamDestroy(hStream: Any) -> Result:
-    """Destroy a stream that was created; what is queued still runs."""
+    """Destroy a created stream; its queued work still runs."""
     stream = streams.get(number(hStream))
     if stream is None:
         raise CallFailed(INVALID_HANDLE)
@@ -371,7 +371,7 @@ def cuStreamQuery(hStream: Any) -> Result:
 
 @entry()
 def cuStreamSynchronize(hStream: Any) -> Result:
-    """Wait until a stream has done what it has now."""
+    """Wait until a stream has finished its present work."""
     stream = find_stream(hStream)
     if capturing.active:
         capturing.look_at_stream(stream)
