@@ -230,7 +230,10 @@ def test_a_child_has_no_descriptors_but_its_own() -> None:
     read, write = os.pipe()
     os.set_inheritable(read, True)
     with Worker() as one:
-        assert [what.partition(":")[0] for what in one.call(my_descriptors)] == ["socket"]
+        found = [
+            what for what in one.call(my_descriptors) if "/libffi.so" not in what
+        ]  # newer ones open their own file
+        assert [what.partition(":")[0] for what in found] == ["socket"]
     os.close(read)
     os.close(write)
 
