@@ -12,11 +12,12 @@ from msgspec.structs import replace
 import ipcsync
 from ipcsync._board import Board
 from ipcsync._drivers import describe
+from ipcsync._engines import TimelineEngine
 from ipcsync._session.references import Opening
 from ipcsync._session.waits import Pending
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Break, Close
-from ipcsync.errors import DriverError, Reentered, WaitTimeout
+from ipcsync.errors import DriverError, Reentered, SessionExpired, WaitTimeout
 from ipcsync.testing import StreamGate
 from tests.kit.until import until
 from tests.unit.test_attachments import Scene
@@ -229,3 +230,105 @@ def test_a_close_that_the_goodbye_has_told_meanwhile_is_done(scene: Scene, monke
     scene.table.give_back(scene.reply(1))
     scene.table.closes.flush(1, wait=True)
     assert not scene.table.closes.has_any
+
+
+def test_a_mirror_is_attached_where_the_device_that_it_is_recorded_on_is_not_seen(scene: Scene) -> None:
+    opening = Opening()
+    reply = replace(scene.reply(device="GPU-of-another-node"), origin=messages.Origin(b"e" * 16, 3, 2, "two"))
+    scene.table.closes.change(1, lambda: scene.table.add(reply, opening))
+    assert opening.attached is not None
+    assert opening.attached.device == ipcsync.Device(ipcsync.current_device())
+    opening.close()
+
+
+def test_what_came_too_late_of_a_use_that_drains_is_told_when_that_is_over(scene: Scene) -> None:
+    opening, stream = scene.open(recorder=True), ipcsync.Stream()
+    assert opening.attached is not None
+    engine = opening.attached.engine
+    with StreamGate(stream):
+        engine.record(stream._handle, engine.ordinal, 1)
+        opening.close()
+        assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
+        scene.table.give_back(scene.reply())
+        scene.table.closes.flush(1, wait=True)
+        assert scene.coordinator.heard() == []
+    stream.synchronize()
+
+
+def test_an_opening_that_an_exception_ends_closes_no_use_that_others_have(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = scene.open()
+    assert opening.attached is not None
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.table, "_put", interrupt)
+        for slot in (0, 1):
+            with pytest.raises(KeyboardInterrupt):
+                scene.open(slot)
+    assert not opening.attached.engine.is_closed
+    assert [engine.slot for engine in scene.table.draining.engines] == [1]
+    assert all(engine.is_closed for engine in scene.table.draining.engines)
+
+
+def test_a_use_whose_end_an_exception_interrupted_is_ended_by_a_beat(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, other = scene.open(), scene.open(1)
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.table, "_begin_close", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            opening.close()
+    assert scene.table.find((0, 1)) is not None
+    scene.table.beat()
+    scene.table.closes.flush(1, wait=True)
+    assert scene.coordinator.heard() == [Close(0, 1)]
+    assert scene.table.find((0, 1)) is None
+    assert scene.table.find((1, 1)) is other.attached
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_close_is_told_before_it_returns_if_it_is_to_wait(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    monkeypatch.setattr("ipcsync._session.attachments._TELL_S", 30)
+    opening, entered, left = scene.open(), threading.Event(), threading.Event()
+
+    def stay() -> None:
+        entered.set()
+        left.wait(0.1)
+
+    changing = threading.Thread(target=scene.table.closes.change, args=(5, stay))
+    changing.start()
+    entered.wait(30)
+    opening.close(wait=wait)
+    assert scene.coordinator.heard() == ([Close(0, 1)] if wait else [])
+    left.set()
+    changing.join(30)
+
+
+def test_a_session_that_is_over_does_not_keep_points_from_being_attached(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise SessionExpired("silent")
+
+    monkeypatch.setattr(scene.table, "beat", fail)
+    monkeypatch.setattr(scene.table, "_since_beat", 64)
+    scene.table.relieve()
+    assert scene.table._since_beat == 0
+
+
+def test_whether_an_engine_works_here_is_tried_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(TimelineEngine, "open_first", lambda engine: tried.append(engine.slot))
+    for slot in range(3):
+        scene.open(slot).close()
+    assert tried == [0]
