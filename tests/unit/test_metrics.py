@@ -6,12 +6,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ipcsync import EventInfo
+from ipcsync._wire.messages import BridgeInfo
 from ipcsync.client.rates import Tracks
 from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
@@ -50,7 +52,11 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     }  # fmt: skip
     rows = [SeenEvent(_info(state=state), None, 0.0, []) for state in ("open", "open", "broken")]
     made = Sampler(None)
-    made.look = Look(at=1.0, problem="", stats=stats, events=rows)
+    bridge = BridgeInfo(
+        node="here", fleet="f", pid=9, server="nats://there:4222", mirrors=2, exports=1, peers=[],
+        counts={"wants": 4}, nodes_lost={"silent": 1}, refusals={"NodeLost": 3},
+    )  # fmt: skip
+    made.look = Look(at=1.0, problem="", stats=stats, events=rows, bridge=bridge)
     monkeypatch.setattr(made, "_answered_at", made._now())
     return made
 
@@ -94,6 +100,18 @@ def test_memory_is_told_of_each_process_and_without_a_keeper_of_one(sampler: Sam
     ]
 
 
+def test_the_bridge_is_told_of_only_while_it_answers(sampler: Sampler) -> None:
+    samples = _samples(sampler)
+    assert samples["ipcsync_bridge_up", ()] == 1
+    assert samples["ipcsync_bridge_links", ("mirrored",)] == 2
+    assert samples["ipcsync_bridge_wants_total", ()] == 4
+    assert samples["ipcsync_bridge_nodes_lost_total", ("silent",)] == 1
+    assert samples["ipcsync_bridge_refusals_total", ("NodeLost",)] == 3
+    sampler.look = replace(sampler.look, bridge=None)
+    told = {key: value for key, value in _samples(sampler).items() if key[0].startswith("ipcsync_bridge")}
+    assert told == {("ipcsync_bridge_up", ()): 0}
+
+
 def test_the_histograms_buckets_are_cumulative_and_hold_their_bound(sampler: Sampler) -> None:
     samples = _samples(sampler)
     buckets = [value for (name, _), value in samples.items() if name == "ipcsync_request_seconds_bucket"]
@@ -120,7 +138,8 @@ def test_while_the_coordinator_is_not_ready_nothing_old_is_told(
 def test_every_metric_is_told_of_in_the_documentation(sampler: Sampler) -> None:
     text = (Path(__file__).parents[2] / "docs" / "observer.md").read_text()
     names = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in _samples(sampler)}
-    assert set(re.findall(r"^\| `(ipcsync_\w+)`", text, re.MULTILINE)) == names
+    cells = re.findall(r"^\| (`ipcsync_[^|]+)\|", text, re.MULTILINE)  # the first of each row, with one name or several
+    assert {name for cell in cells for name in re.findall(r"`(ipcsync_\w+)`", cell)} == names
 
 
 @pytest.mark.process
