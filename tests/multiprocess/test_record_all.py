@@ -232,11 +232,9 @@ def test_named_streams_harm_no_capture_of_another(client: ipcsync.Client, engine
 
 @pytest.mark.usefixtures("older_driver")
 @pytest.mark.parametrize("held", sorted(set(STREAMS) - {"another library's"}), indirect=True)
-def test_an_older_driver_joins_what_is_known_and_warns(
-    client: ipcsync.Client, waiter: Peer, held: StreamGate, engine: EngineName
-) -> None:
+def test_an_older_driver_joins_what_is_known_and_warns(client: ipcsync.Client, waiter: Peer, held: StreamGate) -> None:
     with pytest.warns(RuntimeWarning, match="cannot record all of a context"):
-        point = client.record_all(engine=engine)
+        point = client.record_all()
     _is_behind(point, held, waiter)
 
 
