@@ -139,14 +139,19 @@ def _explore(scenario: Scenario) -> None:
     # That nothing goes wrong is no proof if nothing ever goes right, or the loss is never seen.
     assert counts["states"] > 100
     assert (counts["good"] > 0) == (REC in scenario.programs[0])
-    assert (counts["lost"] > 0) == (scenario.kills + scenario.stops > 0 and _stands_behind(scenario))
+    faulty = {*(scenario.killable if scenario.kills else ()), *(scenario.stoppable if scenario.stops else ())}
+    assert (counts["lost"] > 0) == bool(_stands_behind(scenario, len(scenario.programs) - 1, scenario.wanted) & faulty)
 
 
-def _stands_behind(scenario: Scenario) -> bool:
-    """Whether the generation that is waited for was recorded behind a wait."""
-    program = scenario.programs[-1]
+def _stands_behind(scenario: Scenario, who: int, generation: int) -> set[int]:
+    """Those behind whose records a generation of `who` was recorded, at any remove."""
+    program = scenario.programs[who]
     records = [index for index, op in enumerate(program) if op == REC]
-    return any(op != REC for op in program[: records[scenario.wanted - 1]])
+    found = set()
+    for op in program[: records[generation - 1]] if len(records) >= generation else ():
+        if op[0] in ("wait", "ahead"):
+            found |= {op[1], *_stands_behind(scenario, op[1], op[2])}
+    return found
 
 
 @pytest.mark.parametrize(("engine", "lies"), [("event", True), ("event", False), ("timeline", True)])
