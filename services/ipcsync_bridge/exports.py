@@ -2,13 +2,15 @@
 
 A thread looks at no more events than one `futex_waitv` takes. While any of them has work in flight it looks every
 50 µs, ever slower up to 1 ms, since a GPU wakes nobody; else it sleeps until a recorder publishes, or the coordinator
-finishes an event. A wake that comes between look and sleep is lost; the next look is a second later at most, and the
-coordinator's feed tells of an end besides.
+finishes an event. A look at many that all change takes long: then it rests for as long, and the processor is left to
+the recorders; what is recorded meanwhile is told by the newest state. A wake that comes between look and sleep is lost;
+the next look is a second later at most, and the coordinator's feed tells of an end besides.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -21,6 +23,7 @@ from ipcsync_bridge.wire import Key, Row
 
 _FIRST_NS, _LONGEST_NS = 50_000, 1_000_000
 _IDLE_NS = 1_000_000_000
+_LONG_LOOK_NS, _LONGEST_REST_NS = 250_000, 5_000_000
 
 
 class Export:
@@ -122,10 +125,14 @@ class Watcher:
             self._futexes.expect(0, self._word.value)
             while self._changes:
                 self._change(*self._changes.popleft())
+            began = time.monotonic_ns()
             changed = [export for index, export in enumerate(self._exports, 1) if self._look(index, export)]
             if changed:
                 pause = _FIRST_NS
                 self._changed(changed)
+                took = time.monotonic_ns() - began
+                if took > _LONG_LOOK_NS and len(changed) > 1:
+                    time.sleep(min(took, _LONGEST_REST_NS) / 1e9)
             self._futexes.count = 1 + len(self._exports)
             if any(export.is_in_flight for export in self._exports):
                 self._futexes.wait(pause)

@@ -46,7 +46,8 @@ class Desk:
         self._connection.starts = lambda: self.board.starts
         self.lease = SessionLease(self.board, welcome, connection.endpoint, self._connection.drain_late)
         self._is_closed = False
-        self._asked: queue.SimpleQueue[tuple[Request, Callable[[], object]] | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._asked: queue.SimpleQueue[tuple[Request, asyncio.Event] | None] = queue.SimpleQueue()
         self._unanswered = 0
         self._goes_on = asyncio.Event()
         self._goes_on.set()
@@ -95,12 +96,11 @@ class Desk:
         """The reply's body; raises the error that it carries, WaitTimeout, or SessionLost."""
         await self._goes_on.wait()
         self.check()
-        loop = asyncio.get_running_loop()
         done = asyncio.Event()
         request = Request(body)
         self._unanswered += 1
         try:
-            self._asked.put((request, lambda: loop.call_soon_threadsafe(done.set)))
+            self._asked.put((request, done))
             await done.wait()
         finally:
             self._unanswered -= 1
@@ -133,7 +133,7 @@ class Desk:
 
     def _serve(self) -> None:
         """Make what is asked, as much at once as is there."""
-        is_over = False
+        loop, is_over = self._loop, False
         while not is_over:
             batch = [self._asked.get()]
             with contextlib.suppress(queue.Empty):
@@ -143,9 +143,8 @@ class Desk:
             asked = [each for each in batch if each is not None]
             if asked:
                 self._exchange([request for request, _ in asked])
-            for _, tell in asked:
-                with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
-                    tell()
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+                loop.call_soon_threadsafe(_set_all, [done for _, done in asked])  # which wakes it once
 
     def _exchange(self, requests: list[Request]) -> None:
         try:
@@ -185,6 +184,11 @@ class Desk:
         self._clerk.join(REQUEST_S)
         self.lease.stop()
         self._connection.close()
+
+
+def _set_all(events: list[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
 
 
 class Feed:
