@@ -20,6 +20,7 @@ from ipcsync._launch import Coordinator
 from ipcsync._linux.process import start_time
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit.collector import collector_off
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import children_of
@@ -49,7 +50,8 @@ class Blocked:
         self.ended = time.monotonic()
 
     def _is_inside(self) -> bool:
-        frame: FrameType | None = sys._current_frames().get(self._thread.ident or 0)
+        with collector_off():  # CPython before 3.12 hangs for ever if a finalizer gives up the GIL in this call
+            frame: FrameType | None = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
             if self._entered in frame.f_code.co_name:  # a mutant of it is called after it
                 return True

@@ -51,7 +51,7 @@ def test_row_47_a_drivers_call_that_blocks_for_longer_than_the_ttl_costs_no_sess
     def slow(*args: Any) -> Any:
         if threading.current_thread() is threading.main_thread() and not blocked:
             blocked.append(name)
-            time.sleep(3 * client.lease_ttl)  # as behind a full queue: the GIL is released, other threads run
+            time.sleep(1.5 * client.lease_ttl)  # as behind a full queue: the GIL is released, other threads run
         return real(*args)
 
     with StreamGate(other) as gate:

@@ -46,6 +46,11 @@ class Peer(Worker):
                 raise PeerError(f"in the peer:\n{error.trace}") from None
             raise
 
+    def dismiss(self) -> None:
+        """Tell it to end, unless it is inside a call, and wait for nothing."""
+        if not self._owed:
+            self.connection.close()
+
     def close(self, seconds: float = DEADLINE_S) -> int | None:
         """Let it end by itself, or kill it if it is inside a call. AssertionError if it does not end."""
         is_late = self.status is None and not self._owed and not self._ends(seconds)

@@ -133,7 +133,7 @@ def test_two_that_wait_ahead_for_each_other_are_both_released_when_one_closes(
 def test_a_beat_that_ends_an_attachment_does_not_wait_for_a_coordinator_that_is_silent(
     coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:
-    recorder, waiter = new_client("recorder"), new_client("waiter", lease_ttl=2.0)
+    recorder, waiter = new_client("recorder"), new_client("waiter", lease_ttl=1.0)
     event = recorder.event("e", recorder=True, engine=engine)
     point = waiter.point(bytes(event.record(ipcsync.Stream())))
     point.synchronize(10)
@@ -142,7 +142,7 @@ def test_a_beat_that_ends_an_attachment_does_not_wait_for_a_coordinator_that_is_
     try:
         del point  # the last of a finished event: the next beat ends the attachment
         with pytest.raises(ipcsync.WaitTimeout):
-            waiter.event("other", timeout=4.0)  # for two TTLs no other request gets through
+            waiter.event("other", timeout=2.0)  # for two TTLs no other request gets through
     finally:
         os.kill(coordinator.pid, signal.SIGCONT)
     assert waiter.list_sessions()
