@@ -213,12 +213,13 @@ class Connection:
         """Whether any was sent: if there was not room for all, all are sent again later."""
         for count, request in enumerate(requests):
             was_sent, request.is_sent = request.is_sent, True
-            request.sent_to = self.starts()
+            starts = self.starts()
             try:
                 socket.send(request.frame, _NOW)
             except zmq.Again:
                 request.is_sent = was_sent
                 return count > 0  # no coordinator is connected right now
+            request.sent_to = starts  # only now: one that was given up is sent to each coordinator once
             self.sent += 1
         return True
 
