@@ -54,7 +54,7 @@ def _load() -> tuple[ModuleType, str]:
     else:
         if theirs == core_python.INTERFACE:
             return core, ""
-        why_not = f"it was built from another version (interface {theirs}, not {core_python.INTERFACE}): install anew"
+        why_not = f"it was built from another version (interface {theirs}, not {core_python.INTERFACE}): install again"
     if wanted == "1":
         raise ImportError(f"IPCSYNC_COMPILED=1, but there is no compiled core: {why_not}")
     return core_python, why_not

@@ -1,10 +1,10 @@
-"""A stream that waits for others: for all of a context, or for those that are named.
+"""Make a stream wait for others: for all streams of a context, or for named ones.
 
-CUDA records all of a context with one call (cuCtxRecordEvent, CUDA 12.5). It has a price: while any stream of the
-context captures, the call fails, *and every such capture is invalidated*. A context cannot be asked whether anything in
-it captures; only streams can, and only those that surely exist. So the known ones are asked first, and a capture there
-is refused unharmed. A capture on another library's non-blocking stream is not seen, and is invalidated, as it is by
-cuCtxSynchronize (`torch.cuda.synchronize`).
+CUDA records all of a context with one call (cuCtxRecordEvent, CUDA 12.5). While any stream of the context is being
+captured, this call fails *and invalidates every such capture*. CUDA cannot say whether anything in a context is being
+captured. It can say so of a stream, but only of one that surely exists. So the known streams are asked first, and the
+call is not made if one of them is being captured. A capture on another library's non-blocking stream is not seen, and
+is invalidated, as it is by cuCtxSynchronize (`torch.cuda.synchronize`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ipcsync.errors import StreamCapturing
 
 __all__ = ["wait_for_all", "wait_for_each"]
 
-_RECORDS_CONTEXTS = 12050  # the first driver that does
+_RECORDS_CONTEXTS = 12050  # the first version of the driver that has cuCtxRecordEvent
 _WHAT = "record everything"
-_LEGACY = 1  # CU_STREAM_LEGACY: 0 is the thread's own default stream where the binding was told so
+_LEGACY = 1  # CU_STREAM_LEGACY; not 0, which is the thread's own default stream if the binding is set up so
 
 _Known = tuple[DriverObject, int]
 
@@ -38,10 +38,10 @@ def _records_contexts() -> bool:
 
 
 def wait_for_all(joined: Stream) -> None:
-    """Have `joined` wait for all work submitted so far to the context of its device that is current, else the primary.
+    """Make `joined` wait for all work submitted so far to a context of its device: the current one, else the primary.
 
-    Raises StreamCapturing while a stream of the context is being captured; what this library knows of is left unharmed.
-    Where the driver cannot record a context it waits for the streams known here, and warns (RuntimeWarning).
+    Raises StreamCapturing while a stream of the context is being captured; the capture stays valid if the stream is
+    known here. If the driver cannot record a context, `joined` waits for the known streams, with a RuntimeWarning.
     """
     with OnDevice(joined.device_index):
         if _records_contexts():
@@ -50,8 +50,8 @@ def wait_for_all(joined: Stream) -> None:
             return
         count = living.use(lambda made: _wait_for_known(joined, _known(made, joined.device_index)))
     warnings.warn(
-        "this driver is older than CUDA 12.5 and cannot record all of a context: joined were its blocking streams and "
-        f"{count} others that ipcsync knows; name the streams (streams=[…]) to be sure of them",
+        "this driver is older than CUDA 12.5 and cannot record all of a context: the point covers its blocking streams "
+        f"and {count} others that ipcsync knows; name the streams (streams=[…]) to cover any others",
         RuntimeWarning,
         stacklevel=4,
     )
@@ -76,7 +76,7 @@ def _wait_for_context(joined: Stream) -> None:
 
 
 def _known(made: Sequence[_Known], ordinal: int) -> list[_Known]:
-    """The streams of a device that surely exist: those made here, this thread's current ones, and the default one.
+    """The streams of a device that surely exist: the default one, those made here, and this thread's current ones.
 
     The default stream stands for all blocking streams of its context, whoever made them.
     """
@@ -95,7 +95,7 @@ def _refuse_captures(streams: Iterable[_Known]) -> None:
 def _wait_for_known(joined: Stream, streams: Sequence[_Known]) -> int:
     others = [_wrapped(handle, ordinal) for handle, ordinal in streams if int(handle) != joined.stream_id]
     wait_for_each(joined, others)
-    return len(others) - 1  # without the default one, which stands for the blocking ones
+    return len(others) - 1  # without the default stream, which stands for the blocking ones
 
 
 def _wrapped(handle: DriverObject, ordinal: int) -> Stream:
@@ -103,9 +103,9 @@ def _wrapped(handle: DriverObject, ordinal: int) -> Stream:
 
 
 def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:
-    """Have `joined` wait for all work submitted so far to each of the streams, of whichever devices.
+    """Make `joined` wait for all work submitted so far to each of the streams, on any device.
 
-    Raises StreamCapturing if one of them is being captured: nothing is waited for then.
+    Raises StreamCapturing if one of them is being captured; `joined` then waits for none of them.
     """
     for stream in streams:
         with OnDevice(stream.device_index):

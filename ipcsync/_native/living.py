@@ -1,7 +1,7 @@
 """The streams that ipcsync has made and not destroyed yet, for calls that concern all of them.
 
-A stream is destroyed by a finalizer, which runs on any thread, in the middle of anything. So whoever uses the list
-holds its lock, and a stream that is dropped meanwhile is destroyed behind that.
+A finalizer destroys a stream, and it may run on any thread, between any two steps. So whoever uses the list holds its
+lock, and a stream that is dropped meanwhile is destroyed when the lock is free again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class _Living:
         self._dropped: deque[DriverObject] = deque()
 
     def add(self, handle: DriverObject, ordinal: int) -> None:
-        """A stream was made."""
+        """List a stream that was made."""
         self._streams[int(handle)] = (handle, ordinal)
 
     def destroy(self, handle: DriverObject) -> None:
-        """Destroy a stream that was made here, now or as soon as nobody uses the list. Nothing is raised."""
-        self._streams.pop(int(handle), None)  # first: who looks at the list from now on does not find it
+        """Destroy a stream that was made here, now or as soon as nobody uses the list. Raises nothing."""
+        self._streams.pop(int(handle), None)  # first, so that nobody finds it in the list from now on
         self._dropped.append(handle)
         self._destroy_dropped()
 
@@ -43,7 +43,7 @@ class _Living:
             release.destroy("cuStreamDestroy", self._dropped.popleft())
 
     def use(self, function: Callable[[list[tuple[DriverObject, int]]], T]) -> T:
-        """`function(streams)`, (handle, ordinal) of each stream; none of them is destroyed before it returns."""
+        """Call `function` with (handle, ordinal) of each stream; none of them is destroyed before it returns."""
         try:
             return under(self._lock, lambda: function(list(self._streams.values())))
         finally:

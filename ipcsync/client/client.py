@@ -245,21 +245,20 @@ class Client:
         timeout: float | None = None,
         after: Iterable[Point] = (),
     ) -> Point:
-        """A point behind everything submitted so far to a device (the current one by default), whatever the stream.
+        """A point behind everything submitted so far to a device (the current one by default), on any stream.
 
-        It takes the place of `torch.cuda.synchronize()` before a hand-over, without waiting on the host. It covers the
-        context of that device that is current on this thread, else the primary one, which is what torch uses; of a
-        primary context, its green contexts too. It stands behind every wait of this process, so it raises RecorderLost
-        if any was lost, until that stream is resumed; name the streams if it is gone. `engine`, `timeout` and `after`
-        are as in `record`.
+        It replaces `torch.cuda.synchronize()` before a hand-over, and the host does not wait. It covers the context of
+        the device that is current on this thread, else the primary one, which torch uses, with its green contexts. The
+        point stands behind every wait of this process: if one was lost, RecorderLost is raised until that stream is
+        resumed. If that stream is gone, name the other `streams`: the point then covers all that was submitted to
+        these, on any device. `engine`, `timeout` and `after` are as in `record`.
 
-        CUDA spoils captures here: StreamCapturing is raised, and nothing harmed, while a stream that ipcsync made, a
-        current one of this thread or a blocking one is being captured; a capture on another library's stream is
-        invalidated, as by `torch.cuda.synchronize()`, and StreamCapturing says so. Name the `streams` where others may
-        capture: the point is behind all that was submitted to those, on any device, and nothing else is touched.
+        Raises StreamCapturing while a stream of the context is being captured. The capture stays valid if ipcsync made
+        the stream, if it is a current one of this thread, or a blocking one. CUDA invalidates a capture on any other
+        stream, as in `torch.cuda.synchronize()`, and the error says so. If others may capture, name the `streams`.
 
-        Drivers before CUDA 12.5 cannot record a context: then the streams known to ipcsync are joined, and
-        RuntimeWarning says how many. Raises ValueError for `streams` without a stream, and what `record` raises.
+        With a driver before CUDA 12.5, which cannot record a context, the point covers only the streams that ipcsync
+        knows, and a RuntimeWarning says how many. Raises ValueError for empty `streams`, and what `record` raises.
         """
         self._session.check()
         points = bound(after)

@@ -1,4 +1,4 @@
-"""Records behind many streams at once: streams of the client's own, each made to wait for the others."""
+"""Records behind many streams at once: the client has streams of its own, and makes one wait for all the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _KEPT = 8
 class Everything:
     """The two steps of `Client.record_all`: a stream is made to wait for the others, and is recorded on.
 
-    Nothing else is done on such a stream. Thread-safe: two that share one wait for more than they need to.
+    Such a stream is used for nothing else. Thread-safe: two threads may share one, whose points then wait for more than
+    they have to.
     """
 
     def __init__(self, unnamed: UnnamedEvents) -> None:
@@ -37,7 +38,7 @@ class Everything:
         timeout: float | None,
         after: Sequence[tuple[Engine, int]],
     ) -> Point:
-        """Record on a stream that `join` gave, behind the waits that it gave."""
+        """Record on the stream that `join` returned, behind the waits that it returned."""
         key = (joined.stream_id, 0, joined.device_index, engine)
         event = self._unnamed.events.get(key)
         if event is None or event.is_lost:
@@ -45,9 +46,9 @@ class Everything:
         return event._record_on(joined._handle, joined.device_index, timeout, after, waits)
 
     def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, list[Wait]]:
-        """A stream behind all that was submitted to `streams` so far, or to a context of device `ordinal` for None.
+        """A stream that waits for all work submitted to `streams` so far, and the waits that this work stands behind.
 
-        And the waits that all of that stands behind.
+        None means all streams of a context of device `ordinal`.
         """
         if streams is None:
             joined = self._take(ordinal, must_be_idle=False)
@@ -55,14 +56,14 @@ class Everything:
             return joined, queued.everything()
         joined = self._take(ordinal, must_be_idle=True)
         joining.wait_for_each(joined, streams)
-        # Looked at behind the driver's calls: a wait that one of them covers was told before it was queued.
+        # Read after the driver's calls: a wait is listed before it is queued, so all that they cover are in the list.
         return joined, [wait for stream in streams for wait in queued.on_stream(stream._handle, stream._index)]
 
     def _take(self, ordinal: int, *, must_be_idle: bool) -> Stream:
-        """One that waits for nothing any more if there is one: one that does may do so for ever, a recorder being dead.
+        """An idle stream if there is one, else a new one, which is dropped after its record if enough are kept.
 
-        If there is none, a new one, which ends with its record unless few are kept. For what is behind everything, and
-        so behind these streams too, one that waits is as good.
+        A stream that still waits may do so for ever, since a recorder may be dead. It serves as well as an idle one for
+        a record of everything, which stands behind the kept streams too.
         """
         with OnDevice(ordinal):
             kept = self._kept.setdefault(int(unwrap(_drivers.load().cuCtxGetCurrent(), "cuCtxGetCurrent")), [])
@@ -82,7 +83,7 @@ class Everything:
 
 
 def chosen(streams: Iterable[StreamLike | None] | None) -> list[Stream] | None:
-    """The streams that the caller of `record_all` named. ValueError for none at all, TypeError for another type."""
+    """The streams that the caller of `record_all` named. ValueError for an empty list, TypeError for another type."""
     if streams is None:
         return None
     named = [resolve(stream) for stream in streams]

@@ -254,7 +254,7 @@ class Segment:
     def is_member(self, line: int, serial: int) -> bool:
         """Whether the process `serial` that registered in `line` is still in the segment, and alive."""
         base = layout.process(line)
-        mark = self.words[base + layout.P_MARK]  # before the serial, which changes after it when the line is given anew
+        mark = self.words[base + layout.P_MARK]  # before the serial, which changes after it when the line is reused
         if self.words[base] != serial:
             return False
         if mark & OWNER_DIED:  # of that one thread: the process ends with its last one
