@@ -13,14 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pytest_randomly  # noqa: F401
 
-import ipcsync.client  # before an inner run would import it, whose modules are forgotten with it  # noqa: F401
+import ipcsync.client  # noqa: F401
 from ipcsync._linux.process import start_time
 from ipcsync.errors import ConnectError, RecorderLost
 from ipcsync.pytest_plugin import gpu, run, spawned_main
 from ipcsync.pytest_plugin.namespaced import NamespacedClient
 from ipcsync.pytest_plugin.run import Run, RunCoordinator
 from ipcsync.pytest_plugin.spawned import Child, ChildError, Children
+
+# Imported before an inner run would do it, whose modules are forgotten with it: `ipcsync.client`, and pytest-randomly,
+# which imports numpy, which warns when it is imported again.
 
 
 @pytest.fixture
