@@ -174,6 +174,9 @@ def test_a_wait_for_the_very_event_is_nothing_to_stand_behind(row: Row) -> None:
     row.line.publish(BASE + 1)
     row.extend(2, Wait(row.mine, 1, KEY, STREAM))
     assert (row.told, row.chain.entries) == ((0, 0), [])
+    row.extend(3, row.wait(0))
+    row.extend(4, Wait(row.mine, 3, KEY, STREAM))
+    assert row.open_ones == [(3, 3, 1)], "what its own record stands behind, it stands behind already"
 
 
 def test_no_record_is_begun_behind_what_is_lost(row: Row) -> None:

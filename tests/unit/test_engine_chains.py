@@ -119,6 +119,7 @@ def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settle
     assert chain.c.query(1)
     chain.b.publish_completed()
     assert (chain.c.behind.first, line.bits, line.lost, chain.b.chain.entries) == (0, 0, 0, [])
+    assert wait.verdict is True, "it stood on the stream of what was found complete"
     assert chain.record(chain.b, chain.stream) == 2
     assert chain.c.behind.first == 0
 

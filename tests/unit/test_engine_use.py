@@ -295,6 +295,7 @@ def test_a_record_on_another_stream_stands_behind_the_one_before_it_while_that_i
         (entry,) = other.chain.entries
         assert [(wait.generation, wait.view) for wait in entry.waits] == [(1, row.mine)]
         assert entry.bits == OWN | 1
+        assert entry.stream == entry.waits[0].stream == row.mine._last_stream
         assert other.behind.first == 1
     second.synchronize()
 
