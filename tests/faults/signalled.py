@@ -136,19 +136,19 @@ def closes(coordinator: ipcsync.Coordinator, count: int, engine: EngineName) -> 
 def _handled(mode: str, coordinator: ipcsync.Coordinator, client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
     stream = ipcsync.Stream()
     if mode == "record":
-        event.record(stream, timeout=1)
+        event.record(stream, timeout=10)
     elif mode == "unnamed":
         client.record(stream)
     elif mode == "query":
         event.at(1).query()
     elif mode == "wait":
-        event.at(1).wait(stream, timeout=1)
+        event.at(1).wait(stream, timeout=10)
     elif mode == "open":
-        client.event(f"x{next(_numbers)}", recorder=True, timeout=1).close()
+        client.event(f"x{next(_numbers)}", recorder=True, timeout=10).close()
     elif mode == "request":
-        client.stats(timeout=1)
+        client.stats(timeout=10)
     else:
-        ipcsync.connect(coordinator.endpoint, timeout=1).close()
+        ipcsync.connect(coordinator.endpoint, timeout=10).close()
 
 
 _numbers = itertools.count()
