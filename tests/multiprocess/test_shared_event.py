@@ -105,6 +105,20 @@ def test_completed_is_behind_what_is_recorded_while_work_is_pending(new_client: 
     assert seen.completed == 3
 
 
+def test_each_record_is_complete_as_soon_as_its_own_work_is(new_client: NewClient, engine: EngineName) -> None:
+    event = new_client().event("e", recorder=True, engine=engine)
+    stream = ipcsync.Stream()
+    for before in range(1, 3):
+        event.record(stream)
+        stream.synchronize()
+        with StreamGate(stream):
+            for _ in range(2):
+                event.record(stream)
+            assert event.completed == 3 * before - 2
+        stream.synchronize()
+        assert event.completed == 3 * before
+
+
 def test_what_an_idle_recorder_finished_is_told_by_its_heartbeat(new_client: NewClient, engine: EngineName) -> None:
     event = new_client(lease_ttl=0.3).event("e", recorder=True, engine=engine)
     other = new_client()
