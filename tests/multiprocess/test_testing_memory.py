@@ -95,7 +95,7 @@ def test_it_says_what_it_is() -> None:
             host.__cuda_array_interface__  # noqa: B018 - looking is the test
         with pytest.raises(ValueError, match="this is pinned"):
             host.handle()
-        with pytest.raises(ValueError, match="1 bytes, and"):
+        with pytest.raises(ValueError, match="1 bytes, but"):
             host.copy_from(memory)
     assert "closed" in repr(memory)
     memory.close()
