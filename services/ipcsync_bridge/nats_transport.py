@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import nats
 import nats.errors
@@ -28,6 +29,7 @@ _MOST_PENDING = 8_192  # messages that came and were not read yet
 _PENDING_BYTES = 16 * 1024 * 1024
 _WRONG_REVISION = 10071
 _CONNECT_S = 2.0
+_CANCEL_S = 0.1
 _NOT_SENT = (nats.errors.Error, OSError, asyncio.TimeoutError)
 
 
@@ -67,7 +69,7 @@ class NatsTransport:
                 tls=tls_of(settings),
                 user_credentials=settings.credentials or None,
             )
-            await asyncio.wait_for(connecting, timeout)  # by itself it tries for ever
+            await _within(connecting, timeout)  # by itself it tries for ever
         except (*_NOT_SENT, ssl.SSLError) as error:
             why = self.last_error or str(error) or type(error).__name__
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
@@ -241,6 +243,21 @@ class NatsTransport:
         found = await self._ask_store(look, timeout)
         assert isinstance(found, dict)
         return found
+
+
+async def _within(work: Coroutine[Any, Any, None], timeout: float | None) -> None:
+    """Do it, or have it cancelled after `timeout` seconds: more than once, since nats-py swallows some."""
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout)
+        if done:
+            await task
+            return
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CANCEL_S)
+    raise asyncio.TimeoutError
 
 
 def tls_of(settings: Settings) -> ssl.SSLContext | None:
