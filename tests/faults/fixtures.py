@@ -101,6 +101,7 @@ def serving(coordinator: Coordinator) -> int:
 def kill(coordinator: Coordinator, client: ipcsync.Client) -> None:
     """SIGKILL a coordinator, and remove the board of it, as the next one to start would: another test's already may."""
     os.kill(coordinator.pid, signal.SIGKILL)
+    until(lambda: state_of(coordinator.pid) in ("", "Z"), "it has let go of its directory")
     Path(client._session.lease.board.path).unlink(missing_ok=True)
 
 
