@@ -167,7 +167,7 @@ class SlotUse(SlotView, ABC):
         within = lock.is_mine() and lock.is_held_below()
         try:
             if not within and lock.acquire(timeout=_CLOSE_S):
-                self.is_closed = True
+                self.is_closed: bool = True
                 lock.release()
         except BaseException:
             if not within:

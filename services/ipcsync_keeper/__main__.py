@@ -29,9 +29,8 @@ def main(plan: Plan) -> int:
     try:
         holdings = Holdings(plan.fixed)
     except Exception as error:
-        is_plain = isinstance(error, RuntimeError | RuntimeDirError)
         why = error if isinstance(error, RuntimeDirError) else f"{type(error).__name__}: {error}"
-        log.error("cannot start", extra=fields(why=why), exc_info=not is_plain)
+        log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(error, RuntimeError | RuntimeDirError))
         return 1
     holdings.directory.sign(KEEPER)
 
