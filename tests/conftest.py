@@ -24,12 +24,15 @@ os.environ["SIMCUDA_SEGMENT"] = os.environ["IPCSYNC_TEST_RUN"]
 os.environ.pop("IPCSYNC_ENDPOINT", None)
 os.environ.pop("IPCSYNC_RUNTIME_DIR", None)
 
-# A shell that runs the tests in the background has SIGINT ignored, and what they start would ignore it too.
+# A shell that runs the tests in the background has SIGINT ignored, nohup SIGHUP: what they start would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import ipcsync
 from ipcsync._board.board import is_abandoned
+from ipcsync._engines import queued
 from ipcsync.typing import EngineName
 from tests.kit import zygote
 from tests.kit.peer import Peer
@@ -54,6 +57,16 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
     """Each engine in turn."""
     name: EngineName = request.param
     return name
+
+
+@pytest.fixture
+def nothing_queued() -> Iterator[None]:
+    """As in a new process: no stream stands behind a wait of an earlier test, which may be lost for good."""
+    before = dict(queued.lists)
+    queued.lists.clear()
+    yield
+    for key, waits in before.items():
+        queued.lists.setdefault(key, {}).update(waits)
 
 
 @pytest.fixture

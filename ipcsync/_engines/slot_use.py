@@ -187,6 +187,11 @@ class SlotUse(SlotView, ABC):
             self._try_release()
         return self._is_released
 
+    @property
+    def is_released(self) -> bool:
+        """Whether everything was released: nothing of this use touches the slot any more."""
+        return self._is_released
+
     @trying("_lock")
     def _try_release(self) -> None:
         self._is_released = self._is_released or self._release()

@@ -120,7 +120,8 @@ class PendingCloses:
     def _flush_one(self, body: Close, whose: _Whose, timeout: float) -> bool:
         key = (body.slot, body.incarnation)
         engine = self._engines.get(key)  # first: a use drains before it is taken out there
-        is_draining = any((old.slot, old.incarnation) == key for old in list(self.draining))
+        # A released use stands in the list until its close was added, which may be the very one that is told here.
+        is_draining = any((old.slot, old.incarnation) == key and not old.is_released for old in list(self.draining))
         if engine is not None and (whose != "recorder" or engine.is_recorder):
             return True  # attached again since: to the coordinator the two uses are one
         if whose == "late" and is_draining:

@@ -200,7 +200,7 @@ def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(mo
         monkeypatch.setattr(first, "_seconds", 0.2)
         os.kill(first.pid, 19)  # SIGSTOP: as stuck as in a driver that hangs
         began = time.monotonic()
-        with pytest.raises(TrialError, match="did not answer"):
+        with pytest.raises(TrialError, match="did not finish 'place' in time"):
             first.call(actions.place)
         assert time.monotonic() - began < 10
         assert first.status is not None

@@ -53,6 +53,9 @@ class Stage:
 Case = Callable[[Stage], Callable[[], Any]]
 
 
+pytestmark = pytest.mark.usefixtures("nothing_queued")
+
+
 @pytest.fixture
 def stage(new_client: NewClient, engine: EngineName) -> Iterator[Stage]:
     one = Stage(new_client, engine)

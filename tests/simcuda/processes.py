@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -73,9 +74,10 @@ class Child:
         return self.conn.recv()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """SIGKILL; nothing if it has ended."""
         assert self.p.pid is not None
-        os.kill(self.p.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.p.pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Wait until it has ended by itself."""

@@ -10,8 +10,10 @@ import pytest
 
 import ipcsync
 from ipcsync._board import CLOSED, Board
+from ipcsync._engines import Engine
 from ipcsync._native import context
 from ipcsync._session.attachments import AttachmentTable
+from ipcsync._session.closes import PendingCloses
 from ipcsync._session.references import Opening
 from ipcsync._session.waits import Pending, Waits
 from ipcsync._wire.messages import Attachment, Break, Close
@@ -145,6 +147,19 @@ def test_who_still_has_work_lets_go_only_when_it_is_over(scene: Scene) -> None:
     scene.table.closes.flush(1, wait=True)
     assert scene.coordinator.heard() == [Close(0, 1)]
     assert not scene.table.draining.has_any
+
+
+def test_a_close_that_is_told_the_moment_it_is_added_lets_go(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, or by a finalizer that opens an event just then."""
+    add = PendingCloses.add
+
+    def add_and_flush(self: PendingCloses, engine: Engine, **options: bool) -> None:
+        add(self, engine, **options)
+        self.flush(1, wait=True)
+
+    monkeypatch.setattr(PendingCloses, "add", add_and_flush)
+    scene.open().close()
+    assert scene.coordinator.heard() == [Close(0, 1)]
 
 
 def test_a_close_that_is_not_taken_is_told_later_and_before_anything_is_attached(scene: Scene) -> None:
