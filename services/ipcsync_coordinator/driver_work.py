@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
@@ -112,7 +113,10 @@ class KeepersDriver:
     def _post(self, op: str, arguments: list[Any], then: Callable[[Any], None]) -> int:
         number = next(self._numbers)
         self._then[number] = then
-        self._link.send(number, op, arguments)
+        try:
+            self._link.send(number, op, arguments)
+        except EOFError:
+            _end_at_once()
         return number
 
     def _ask(self, op: str, *arguments: Any, if_late: Callable[[Any], None] = lambda _: None) -> Any:
@@ -121,7 +125,11 @@ class KeepersDriver:
         deadline = time.monotonic() + _PATIENCE_S
         while not answers:
             left = deadline - time.monotonic()
-            if left <= 0 or not self._take_one(left):
+            try:
+                has_one = left > 0 and self._take_one(left)
+            except EOFError:
+                _end_at_once()
+            if not has_one:
                 self._then[number] = if_late
                 raise WaitTimeout(f"the keeper did not answer within {_PATIENCE_S:g} s", timeout=_PATIENCE_S)
         if isinstance(answers[0], IpcSyncError):
@@ -140,3 +148,12 @@ class KeepersDriver:
 def _log_failure(answer: Any) -> None:
     if isinstance(answer, IpcSyncError):
         log.error("the keeper could not do a request", extra=fields(why=answer))
+
+
+def _end_at_once() -> NoReturn:
+    """End as if killed: the keeper has let go of this process, perhaps in the middle of a request.
+
+    What is not committed did not happen, and has no answer: the client asks the next coordinator. Any other end would
+    commit a part of it, or answer it.
+    """
+    os._exit(1)

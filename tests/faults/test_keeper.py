@@ -474,7 +474,7 @@ def test_row_57_a_death_after_which_only_code_that_does_not_fit_is_there_is_the_
 
 
 def test_row_57_without_a_keeper_a_reload_is_refused_and_harms_nobody() -> None:
-    with ipcsync.launch() as alone, ipcsync.connect(alone.endpoint) as client:
+    with ipcsync.launch(keeper=False) as alone, ipcsync.connect(alone.endpoint) as client:
         outcome = _reload(alone)
         assert outcome.returncode == 1
         assert "has no keeper" in outcome.stderr
