@@ -39,6 +39,7 @@ class Pool:
         self._refills = True
         self.held = {shared.serial: shared for shared in held}
         self.made = len(self.held)
+        self._asked_for = 0  # ahead, of a keeper that has not answered yet
         for shared in self.held.values():
             self._devices[shared.device].is_open = True
 
@@ -59,7 +60,7 @@ class Pool:
         device = self._device(uuid)
         missing = depth - len(device.spare)
         if missing > 0:
-            if self.made + missing > self._limit:
+            if self.made + self._asked_for + missing > self._limit:
                 raise QuotaExceeded(f"there are {self.made} CUDA events already (--max-cuda-events)", limit=self._limit)
             device.spare += self._work.make(uuid, missing)
             device.is_open = True
@@ -89,7 +90,7 @@ class Pool:
     def refill(self) -> None:
         """Make a step of spare events ahead for each device that has few."""
         for uuid, device in self._devices.items():
-            count = min(self._step, self._limit - self.made)
+            count = min(self._step, self._limit - self.made - self._asked_for)
             is_due = device.is_open and not device.is_refilling and len(device.spare) < self._step
             if self._refills and is_due and count > 0:
                 self._refill(uuid, device, count)
@@ -97,15 +98,16 @@ class Pool:
     def _refill(self, uuid: str, device: _Device, count: int) -> None:
         def take_in(made: Made | IpcSyncError) -> None:
             device.is_refilling = False
+            self._asked_for -= count
             if isinstance(made, IpcSyncError):
-                self.made -= count
                 self._refills = False  # events are then made on demand, which reports the error
                 log.error("CUDA events cannot be made ahead any more", extra=fields(why=made))
             else:
+                self.made += len(made)
                 device.spare += made
 
         device.is_refilling = True
-        self.made += count
+        self._asked_for += count
         self._work.make_ahead(uuid, count, take_in)
 
     def probe_handle(self, uuid: str) -> bytes:

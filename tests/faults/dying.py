@@ -2,13 +2,15 @@
 
 The script is a file of one line. "die N": SIGKILL at the N-th step from then on that a transition takes, once: the file
 is emptied before. "crash": end at the start. "version": speak another version of the journal. "noise": greet the keeper
-as no coordinator does. What is not there, or empty, says nothing. Whatever it says, a request for an event whose name
+as no coordinator does. "dismissed": at the next events that a request makes it waits until the keeper has let go of it,
+once. What is not there, or empty, says nothing. Whatever it says, a request for an event whose name
 begins with "poison" kills.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -30,6 +32,7 @@ def follow(path: str) -> None:
         from ipcsync_holdings import journal_files
 
         journal_files.VERSION += 1
+    from ipcsync_coordinator.driver_work import KeepersDriver
     from ipcsync_coordinator.effects import Effects
     from ipcsync_coordinator.handlers import Handlers
     from ipcsync_coordinator.journal import Journal
@@ -40,6 +43,17 @@ def follow(path: str) -> None:
     Effects._store = steps.before(Effects._store)  # type: ignore[method-assign]
     Journal.carried_out = steps.before(Journal.carried_out)  # type: ignore[method-assign]
     SessionTable.keep = steps.after(steps.before(SessionTable.keep))  # type: ignore[method-assign]
+    make = KeepersDriver.make
+
+    def make_once_dismissed(self: KeepersDriver, device: str, count: int) -> Any:
+        if _words(script)[0] == "dismissed":
+            script.write_text("")
+            poll = select.poll()
+            poll.register(self._link.socket, select.POLLRDHUP)
+            poll.poll()
+        return make(self, device, count)
+
+    KeepersDriver.make = make_once_dismissed  # type: ignore[method-assign]
     decide = Handlers._open
 
     def die_of_poison(self: Handlers, entry: Any, body: Any) -> Any:

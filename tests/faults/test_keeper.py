@@ -417,6 +417,21 @@ def test_row_57_upgrades_under_load_are_not_noticed(kept: Coordinator, client: i
     assert client.stats()["sessions"] == 1
 
 
+def test_row_57_an_upgrade_in_the_middle_of_a_request_for_events_is_not_noticed(
+    kept: Coordinator, client: ipcsync.Client, script: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The old coordinator ends without an answer and without a trace of what it began; the new one does the request."""
+    script.write_text("dismissed")
+    opened = Blocked(lambda: client.event("a long ring", recorder=True, depth=1024), "event")
+    until(lambda: script.read_text() == "", "the coordinator is about to make events")
+    assert _reload(kept).returncode == 0
+    event = opened.outcome()
+    assert isinstance(event, ipcsync.SharedEvent), event
+    event.record().synchronize(timeout=DEADLINE_S)
+    assert (client.stats()["starts"], client.stats()["events"]) == (2, 1)
+    assert "request failed" not in capfd.readouterr().err, "its answer may not have come out, and is wrong either way"
+
+
 def test_row_57_two_reloads_at_once_are_both_done(by_exec: None, kept: Coordinator, client: ipcsync.Client) -> None:
     with client.event("held", recorder=True) as event:
         begun = [_begin_reload(kept) for _ in range(2)]
@@ -541,7 +556,7 @@ def test_row_59_the_keepers_death_is_the_coordinators(kept: Coordinator, client:
 def test_row_59_with_its_keeper_stopped_all_but_new_events_goes_on(kept: Coordinator, client: ipcsync.Client) -> None:
     event = client.event("held", recorder=True)
     with client.event("the first", recorder=True):
-        until(lambda: client.stats()["cuda_events"] >= 64, "events asked for ahead")
+        until(lambda: client.stats()["cuda_events"] >= 64, "events have been made ahead")
     fixtures.stop(kept.pid)
     try:
         event.record().synchronize(timeout=DEADLINE_S)
