@@ -93,7 +93,7 @@ THOROUGH: dict[str, Scenario] = {
         EVENT, _wait(0), REC, OTHER_STREAM, _wait(1), REC, wanted=2, killable=(0,), reuses=1
     ),
     "two waits, the second one killed, event": _two_waits(EVENT, *_BEHIND_TWO, wanted=1, killable=(1,)),
-    "two waits, both killed, event": _two_waits(EVENT, *_BEHIND_TWO, wanted=1, killable=(0, 1), kills=2),
+    "two waits, both killed, event": _two_waits(EVENT, _wait(0), _wait(1), REC, wanted=1, killable=(0, 1), kills=2),
     "two waits, the first one killed, event": _two_waits(EVENT, *_BEHIND_TWO, wanted=2, killable=(0,)),
     "ahead, three": Scenario(((REC,), (_wait(0), REC), (_ahead(1), REC)), (TIMELINE,) * 3, 1, killable=(0,)),
     "the middle one's first, then lost, event": Scenario(_FIRST_THEN_LOST, (EVENT,) * 3, 1, killable=(0,)),
