@@ -17,6 +17,7 @@ from ipcsync._board import layout as board
 from ipcsync._trace import layout as trace
 from ipcsync._wire import messages, point
 from ipcsync._wire.messages import Message
+from ipcsync._wire.messages.base import Name, Text
 
 _BOUNDS = ("gt", "ge", "lt", "le", "min_length", "max_length", "pattern")
 
@@ -76,7 +77,7 @@ _RELEASED = {
     "trace": Released(1, "7f51b20d8080dd17"),
 }
 _PRESENT: dict[str, tuple[Callable[[], Any], int, str]] = {
-    "wire": (_wire, messages.VERSION, "ipcsync/_wire/messages.py"),
+    "wire": (_wire, messages.VERSION, "ipcsync/_wire/messages/__init__.py"),
     "board": (lambda: _layout(board), board.VERSION, "ipcsync/_board/layout.py"),
     "trace": (lambda: _layout(trace), trace.VERSION, "ipcsync/_trace/layout.py"),
 }
@@ -99,10 +100,10 @@ def test_a_change_of_the_wire_is_seen() -> None:
         colour: str = ""
 
     class Wider(Message, frozen=True):
-        names: list[messages.Text]
+        names: list[Text]
 
     class Narrower(Message, frozen=True):
-        names: list[messages.Name]
+        names: list[Name]
 
     assert _fields(Renamed) != _fields(messages.Close)
     assert _fields(Wider) != _fields(Narrower)

@@ -1,0 +1,28 @@
+"""The base of all messages, and the two replies that any request may get."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Name = Annotated[str, Meta(max_length=255)]
+Token = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Text = Annotated[str, Meta(max_length=1024)]
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The base of all bodies."""
+
+
+class Done(Message, frozen=True):
+    """The request was done; there is no result."""
+
+
+class Failure(Message, frozen=True):
+    """The request was refused. `kind` is a class name of `ipcsync.errors`, `attributes` its attributes."""
+
+    kind: str
+    message: str
+    attributes: dict[str, object] = {}

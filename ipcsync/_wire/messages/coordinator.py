@@ -1,0 +1,29 @@
+"""What is asked of the coordinator itself: its counts, and a probe of the engines between it and a process."""
+
+from __future__ import annotations
+
+from ipcsync._wire.messages.base import Message, Text
+
+
+class Stats(Message, frozen=True):
+    """Count everything."""
+
+
+class Counters(Message, frozen=True):
+    """The counts of `Client.stats()`."""
+
+    stats: dict[str, object]
+
+
+class Probe(Message, frozen=True):
+    """Ask for a handle and more, to test the engines between this process and the coordinator on `device` (UUID)."""
+
+    device: Text = ""
+
+
+class ProbeReply(Message, frozen=True):
+    """The reply to Probe: the handle of an event made for it, and why an engine cannot work, None if it may."""
+
+    handle: bytes
+    why_not_event: str | None
+    why_not_timeline: str | None

@@ -1,0 +1,153 @@
+"""Shared events and named streams: how a session opens, closes and lists them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from ipcsync._wire.messages.base import Count, Message, Name, Text, Token
+
+
+class Open(Message, frozen=True):
+    """Attach to the shared event `name`, or create it. An empty name creates an unnamed one."""
+
+    name: Name
+    recorder: bool = False
+    device: Text = ""  # UUID; empty: the event's own
+    default_device: Text = ""  # UUID for an event that does not exist yet
+    engine: Text = "auto"
+    depth: Annotated[int, Meta(ge=1, le=1024)] = 4
+
+
+class Attach(Message, frozen=True):
+    """Attach to the slot and incarnation that a point names."""
+
+    slot: Count
+    incarnation: Count
+
+
+class Close(Message, frozen=True):
+    """Finish one's use of a slot. `let_go`: nothing of this process can touch it any more.
+
+    `drained`, of a recorder that has not let go yet: all that it recorded is complete.
+    """
+
+    slot: Count
+    incarnation: Count
+    let_go: bool = True
+    drained: bool = False
+
+
+class Break(Message, frozen=True):
+    """End an event that this session records: part of its work stood behind work that is lost."""
+
+    slot: Count
+    incarnation: Count
+
+
+class OpenStream(Message, frozen=True):
+    """Open a named stream: the first to name it decides device and priority."""
+
+    name: Name
+    device: Text = ""
+    default_device: Text = ""
+    priority: Annotated[int, Meta(ge=-1024, le=1024)] = 0
+
+
+class ListEvents(Message, frozen=True):
+    """List the events whose names begin with `prefix`."""
+
+    prefix: Name = ""
+
+
+class ListAttachments(Message, frozen=True):
+    """List up to `limit` uses of events whose names begin with `prefix`."""
+
+    prefix: Name = ""
+    limit: Annotated[int, Meta(ge=0, le=100_000)] = 100_000
+
+
+class Origin(Message, frozen=True):
+    """The use of another node's slot that a mirror stands for."""
+
+    epoch: Token
+    slot: Count
+    incarnation: Count
+    node: str
+
+
+class Attachment(Message, frozen=True):
+    """What a session needs to use a shared event. `serials` number the CUDA events behind `handles`; none is reused.
+
+    `origin`: of a mirror, what it mirrors.
+    """
+
+    name: str
+    slot: Count
+    incarnation: Count
+    base: Count
+    device: str
+    engine: str
+    depth: int
+    recorder: bool
+    handles: list[bytes]
+    serials: list[int]
+    origin: Origin | None = None
+
+
+class StreamSpec(Message, frozen=True):
+    """A named stream's specification."""
+
+    name: str
+    device: str
+    priority: int
+
+
+class EventInfo(Message, frozen=True):
+    """One shared event. `device` is a UUID, `attached` a count, `recorder` a session's name or id, empty for none.
+
+    `slot` and `incarnation` identify the event, also if it has no name or an earlier one had the same. `node` is where
+    it is recorded; empty for the node of the coordinator that was asked.
+    """
+
+    name: str
+    device: str
+    engine: str
+    state: str
+    generation: Count
+    completed: Count
+    attached: int
+    recorder: str
+    slot: Count = 0
+    incarnation: Count = 0
+    node: str = ""
+
+
+class EventList(Message, frozen=True):
+    """The events asked for."""
+
+    events: list[EventInfo]
+
+
+class AttachmentInfo(Message, frozen=True):
+    """One session's use of one shared event.
+
+    `event` is its name, empty for an unnamed one, `session` a name or else the id, `session_id` public. `role` is
+    "records" or "waits"; `state` "active", or "lingering" once it closed the event but may still touch it. `slot` and
+    `incarnation` are the event's, as in `EventInfo`.
+    """
+
+    event: str
+    session: str
+    session_id: str
+    role: str
+    state: str
+    slot: Count
+    incarnation: Count
+
+
+class AttachmentList(Message, frozen=True):
+    """The attachments asked for."""
+
+    attachments: list[AttachmentInfo]

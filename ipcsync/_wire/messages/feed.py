@@ -1,0 +1,41 @@
+"""The feed: a snapshot, and the announcement of each change."""
+
+from __future__ import annotations
+
+from ipcsync._wire.messages.base import Count, Message, Name
+from ipcsync._wire.messages.events import EventInfo
+from ipcsync._wire.messages.fleet import Want
+from ipcsync._wire.messages.sessions import SessionInfo
+
+
+class Snapshot(Message, frozen=True):
+    """All that is open, with the feed number up to which that holds. `is_resync`: because of a gap in the feed."""
+
+    prefix: Name = ""
+    is_resync: bool = False
+
+
+class SnapshotReply(Message, frozen=True):
+    """A snapshot, and the number of the last announcement that it holds."""
+
+    number: Count
+    events: list[EventInfo]
+    sessions: list[SessionInfo]
+
+
+class Announcement(Message, frozen=True):
+    """One change. kind: opened, closed, broken, session_opened, session_closed, or tick (the number again).
+
+    For the bridge: wanted, with the `want`; and unwanted, a mirror that nobody else uses any more.
+    """
+
+    number: Count
+    kind: str
+    name: str = ""
+    slot: Count = 0
+    incarnation: Count = 0
+    device: str = ""
+    engine: str = ""
+    handles: list[bytes] = []
+    session: str = ""
+    want: Want | None = None
