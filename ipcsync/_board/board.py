@@ -12,7 +12,8 @@ from typing import Literal
 
 from ipcsync._board import layout
 from ipcsync._board.fence import fence
-from ipcsync._board.lines import SessionLine, SlotLine
+from ipcsync._board.session_line import SessionLine
+from ipcsync._board.slot_line import SlotLine
 from ipcsync._linux import locks
 from ipcsync._linux.death_mark import Life
 from ipcsync._linux.process import pid_namespace, start_time

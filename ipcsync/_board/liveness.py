@@ -6,7 +6,7 @@ import os
 
 from ipcsync._board import over
 from ipcsync._board.board import Board
-from ipcsync._board.lines import SessionLine
+from ipcsync._board.session_line import SessionLine
 from ipcsync._linux.process import Process, pid_namespace, start_time
 from ipcsync._linux.robust import OWNER_DIED
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 
 from ipcsync._board.board import Board
-from ipcsync._board.lines import SessionLine
+from ipcsync._board.session_line import SessionLine
 from ipcsync._linux.last_lock import LastLock
 from ipcsync._locks import CallLock, under
 

@@ -7,7 +7,7 @@ from heapq import heappushpop
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ipcsync._board.lines import words
+from ipcsync._board.words import words
 
 if TYPE_CHECKING:
     from ipcsync._board import Board, SessionLine

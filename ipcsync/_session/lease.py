@@ -12,7 +12,7 @@ from contextlib import suppress
 from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board
-from ipcsync._board.lines import words
+from ipcsync._board.words import words
 from ipcsync._engines.compiled import Look
 from ipcsync._linux.death_mark import Life
 from ipcsync._linux.process import PidFd, Process, pid_namespace

@@ -9,8 +9,8 @@ writes down what is done to it, and compares that with the order here: a step mo
     ipcsync/_engines/base.py       confirm, synchronize, query, record, wait
     ipcsync/_engines/slot_use.py   publish_completed, try_release
     ipcsync/_engines/event.py      make_room, publish_completed, driver_query, is_idle
-    ipcsync/_board/lines.py        publish, store_completed, break_at, finish, open_line
-    ipcsync_coordinator/effects.py broken, drained, freed, opened; release.py: hold, again, let_go
+    ipcsync/_board/slot_line.py    publish, store_completed, break_at, finish, open
+    ipcsync_coordinator/effects.py broken, drained, freed, opened; release.py: hold, reassert, let_go
 
 What surrounds them: the GPU completes what was recorded when it likes, in the order of each stream; the recorder is
 killed at any step, or expires and goes on; once it is dead, the driver may call its unfinished work complete, or never

@@ -1,0 +1,135 @@
+"""A session's line of the board as an object: each word by its name, and the order of stores to several words."""
+
+from __future__ import annotations
+
+import struct
+
+from ipcsync._board.fence import fence
+from ipcsync._board.layout import (
+    LABEL,
+    LIVE,
+    S_HEARTBEAT,
+    S_NAMESPACE,
+    S_NUDGE,
+    S_OWNER,
+    S_PID,
+    S_SERIAL,
+    S_SHOWS_END,
+    S_START,
+    S_STATE,
+)
+from ipcsync._linux.futex import Futex
+
+
+class SessionLine:
+    """One session's words, `offset` bytes into a board whose `words` lie at `address`; its name is `label` bytes in.
+
+    `serial` is (count << 16) | line number, and is never reused. `nudge` is a futex that wakes the session's client.
+    """
+
+    __slots__ = ("_address", "_first", "_label", "_words", "nudge", "offset")
+
+    def __init__(self, words: memoryview, address: int, offset: int, label: int) -> None:
+        self._label = label // 8
+        self.offset: int = offset
+        self.nudge: Futex = Futex(address + offset + S_NUDGE * 8)
+        self._first = offset // 8
+        self._words = words
+        self._address = address + offset
+
+    @property
+    def state(self) -> int:
+        """FREE, LIVE or EXPIRED; written by the coordinator."""
+        return self._words[self._first + S_STATE]
+
+    @property
+    def standing(self) -> memoryview:
+        """The words of state and serial, to compare with the expected ones."""
+        return self._words[self._first + S_STATE : self._first + S_SERIAL + 1]
+
+    @property
+    def standing_address(self) -> int:
+        """Address of those words in this process."""
+        return self._address + S_STATE * 8
+
+    @property
+    def serial(self) -> int:
+        """Which session has the line; written by the coordinator."""
+        return self._words[self._first + S_SERIAL]
+
+    @property
+    def process(self) -> tuple[int, int, int]:
+        """(pid, start time, pid namespace) as the coordinator sees them; pid 0 if it cannot see the process."""
+        first = self._first
+        return self._words[first + S_PID], self._words[first + S_START], self._words[first + S_NAMESPACE]
+
+    @property
+    def heartbeat(self) -> int:
+        """CLOCK_MONOTONIC in ns at the last beat; written by the client's thread."""
+        return self._words[self._first + S_HEARTBEAT]
+
+    @heartbeat.setter
+    def heartbeat(self, now_ns: int) -> None:
+        self._words[self._first + S_HEARTBEAT] = now_ns
+
+    @property
+    def owner(self) -> int:
+        """A robust futex: the id of the client's thread that holds it, marked OWNER_DIED by the kernel; 0: not held."""
+        return self._words[self._first + S_OWNER]
+
+    @property
+    def nudge_address(self) -> int:
+        """Address of `nudge`."""
+        return self._address + S_NUDGE * 8
+
+    @property
+    def owner_address(self) -> int:
+        """Address of that word in this process."""
+        return self._address + S_OWNER * 8
+
+    @property
+    def end_is_shown(self) -> bool:
+        """Whether a lock shows the end of the process whose session has the line."""
+        return bool(self._words[self._first + S_SHOWS_END] == self.serial)
+
+    def shows_end(self) -> None:
+        """Store that it does (client), once the lock is held."""
+        self._words[self._first + S_SHOWS_END] = self.serial
+
+    @property
+    def indices(self) -> tuple[int, int]:
+        """The indices of serial and owner in the board's words, for hot paths that read them directly."""
+        return self._first + S_SERIAL, self._first + S_OWNER
+
+    @property
+    def label(self) -> str:
+        """The session's name (at most 64 bytes of it), else its public id."""
+        return self._words[self._label : self._label + LABEL // 8].tobytes().rstrip(b"\0").decode(errors="replace")
+
+    def assign(self, serial: int, pid: int, started: int, namespace: int, now_ns: int, label: str = "") -> None:
+        """Give the line to a session (coordinator), which stores the first heartbeat for it."""
+        words, first = self._words, self._first
+        words[first + S_SERIAL] = 0  # a process that asks for the last session meanwhile must not find this one's
+        if fence:
+            fence()
+        words[first + S_HEARTBEAT] = now_ns
+        words[first + S_OWNER] = 0
+        words[first + S_PID] = pid
+        words[first + S_START] = started
+        words[first + S_NAMESPACE] = namespace
+        for index, word in enumerate(_label_words(label), self._label):
+            words[index] = word
+        words[first + S_SERIAL] = serial
+        if fence:
+            fence()
+        words[first + S_STATE] = LIVE
+
+    def set_state(self, state: int) -> None:
+        """Store the session's state (coordinator)."""
+        self._words[self._first + S_STATE] = state
+
+
+def _label_words(label: str) -> tuple[int, ...]:
+    """A session's name as words, truncated between two characters if it is too long."""
+    data = label.encode()[:LABEL].decode(errors="ignore").encode()
+    return struct.unpack(f"={LABEL // 8}Q", data.ljust(LABEL, b"\0"))
