@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from ipcsync._board import Board
+from ipcsync._engines import queued
+from tests.unit.attachment_scene import Scene
+from tests.unit.chain_row import Row
 
 EPOCH = bytes(range(16))
 SESSIONS, SLOTS = 40, 70
@@ -20,3 +23,21 @@ def board(tmp_path: Path) -> Iterator[Board]:
     yield board
     board.unlink()
     board.close()
+
+
+@pytest.fixture
+def scene(board: Board) -> Iterator[Scene]:
+    """A table of attachments on it; what a test opens there is released at its end."""
+    one = Scene(board)
+    yield one
+    one.coordinator.refusal = None
+    one.table.close_all(5)
+    assert not one.table.draining.has_any
+
+
+@pytest.fixture
+def row(board: Board) -> Iterator[Row]:
+    """Sessions and their events on it, as in a process that has queued no wait yet."""
+    queued.lists.clear()
+    yield Row(board)
+    queued.lists.clear()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
 
 import ipcsync
-from ipcsync._board import Board
 from ipcsync._drivers import describe
 from ipcsync._engines import TimelineEngine
 from ipcsync._session.references import Opening
@@ -20,18 +18,9 @@ from ipcsync._wire.messages import Break, Close
 from ipcsync.errors import DriverError, Reentered, SessionExpired, WaitTimeout
 from ipcsync.testing import StreamGate
 from tests.kit.until import until
-from tests.unit.test_attachments import Scene
+from tests.unit.attachment_scene import Scene
 
 _TELL_S = 0.5
-
-
-@pytest.fixture
-def scene(board: Board) -> Iterator[Scene]:
-    one = Scene(board)
-    yield one
-    one.coordinator.refusal = None
-    one.table.close_all(5)
-    assert not one.table.draining.has_any
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from ipcsync._native import context
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import RecorderLost, WaitTimeout
 from ipcsync.testing import StreamGate
-from tests.unit.test_attachments import Lease
+from tests.unit.attachment_scene import Lease
 
 _NAMES = "abc"
 

@@ -17,10 +17,8 @@ from ipcsync._native import context
 from ipcsync.errors import DeviceMismatch, EventClosed, RecorderLost
 from ipcsync.testing import StreamGate
 from tests.kit.until import until
-from tests.unit.test_attachments import Lease
-from tests.unit.test_chain_entries import BASE, COUNT, KEY, ME, OWN, STREAM, Row, row, serial_of
-
-__all__ = ["row"]  # the fixture
+from tests.unit.attachment_scene import Lease
+from tests.unit.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
 
 
 def _record(engine: TimelineEngine, stream: ipcsync.Stream) -> int:

@@ -1,0 +1,108 @@
+"""The waits of a process, by stream: which are kept, which are good, and which spoil their stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipcsync._board import EXPIRED
+from ipcsync._engines import queued
+from ipcsync._engines.loss import Loss
+from ipcsync._engines.queued import Wait
+from tests.unit.chain_row import BASE, COUNT, KEY, STREAM, Row
+
+
+def test_of_one_event_a_stream_keeps_the_latest_wait_that_is_not_known_good(row: Row) -> None:
+    view, other = row.theirs[0], row.theirs[1]
+    queued.add(KEY, view, 2, STREAM)
+    (kept,) = queued.of(KEY)
+    for generation in (1, 2):
+        queued.add(KEY, view, generation, STREAM)
+        assert queued.of(KEY) == [kept]
+    queued.add(KEY, other, 1, 8)
+    queued.add(KEY, view, 3, STREAM)
+    assert [(wait.view, wait.generation, wait.stream, wait.key) for wait in queued.of(KEY)] == [
+        (view, 3, STREAM, KEY),
+        (other, 1, 8, KEY),
+    ]
+    latest = queued.of(KEY)[0]
+    latest.verdict = True
+    queued.add(KEY, view, 1, STREAM)
+    assert queued.of(KEY)[0].generation == 1
+    assert queued.of(KEY + 1) == []
+    queued.drop([kept, latest])
+    assert len(queued.of(KEY)) == 2, "these had left it before"
+    queued.drop(queued.of(KEY))
+    assert queued.lists == {}
+
+
+def test_lists_of_streams_that_nobody_records_on_are_swept_once_there_are_many(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queued._table, "_sweep_at", 64)
+    row.complete(0, 1)
+    row.record(1, 1)
+    for key in range(40):
+        queued.add(key, row.theirs[0], 1, STREAM)
+    for key in range(40, 66):
+        queued.add(key, row.theirs[1], 1, STREAM)
+    assert len(queued.lists) == 26
+    for key in range(66, 200):
+        queued.add(key, row.theirs[1], 1, STREAM)
+    assert len(queued.lists) == 160
+    assert {wait.view for wait in queued.everything()} == {row.theirs[1]}
+
+
+def test_what_is_lost_of_an_event_that_is_let_go_of_still_spoils_its_stream(row: Row) -> None:
+    view = row.theirs[0]
+    lost, good, open_one = row.wait(0, 3), row.wait(0, 1), row.wait(1)
+    row.complete(0, 1)
+    for wait, key in ((lost, 1), (good, 2), (open_one, 2)):
+        queued.add(key, wait.view, wait.generation, STREAM)
+    (kept,) = queued.of(1)
+    assert kept.known() is None
+    row.board.slot(0).break_at(BASE + 1)
+    assert [wait.generation for wait in queued.waits_on(view)] == [3, 1]
+    view.close()
+    assert view.try_release()
+    (left,) = queued.of(1)
+    assert (left.key, left.stream, left.generation, left.label) == (1, STREAM, 3, "generation 3 of 'e0'")
+    assert isinstance(left.verdict, Loss)
+    assert left.known() is left.verdict
+    assert not left.is_for(view)
+    assert [wait.view for wait in queued.of(2)] == [row.theirs[1]]
+    assert queued.waits_on(view) == []
+    queued.drop([left])
+    assert queued.of(1) == []
+
+
+def test_a_wait_that_a_waiter_would_accept_is_good_for_its_recorder_too(row: Row) -> None:
+    wait, view = row.wait(0, 2), row.theirs[0]
+    assert wait.judged() is None
+    assert not view.accepts(2)
+    assert not view.accepts(3)
+    row.board.slot(0).store_completed(BASE + 2)
+    row.board.slot(0).store_behind(BASE + 1)
+    row.board.slot(0).store_bits(1 << 3)
+    row.board.slot(0).store_as_of(COUNT)
+    row.board.session(3).set_state(EXPIRED)
+    assert not view.accepts(2), "what it stands behind is open"
+    assert wait.judged() is None
+    row.board.session(3).set_state(1)
+    assert view.accepts(2)
+    assert view.known_complete == 2
+    assert wait.judged() is True
+    assert not row.mine.accepts(1), "of one's own, one's own judgement tells"
+
+
+def test_a_dead_recorders_work_is_accepted_by_nobody(row: Row) -> None:
+    view = row.theirs[0]
+    row.complete(0, 1)
+    row.board.slot(0).store_behind(BASE + 2)
+    row.record(0, 2)
+    row.kill(0)
+    assert not view.accepts(2)
+    assert view.fate(1) is True
+    wait = Wait(view, 2, KEY, STREAM)
+    loss = wait.judged()
+    assert isinstance(loss, Loss)
+    assert (loss.cause, loss.session) == ("died", "s0")
