@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import ipcsync
 from ipcsync._board import Board
 from ipcsync._engines import queued
+from ipcsync.testing import StreamGate
 from tests.unit.attachment_scene import Scene
 from tests.unit.chain_row import Row
 
@@ -41,3 +43,12 @@ def row(board: Board) -> Iterator[Row]:
     queued.lists.clear()
     yield Row(board)
     queued.lists.clear()
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[ipcsync.Stream, StreamGate]]:
+    """A stream whose work waits, and the gate that lets it go on."""
+    stream = ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        yield stream, gate
+    stream.synchronize()

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pickle
 import re
-import subprocess
-import sys
-import textwrap
 import threading
 from typing import Any
 
@@ -18,36 +14,9 @@ import ipcsync
 from ipcsync._native import context
 from ipcsync._native.context import ordinal_of, uuid_of
 from ipcsync._native.device import collectors, parse
+from tests.kit.scripts import run, run_on_two
 
 pytestmark = pytest.mark.driver
-
-
-def run(script: str, **env: str) -> None:
-    """Run `script` in a fresh interpreter; it must end well. Exit status 77 skips: this machine lacks what it needs."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **env},
-    )
-    if done.returncode == 77:
-        pytest.skip("needs two devices")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def run_on_two(script: str, **env: str) -> None:
-    """Run `script` in a fresh interpreter that sees two devices."""
-    segment = f"two-devices-{os.getpid()}"
-    run(
-        "import sys, ipcsync\nif ipcsync.device_count() < 2: sys.exit(77)\n" + textwrap.dedent(script),
-        IPCSYNC_HOST_DEVICES="2",
-        SIMCUDA_DEVICES="2",
-        IPCSYNC_HOST_SEGMENT=segment,
-        SIMCUDA_SEGMENT=segment,
-        **env,
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,70 +1,17 @@
-"""Events: lazy creation, record, wait, time, and how they cross processes."""
+"""Events in one process: lazy creation, record, wait, time, threads and devices."""
 
 from __future__ import annotations
 
-import copy
-import ctypes
-import gc
-import mmap
-import multiprocessing
-import os
-import pickle
-import subprocess
-import sys
-import textwrap
 import threading
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
 import ipcsync
-from ipcsync._drivers import load, unwrap
-from ipcsync._native import release
+from ipcsync.testing import StreamGate
+from tests.kit.scripts import run_on_two
 
 pytestmark = pytest.mark.driver
-
-SPAWN = multiprocessing.get_context("spawn")
-
-
-class Gate:
-    """Holds back the later work of a stream until `open()`, by a wait on a word of registered memory."""
-
-    def __init__(self, stream: ipcsync.Stream) -> None:
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
-        self._word = ctypes.c_uint64.from_buffer(self._page)
-        self._address = ctypes.addressof(self._word)
-        self._stream = stream
-        api = load()
-        unwrap(api.cuMemHostRegister(self._address, mmap.PAGESIZE, 2), "cuMemHostRegister")
-        pointer = unwrap(api.cuMemHostGetDevicePointer(self._address, 0), "cuMemHostGetDevicePointer")
-        unwrap(api.cuStreamWaitValue64(stream.cuda_stream, pointer, 1, 0), "cuStreamWaitValue64")
-
-    def open(self) -> None:
-        self._word.value = 1
-
-    def close(self) -> None:
-        self.open()
-        self._stream.synchronize()
-        unwrap(load().cuMemHostUnregister(self._address), "cuMemHostUnregister")
-
-
-@pytest.fixture
-def held() -> Iterator[tuple[ipcsync.Stream, Gate]]:
-    """A stream whose work waits, and the gate that lets it go."""
-    stream = ipcsync.Stream()
-    gate = Gate(stream)
-    yield stream, gate
-    gate.close()
-
-
-def in_thread(body: Any) -> Any:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(body()))
-    thread.start()
-    thread.join()
-    return results[0]
 
 
 def test_nothing_is_created_before_the_first_record() -> None:
@@ -92,7 +39,7 @@ def test_a_record_creates_it_on_the_streams_device() -> None:
     assert event.event_id == before
 
 
-def test_query_and_synchronize_follow_the_recorded_work(held: tuple[ipcsync.Stream, Gate]) -> None:
+def test_query_and_synchronize_follow_the_recorded_work(held: tuple[ipcsync.Stream, StreamGate]) -> None:
     stream, gate = held
     event = ipcsync.Event()
     event.record(stream)
@@ -105,7 +52,7 @@ def test_query_and_synchronize_follow_the_recorded_work(held: tuple[ipcsync.Stre
     assert stream.query() is True
 
 
-def test_a_wait_holds_the_other_stream_back(held: tuple[ipcsync.Stream, Gate]) -> None:
+def test_a_wait_holds_the_other_stream_back(held: tuple[ipcsync.Stream, StreamGate]) -> None:
     stream, gate = held
     other = ipcsync.Stream()
     stream.record_event().wait(other)
@@ -115,7 +62,7 @@ def test_a_wait_holds_the_other_stream_back(held: tuple[ipcsync.Stream, Gate]) -
     after.synchronize()
 
 
-def test_wait_stream_holds_the_stream_back(held: tuple[ipcsync.Stream, Gate]) -> None:
+def test_wait_stream_holds_the_stream_back(held: tuple[ipcsync.Stream, StreamGate]) -> None:
     stream, gate = held
     other = ipcsync.Stream()
     other.wait_stream(stream)
@@ -124,7 +71,9 @@ def test_wait_stream_holds_the_stream_back(held: tuple[ipcsync.Stream, Gate]) ->
     other.synchronize()
 
 
-def test_a_wait_keeps_what_it_captured_when_the_event_is_recorded_again(held: tuple[ipcsync.Stream, Gate]) -> None:
+def test_a_wait_keeps_what_it_captured_when_the_event_is_recorded_again(
+    held: tuple[ipcsync.Stream, StreamGate],
+) -> None:
     stream, _gate = held
     free, other, event = ipcsync.Stream(), ipcsync.Stream(), ipcsync.Event()
     event.record(free)
@@ -134,7 +83,7 @@ def test_a_wait_keeps_what_it_captured_when_the_event_is_recorded_again(held: tu
     assert event.query() is False
 
 
-def test_synchronize_lets_other_threads_run(held: tuple[ipcsync.Stream, Gate]) -> None:
+def test_synchronize_lets_other_threads_run(held: tuple[ipcsync.Stream, StreamGate]) -> None:
     stream, gate = held
     event = stream.record_event()
     done = threading.Event()
@@ -151,33 +100,6 @@ def test_synchronize_lets_other_threads_run(held: tuple[ipcsync.Stream, Gate]) -
     thread.join()
 
 
-def test_an_event_dropped_while_pending_does_no_harm(held: tuple[ipcsync.Stream, Gate]) -> None:
-    stream, gate = held
-    other = ipcsync.Stream()
-    other.wait_event(stream.record_event())
-    gc.collect()
-    assert other.query() is False
-    gate.open()
-    other.synchronize()
-
-
-def test_a_stream_dropped_while_pending_does_no_harm() -> None:
-    stream = ipcsync.Stream()
-    event = ipcsync.Event()
-    gate = Gate(stream)
-    other = ipcsync.Stream()
-    event.record(stream)
-    event.wait(other)
-    keep = ipcsync.Stream()
-    gate._stream = keep
-    del stream
-    assert event.query() is False
-    gate.open()
-    other.synchronize()
-    event.synchronize()
-    gate.close()
-
-
 def test_elapsed_time_is_in_milliseconds() -> None:
     stream = ipcsync.Stream()
     start, end = ipcsync.Event(enable_timing=True), ipcsync.Event(enable_timing=True)
@@ -189,7 +111,7 @@ def test_elapsed_time_is_in_milliseconds() -> None:
     assert 0 <= elapsed < 10_000
 
 
-def test_elapsed_time_refuses_in_torchs_order_with_torchs_texts(held: tuple[ipcsync.Stream, Gate]) -> None:
+def test_elapsed_time_refuses_in_torchs_order_with_torchs_texts(held: tuple[ipcsync.Stream, StreamGate]) -> None:
     timed, plain = ipcsync.Event(enable_timing=True), ipcsync.Event()
     other = ipcsync.Event(enable_timing=True)
     for a, b in ((timed, plain), (plain, timed)):
@@ -226,81 +148,6 @@ def test_an_interprocess_event_has_no_timing() -> None:
         ipcsync.Event(enable_timing=True, interprocess=True)
 
 
-def test_a_handle_is_64_bytes_and_the_same_each_time() -> None:
-    event = ipcsync.Event(interprocess=True)
-    handle = event.ipc_handle()
-    assert isinstance(handle, bytes)
-    assert len(handle) == 64
-    assert event.device == ipcsync.Device(ipcsync.current_device())
-    event.record()
-    assert event.ipc_handle() == handle
-    assert ipcsync.Event(interprocess=True).ipc_handle() != handle
-
-
-def test_a_handle_can_be_had_in_a_thread_without_a_context() -> None:
-    event = ipcsync.Event(interprocess=True)
-    event.record(ipcsync.Stream())
-    assert len(in_thread(event.ipc_handle)) == 64
-    assert len(in_thread(ipcsync.Event(interprocess=True).ipc_handle)) == 64
-
-
-def test_an_event_made_without_interprocess_gives_no_handle() -> None:
-    event = ipcsync.Event()
-    with pytest.raises(ipcsync.DriverError) as caught:
-        event.ipc_handle()
-    assert caught.value.code == 400
-    assert caught.value.call == "cuIpcGetEventHandle"
-
-
-@pytest.mark.parametrize("length", [0, 1, 63, 65, 128])
-def test_a_handle_of_another_length_is_a_handle_error_in_torchs_words(length: int) -> None:
-    text = f"^cudaIpcEventHandle_t expects byte-like object of size 64, but got {length}$"
-    for data in (bytes(length), bytearray(length), memoryview(bytes(length))):
-        with pytest.raises(ipcsync.HandleError, match=text):
-            ipcsync.Event.from_ipc_handle(0, data)
-
-
-@pytest.mark.parametrize("wrong", [None, 64, "x" * 64, [0] * 64, frozenset()], ids=repr)
-def test_a_handle_that_is_no_bytes_is_a_type_error(wrong: Any) -> None:
-    with pytest.raises(TypeError):
-        ipcsync.Event.from_ipc_handle(0, wrong)
-
-
-@pytest.mark.parametrize("handle", [bytes(64), b"\xff" * 64, bytes(range(64)), b"noise..." * 8])
-def test_zeros_and_noise_are_a_handle_error(handle: bytes) -> None:
-    with pytest.raises(ipcsync.HandleError) as caught:
-        ipcsync.Event.from_ipc_handle(0, handle)
-    assert caught.value.call == "cuIpcOpenEventHandle"
-    assert caught.value.code in (1, 205, 400, 201)
-
-
-def test_a_process_cannot_open_what_it_exported() -> None:
-    event = ipcsync.Event(interprocess=True)
-    with pytest.raises(ipcsync.HandleError, match="this process exported the handle itself") as caught:
-        ipcsync.Event.from_ipc_handle(0, event.ipc_handle())
-    assert caught.value.code == 201
-
-
-def test_an_event_can_only_be_opened_on_a_cuda_device() -> None:
-    class OnCpu:
-        type = "cpu"
-        index = None
-
-    for device in ("cpu", "cpu:0", OnCpu()):
-        with pytest.raises(
-            ipcsync.InvalidDevice, match=r"^Event can only be created on CUDA devices, but got device type cpu$"
-        ):
-            ipcsync.Event.from_ipc_handle(device, bytes(64))
-    with pytest.raises(ipcsync.InvalidDevice):
-        ipcsync.Event.from_ipc_handle(99, bytes(64))
-
-
-def test_an_event_without_interprocess_does_not_pickle_or_copy() -> None:
-    for leave in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="interprocess=True"):
-            leave(ipcsync.Event())
-
-
 def test_events_made_first_by_two_threads_at_once_are_one() -> None:
     stream = ipcsync.Stream()
     for _ in range(50):
@@ -321,186 +168,10 @@ def test_events_made_first_by_two_threads_at_once_are_one() -> None:
         assert seen[0] == seen[1]
 
 
-def test_events_can_be_made_and_dropped_by_the_thousand() -> None:
-    stream = ipcsync.Stream()
-    for _ in range(5000):
-        stream.record_event(ipcsync.Event(interprocess=True))
-
-
-def peer(pipe: Connection) -> None:
-    """The other process: does with the events it gets what it is told."""
-    events: dict[str, Any] = {}
-    stream = ipcsync.Stream()
-    while True:
-        try:
-            what, name, value = pipe.recv()
-        except EOFError:
-            return
-        answer: Any = None
-        try:
-            if what == "open":
-                events[name] = ipcsync.Event.from_ipc_handle(*value)
-            elif what == "take":
-                events[name] = value
-            elif what == "drop":
-                del events[name]
-                gc.collect()
-            elif what == "wait":
-                events[name].wait(stream)
-            elif what == "record":
-                events[name].record(stream)
-            elif what == "stream":
-                answer = stream.query()
-            elif what == "export":
-                events[name] = ipcsync.Event(interprocess=True)
-                events[name].record(stream)
-                answer = events[name].ipc_handle()
-            else:
-                answer = getattr(events[name], what)
-                answer = answer() if callable(answer) else answer
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test is told
-            answer = error
-        pipe.send(answer)
-
-
-class Peer:
-    """The process above, asked by calls."""
-
-    def __init__(self) -> None:
-        self._pipe, theirs = SPAWN.Pipe()
-        self.process = SPAWN.Process(target=peer, args=(theirs,), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def ask(self, what: str, name: str = "", value: Any = None) -> Any:
-        self._pipe.send((what, name, value))
-        assert self._pipe.poll(30), "the peer does not answer"
-        return self._pipe.recv()
-
-    def close(self) -> None:
-        self._pipe.close()
-        self.process.join(30)
-        assert self.process.exitcode == 0
-
-
-@pytest.fixture
-def other() -> Iterator[Peer]:
-    made = Peer()
-    yield made
-    made.close()
-
-
-@pytest.mark.process
-def test_another_process_sees_the_records_and_makes_its_own(other: Peer, held: tuple[ipcsync.Stream, Gate]) -> None:
-    stream, gate = held
-    event = ipcsync.Event(interprocess=True)
-    uuid = ipcsync.get_device_properties(0).uuid
-    assert other.ask("open", "e", (uuid, event.ipc_handle())) is None
-    assert other.ask("query", "e") is True
-    assert other.ask("is_imported", "e") is True
-    assert other.ask("device", "e") == ipcsync.Device(0)
-    assert other.ask("ipc_handle", "e") == event.ipc_handle()
-    event.record(stream)
-    assert other.ask("query", "e") is False
-    other.ask("wait", "e")
-    assert other.ask("stream") is False
-    gate.open()
-    assert other.ask("synchronize", "e") is None
-    assert other.ask("query", "e") is True
-    assert other.ask("record", "e") is None
-    event.synchronize()
-    assert event.query()
-
-
-@pytest.mark.process
-def test_an_event_pickles_as_its_device_and_handle(other: Peer, held: tuple[ipcsync.Stream, Gate]) -> None:
-    stream, gate = held
-    event = ipcsync.Event(interprocess=True)
-    event.record(stream)
-    assert other.ask("take", "e", event) is None
-    assert other.ask("is_imported", "e") is True
-    assert other.ask("query", "e") is False
-    gate.open()
-    assert other.ask("synchronize", "e") is None
-
-
-def start_with(event: ipcsync.Event, pipe: Connection) -> None:
-    event.synchronize()
-    pipe.send((event.is_imported, event.query()))
-
-
-@pytest.mark.process
-def test_an_event_can_be_an_argument_of_a_spawned_process() -> None:
-    event = ipcsync.Event(interprocess=True)
-    event.record()
-    ours, theirs = SPAWN.Pipe()
-    child = SPAWN.Process(target=start_with, args=(event, theirs))
-    child.start()
-    assert ours.poll(30)
-    assert ours.recv() == (True, True)
-    child.join(30)
-    assert child.exitcode == 0
-
-
-def test_an_unpickled_event_of_this_very_process_is_a_handle_error() -> None:
-    data = pickle.dumps(ipcsync.Event(interprocess=True))
-    with pytest.raises(ipcsync.HandleError):
-        pickle.loads(data)
-
-
-@pytest.mark.process
-def test_a_handle_whose_exporter_dropped_the_event_is_a_handle_error(other: Peer) -> None:
-    handle = other.ask("export", "e")
-    opened = ipcsync.Event.from_ipc_handle(0, handle)
-    opened.synchronize()
-    del opened
-    other.ask("drop", "e")
-    with pytest.raises(ipcsync.HandleError):
-        ipcsync.Event.from_ipc_handle(0, handle)
-
-
-@pytest.mark.process
-def test_a_handle_whose_exporter_is_dead_is_a_handle_error() -> None:
-    doomed = Peer()
-    handle = doomed.ask("export", "e")
-    doomed.process.kill()
-    doomed.process.join(30)
-    with pytest.raises(ipcsync.HandleError):
-        ipcsync.Event.from_ipc_handle(0, handle)
-
-
-@pytest.mark.process
-def test_an_imported_event_is_recorded_on_its_own_device_and_has_no_timing(other: Peer) -> None:
-    event = ipcsync.Event.from_ipc_handle(0, other.ask("export", "e"))
-    event.record(ipcsync.Stream())
-    event.synchronize()
-    with pytest.raises(ValueError, match="enable_timing"):
-        event.elapsed_time(event)
-    del event
-
-
-def run(script: str, **env: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, **env},
-    )
-    if done.returncode == 77:
-        pytest.skip("needs two devices")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Exception ignored" not in done.stderr, done.stderr
-
-
 @pytest.mark.process
 def test_events_and_streams_know_two_devices_apart() -> None:
-    segment = f"two-devices-{os.getpid()}"
-    run(
+    run_on_two(
         """
-        import sys, ipcsync
-        if ipcsync.device_count() < 2: sys.exit(77)
         a, b = ipcsync.Stream(0), ipcsync.Stream(1)
         assert (a.device_index, b.device_index, ipcsync.current_device()) == (0, 1, 0)
         event = a.record_event()
@@ -541,66 +212,5 @@ def test_events_and_streams_know_two_devices_apart() -> None:
         else:
             raise AssertionError
         ipcsync.synchronize(0); ipcsync.synchronize(1)
-        """,
-        IPCSYNC_HOST_DEVICES="2",
-        SIMCUDA_DEVICES="2",
-        IPCSYNC_HOST_SEGMENT=segment,
-        SIMCUDA_SEGMENT=segment,
-    )
-
-
-@pytest.mark.process
-def test_objects_in_cycles_may_be_collected_in_the_middle_of_any_call() -> None:
-    run(
-        """
-        import faulthandler, gc, ipcsync
-        faulthandler.dump_traceback_later(60, exit=True)
-        class Node:
-            pass
-        def leak():
-            node = Node()
-            node.me, node.stream = node, ipcsync.Stream()
-            node.event = node.stream.record_event(ipcsync.Event(interprocess=True))
-        gc.set_threshold(7, 2, 2)
-        for _ in range(1500):
-            leak()
-        """
-    )
-
-
-def test_what_the_collector_finalizes_is_given_back_at_the_next_use() -> None:
-    def cycle() -> None:
-        event = ipcsync.Event()
-        event.record()
-        around: list[Any] = [event]
-        around.append(around)
-
-    gc.collect()
-    release.destroy_postponed()
-    gc.disable()
-    try:
-        cycle()
-        gc.collect()
-        assert [call for call, _ in release.postponed] == ["cuEventDestroy"]
-        ipcsync.Stream()
-        assert not release.postponed
-    finally:
-        gc.enable()
-
-
-@pytest.mark.process
-def test_objects_alive_at_exit_do_not_disturb_it() -> None:
-    run(
-        """
-        import faulthandler, ipcsync
-        faulthandler.dump_traceback_later(60, exit=True)
-        stream = ipcsync.Stream()
-        events = [stream.record_event() for _ in range(10)]
-        cycle = [events, stream]
-        cycle.append(cycle)
-        class Late:
-            held = ipcsync.Event(interprocess=True)
-        Late.held.record(stream)
-        ipcsync.set_stream(stream)
         """
     )

@@ -6,7 +6,6 @@ import copy
 import ctypes
 import gc
 import pickle
-import threading
 from typing import Any
 
 import pytest
@@ -14,17 +13,9 @@ import pytest
 import ipcsync
 from ipcsync._drivers import load
 from ipcsync._native import stream as streams
+from tests.kit.driver_kit import in_thread
 
 pytestmark = pytest.mark.driver
-
-
-def in_thread(body: Any) -> Any:
-    """What `body()` returned in a thread of its own."""
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(body()))
-    thread.start()
-    thread.join()
-    return results[0]
 
 
 def is_real_gpu() -> bool:

@@ -1,0 +1,104 @@
+"""Events and streams that are dropped: while work is pending, in cycles, by the thousand, and at the exit."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._native import release
+from ipcsync.testing import StreamGate
+from tests.kit.scripts import run
+
+pytestmark = pytest.mark.driver
+
+
+def test_an_event_dropped_while_pending_does_no_harm(held: tuple[ipcsync.Stream, StreamGate]) -> None:
+    stream, gate = held
+    other = ipcsync.Stream()
+    other.wait_event(stream.record_event())
+    gc.collect()
+    assert other.query() is False
+    gate.open()
+    other.synchronize()
+
+
+def test_a_stream_dropped_while_pending_does_no_harm() -> None:
+    stream = ipcsync.Stream()
+    event = ipcsync.Event()
+    gate = StreamGate(stream)
+    other = ipcsync.Stream()
+    event.record(stream)
+    event.wait(other)
+    keep = ipcsync.Stream()
+    gate._stream = keep
+    del stream
+    assert event.query() is False
+    gate.open()
+    other.synchronize()
+    event.synchronize()
+
+
+def test_events_can_be_made_and_dropped_by_the_thousand() -> None:
+    stream = ipcsync.Stream()
+    for _ in range(5000):
+        stream.record_event(ipcsync.Event(interprocess=True))
+
+
+@pytest.mark.process
+def test_objects_in_cycles_may_be_collected_in_the_middle_of_any_call() -> None:
+    run(
+        """
+        import faulthandler, gc, ipcsync
+        faulthandler.dump_traceback_later(60, exit=True)
+        class Node:
+            pass
+        def leak():
+            node = Node()
+            node.me, node.stream = node, ipcsync.Stream()
+            node.event = node.stream.record_event(ipcsync.Event(interprocess=True))
+        gc.set_threshold(7, 2, 2)
+        for _ in range(1500):
+            leak()
+        """
+    )
+
+
+def test_what_the_collector_finalizes_is_given_back_at_the_next_use() -> None:
+    def cycle() -> None:
+        event = ipcsync.Event()
+        event.record()
+        around: list[Any] = [event]
+        around.append(around)
+
+    gc.collect()
+    release.destroy_postponed()
+    gc.disable()
+    try:
+        cycle()
+        gc.collect()
+        assert [call for call, _ in release.postponed] == ["cuEventDestroy"]
+        ipcsync.Stream()
+        assert not release.postponed
+    finally:
+        gc.enable()
+
+
+@pytest.mark.process
+def test_objects_alive_at_exit_do_not_disturb_it() -> None:
+    run(
+        """
+        import faulthandler, ipcsync
+        faulthandler.dump_traceback_later(60, exit=True)
+        stream = ipcsync.Stream()
+        events = [stream.record_event() for _ in range(10)]
+        cycle = [events, stream]
+        cycle.append(cycle)
+        class Late:
+            held = ipcsync.Event(interprocess=True)
+        Late.held.record(stream)
+        ipcsync.set_stream(stream)
+        """
+    )
