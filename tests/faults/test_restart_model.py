@@ -15,7 +15,7 @@ from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.transactions import Transactions
 from tests.faults.restart_model import ENGINES, FOUND_IN, SCENARIOS, Found, Model, explore
 from tests.faults.restart_world import MISTAKES, Scenario
-from tests.unit.test_dispatcher import _SENDER, World
+from tests.unit.coordinator_world import SENDER, World
 
 _ONE = SCENARIOS["one death of the coordinator"]
 
@@ -72,7 +72,7 @@ def _stages(*, is_request: bool) -> str:
 def test_a_request_takes_the_models_steps_in_its_order(world: World, steps: list[str]) -> None:
     def ask(number: int, body: messages.Message, token: bytes = b"") -> messages.Message:
         steps.clear()
-        reply = world.dispatcher.handle(codec.encode_request(number, body, token, 0), _SENDER, time.monotonic_ns())
+        reply = world.dispatcher.handle(codec.encode_request(number, body, token, 0), SENDER, time.monotonic_ns())
         assert reply is not None
         steps.append("R")
         return codec.decode_reply(reply)[1]

@@ -13,6 +13,7 @@ from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
 from tests.unit.attachment_scene import Scene
 from tests.unit.chain_row import Row
+from tests.unit.coordinator_world import World
 
 EPOCH = bytes(range(16))
 SESSIONS, SLOTS = 40, 70
@@ -52,3 +53,11 @@ def held() -> Iterator[tuple[ipcsync.Stream, StreamGate]]:
     with StreamGate(stream) as gate:
         yield stream, gate
     stream.synchronize()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A coordinator of the test's own, without a socket: what is counted begins at 0."""
+    one = World()
+    yield one
+    one.close()

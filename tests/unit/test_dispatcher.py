@@ -11,141 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ipcsync import _drivers
-from ipcsync._board import Board
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
-from ipcsync_coordinator import records
-from ipcsync_coordinator.abuse import StrikeCounter
 from ipcsync_coordinator.auth import Sender
-from ipcsync_coordinator.config import Settings
-from ipcsync_coordinator.dispatcher import Dispatcher
-from ipcsync_coordinator.driver_work import OwnDriver
-from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.feed import Feed
-from ipcsync_coordinator.fleet import Fleet
-from ipcsync_coordinator.handlers import Handlers
-from ipcsync_coordinator.journal import Journal
-from ipcsync_coordinator.metrics import Metrics
-from ipcsync_coordinator.pool import Pool
-from ipcsync_coordinator.recovery import recover
-from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionEntry, SessionTable
-from ipcsync_coordinator.state import Limits
-from ipcsync_coordinator.transactions import Transactions
-from ipcsync_holdings.events import EventStore, SharedCudaEvent, served_devices
-from ipcsync_holdings.holdings import Fixed, Terms
-from ipcsync_holdings.journal_files import JournalFiles
 from tests.unit import frames
+from tests.unit.coordinator_world import SETTINGS, Frame, World
 
-_SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
-
-
-class _Frame:
-    """A frame from the process `pid`, or from one that we cannot see."""
-
-    def __init__(self, pid: int | None = None) -> None:
-        self._address = "" if pid is None else f"localhost:{os.getuid()}:{os.getgid()}:{pid}"
-
-    def get(self, _: str) -> str:
-        """What ZeroMQ tells of the peer."""
-        return self._address
-
-
-_SENDER = Sender(b"routing", _Frame())
 _CODES = {
     "malformed", "version", "unknown_op", "invalid", "too_large", "too_deep", "name", "ttl", "engine", "forgotten",
     "late", "ConnectError", "SessionExpired", "QuotaExceeded", "EventClosed", "RecorderTaken", "DeviceMismatch",
     "EngineMismatch", "role", "epoch", "wanted", "NoBridge", "CoordinatorLost", "NodeLost", "NotRecorder",
 }  # fmt: skip
-
-
-class _NoSocket:
-    def send(self, _frame: bytes, _flags: int) -> None:
-        """Nobody subscribes."""
-
-
-class World:
-    """Handlers with all that stands behind them, the driver included, and nothing before them."""
-
-    def __init__(self) -> None:
-        path = f"/dev/shm/ipcsync-board-{os.getuid()}-{os.urandom(16).hex()}"
-        self.board = Board.create(path, os.urandom(16), _SETTINGS.max_sessions, _SETTINGS.pool)
-        self.events = EventStore(served_devices(None), self.board)
-        self.work = OwnDriver(self.events)
-        self.files = JournalFiles.create()
-        self.begin(held=[])
-
-    def begin(self, held: list[SharedCudaEvent]) -> None:
-        """Begin, or go on with what another one left: board, journal and CUDA events."""
-        self.registry = Registry(
-            Limits(_SETTINGS.pool, _SETTINGS.max_sessions, _SETTINGS.max_attachments, _SETTINGS.max_streams)
-        )
-        devices = list(served_devices(None))
-        self.pool = Pool(devices, self.work, limit=200, step=8, held=held)
-        effects = self.effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget, self.registry.graves)  # type: ignore[arg-type]
-        self.sessions = SessionTable(_SETTINGS.remembered_requests, _SETTINGS.max_sessions)
-        self.metrics = Metrics()
-        journal = Journal(self.files, lambda: records.whole(self.registry, self.sessions))
-        self.transactions = Transactions(self.registry, self.sessions, effects, journal)
-        self.differing = recover(journal, self.registry, self.sessions, effects, self.board, time.monotonic_ns())
-        fixed = Fixed("/", "host", None, _SETTINGS.pool, _SETTINGS.max_sessions)
-        name = _drivers.name()
-        now_ns = time.monotonic_ns()
-        terms = Terms(fixed, self.board.epoch, self.board.path, name, devices, os.getpid(), now_ns, 1, {}, 0, [])
-        self.handlers = Handlers(
-            _SETTINGS,
-            self.registry,
-            self.board,
-            effects,
-            self.sessions,
-            self.metrics,
-            terms,
-            self.transactions,
-            Fleet(self.registry, effects, self.sessions, self.transactions, self.board.epoch, 0),
-            "ipc://feed",
-        )
-        self.dispatcher = Dispatcher(
-            _SETTINGS,
-            self.handlers,
-            self.sessions,
-            self.metrics,
-            StrikeCounter(_SETTINGS.max_strange, _SETTINGS.max_sessions),
-            self.transactions,
-            self._confirm,
-        )
-        self.ids = iter(range(1 << 40, 1 << 41))
-
-    def _forget(self, session: object) -> None:
-        self.handlers.forget(session)  # type: ignore[arg-type] # a Session
-
-    def _confirm(self, _entry: SessionEntry, _sender: Sender) -> None:
-        """There is no loop that could watch a pidfd."""
-
-    def handle(self, frame: bytes) -> Message | None:
-        """The reply's body."""
-        reply = self.dispatcher.handle(frame, _SENDER, time.monotonic_ns())
-        return None if reply is None else codec.decode_reply(reply)[1]
-
-    def ask(self, body: Message, token: bytes = b"") -> Message:
-        reply = self.handle(codec.encode_request(next(self.ids), body, token, 0))
-        assert reply is not None
-        return reply
-
-    def hello(self) -> messages.Welcome:
-        reply = self.ask(messages.Hello(os.urandom(16), _drivers.name()))
-        assert isinstance(reply, messages.Welcome)
-        return reply
-
-    def bury_all(self) -> None:
-        for entry in self.sessions:
-            self.handlers.lose(entry, "pidfd")
-
-    def close(self) -> None:
-        self.bury_all()
-        self.pool.close()
-        self.files.close()
-        self.board.close()
-        self.board.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +48,7 @@ def _with_real_tokens(world: World, frame: bytes) -> bytes:
 def test_any_frames_in_any_order_get_replies_and_leave_nothing_behind(
     world: World, sent: list[bytes], sessions: int
 ) -> None:
-    for _ in range(min(sessions, _SETTINGS.max_sessions - len(world.sessions))):
+    for _ in range(min(sessions, SETTINGS.max_sessions - len(world.sessions))):
         world.hello()
     for frame in sent:
         world.handle(_with_real_tokens(world, frame))  # raises for a reply that is none
@@ -191,12 +67,12 @@ def test_any_frames_in_any_order_get_replies_and_leave_nothing_behind(
 
 def _assert_bounded(world: World) -> None:
     sessions, registry = world.sessions, world.registry
-    assert len(sessions) == len(sessions._by_serial) == len(sessions._by_nonce) <= _SETTINGS.max_sessions
-    assert len(sessions._final_replies) <= _SETTINGS.max_sessions
-    assert all(len(entry.replies) <= _SETTINGS.remembered_requests for entry in sessions)
-    assert len(registry.slots) <= _SETTINGS.pool
-    assert len(registry.streams) <= _SETTINGS.max_streams
-    assert len(registry.sessions) <= _SETTINGS.max_sessions
+    assert len(sessions) == len(sessions._by_serial) == len(sessions._by_nonce) <= SETTINGS.max_sessions
+    assert len(sessions._final_replies) <= SETTINGS.max_sessions
+    assert all(len(entry.replies) <= SETTINGS.remembered_requests for entry in sessions)
+    assert len(registry.slots) <= SETTINGS.pool
+    assert len(registry.streams) <= SETTINGS.max_streams
+    assert len(registry.sessions) <= SETTINGS.max_sessions
     assert not registry.changes
     assert world.pool.made <= 200
     assert set(world.metrics.requests) <= set(messages.REQUESTS)
@@ -279,7 +155,7 @@ def test_a_hello_when_descriptors_are_short_leaves_no_session_behind(
     monkeypatch.setattr("ipcsync_coordinator.liveness.start_time", fail)
     hello = messages.Hello(os.urandom(16), _drivers.name())
     frame = codec.encode_request(1, hello, b"", 0)
-    sender = Sender(b"r", _Frame(os.getpid()))
+    sender = Sender(b"r", Frame(os.getpid()))
     reply = world.dispatcher.handle(frame, sender, time.monotonic_ns())
     assert reply is not None
     _, welcome = codec.decode_reply(reply)

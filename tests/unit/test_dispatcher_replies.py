@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -16,22 +15,14 @@ from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Session
-from tests.unit.test_dispatcher import _SENDER, _SETTINGS, World, _Frame
+from tests.unit.coordinator_world import SENDER, SETTINGS, Frame, World
 
-_KEPT = _SETTINGS.remembered_requests
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """One for each test: what is counted begins at 0."""
-    one = World()
-    yield one
-    one.close()
+_KEPT = SETTINGS.remembered_requests
 
 
 def _send(world: World, number: int, body: Message, token: bytes = b"") -> tuple[int, Message]:
     """Whose reply it is, and what it says."""
-    reply = world.dispatcher.handle(codec.encode_request(number, body, token, 0), _SENDER, time.monotonic_ns())
+    reply = world.dispatcher.handle(codec.encode_request(number, body, token, 0), SENDER, time.monotonic_ns())
     assert reply is not None
     return codec.decode_reply(reply)
 
@@ -104,9 +95,9 @@ def test_the_goodbye_can_be_said_again_when_the_session_is_gone_and_nothing_else
 def test_what_has_no_session_is_held_against_its_connection_until_a_session_speaks_there(world: World) -> None:
     strikes, token = world.dispatcher._strikes, world.hello().token
     _refused(world, 1, messages.Stats(), b"t" * 16)
-    assert strikes._counts == {_SENDER.routing: 1}
-    world.dispatcher.handle(b"\xc1", _SENDER, time.monotonic_ns())
-    assert strikes._counts == {_SENDER.routing: 2}
+    assert strikes._counts == {SENDER.routing: 1}
+    world.dispatcher.handle(b"\xc1", SENDER, time.monotonic_ns())
+    assert strikes._counts == {SENDER.routing: 2}
     _send(world, 2, messages.Stats(), token)
     assert strikes._counts == {}
 
@@ -155,9 +146,9 @@ def test_a_request_that_coordinators_died_of_is_refused_under_its_id_and_not_rea
 
 def test_each_frame_is_measured_whatever_becomes_of_it(world: World) -> None:
     before = sum(world.metrics._buckets)
-    world.dispatcher.handle(b"\xc1", _SENDER, time.monotonic_ns())
+    world.dispatcher.handle(b"\xc1", SENDER, time.monotonic_ns())
     began = time.monotonic_ns() - 2_000_000_000
-    world.dispatcher.handle(b"\xc1", _SENDER, began)
+    world.dispatcher.handle(b"\xc1", SENDER, began)
     assert sum(world.metrics._buckets) == before + 2
     assert world.metrics._buckets[-1] == 1
     assert 2 <= world.metrics._sum_s < 60
@@ -168,7 +159,7 @@ def test_who_is_not_confirmed_yet_is_looked_at_with_each_request(world: World, m
     monkeypatch.setattr(world.dispatcher, "_on_confirm", lambda *told: seen.append(told))
     token = world.hello().token
     entry = _entry(world, token)
-    sender = Sender(b"routing", _Frame(os.getpid()))
+    sender = Sender(b"routing", Frame(os.getpid()))
     frame = codec.encode_request(1, messages.Stats(), token, 0)
     world.dispatcher.handle(frame, sender, time.monotonic_ns())
     assert seen == [(entry, sender)]

@@ -13,7 +13,7 @@ from ipcsync._wire import codec, messages
 from ipcsync.errors import CoordinatorLost, EventClosed, NoBridge, NodeLost, ProtocolError
 from ipcsync_coordinator.mirrors import Grave, Graves, Origin
 from ipcsync_holdings.events import SharedCudaEvent
-from tests.unit.test_dispatcher import World
+from tests.unit.coordinator_world import World
 
 _EPOCH = b"far away epoch.."
 _ATTACH = messages.Remote("attach", epoch=_EPOCH, slot=3, incarnation=7)

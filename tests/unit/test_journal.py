@@ -1,0 +1,117 @@
+"""The journal: what counts of it, who may write it, and what is refused because of it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from ipcsync._wire import codec, messages
+from ipcsync._wire.messages import Message
+from ipcsync.errors import QuotaExceeded
+from ipcsync_coordinator import given, journal
+from ipcsync_coordinator.journal import Journal, JournalError
+from ipcsync_holdings import journal_files
+from tests.unit.coordinator_world import SENDER, World
+
+
+def test_no_two_coordinators_have_one_journal(world: World) -> None:
+    words = world.files.descriptors[0]
+    given._be_the_only_one(words)
+    with pytest.raises(RuntimeError, match="another coordinator still has the journal"):
+        given._be_the_only_one(words)
+
+
+def test_what_was_written_and_not_made_valid_did_not_happen(world: World) -> None:
+    token = world.hello().token
+    end = world.files.words[journal_files.VALID]
+    os.pwrite(world.files.logs[0], os.urandom(100), end)
+    world.begin(world.events.held())
+    assert world.sessions.find(token) is not None
+
+
+@pytest.mark.parametrize("damage", ["a byte", "the length", "the end"])
+def test_a_damaged_journal_is_not_believed(world: World, damage: str) -> None:
+    world.hello()
+    words, log = world.files.words, world.files.logs[0]
+    if damage == "the end":
+        words[journal_files.VALID] -= 3
+    else:
+        at = 12 if damage == "a byte" else 0
+        os.pwrite(log, bytes([os.pread(log, 1, at)[0] ^ 0x40]), at)
+    with pytest.raises(JournalError, match=r"the record at byte 0 is damaged"):
+        world.begin(world.events.held())
+
+
+def test_a_request_that_two_coordinators_died_of_is_refused_and_no_other_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.hello().token
+    poison = codec.encode_request(7, messages.Open("poison"), token, 0)
+    other = codec.encode_request(8, messages.Open("other"), token, 0)
+    monkeypatch.setattr(Journal, "put_down", lambda _: None)
+    for _ in range(2):
+        world.dispatcher.handle(poison, SENDER, time.monotonic_ns())
+        world.begin(world.events.held())
+    reply = world.dispatcher.handle(poison, SENDER, time.monotonic_ns())
+    assert reply is not None
+    number, body = codec.decode_reply(reply)
+    assert number == 7
+    assert isinstance(body, messages.Failure)
+    assert body.attributes["code"] == "poison"
+    reply = world.dispatcher.handle(other, SENDER, time.monotonic_ns())
+    assert reply is not None
+    assert isinstance(codec.decode_reply(reply)[1], messages.Attachment)
+
+
+def test_a_reply_that_is_kept_is_given_also_past_the_deadline(world: World) -> None:
+    token = world.hello().token
+    now = time.monotonic_ns()
+    done = codec.encode_request(7, messages.Open("done"), token, now + 1_000_000_000)
+    reply = world.dispatcher.handle(done, SENDER, now)
+    world.begin(world.events.held())
+    late = now + 2_000_000_000
+    assert world.dispatcher.handle(done, SENDER, late) == reply
+    not_done = codec.encode_request(8, messages.Open("not done"), token, now + 1_000_000_000)
+    assert world.dispatcher.handle(not_done, SENDER, late) is None
+
+
+def test_without_memory_for_the_journal_what_changes_something_is_refused_and_nothing_is_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.hello().token
+
+    def none_left(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", none_left)
+    monkeypatch.setattr(journal, "_LEAST_ROOM", 1 << 30)
+    before = world.registry.in_use
+    answer = world.ask(messages.Open("one"), token)
+    assert isinstance(answer, messages.Failure)
+    assert answer.kind == QuotaExceeded.__name__
+    assert world.registry.in_use == before
+    assert isinstance(world.ask(messages.ListEvents(), token), messages.EventList)
+
+
+def test_a_log_does_not_grow_with_the_number_of_starts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_LEAST_LIMIT", 10_000)
+    token = world.hello().token
+    ids = iter(range(1, 10_000))
+
+    def ask(body: Message) -> Message:
+        frame = codec.encode_request(next(ids), body, token, 0)
+        reply = world.dispatcher.handle(frame, SENDER, time.monotonic_ns())
+        assert reply is not None
+        return codec.decode_reply(reply)[1]
+
+    longest = 0
+    for _ in range(20):
+        for _ in range(20):
+            opened = ask(messages.Open("one"))
+            assert isinstance(opened, messages.Attachment)
+            ask(messages.Close(opened.slot, opened.incarnation))
+        longest = max(longest, *(world.files.words[journal_files.VALID + which] for which in (0, 1)))
+        world.begin(world.events.held())
+    assert longest < 50_000
