@@ -95,6 +95,8 @@ PARTS = {
             "tests/unit/test_slot_view.py",
             "tests/unit/test_engine_use.py",
             "tests/multiprocess/test_driver_calls.py",
+            "tests/multiprocess/test_interrupted_calls.py",
+            "tests/multiprocess/test_full_ring.py",
             "tests/multiprocess/test_shared_event.py",
             "tests/multiprocess/test_shared_event_roles.py",
             "tests/multiprocess/test_error_texts.py",
