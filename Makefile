@@ -53,7 +53,7 @@ DRIVER_TESTS := $(shell grep -rl --include='test_*.py' 'mark\.driver' tests) -m 
 
 # What is behind every stream of its process runs by itself, last: elsewhere an earlier test may have left a stream that
 # waits for the dead, and never ends. (5: no test was chosen, as by ARGS="-k …".)
-BEHIND_ALL := tests/contract/test_context_records.py tests/multiprocess/test_record_all.py
+BEHIND_ALL := tests/contract/test_context_records.py tests/events/test_record_all.py
 tests = $(PYTEST) $(or $(PASS),$(1)) $(addprefix --deselect ,$(BEHIND_ALL)) $(ARGS) && \
   { $(PYTEST) $(BEHIND_ALL) -m "not thorough" $(ARGS) || [ $$? = 5 ]; }
 
@@ -144,7 +144,7 @@ results: install
 # The compiled core under the address and undefined-behaviour sanitizers; the usual one is built again behind it.
 SANITIZED := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZED_TESTS := tests/faults/test_parking.py tests/faults/test_compiled_order.py tests/faults/test_forks.py \
-  tests/faults/test_deaths.py tests/multiprocess/test_shortcuts.py tests/multiprocess/test_closing.py
+  tests/faults/test_deaths.py tests/events/test_shortcuts.py tests/events/test_closing.py
 sanitize: install
 	$(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"
 	IPCSYNC_BUILD_CORE=1 CFLAGS="$(SANITIZED)" $(BIN)/python -m pip install --quiet --editable '.[observer]'
@@ -291,7 +291,7 @@ types:
 docs: install
 	$(BIN)/mkdocs build --strict
 
-DIST_TESTS ?= tests/unit tests/contract tests/multiprocess/test_shared_event.py
+DIST_TESTS ?= tests/unit tests/contract tests/events/test_shared_event.py
 dist: install
 	$(BIN)/python -m pip install --quiet --group dist
 	rm -rf dist

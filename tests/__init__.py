@@ -1,1 +1,1 @@
-"""The tests of ipcsync: unit, contract, multiprocess, faults, gpu, benchmarks."""
+"""The tests of ipcsync, in folders by subject: README.md says which."""

@@ -12,7 +12,7 @@ from tests.fleet.nodes import Node
 from tests.kit import browser as browsers
 from tests.kit.browser import Browser
 from tests.kit.until import DEADLINE_S, until
-from tests.multiprocess.observing import Observer, running
+from tests.observer.observing import Observer, running
 
 pytestmark = [pytest.mark.process, pytest.mark.thorough]
 

@@ -27,6 +27,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 CLI = [sys.executable, "-m", "ipcsync"]
+_MATRIX = ("tests/client", "tests/events", "tests/cli", "tests/plugin", "tests/docs", "tests/faults")
 _GRACE_S = 10.0  # for pytest to end by itself, with its report, once its time is over
 
 
@@ -49,7 +50,7 @@ def _pytest(*arguments: str, workers: int) -> list[str]:
 
 def steps(out: Path, workers: int) -> list[Step]:
     """What is run, in the order of what is most worth knowing."""
-    matrix = ["tests/multiprocess", "tests/faults", "-m", "driver and not thorough and not benchmark"]
+    matrix = [*_MATRIX, "-m", "driver and not thorough and not benchmark"]
     return [
         Step("doctor", [*CLI, "doctor", "--json"], 60, file="doctor.json"),
         Step("probes", [sys.executable, "-m", "tests.gpu.probe_report", "--out", str(out / "probed.md")], 60),

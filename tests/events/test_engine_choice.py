@@ -155,7 +155,7 @@ def same_pid(coordinator: ipcsync.Coordinator, tmp_path: Path) -> Iterator[subpr
     enter = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*enter, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no process may enter a pid namespace of its own here")
-    command = [*enter, sys.executable, "-m", "tests.multiprocess.same_pid", str(coordinator.pid), coordinator.endpoint]
+    command = [*enter, sys.executable, "-m", "tests.events.same_pid", str(coordinator.pid), coordinator.endpoint]
     # A driver in software tells dead processes by their pids: each pid namespace must have one of its own.
     segment = f"{os.environ['IPCSYNC_HOST_SEGMENT']}-inside"
     env = {**os.environ, "IPCSYNC_HOST_SEGMENT": segment, "SIMCUDA_SEGMENT": segment, "SIMCUDA_DIR": str(tmp_path)}

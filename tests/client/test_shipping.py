@@ -25,7 +25,7 @@ def test_a_function_of_main_and_what_it_captured_arrive(
 ) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed; pip install --group proof brings it")
-    command = [sys.executable, "-m", "tests.multiprocess.shipping", library, new_coordinator().endpoint]
+    command = [sys.executable, "-m", "tests.client.shipping", library, new_coordinator().endpoint]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd=_ROOT)
     assert done.returncode == 0, done.stderr
     wanted = [ipcsync.driver_name(), "generation 1", "ConnectError", "the module"]

@@ -11,7 +11,7 @@ import pytest
 import ipcsync
 from tests.kit import browser as browsers
 from tests.kit.browser import Browser
-from tests.multiprocess.observing import Observer, running
+from tests.observer.observing import Observer, running
 
 pytestmark = [
     pytest.mark.process,

@@ -14,8 +14,8 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from tests.events.stage import Stage
 from tests.kit.driver_calls import DriverCalls
-from tests.multiprocess.stage import Stage
 
 Case = Callable[[Stage], Callable[[], Any]]
 

@@ -12,7 +12,7 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.multiprocess.loops import LONG_S, cancel, stopped, threads_named, turns, two_clients
+from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, two_clients
 
 # --- nothing blocks the loop ------------------------------------------------------------------------------------------
 

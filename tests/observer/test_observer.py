@@ -24,7 +24,7 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from tests.kit.browser import eventually
 from tests.kit.peer import Peer
-from tests.multiprocess.observing import DIRECT, PERIOD_S, Observer, running
+from tests.observer.observing import DIRECT, PERIOD_S, Observer, running
 
 pytestmark = pytest.mark.process
 

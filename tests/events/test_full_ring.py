@@ -6,9 +6,9 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from tests.events.stage import Stage
 from tests.kit.failing import Failing
 from tests.kit.until import until
-from tests.multiprocess.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("nothing_queued")
 

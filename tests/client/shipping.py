@@ -1,6 +1,6 @@
 """A user's program: it sends functions that name `ipcsync`, and points, to workers of a library that it has for that.
 
-`python -m tests.multiprocess.shipping cloudpickle|loky|distributed ENDPOINT`; one line for each task, what it returned.
+`python -m tests.client.shipping cloudpickle|loky|distributed ENDPOINT`; one line for each task, what it returned.
 Run as a program, its functions are those of `__main__`, which these libraries ship by value.
 """
 

@@ -1,6 +1,6 @@
 """A client in a pid namespace of its own, with the very pid value that the coordinator has in its.
 
-    unshare --pid --fork --kill-child --mount-proc python -m tests.multiprocess.same_pid PID ENDPOINT
+    unshare --pid --fork --kill-child --mount-proc python -m tests.events.same_pid PID ENDPOINT
 
 The first process of the namespace chooses the pid of the next one, which is the client. It prints what it found and
 recorded as one line of JSON, then waits for the point that it is told on stdin, and prints how that ended.

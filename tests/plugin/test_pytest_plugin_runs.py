@@ -359,7 +359,7 @@ def test_a_child_past_its_time_is_ended_with_its_traceback(
 ) -> None:
     suite(
         """
-from tests.multiprocess.test_pytest_plugin_spawn import _hold_the_gil
+from tests.plugin.test_pytest_plugin_spawn import _hold_the_gil
 from ipcsync.pytest_plugin.spawned import ChildError
 
 def test_late(ipcsync_spawn):

@@ -19,8 +19,8 @@ from ipcsync._native.context import OnDevice
 from ipcsync.client.aio.runner import is_of_this_thread
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.client.loops import LONG_S, cancel, threads_named, turns, two_clients
 from tests.kit.peer import Peer
-from tests.multiprocess.loops import LONG_S, cancel, threads_named, turns, two_clients
 
 pytestmark = pytest.mark.driver
 

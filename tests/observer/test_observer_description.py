@@ -16,7 +16,7 @@ import ipcsync
 from ipcsync_observer.app import Observer as Served
 from ipcsync_observer.description import openapi
 from ipcsync_observer.sampler import Sampler
-from tests.multiprocess.observing import Observer, running
+from tests.observer.observing import Observer, running
 
 pytestmark = pytest.mark.process
 

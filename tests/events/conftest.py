@@ -9,8 +9,8 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 from ipcsync import _drivers
 from ipcsync.typing import EngineName
+from tests.events.stage import NewClient, Stage
 from tests.kit.driver_calls import DriverCalls
-from tests.multiprocess.stage import NewClient, Stage
 
 _GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 

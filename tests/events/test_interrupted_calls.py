@@ -12,9 +12,9 @@ import pytest
 import ipcsync
 from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
+from tests.events.stage import Stage
 from tests.kit.driver_calls import DriverCalls, Interrupted
 from tests.kit.until import until
-from tests.multiprocess.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("nothing_queued")
 

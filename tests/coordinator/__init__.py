@@ -1,0 +1,1 @@
+"""Coordinators as programs: how they start, and what they say of themselves."""

@@ -1,0 +1,1 @@
+"""The documentation: its site, the recipes, and what a newcomer tries first."""

@@ -1,0 +1,1 @@
+"""Records and waits between processes: shared events, points, and both engines."""

@@ -1,1 +1,0 @@
-"""The service across real processes."""

@@ -1,0 +1,1 @@
+"""The observer as a service, its page, and its description."""

@@ -1,0 +1,1 @@
+"""What users take into their own tests: the pytest plugin, and ipcsync.testing."""
