@@ -34,7 +34,7 @@ SOAK_MINUTES ?= 10
 install: $(VENV)/.installed
 
 # The compiled core is built with it, where a C compiler is.
-$(VENV)/.installed: pyproject.toml hatch_build.py ipcsync/_engines/core.pyx $(wildcard ipcsync/_engines/*.h) ipcsync/_engines/parking.h
+$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard ipcsync/_engines/core_cython/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[observer,fleet]' --group dev
@@ -85,7 +85,7 @@ test-gpu:
 	@test -n "$(OUT)" || { echo "usage: make test-gpu OUT=DIRECTORY [WHEELS=DIRECTORY] [PYTHON=python3]"; exit 2; }
 ifdef WHEELS
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(GPU_SITE) $(WHEELS)/*.whl
-	cp -n $(GPU_SITE)/ipcsync/_engines/core* ipcsync/_engines/
+	cp -n $(GPU_SITE)/ipcsync/_engines/core*.so $(GPU_SITE)/ipcsync/_engines/core_build.txt ipcsync/_engines/
 	PYTHONPATH="$(GPU_SITE)" $(PYTHON) -m tests.gpu.run --out $(OUT) $(ARGS)
 else
 	$(MAKE) -s install

@@ -24,6 +24,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _CYTHON = "Cython>=3.1,<4"
 _HOME = Path("ipcsync", "_engines")
+_SOURCES = _HOME / "core_cython"
 _MACHINES = ("x86_64", "aarch64")
 _FLAGS = ["-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-overflow", "-Wl,--strip-all"]
 _STABLE = ["-DPy_LIMITED_API=0x030A0000", "-DCYTHON_LIMITED_API=1"]
@@ -55,7 +56,7 @@ class CoreHook(BuildHookInterface[Any]):
             for old in folder.glob("core*.so"):  # of a build that no longer holds
                 old.unlink()
         try:
-            note = _build(root / _HOME / "core.pyx", folder / name)
+            note = _build(root / _SOURCES / "core.pyx", folder / name)
         except _NotBuiltError as why:
             if _wanted() == "1":
                 raise

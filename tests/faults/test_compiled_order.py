@@ -168,7 +168,7 @@ MISTAKES = {
     7: ("the recorder asked before the driver", "query: complete by the driver"),
     8: ("no look after the wait", "wait: recorded"),
 }
-_SOURCE = Path(compiled.__file__).with_name("core.pyx")
+_SOURCE = Path(compiled.__file__).with_name("core_cython") / "core.pyx"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,63 @@
+# Whether a session can be used.
+
+from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
+
+
+cdef class Look:
+    """As in `core_python`."""
+
+    cdef const uint8_t *fork_mark
+    cdef const uint64_t *header
+    cdef const uint64_t *standing
+    cdef const uint64_t *running
+    cdef uint64_t live[2]
+    cdef object owners, slowly
+    cdef bint has_mark
+    cdef uint64_t sessions
+    cdef public int64_t good_until, shortcuts, slow_calls
+
+    def __init__(self, fork_mark, board, line, serial, live, slowly):
+        self.owners = (fork_mark, board)
+        self.fork_mark = <const uint8_t *><uintptr_t>fork_mark.address
+        self.header = <const uint64_t *><uintptr_t>board.address
+        self.standing = <const uint64_t *><uintptr_t>line.standing_address
+        self.running = <const uint64_t *><uintptr_t>board.running_header_address
+        self.live[0], self.live[1] = live, serial
+        self.has_mark = board.has_mark
+        self.sessions = board.sessions
+        self.slowly = slowly
+        self.good_until = -1
+
+    cdef inline bint header_is_good(self) noexcept nogil:
+        cdef int index
+        for index in range(HEADER):
+            if ipcsync_load(self.header + index) != self.running[index]:
+                return False
+        return True
+
+    cdef inline bint is_good(self) noexcept nogil:
+        step(GUARD)
+        return (
+            self.fork_mark[0]
+            and ipcsync_load(self.standing) == self.live[0]
+            and ipcsync_load(self.standing + 1) == self.live[1]
+            and self.header_is_good()
+            and ipcsync_now() <= self.good_until
+        )
+
+    cdef inline bint coordinator_is_good(self) noexcept nogil:
+        step(COORDINATOR)
+        return self.has_mark and self.header_is_good()
+
+    cdef inline bint lives(self, uint64_t serial) noexcept nogil:
+        """Whether the session `serial` is known to live, by its line; False too if the kernel is to be asked."""
+        step(ALIVE)
+        if (serial & 0xFFFF) >= self.sessions:
+            return False
+        cdef const uint64_t *line = self.header + FIRST_SESSION + (serial & 0xFFFF) * LINE
+        cdef uint64_t owner = ipcsync_load(line + S_OWNER)  # before the serial
+        return ipcsync_load(line + S_SERIAL) == serial and owner != 0 and not owner & OWNER_DIED
+
+    def check(self):
+        if not self.is_good():
+            self.slowly()

@@ -1,0 +1,37 @@
+# How the host waits for GPU work: `parking.h`, for Python.
+
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+
+cdef extern from "parking.h" nogil:
+    const int64_t LOOK_LATEST_NS
+    const int MOST_EVENTS
+    struct patience:
+        int64_t look
+        int64_t nudged
+        int64_t gap
+    int await_work(void *event, const uint64_t *word, uint64_t wanted, int64_t until, const void *nudge, patience *last)
+    bint park_for "park"(void **events, int count, const void *word)
+    bint is_in_berth "is_parked"(void *event)
+    int64_t rings()
+    int berths_taken()
+    void bind_parking(void *query, void *synchronize, void *get_context, void *set_context, void *exchange_mode)
+
+
+def park(events, uintptr_t word):
+    """As in `core_python`."""
+    cdef Handle handles[MOST_EVENTS]
+    cdef int count = 0
+    for event in events[:MOST_EVENTS] if is_bound else ():
+        handles[count] = <Handle><uintptr_t>int(event)
+        count += 1
+    return bool(park_for(handles, count, <const void *>word))
+
+
+def is_parked(event):
+    """As in `core_python`."""
+    return bool(is_in_berth(<Handle><uintptr_t>int(event)))
+
+
+def parked():
+    """As in `core_python`."""
+    return berths_taken(), rings()

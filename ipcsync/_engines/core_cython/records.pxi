@@ -1,0 +1,107 @@
+# record: the next generation, behind what a stream has been given so far.
+
+cdef class Core(Waits):
+    """As in `core_python`: what an engine is made over."""
+
+    cdef int64_t record_on(self, Handle stream, bint only_last) noexcept nogil:
+        """The generation; 0: not me; -1: recorded, but the event is not open any more. Holds the record lock.
+
+        `only_last`: only on the stream recorded on last, which is known to have no list of waits.
+        """
+        cdef unsigned long long stream_id = 0
+        cdef int64_t generation
+        if not self.is_usable(stream) or self._begun != self._recorded or self._is_interrupted:
+            return 0
+        generation = self._recorded + 1
+        if not self.is_timeline and generation > self._room and not self.has_room(generation):
+            return 0
+        step(GET_ID)
+        if cuStreamGetId(stream, &stream_id) != 0 or not self.is_known(stream_id) or not self.take():
+            return 0
+        if (
+            self.closed()
+            or not self.is_open()
+            or (only_last and stream_id != self._stream)
+            or not self.record_and_publish(stream, stream_id, generation)
+        ):
+            self.give()
+            return 0
+        self.give()
+        if MISTAKE != 2:
+            self.wake()
+        if MISTAKE != 3 and not self.is_open():
+            return -1
+        return generation
+
+    cdef inline bint record_and_publish(self, Handle stream, uint64_t stream_id, int64_t generation) noexcept nogil:
+        cdef Handle marker = NULL
+        if self.is_timeline:
+            marker = self.marker(stream_id)
+            if marker == NULL or self._address == 0:
+                return False
+        elif self.event(generation) == NULL:
+            return False
+        if stream_id != self._stream and generation > 1:
+            if not self.is_timeline and self.event(generation - 1) == NULL:
+                return False
+            if self.queue(stream, generation - 1) != 0:
+                return False
+        self._stream = stream_id
+        self._begun = generation
+        if MISTAKE == 1:
+            self.publish(generation)
+        if self.is_timeline:
+            step(WRITE_VALUE)
+            self._is_interrupted = cuStreamWriteValue64(stream, self._address, self.base + generation, 0) != 0
+            if not self._is_interrupted:
+                step(MARK)
+                self._is_interrupted = cuEventRecord(marker, stream) != 0
+        else:
+            step(EVENT_RECORD)
+            self._is_interrupted = cuEventRecord(self.event(generation), stream) != 0
+        if self._is_interrupted:  # the driver's error: the next call, which is this one's slow half, makes it again
+            return False
+        self._recorded = generation
+        if MISTAKE == 2:
+            self.wake()
+        if MISTAKE != 1:
+            self.publish(generation)
+        return True
+
+    cdef bint has_room(self, int64_t generation) noexcept nogil:
+        cdef int64_t done
+        if not self.take():
+            return False
+        done = self._completed
+        if not self.closed() and done != self._recorded:
+            if self.done(self._recorded) == 0:
+                done = self._recorded
+            else:
+                while done + 1 < self._recorded and self.done(done + 1) == 0:
+                    done += 1
+            self.store(done)
+        self.give()
+        return generation <= self._room
+
+    cdef int64_t try_record(self, stream) except -9:
+        cdef int64_t generation
+        cdef uintptr_t address
+        cdef bint only_last
+        if self.look is None or not self.is_recorder or not self.good() or self.is_chained():
+            return 0
+        only_last = bool(self.waits)
+        if only_last and (self.keyed != self._stream or self.behind_all or self.key in self.waits):
+            return 0  # also where it is not known what the stream recorded on last stands behind
+        address = address_of(stream)
+        if address == 0:
+            return 0
+        if not self.record_lock.take():
+            return 0
+        with nogil:
+            generation = self.record_on(<Handle>address, only_last)
+        self.record_lock.give()
+        if generation > 0:
+            self.look.shortcuts += 1
+        elif generation < 0:
+            self._raise_no_record()
+        return generation

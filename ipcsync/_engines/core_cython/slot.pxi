@@ -1,0 +1,218 @@
+# One slot as an engine has it: its state, and each step that is taken on it.
+
+from libc.stdlib cimport calloc, free
+
+cdef enum:
+    RECENT = 8
+    NOT_READY = 600
+
+
+cdef struct Marker:
+    uint64_t stream
+    Handle event
+
+
+cdef class State:
+    """The attributes of an engine, which are its own: no state is held twice. And the steps, one function for each."""
+
+    cdef public int64_t known_complete, _lost_from, _recorded, _begun, _room, _completed
+    cdef public uint64_t incarnation, base, _address
+    cdef public bint is_closed, is_recorder, _is_interrupted
+    cdef public int depth
+    cdef public int _sleepers
+    cdef patience patience
+    cdef public object _lock, _record_lock
+    cdef Lock lock, record_lock
+    cdef uint64_t _stream
+    cdef uint64_t recent[RECENT]
+    cdef int next_recent
+    cdef Look look
+    cdef public bint has_chain
+    cdef uint64_t keyed  # the id of a stream, and the number of its list of waits
+    cdef int64_t key
+    cdef dict waits
+    cdef Lock table_lock
+    cdef object make_wait
+    cdef bint behind_all
+    cdef uint64_t *place  # of the slot's line
+    cdef Handle *ring
+    cdef Marker markers[MANY_MARKERS]
+    cdef bint is_timeline
+
+    def __dealloc__(self):
+        free(self.ring)
+
+    def shorten(self, look, bint is_timeline, dict waits, Lock table_lock, make_wait, bint behind_all):
+        """As in `core_python`. Until then, each call is the Python engine's."""
+        if is_bound and isinstance(look, Look):
+            self.ring = <Handle *>calloc(self.depth, sizeof(Handle))
+            self.place = <uint64_t *><uintptr_t>getattr(self, "line").address
+            self.lock, self.record_lock = self._lock, self._record_lock
+            self.is_timeline = is_timeline
+            self.waits, self.table_lock, self.make_wait, self.behind_all = waits, table_lock, make_wait, behind_all
+            self.patience.look = LOOK_LATEST_NS
+            self.look = look if self.ring != NULL else None
+
+    @property
+    def _last_stream(self):
+        return self._stream
+
+    @_last_stream.setter
+    def _last_stream(self, uint64_t stream):
+        self._stream = self.recent[self.next_recent] = stream
+        self.next_recent = (self.next_recent + 1) % RECENT
+
+    @property
+    def _last_key(self):
+        return self.keyed, self.key
+
+    @_last_key.setter
+    def _last_key(self, value):
+        self.keyed, self.key = value
+
+    def _keep_event(self, int index, address):
+        if self.look is not None:
+            self.ring[index] = <Handle><uintptr_t>int(address)
+
+    def _keep_marker(self, uint64_t stream, address):
+        """Know the event that is recorded behind the waits on a stream; 0: it is about to be destroyed."""
+        cdef int index
+        cdef Handle event
+        if self.look is None:
+            return
+        event = <Handle><uintptr_t>int(address)
+        for index in range(MANY_MARKERS):
+            if self.markers[index].event != NULL and self.markers[index].stream == stream:
+                self.markers[index].event = event
+                return
+        for index in range(MANY_MARKERS):
+            if self.markers[index].event == NULL:
+                self.markers[index].stream = stream
+                self.markers[index].event = event
+                return
+
+    def _await_work(self, event, uintptr_t word, uint64_t wanted, int64_t until, uintptr_t nudge):
+        """As in `core_python`."""
+        cdef Handle handle
+        if self.look is None:
+            return None
+        handle = <Handle><uintptr_t>int(event)
+        with nogil:
+            await_work(handle, <const uint64_t *>word, wanted, until, <const void *>nudge, &self.patience)
+        PyErr_CheckSignals()
+        return True
+
+    def _knows_complete(self, int64_t generation):
+        return generation <= self.known_complete
+
+    def _note_complete(self, int64_t generation):
+        ipcsync_raise_to(&self.known_complete, generation)
+
+    cdef inline uint64_t load(self, Step name, int word) noexcept nogil:
+        step(name)
+        return ipcsync_load(self.place + word)
+
+    cdef inline bint is_open(self) noexcept nogil:
+        return self.load(LOAD_STATE, STATE) == OPEN
+
+    cdef inline bint stands(self, int64_t generation) noexcept nogil:
+        """Whether the generation stands behind something unsettled: then it is for the Python engine to judge."""
+        cdef int64_t first = <int64_t>(self.load(LOAD_BEHIND, BEHIND) - self.base)
+        return 0 < first <= generation
+
+    cdef inline bint is_lost(self, int64_t generation) noexcept nogil:
+        cdef int64_t first = <int64_t>(self.load(LOAD_LOST, LOST) - self.base)
+        return 0 < first <= generation
+
+    cdef inline bint goes_on(self, int64_t generation) noexcept nogil:
+        """Whether a wait for a generation that is not complete may go on; False: not me."""
+        return self.is_open() and not self.closed() and not self.stands(generation)
+
+    cdef inline bint closed(self) noexcept nogil:
+        step(OWN_CLOSED)
+        return self.is_closed
+
+    cdef inline bint take(self) noexcept nogil:
+        if MISTAKE == 5:
+            return True
+        step(LOCK)
+        return self.lock.take()
+
+    cdef inline void give(self) noexcept nogil:
+        if MISTAKE == 5:
+            return
+        step(UNLOCK)
+        self.lock.give()
+
+    cdef inline bint good(self) noexcept nogil:
+        return self.look.is_good() and not self.closed() and self.load(LOAD_INCARNATION, INCARNATION) == self.incarnation
+
+    cdef inline Handle event(self, int64_t generation) noexcept nogil:
+        return self.ring[(generation - 1) % self.depth]
+
+    cdef inline bint is_usable(self, Handle stream) noexcept nogil:
+        cdef int status = 0
+        step(CAPTURING)
+        return <uintptr_t>stream > 2 and cuStreamIsCapturing(stream, &status) == 0 and status == 0
+
+    cdef inline int done(self, int64_t generation) noexcept nogil:
+        """The driver's answer, in relaxed capture mode: 0 if complete."""
+        cdef int mode = 2
+        cdef int result
+        step(EVENT_QUERY)
+        if self.event(generation) == NULL or cuThreadExchangeStreamCaptureMode(&mode) != 0:
+            return -1
+        result = cuEventQuery(self.event(generation))
+        cuThreadExchangeStreamCaptureMode(&mode)
+        return result
+
+    cdef inline Handle marker(self, uint64_t stream) noexcept nogil:
+        cdef int index
+        for index in range(MANY_MARKERS):
+            if self.markers[index].stream == stream and self.markers[index].event != NULL:
+                return self.markers[index].event
+        return NULL
+
+    cdef inline int queue(self, Handle stream, int64_t generation) noexcept nogil:
+        if self.is_timeline:
+            step(WAIT_VALUE)
+            return cuStreamWaitValue64(stream, self._address, self.base + generation, 0)
+        step(STREAM_WAIT)
+        return cuStreamWaitEvent(stream, self.event(generation), 0)
+
+    cdef inline bint is_known(self, uint64_t stream) noexcept nogil:
+        """Whether this event was recorded on the stream lately, which then is of its device."""
+        cdef int index
+        for index in range(RECENT):
+            if self.recent[index] == stream and stream != 0:
+                return True
+        return False
+
+    cdef inline bint recorder_lives(self) noexcept nogil:
+        cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)
+        return serial == 0 or self.is_recorder or self.look.lives(serial)
+
+    cdef inline void publish(self, int64_t generation) noexcept nogil:
+        step(STORE_RECORDED)
+        ipcsync_store(self.place + RECORDED, self.base + generation)
+        if MISTAKE != 6:
+            step(FENCE)
+            ipcsync_fence()  # before the look at `state`: the coordinator stores that, then looks who sleeps
+
+    cdef inline void wake(self) noexcept nogil:
+        step(WAKE)
+        ipcsync_futex_wake(self.place + RECORDED, False, 0x7FFFFFFF)
+
+    cdef inline void store(self, int64_t done) noexcept nogil:
+        if done <= self._completed or not self.look.coordinator_is_good():
+            return
+        if self.load(LOAD_STATE, STATE) != BROKEN:
+            step(STORE_COMPLETED)
+            ipcsync_store(self.place + COMPLETED, self.base + done)
+        self._completed = done
+        self._room = done + self.depth
+        ipcsync_raise_to(&self.known_complete, done)
+
+    cdef inline bint is_chained(self) noexcept nogil:
+        """Whether something that was recorded here stands behind others, of which the Python engine judges first."""
+        return self.is_recorder and self.has_chain

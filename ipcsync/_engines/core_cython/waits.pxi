@@ -1,0 +1,98 @@
+# wait: a stream's later work waits for a generation.
+
+cdef enum:
+    MANY_LISTS = 64
+
+
+cdef class Waits(Queries):
+
+    cdef int look_before(self, Handle stream, int64_t generation, int64_t slice_ns, uint64_t *id) noexcept nogil:
+        """1: complete; 2: to be queued on the stream with that id; 0: not me."""
+        cdef unsigned long long stream_id = 0
+        cdef int result
+        if not self.is_usable(stream):
+            return 0
+        result = self.on_board(generation)
+        if result != 0:
+            return 1 if result == 1 else 0
+        if <int64_t>(self.load(LOAD_RECORDED, RECORDED) - self.base) < generation or self.closed():
+            if not self.await_record(generation, slice_ns):
+                return 0
+        if not self.is_open():
+            return 0
+        step(GET_ID)
+        if cuStreamGetId(stream, &stream_id) != 0:
+            return 0
+        id[0] = stream_id
+        return 2
+
+    cdef int queue_behind(self, Handle stream, uint64_t stream_id, int64_t generation) noexcept nogil:
+        """1: queued; 0: not me; -1: queued, and something is wrong."""
+        cdef Handle marker
+        cdef bint is_queued = False
+        if not self.take():
+            return 0
+        marker = self.marker(stream_id)
+        if not self.closed() and marker != NULL and (
+            self._address != 0 if self.is_timeline else self.event(generation) != NULL
+        ):
+            if MISTAKE == 4:
+                step(MARK)
+                cuEventRecord(marker, stream)
+            is_queued = self.queue(stream, generation) == 0
+            if is_queued and MISTAKE != 4:
+                step(MARK)
+                is_queued = cuEventRecord(marker, stream) == 0
+        self.give()
+        if not is_queued:
+            return 0
+        if MISTAKE != 8 and (not self.is_open() or self.stands(generation)):
+            return -1
+        return 1 if self.recorder_lives() and not self.closed() and self.look.coordinator_is_good() else -1
+
+    cdef bint tell_of_wait(self, uint64_t stream_id, int64_t generation) except -1:
+        """Before a wait is queued: have the stream's next record stand behind it, as `queued.add`; False: not me."""
+        cdef dict held
+        if stream_id != self.keyed or self.behind_all:
+            return self._tell_of_wait(stream_id, generation)
+        me = <uintptr_t><PyObject *>self
+        held = self.waits.get(self.key)
+        last = None if held is None else held.get(me)
+        if last is not None and last.generation >= generation and last.verdict is not True:
+            return True
+        if len(self.waits) >= MANY_LISTS:
+            return self._tell_of_wait(stream_id, generation)
+        wait = self.make_wait(self, generation, self.key, stream_id)
+        if not self.table_lock.take():
+            return self._tell_of_wait(stream_id, generation)
+        try:
+            held = self.waits.get(self.key)
+            if held is None:
+                self.waits[self.key] = {me: wait}
+            else:
+                held[me] = wait
+        finally:
+            self.table_lock.give()
+        return True
+
+    cdef bint try_wait(self, stream, int64_t generation, int64_t slice_ns) except -1:
+        cdef uintptr_t address
+        cdef uint64_t stream_id = 0
+        cdef int result
+        if self.look is None or not self.good():
+            return False
+        address = address_of(stream)
+        if address == 0:
+            return False
+        with nogil:
+            result = self.look_before(<Handle>address, generation, slice_ns, &stream_id)
+        if result == 2:
+            if not self.tell_of_wait(stream_id, generation):
+                return False
+            with nogil:
+                result = self.queue_behind(<Handle>address, stream_id, generation)
+            if result < 0:
+                self._look_after_wait(generation)
+        if result != 0:
+            self.look.shortcuts += 1
+        return result != 0

@@ -1,0 +1,40 @@
+/* Words of shared memory by C11's rules, the clock, and the futex system call. Nothing here needs the GIL. */
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef MISTAKE
+#define MISTAKE 0 /* the tests plant some, to see that they are found */
+#endif
+
+static inline uint64_t ipcsync_load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+static inline void ipcsync_store(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+static inline void ipcsync_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline int ipcsync_swap(uint32_t *word, uint32_t old, uint32_t new) {
+    return __atomic_compare_exchange_n(word, &old, new, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+static inline uint32_t ipcsync_exchange(uint32_t *word, uint32_t value) {
+    return __atomic_exchange_n(word, value, __ATOMIC_ACQ_REL);
+}
+static inline void ipcsync_raise_to(int64_t *word, int64_t value) {
+    int64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while (old < value && !__atomic_compare_exchange_n(word, &old, value, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
+}
+static inline int64_t ipcsync_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+static inline void ipcsync_futex_wake(void *word, int private, int count) {
+    syscall(SYS_futex, word, private ? FUTEX_WAKE_PRIVATE : FUTEX_WAKE, count, 0, 0, 0);
+}
+static inline void ipcsync_futex_wait(void *word, int private, uint32_t seen, int64_t ns) {
+    struct timespec limit = {ns / 1000000000LL, ns % 1000000000LL};
+    syscall(SYS_futex, word, private ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT, seen, &limit, 0, 0);
+}
+static inline void ipcsync_add(int *count, int value) { __atomic_add_fetch(count, value, __ATOMIC_ACQ_REL); }
+static inline uint64_t ipcsync_thread(void) { return (uint64_t)(uintptr_t)pthread_self(); }

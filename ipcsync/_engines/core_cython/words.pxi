@@ -1,0 +1,39 @@
+# The board's words: where each lies, how it is read and stored, and how one sleeps on it.
+
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+
+cdef extern from "words.h" nogil:
+    const int MISTAKE
+    uint64_t ipcsync_load(const uint64_t *word)
+    void ipcsync_store(uint64_t *word, uint64_t value)
+    void ipcsync_fence()
+    bint ipcsync_swap(uint32_t *word, uint32_t old, uint32_t new)
+    uint32_t ipcsync_exchange(uint32_t *word, uint32_t value)
+    void ipcsync_raise_to(int64_t *word, int64_t value)
+    int64_t ipcsync_now()
+    void ipcsync_futex_wake(void *word, bint private, int count)
+    void ipcsync_futex_wait(void *word, bint private, uint32_t seen, int64_t ns)
+    void ipcsync_add(int *count, int value)
+    uint64_t ipcsync_thread()
+
+cdef enum:  # of the board: `layout.py` is held against these by a test
+    HEADER = 9
+    INCARNATION = 0
+    STATE = 1
+    RECORDER = 2
+    RECORDED = 8
+    COMPLETED = 9
+    BEHIND = 10
+    LOST = 12
+    S_SERIAL = 1
+    S_OWNER = 9
+    S_NUDGE = 10
+    FIRST_SESSION = 512  # words
+    LINE = 16
+    OPEN = 1
+    BROKEN = 2
+    OWNER_DIED = 0x40000000
+    MANY_MARKERS = 16
+
+LAYOUT = (HEADER, INCARNATION, STATE, RECORDER, RECORDED, COMPLETED, BEHIND, LOST, S_SERIAL, S_OWNER, S_NUDGE,
+          FIRST_SESSION, LINE, OPEN, BROKEN, OWNER_DIED, MANY_MARKERS)
