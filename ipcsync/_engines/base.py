@@ -11,7 +11,6 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import NoReturn
 
@@ -52,6 +51,9 @@ class Engine(SlotUse):
         self._room = FOREVER  # up to this generation a record has nothing to wait for
         self._last_stream = 0  # the id of the stream recorded on last, or that a record was begun on
         self._last_key = (0, 0)  # a stream's id, and which list of waits it has
+        # A handle and its stream's id. A Stream keeps its handle, one object, for life, so the driver is asked once.
+        # Never a default stream's, which may be another stream on each thread.
+        self._known_stream: tuple[DriverObject, int] = (None, 0)
 
     # --- waits on the host --------------------------------------------------------------------------------------------
 
@@ -185,7 +187,10 @@ class Engine(SlotUse):
                 self.check()
             if ordinal != self.ordinal:
                 raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
-            with _where_it_means(handle, ordinal):
+            if self._is_default(handle):
+                with OnDevice(ordinal):
+                    generation = self._record(handle, timeout, after, behind)
+            else:
                 generation = self._record(handle, timeout, after, behind)
             lock.release()
         except BaseException:
@@ -311,9 +316,14 @@ class Engine(SlotUse):
         if timeout is not None:
             deadline_of(timeout)
         self.check()
-        refuse_small_number(stream, 0)  # the default streams' numbers too: wait(1) was meant as a timeout
+        if type(stream) is not Stream:
+            refuse_small_number(stream, 0)  # the default streams' numbers too: wait(1) was meant as a timeout
         handle, ordinal = stream_handle(stream)
-        with _where_it_means(handle, ordinal):
+        if self._is_default(handle):
+            with OnDevice(ordinal):
+                capture.refuse_capturing(handle, "wait")
+                self._wait(generation, handle, ordinal, timeout, ahead)
+        else:
             capture.refuse_capturing(handle, "wait")
             self._wait(generation, handle, ordinal, timeout, ahead)
 
@@ -359,8 +369,17 @@ class Engine(SlotUse):
         self._raise_if_dead(generation)
         self._raise_if_orphaned()
 
+    def _is_default(self, handle: DriverObject) -> bool:
+        """Whether the handle is a default stream's, and so means that of the current device."""
+        return handle is not self._known_stream[0] and int(handle) in LEGACY
+
     def _id_of(self, handle: DriverObject) -> int:
-        return int(unwrap(self._driver.cuStreamGetId(handle), "cuStreamGetId"))
+        known, stream_id = self._known_stream
+        if handle is not known:
+            stream_id = int(unwrap(self._driver.cuStreamGetId(handle), "cuStreamGetId"))
+            if int(handle) not in LEGACY:
+                self._known_stream = (handle, stream_id)
+        return stream_id
 
     # --- shortcuts ----------------------------------------------------------------------------------------------------
 
@@ -416,8 +435,3 @@ def _bind() -> bool:
     if why_not and COMPILED:
         log.warning("the compiled core is not used: the binding lacks a function that it needs: %s", why_not)
     return not why_not
-
-
-def _where_it_means(handle: DriverObject, ordinal: int) -> AbstractContextManager[None]:
-    """A block in which a default stream's handle means that of device `ordinal`; other handles need none."""
-    return OnDevice(ordinal) if int(handle) in LEGACY else nullcontext()

@@ -291,6 +291,8 @@ class SlotUse(SlotView, ABC):
 
     def _unwrap(self, result: tuple[Any, ...], call: str) -> None:
         """`unwrap` for a call on the coordinator's CUDA events: if the coordinator is lost, raise that instead."""
+        if result[0] is SUCCESS:
+            return
         try:
             unwrap(result, call)
         except DriverError:

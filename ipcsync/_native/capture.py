@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
 
 from ipcsync import _drivers
-from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_IMPLICIT
 from ipcsync._native import context
 from ipcsync.errors import StreamCapturing
@@ -78,7 +78,7 @@ class Relaxed:
 def _status(handle: DriverObject) -> tuple[Any, ...]:
     ask = _drivers.load().cuStreamIsCapturing
     result: tuple[Any, ...] = ask(handle)
-    if context.bad_context(result):  # the thread's first use of CUDA
+    if result[0] is not SUCCESS and context.bad_context(result):  # the thread's first use of CUDA
         context.ensure_context(0)
         result = ask(handle)
     return result
@@ -102,6 +102,8 @@ def refuse_capturing(handle: DriverObject, what: str) -> None:
     The legacy stream breaks one: nothing may use it while a blocking stream of its context captures.
     """
     result = _status(handle)
+    if result[0] is SUCCESS and result[1] is _NONE:  # else the comparisons below say the same, at more cost
+        return
     if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:
         raise StreamCapturing(f"cannot {what} on the legacy stream while a stream that waits for it is being captured")
     status = unwrap(result, "cuStreamIsCapturing")

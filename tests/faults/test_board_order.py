@@ -406,6 +406,28 @@ def test_the_engines_take_the_steps_of_the_model_in_its_order(name: str, new_rig
     assert _run_code(new_rig(case)) == _run_model(case)
 
 
+def test_a_stream_is_asked_for_its_id_once_and_a_default_stream_each_time(
+    new_rig: Callable[[Case], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext())
+    rig = new_rig(Case("record", depth=8))
+    engine, default = _engine(rig), 1
+    handles: list[Any] = [_STREAM, _STREAM, _Handle(), _STREAM, default, default]
+    asked = []
+    for handle in handles:
+        rig.log.clear()
+        engine.record(handle, 0, None)
+        asked.append(rig.log.count("cuStreamGetId"))
+    assert asked == [1, 0, 1, 1, 1, 1]
+
+
+class _Handle:
+    """Another handle of the same stream, as a library gives a new one for each call."""
+
+    def __int__(self) -> int:
+        return _STREAM
+
+
 # --- the coordinator --------------------------------------------------------------------------------------------------
 
 _EFFECTS = [
