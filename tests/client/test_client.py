@@ -1,10 +1,9 @@
-"""The client: connecting, its unnamed events and named streams, what it lists, and its end."""
+"""The client: connecting, names, named streams, timeouts, and what it lists."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -143,81 +142,6 @@ def test_a_name_that_is_no_str_is_a_type_error(client: ipcsync.Client, name: Any
             use(name)
 
 
-# --- unnamed events ---------------------------------------------------------------------------------------------------
-
-
-def test_each_stream_has_an_unnamed_event_leased_once(new_client: NewClient, engine: EngineName) -> None:
-    client, waiter = new_client(), new_client()
-    streams = [ipcsync.Stream() for _ in range(3)]
-    points = [client.record(stream, engine=engine) for stream in streams]
-    assert [point.generation for point in points] == [1, 1, 1]
-    assert len(set(points)) == 3
-    before = client.messages_sent
-    again = [client.record(stream, engine=engine) for stream in streams]
-    assert [point.generation for point in again] == [2, 2, 2]
-    assert client.messages_sent == before
-    for point in [*points, *again]:
-        waiter.point(bytes(point)).synchronize(10)
-    assert len(client.list_events()) == 3
-    assert {row.name for row in client.list_events()} == {""}
-
-
-def test_streams_of_one_client_do_not_wait_for_each_other(client: ipcsync.Client, engine: EngineName) -> None:
-    held, free = ipcsync.Stream(), ipcsync.Stream()
-    with StreamGate(held):
-        pending = client.record(held, engine=engine)
-        client.record(free, engine=engine).synchronize(10)
-        assert not pending.query()
-
-
-def test_recording_with_no_stream_takes_the_current_one(client: ipcsync.Client, engine: EngineName) -> None:
-    stream = ipcsync.Stream()
-    with StreamGate(stream), ipcsync.stream(stream):
-        point = client.record(engine=engine)
-        assert not point.query()
-        assert client.record(stream, engine=engine).generation == 2
-    point.synchronize(10)
-    client.record(None, engine=engine).synchronize(10)
-    client.record(0, engine=engine).synchronize(10)
-
-
-def test_two_clients_record_on_one_stream_apart(new_client: NewClient) -> None:
-    stream = ipcsync.Stream()
-    first, second = new_client().record(stream), new_client().record(stream)
-    assert first != second
-    first.synchronize(10)
-    second.synchronize(10)
-
-
-def test_threads_that_record_on_one_stream_share_its_event(client: ipcsync.Client, engine: EngineName) -> None:
-    stream = ipcsync.Stream()
-    made: list[ipcsync.Point] = []
-    start = threading.Barrier(4)
-
-    def record() -> None:
-        start.wait(10)
-        for _ in range(10):
-            made.append(client.record(stream, engine=engine))  # noqa: PERF401 - each is there at once
-
-    threads = [threading.Thread(target=record) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert sorted(point.generation for point in made) == list(range(1, 41))
-    assert len(client.list_events()) == 1
-
-
-def test_a_program_that_makes_a_stream_for_each_record_does_not_use_up_the_pool(
-    new_coordinator: Callable[..., ipcsync.Coordinator],
-) -> None:
-    with ipcsync.connect(new_coordinator(pool=8).endpoint) as client:
-        kept = [ipcsync.Stream() for _ in range(4)]
-        for stream in kept:
-            client.record(stream).synchronize(10)
-        assert client.stats()["pool_in_use"] == 4
-
-
 # --- named streams ----------------------------------------------------------------------------------------------------
 
 
@@ -328,123 +252,7 @@ def test_watch_begins_with_what_is_there_and_tells_every_change(new_client: NewC
         notices.close()  # type: ignore[attr-defined] # a generator, told here to end its subscription
 
 
-# --- the end ----------------------------------------------------------------------------------------------------------
-
-
-def test_after_close_every_method_raises_client_closed(new_client: NewClient) -> None:
-    client = new_client()
-    data = bytes(client.record(ipcsync.Stream()))
-    client.close()
-    client.close()
-    uses: list[Callable[[], object]] = [
-        lambda: client.event("e"),
-        client.record,
-        lambda: client.point(data),
-        lambda: client.stream("s"),
-        client.list_events,
-        client.list_sessions,
-        client.stats,
-        client.check,
-        client.watch,
-    ]
-    for use in uses:
-        with pytest.raises(ipcsync.ClientClosed):
-            use()
-
-
-def test_after_close_its_events_and_points_raise_event_closed(new_client: NewClient, engine: EngineName) -> None:
-    client = new_client()
-    event = client.event("e", recorder=True, engine=engine)
-    stream = ipcsync.Stream()
-    points = [event.record(stream), event.at(7), client.record(stream)]
-    points[0].synchronize(10)
-    client.close()
-    uses: list[Callable[[], object]] = [lambda: event.record(stream), lambda: event.at(1), lambda: event.generation]
-    for point in points:
-        uses += [point.query, lambda point=point: point.synchronize(5), lambda point=point: point.wait(stream)]  # type: ignore[misc] # bound now
-    for use in uses:
-        with pytest.raises(ipcsync.EventClosed):
-            use()
-    event.close()
-    assert event.state == "closed"
-
-
-def test_the_same_holds_while_work_of_a_closed_client_is_still_unfinished(
-    new_client: NewClient, engine: EngineName
-) -> None:
-    client, other = new_client(), new_client()
-    event = client.event("e", recorder=True, engine=engine)
-    seen = other.event("e")
-    stream = ipcsync.Stream()
-    with StreamGate(stream):
-        point = event.record(stream)
-        client.close()
-        for use in (point.query, point.synchronize, lambda: event.at(2)):
-            with pytest.raises(ipcsync.EventClosed):
-                use()
-        with pytest.raises(ipcsync.ClientClosed):
-            client.stats()
-        assert seen.state == "closed"
-        assert not seen.at(1).query()
-        with pytest.raises(ipcsync.RecorderLost):
-            seen.at(2).query()
-    seen.at(1).synchronize(10)
-    seen.close()
-    until(lambda: other.stats()["quarantined"] == 0, "what was left is let go of")
-    assert len(other.list_sessions()) == 1
-
-
-def test_a_close_wakes_the_clients_own_waits(new_client: NewClient, engine: EngineName) -> None:
-    client, other = new_client(), new_client()
-    recording = other.event("e", recorder=True, engine=engine)
-    event = client.event("e")
-    errors: list[BaseException] = []
-    started = threading.Barrier(4)
-
-    def wait(use: Callable[[], object]) -> None:
-        started.wait(10)
-        try:
-            use()
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
-            errors.append(error)
-
-    stream = ipcsync.Stream()
-    with StreamGate(stream):
-        recording.record(stream)
-        uses = [event.at(1).synchronize, event.at(2).synchronize, lambda: event.at(2).wait(ipcsync.Stream())]
-        threads = [threading.Thread(target=wait, args=[use]) for use in uses]
-        for thread in threads:
-            thread.start()
-        started.wait(10)
-        client.close()
-        for thread in threads:
-            thread.join(15)
-    assert [type(error) for error in errors] == [ipcsync.EventClosed] * 3
-
-
-def test_closing_finishes_what_it_recorded_and_frees_its_names(new_client: NewClient, engine: EngineName) -> None:
-    client, other = new_client(), new_client()
-    client.event("mine", recorder=True, engine=engine)
-    client.event("theirs", engine=engine)
-    waiting, kept = other.event("mine"), other.event("theirs")
-    client.close()
-    assert (waiting.state, kept.state) == ("closed", "open")
-    with pytest.raises(ipcsync.RecorderLost):
-        waiting.at(1).query()
-    other.event("mine", recorder=True).close()
-    assert [row.name for row in other.list_sessions()] == [other.name]
-
-
-def test_threads_may_close_at_once(new_client: NewClient) -> None:
-    client, other = new_client(), new_client()
-    client.event("e", recorder=True)
-    threads = [threading.Thread(target=client.close) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert len(other.list_sessions()) == 1
-    assert not client.is_connected
+# --- timeouts and imports ---------------------------------------------------------------------------------------------
 
 
 def test_ipc_collect_closes_the_imports_that_nothing_uses(new_client: NewClient) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from cuda.bindings.driver import CUstreamCaptureMode
 
+import ipcsync
 from ipcsync import _drivers
 from ipcsync.typing import EngineName
 from tests.events.stage import NewClient, Stage
@@ -28,3 +29,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverCalls]:
     yield made
     made.watch()
     _drivers.load().cuThreadExchangeStreamCaptureMode(_GLOBAL)  # which one that was refused did not restore
+
+
+@pytest.fixture
+def event(client: ipcsync.Client, engine: EngineName) -> ipcsync.SharedEvent:
+    """An event of this process, which records on it."""
+    return client.event("e", recorder=True, engine=engine)

@@ -1,4 +1,4 @@
-"""Points: what they name, how they travel, and how they tell of their end."""
+"""Points: what they name, how they travel, and how they are waited for."""
 
 from __future__ import annotations
 
@@ -19,24 +19,6 @@ from tests.kit.until import until
 pytestmark = pytest.mark.driver
 
 NewClient = Callable[..., ipcsync.Client]
-
-
-@pytest.fixture
-def event(client: ipcsync.Client, engine: EngineName) -> ipcsync.SharedEvent:
-    """An event of this process, which records on it."""
-    return client.event("e", recorder=True, engine=engine)
-
-
-class Calls:
-    """A done callback that keeps the points it was called with."""
-
-    def __init__(self) -> None:
-        self.points: list[ipcsync.Point] = []
-        self.threads: list[str] = []
-
-    def __call__(self, point: ipcsync.Point) -> None:
-        self.points.append(point)
-        self.threads.append(threading.current_thread().name)
 
 
 # --- a value ----------------------------------------------------------------------------------------------------------
@@ -317,111 +299,3 @@ def test_waiting_on_ever_new_streams_keeps_no_driver_events(event: ipcsync.Share
                 point.wait(ipcsync.Stream())
         point.synchronize(10)
     assert len(engine._markers) < 64
-
-
-# --- callbacks --------------------------------------------------------------------------------------------------------
-
-
-def test_a_done_callback_is_called_once_on_a_thread_of_the_client(event: ipcsync.SharedEvent) -> None:
-    stream, calls = ipcsync.Stream(), Calls()
-    with StreamGate(stream) as gate:
-        point = event.record(stream)
-        point.add_done_callback(calls)
-        assert calls.points == []
-        gate.open()
-        until(lambda: bool(calls.points), "the callback is called")
-    assert calls.points == [point]
-    assert calls.points[0].exception() is None
-    assert calls.threads != [threading.current_thread().name]
-
-
-def test_a_done_callback_may_be_added_before_the_record_and_after_the_end(event: ipcsync.SharedEvent) -> None:
-    calls, late = Calls(), Calls()
-    event.at(1).add_done_callback(calls)
-    event.record(ipcsync.Stream())
-    until(lambda: bool(calls.points), "the callback is called")
-    event.at(1).add_done_callback(late)
-    until(lambda: bool(late.points), "the late callback is called too")
-
-
-def test_callbacks_are_called_in_the_order_of_their_points_and_in_which_they_were_added(
-    event: ipcsync.SharedEvent,
-) -> None:
-    stream, order = ipcsync.Stream(), []
-    with StreamGate(stream):
-        points = [event.record(stream) for _ in range(4)]
-        for number, point in enumerate([*points, *points]):
-            point.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc] # bound now
-    points[-1].synchronize(10)
-    until(lambda: len(order) == 8, "all are called")
-    assert sorted(order) == list(range(8))
-    for first in range(4):
-        assert order.index(first) < order.index(first + 4), "of one point, in the order in which they were added"
-    for added in (range(4), range(4, 8)):
-        assert [number for number in order if number in added] == list(added), "older generations first"
-
-
-def test_a_callback_that_raises_stops_no_other(event: ipcsync.SharedEvent, caplog: pytest.LogCaptureFixture) -> None:
-    calls = Calls()
-
-    def wrong(_: ipcsync.Point) -> None:
-        raise ZeroDivisionError("in the callback")
-
-    point = event.at(1)
-    point.add_done_callback(wrong)
-    point.add_done_callback(calls)
-    event.record(ipcsync.Stream())
-    until(lambda: bool(calls.points), "the other callback is called")
-    until(lambda: "in the callback" in caplog.text, "the error is logged")
-
-
-def test_a_callback_may_use_the_client_and_add_callbacks(client: ipcsync.Client, event: ipcsync.SharedEvent) -> None:
-    calls, stream = Calls(), ipcsync.Stream()
-
-    def more(_: ipcsync.Point) -> None:
-        assert client.list_events("e")
-        event.record(stream).add_done_callback(calls)
-
-    event.record(stream).add_done_callback(more)
-    until(lambda: bool(calls.points), "the second callback is called")
-    assert [point.generation for point in calls.points] == [2]
-
-
-def test_what_is_not_callable_is_refused(event: ipcsync.SharedEvent) -> None:
-    with pytest.raises(TypeError):
-        event.at(1).add_done_callback("print")  # type: ignore[arg-type] # on purpose
-
-
-def test_a_callback_is_told_of_a_point_that_its_recorder_never_made(new_client: NewClient, engine: EngineName) -> None:
-    recorder, waiter = new_client(), new_client()
-    event = recorder.event("e", recorder=True, engine=engine)
-    point, calls = waiter.event("e").at(1), Calls()
-    point.add_done_callback(calls)
-    event.close()
-    until(lambda: bool(calls.points), "the callback is called")
-    error = point.exception()
-    assert isinstance(error, ipcsync.RecorderLost)
-    assert error.generation == 1
-
-
-def test_a_callback_is_told_of_a_recorders_death(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
-) -> None:
-    peer.call(remote.connect, coordinator.endpoint)
-    peer.call(remote.open_event, "e", {"recorder": True, "engine": engine})
-    peer.call(remote.hold)
-    (data,) = peer.call(remote.record, "e")
-    point, calls = client.point(data), Calls()
-    point.add_done_callback(calls)
-    peer.kill()
-    until(lambda: bool(calls.points), "the callback is called")
-    assert isinstance(point.exception(), ipcsync.RecorderLost)
-
-
-def test_a_callback_is_told_of_the_clients_own_close(new_client: NewClient, engine: EngineName) -> None:
-    client = new_client()
-    point, calls = client.event("e", engine=engine).at(1), Calls()
-    point.add_done_callback(calls)
-    client.close()
-    assert calls.points == [point]
-    assert isinstance(point.exception(), ipcsync.EventClosed)

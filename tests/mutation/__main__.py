@@ -101,6 +101,7 @@ PARTS = {
             "tests/events/test_shared_event_roles.py",
             "tests/client/test_error_texts.py",
             "tests/events/test_point.py",
+            "tests/events/test_point_callbacks.py",
             "tests/client/test_async.py",
             "tests/events/test_fan_in.py",
             "tests/faults/test_deaths.py",

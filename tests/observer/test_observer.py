@@ -1,22 +1,14 @@
-"""The observer as a service: what it serves, what it survives, and who may ask."""
+"""The observer as a service: what it serves, and what it survives."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -24,26 +16,11 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from tests.kit.browser import eventually
 from tests.kit.peer import Peer
-from tests.observer.observing import DIRECT, PERIOD_S, Observer, running
+from tests.observer.observing import DIRECT, PERIOD_S, Observer
 
 pytestmark = pytest.mark.process
 
 _kept: list[object] = []
-
-
-@pytest.fixture
-def new_observer(tmp_path: Path) -> Iterator[Callable[..., Observer]]:
-    """Starts observers; none outlives the test."""
-    with running(tmp_path) as start:
-        yield start
-
-
-@pytest.fixture
-def observer(coordinator: ipcsync.Coordinator, new_observer: Callable[..., Observer]) -> Observer:
-    """One that looks at the test's coordinator, and has seen it."""
-    one = new_observer("--endpoint", coordinator.endpoint)
-    one.until_ready()
-    return one
 
 
 def _row(state: Any, name: str) -> Any:
@@ -273,163 +250,3 @@ def test_the_stream_sends_lanes_once(observer: Observer, client: ipcsync.Client)
             second = json.loads(stream.readline().removeprefix(b"data: "))
     assert first["events"][0]["lane"]
     assert "lane" not in second["events"][0]
-
-
-# --- who may ask ------------------------------------------------------------------------------------------------------
-
-
-def test_it_serves_on_loopback_and_under_its_own_names_only(observer: Observer) -> None:
-    assert observer.url.startswith("http://127.0.0.1:")
-    port = observer.url.rpartition(":")[2]
-    for host in ("localhost", f"localhost:{port}", "127.0.0.1", f"[::1]:{port}"):
-        assert observer.get("/api/state", Host=host)[0] == 200, host
-    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.", "[::1].evil", "::1:x"):
-        status, text = observer.get("/api/state", Host=host)
-        assert (status, "sessions" in text) == (421, False), host
-
-
-def test_elsewhere_than_on_loopback_it_answers_to_any_name_and_warns(
-    coordinator: ipcsync.Coordinator, new_observer: Callable[..., Observer]
-) -> None:
-    one = new_observer("--endpoint", coordinator.endpoint, "--host", "0.0.0.0")
-    one.url = one.url.replace("0.0.0.0", "127.0.0.1")
-    assert one.get("/healthz", Host="pod.example")[0] == 200
-    assert "level=warning" in one.log.read_text()
-
-
-def test_every_answer_forbids_what_is_not_its_own(observer: Observer) -> None:
-    for path in ("/", "/static/app.js", "/metrics", "/api/state", "/nothing"):
-        try:
-            response = DIRECT.open(observer.url + path, timeout=10)
-        except urllib.error.HTTPError as error:
-            response = error
-        with response:
-            assert response.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
-            assert response.headers["X-Content-Type-Options"] == "nosniff"
-
-
-def test_nothing_but_its_own_files_is_served(observer: Observer) -> None:
-    for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/static/"):
-        assert observer.get(path)[0] == 404, path
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        DIRECT.open(urllib.request.Request(f"{observer.url}/api/state", b"{}", method="POST"), timeout=10)
-    with caught.value:
-        assert caught.value.code == 405
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-_WITHOUT = """
-import sys
-from importlib.abc import MetaPathFinder
-class Missing(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition('.')[0] in {missing!r}:
-            raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
-sys.meta_path.insert(0, Missing())
-from ipcsync_observer.__main__ import main
-main(sys.argv[1:], prog_name='ipcsync observer')
-"""
-
-
-@pytest.mark.parametrize("missing", ["prometheus_client", "starlette", "uvicorn"])
-def test_without_the_extra_it_says_which_one_to_install(missing: str) -> None:
-    command = [sys.executable, "-c", _WITHOUT.format(missing=(missing,)), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert (
-        done.stderr
-        == f"ipcsync: the observer needs {missing}; in a checkout of ipcsync: pip install -e '.[observer]'\n"
-    )
-
-
-def test_without_the_extra_its_help_is_there() -> None:
-    missing = ("prometheus_client", "starlette", "uvicorn")
-    command = [sys.executable, "-c", _WITHOUT.format(missing=missing), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0
-    assert done.stdout.startswith("Usage: ipcsync observer")
-
-
-def test_a_port_in_use_is_one_line_and_status_1(coordinator: ipcsync.Coordinator) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        command = [sys.executable, "-c", "from ipcsync.cli import main; main()"]
-        command += ["observer", "--port", str(port), "--endpoint", coordinator.endpoint]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert done.stderr == f"ipcsync: cannot serve on 127.0.0.1 port {port}: Address already in use\n"
-
-
-@pytest.mark.parametrize("arguments", [("--endpoint", "tcp://a:1"), ("--port", "x"), ("--period", "0")])
-def test_a_wrong_call_has_status_2(arguments: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "ipcsync_observer", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 2, done.stderr
-
-
-# --- row 50: connections that say nothing -----------------------------------------------------------------------------
-
-
-def _assert_answers(observer: Observer) -> None:
-    assert observer.get("/healthz/ready")[0] == 200
-    assert observer.metrics()["ipcsync_up", ()] == 1
-
-
-@pytest.mark.parametrize(
-    "sent", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: ", b"\x16\x03\x01"], ids=["idle", "half", "noise"]
-)
-def test_row_50_a_thousand_connections_that_ask_for_nothing_keep_nobody_out(observer: Observer, sent: bytes) -> None:
-    address = urlsplit(observer.url)
-    held = []
-    try:
-        for _ in range(1000):
-            connection = socket.create_connection((address.hostname, address.port), timeout=10)
-            held.append(connection)
-            if sent:
-                with contextlib.suppress(ConnectionError):  # others needed its place already
-                    connection.send(sent)
-        _assert_answers(observer)
-        assert len(os.listdir(f"/proc/{observer.process.pid}/fd")) < 600
-        eventually(lambda: all(map(_is_closed, held)), "the end of all that asked for nothing")
-        _assert_answers(observer)
-    finally:
-        for connection in held:
-            connection.close()
-
-
-def _is_closed(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        return not connection.recv(4096) or _is_closed(connection)
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
-
-
-def test_row_50_pages_that_are_open_keep_no_health_check_out(observer: Observer) -> None:
-    address = urlsplit(observer.url)
-    request = f"GET /api/stream HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode()
-    pages = []
-    try:
-        for _ in range(110):
-            pages.append(socket.create_connection((address.hostname, address.port), timeout=10))
-            pages[-1].sendall(request)
-        answers = [page.recv(12) for page in pages]
-        assert answers == [b"HTTP/1.1 200"] * 100 + [b"HTTP/1.1 503"] * 10
-        _assert_answers(observer)
-    finally:
-        for page in pages:
-            page.close()
-    eventually(lambda: observer.get("/api/state")[0] == 200, "an answer")
-
-
-def test_row_50_a_connection_that_is_kept_alive_asks_again(observer: Observer) -> None:
-    address = urlsplit(observer.url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
-    for _ in range(3):
-        connection.request("GET", "/healthz/ready")
-        response = connection.getresponse()
-        assert (response.status, response.read()[:1]) == (200, b"{")
-    connection.close()

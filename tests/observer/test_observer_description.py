@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,9 @@ import ipcsync
 from ipcsync_observer.app import Observer as Served
 from ipcsync_observer.description import openapi
 from ipcsync_observer.sampler import Sampler
-from tests.observer.observing import Observer, running
+from tests.observer.observing import Observer
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def new_observer(tmp_path: Path) -> Iterator[Callable[..., Observer]]:
-    """Starts observers; none outlives the test."""
-    with running(tmp_path) as start:
-        yield start
 
 
 def _check(

@@ -11,7 +11,7 @@ import pytest
 import ipcsync
 from tests.kit import browser as browsers
 from tests.kit.browser import Browser
-from tests.observer.observing import Observer, running
+from tests.observer.observing import Observer
 
 pytestmark = [
     pytest.mark.process,
@@ -33,13 +33,6 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
     """A fresh browser, with the observer's page nowhere in it yet."""
     with Browser(tmp_path) as one:
         yield one
-
-
-@pytest.fixture
-def new_observer(tmp_path: Path) -> Iterator[Callable[..., Observer]]:
-    """Starts observers; none outlives the test."""
-    with running(tmp_path) as start:
-        yield start
 
 
 def _assert_clean(browser: Browser, observer: Observer) -> None:

@@ -1,0 +1,133 @@
+"""What a client's close means, for its own calls and threads and for others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.kit.until import until
+
+pytestmark = pytest.mark.driver
+
+NewClient = Callable[..., ipcsync.Client]
+
+
+def test_after_close_every_method_raises_client_closed(new_client: NewClient) -> None:
+    client = new_client()
+    data = bytes(client.record(ipcsync.Stream()))
+    client.close()
+    client.close()
+    uses: list[Callable[[], object]] = [
+        lambda: client.event("e"),
+        client.record,
+        lambda: client.point(data),
+        lambda: client.stream("s"),
+        client.list_events,
+        client.list_sessions,
+        client.stats,
+        client.check,
+        client.watch,
+    ]
+    for use in uses:
+        with pytest.raises(ipcsync.ClientClosed):
+            use()
+
+
+def test_after_close_its_events_and_points_raise_event_closed(new_client: NewClient, engine: EngineName) -> None:
+    client = new_client()
+    event = client.event("e", recorder=True, engine=engine)
+    stream = ipcsync.Stream()
+    points = [event.record(stream), event.at(7), client.record(stream)]
+    points[0].synchronize(10)
+    client.close()
+    uses: list[Callable[[], object]] = [lambda: event.record(stream), lambda: event.at(1), lambda: event.generation]
+    for point in points:
+        uses += [point.query, lambda point=point: point.synchronize(5), lambda point=point: point.wait(stream)]  # type: ignore[misc] # bound now
+    for use in uses:
+        with pytest.raises(ipcsync.EventClosed):
+            use()
+    event.close()
+    assert event.state == "closed"
+
+
+def test_the_same_holds_while_work_of_a_closed_client_is_still_unfinished(
+    new_client: NewClient, engine: EngineName
+) -> None:
+    client, other = new_client(), new_client()
+    event = client.event("e", recorder=True, engine=engine)
+    seen = other.event("e")
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        point = event.record(stream)
+        client.close()
+        for use in (point.query, point.synchronize, lambda: event.at(2)):
+            with pytest.raises(ipcsync.EventClosed):
+                use()
+        with pytest.raises(ipcsync.ClientClosed):
+            client.stats()
+        assert seen.state == "closed"
+        assert not seen.at(1).query()
+        with pytest.raises(ipcsync.RecorderLost):
+            seen.at(2).query()
+    seen.at(1).synchronize(10)
+    seen.close()
+    until(lambda: other.stats()["quarantined"] == 0, "what was left is let go of")
+    assert len(other.list_sessions()) == 1
+
+
+def test_a_close_wakes_the_clients_own_waits(new_client: NewClient, engine: EngineName) -> None:
+    client, other = new_client(), new_client()
+    recording = other.event("e", recorder=True, engine=engine)
+    event = client.event("e")
+    errors: list[BaseException] = []
+    started = threading.Barrier(4)
+
+    def wait(use: Callable[[], object]) -> None:
+        started.wait(10)
+        try:
+            use()
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            errors.append(error)
+
+    stream = ipcsync.Stream()
+    with StreamGate(stream):
+        recording.record(stream)
+        uses = [event.at(1).synchronize, event.at(2).synchronize, lambda: event.at(2).wait(ipcsync.Stream())]
+        threads = [threading.Thread(target=wait, args=[use]) for use in uses]
+        for thread in threads:
+            thread.start()
+        started.wait(10)
+        client.close()
+        for thread in threads:
+            thread.join(15)
+    assert [type(error) for error in errors] == [ipcsync.EventClosed] * 3
+
+
+def test_closing_finishes_what_it_recorded_and_frees_its_names(new_client: NewClient, engine: EngineName) -> None:
+    client, other = new_client(), new_client()
+    client.event("mine", recorder=True, engine=engine)
+    client.event("theirs", engine=engine)
+    waiting, kept = other.event("mine"), other.event("theirs")
+    client.close()
+    assert (waiting.state, kept.state) == ("closed", "open")
+    with pytest.raises(ipcsync.RecorderLost):
+        waiting.at(1).query()
+    other.event("mine", recorder=True).close()
+    assert [row.name for row in other.list_sessions()] == [other.name]
+
+
+def test_threads_may_close_at_once(new_client: NewClient) -> None:
+    client, other = new_client(), new_client()
+    client.event("e", recorder=True)
+    threads = [threading.Thread(target=client.close) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(other.list_sessions()) == 1
+    assert not client.is_connected

@@ -1,0 +1,88 @@
+"""A client's unnamed events: one for each stream, made at its first record."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+
+pytestmark = pytest.mark.driver
+
+NewClient = Callable[..., ipcsync.Client]
+
+
+def test_each_stream_has_an_unnamed_event_leased_once(new_client: NewClient, engine: EngineName) -> None:
+    client, waiter = new_client(), new_client()
+    streams = [ipcsync.Stream() for _ in range(3)]
+    points = [client.record(stream, engine=engine) for stream in streams]
+    assert [point.generation for point in points] == [1, 1, 1]
+    assert len(set(points)) == 3
+    before = client.messages_sent
+    again = [client.record(stream, engine=engine) for stream in streams]
+    assert [point.generation for point in again] == [2, 2, 2]
+    assert client.messages_sent == before
+    for point in [*points, *again]:
+        waiter.point(bytes(point)).synchronize(10)
+    assert len(client.list_events()) == 3
+    assert {row.name for row in client.list_events()} == {""}
+
+
+def test_streams_of_one_client_do_not_wait_for_each_other(client: ipcsync.Client, engine: EngineName) -> None:
+    held, free = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(held):
+        pending = client.record(held, engine=engine)
+        client.record(free, engine=engine).synchronize(10)
+        assert not pending.query()
+
+
+def test_recording_with_no_stream_takes_the_current_one(client: ipcsync.Client, engine: EngineName) -> None:
+    stream = ipcsync.Stream()
+    with StreamGate(stream), ipcsync.stream(stream):
+        point = client.record(engine=engine)
+        assert not point.query()
+        assert client.record(stream, engine=engine).generation == 2
+    point.synchronize(10)
+    client.record(None, engine=engine).synchronize(10)
+    client.record(0, engine=engine).synchronize(10)
+
+
+def test_two_clients_record_on_one_stream_apart(new_client: NewClient) -> None:
+    stream = ipcsync.Stream()
+    first, second = new_client().record(stream), new_client().record(stream)
+    assert first != second
+    first.synchronize(10)
+    second.synchronize(10)
+
+
+def test_threads_that_record_on_one_stream_share_its_event(client: ipcsync.Client, engine: EngineName) -> None:
+    stream = ipcsync.Stream()
+    made: list[ipcsync.Point] = []
+    start = threading.Barrier(4)
+
+    def record() -> None:
+        start.wait(10)
+        for _ in range(10):
+            made.append(client.record(stream, engine=engine))  # noqa: PERF401 - each is there at once
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(point.generation for point in made) == list(range(1, 41))
+    assert len(client.list_events()) == 1
+
+
+def test_a_program_that_makes_a_stream_for_each_record_does_not_use_up_the_pool(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
+    with ipcsync.connect(new_coordinator(pool=8).endpoint) as client:
+        kept = [ipcsync.Stream() for _ in range(4)]
+        for stream in kept:
+            client.record(stream).synchronize(10)
+        assert client.stats()["pool_in_use"] == 4
