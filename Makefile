@@ -167,8 +167,8 @@ soak: install
 test-keeper: install
 	IPCSYNC_TEST_KEEPER=1 IPCSYNC_DRIVER=host $(BIN)/python -m pytest -n $(WORKERS) tests/faults/test_keeper.py tests/faults/test_requests.py \
 	  tests/faults/test_feed.py tests/faults/test_leases.py tests/faults/test_coordinator_life.py tests/faults/test_files.py \
-	  tests/faults/test_deaths.py tests/faults/test_hostile_input.py tests/faults/test_limits.py tests/faults/test_points.py \
-	  tests/faults/test_leftovers.py tests/faults/test_threads.py tests/faults/test_orphans.py tests/faults/test_forks.py \
+	  tests/faults/test_deaths.py tests/faults/test_hostile_input.py tests/faults/test_strangers.py tests/faults/test_limits.py \
+	  tests/faults/test_points.py tests/faults/test_leftovers.py tests/faults/test_threads.py tests/faults/test_orphans.py tests/faults/test_forks.py \
 	  tests/faults/test_chains.py $(ARGS)
 
 # The same with a keeper, and its coordinator killed every five seconds.

@@ -138,3 +138,16 @@ def run_coordinator(*arguments: str, **environment: str) -> subprocess.Completed
         timeout=DEADLINE_S,
         check=False,
     )
+
+
+def refusals(client: ipcsync.Client) -> dict[str, int]:
+    """How many requests the coordinator refused, by reason."""
+    return dict(client.stats()["refusals"])
+
+
+def assert_serves(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    """The one who is there goes on, and so can a new one."""
+    assert coordinator.is_running
+    assert client.list_sessions()
+    with ipcsync.connect(coordinator.endpoint, name="after"):
+        assert {session.name for session in client.list_sessions()} >= {"main", "after"}

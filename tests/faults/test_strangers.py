@@ -1,0 +1,154 @@
+"""Who may not speak harms nobody: silent connections, another uid, forged tokens and routing ids: rows 28 to 30."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+
+import pytest
+import zmq
+
+import ipcsync
+from ipcsync._wire import codec, endpoints, messages
+from tests.kit.peer import Peer
+from tests.kit.raw_client import Raw, assert_serves, await_end, refusals, request, unix_socket
+from tests.kit.until import until
+
+# --- row 28 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_words", [b"", b"\xff" + bytes(7) + b"\x01\x7f"], ids=["nothing", "half a greeting"])
+def test_row_28_a_connection_that_says_nothing_is_closed_at_the_handshake_limit(
+    new_coordinator: object, first_words: bytes
+) -> None:
+    coordinator = ipcsync.launch(handshake_s=0.4)
+    with coordinator, unix_socket(coordinator.endpoint) as connection:
+        began = time.monotonic()
+        connection.sendall(first_words)
+        await_end(connection)
+        assert time.monotonic() - began >= 0.35
+        with ipcsync.connect(coordinator.endpoint) as client:
+            assert client.list_sessions()
+            until(lambda: refusals(client) == {"handshake": 1}, "the silent one was counted")
+
+
+# --- row 29 -----------------------------------------------------------------------------------------------------------
+
+
+def _knock_as_nobody(endpoint: str) -> None:
+    """In the peer: become another user and send well-formed requests."""
+    hello = codec.encode_request(1, messages.Hello(b"n" * 16, ipcsync.driver_name()), b"", 0)
+    importlib.import_module("ipcsync.client")  # all that is needed, while its files can still be read
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    raw = Raw(endpoint)
+    _peer["raw"] = raw
+    raw.socket.send(hello, zmq.NOBLOCK)
+    raw.socket.send(request("stats"), zmq.NOBLOCK)
+
+
+def _heard() -> bool:
+    """In the peer: whether any reply came."""
+    with _peer.pop("raw") as raw:
+        return raw.receive_bytes(0.2) is not None
+
+
+def _connect_to_a_closed_directory(endpoint: str) -> tuple[str, float]:
+    """In the peer, as another user: the error, and after how many seconds it came."""
+    importlib.import_module("ipcsync.client")
+    ipcsync.driver_name()  # whose machine, in software, is the other user's here
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    began = time.monotonic()
+    return _connect_as_nobody(endpoint), time.monotonic() - began
+
+
+_peer: dict[str, Raw] = {}
+
+
+def _connect_as_nobody(endpoint: str) -> str:
+    try:
+        ipcsync.connect(endpoint, timeout=5.0)
+    except ipcsync.ConnectError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_row_29_another_uid_never_reaches_the_dispatcher_and_is_counted(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
+) -> None:
+    # Its mode keeps others out of the directory; the door is what is tried here.
+    os.chmod(coordinator.runtime_dir, 0o711)
+    os.chmod(endpoints.socket_path(coordinator.endpoint), 0o777)
+    asked = client.stats()["requests"]
+    peer.call(_knock_as_nobody, coordinator.endpoint)
+    until(lambda: refusals(client).get("uid"), "the other uid was counted")
+    assert not peer.call(_heard)
+    now = client.stats()
+    assert now["requests"]["hello"] == asked["hello"]
+    assert set(now["refusals"]) == {"uid"}
+    assert "uid 0" in peer.call(_connect_as_nobody, coordinator.endpoint)
+    assert_serves(coordinator, client)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_row_29_another_uid_is_told_at_once_whose_the_directory_is(
+    coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    error, seconds = peer.call(_connect_to_a_closed_directory, coordinator.endpoint)
+    assert error.startswith(f"the directory {coordinator.runtime_dir} belongs to uid 0, and this is uid 65534")
+    assert seconds < 2.0  # and not the five after which nobody has answered
+
+
+# --- row 30 -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_30_a_forged_token_is_refused(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    with Raw(coordinator.endpoint) as owner, Raw(coordinator.endpoint) as thief:
+        welcome = owner.hello("owner")
+        held = owner.ask(messages.Open("e", recorder=True), welcome.token, messages.Attachment)
+        known = thief.hello("thief")
+        guesses = [
+            b"",
+            os.urandom(16),
+            bytes(16),
+            welcome.token[:-1],
+            welcome.token + b"\x00",
+            welcome.epoch,
+            welcome.session.encode().ljust(16, b"\x00"),
+            welcome.serial.to_bytes(16, "little"),
+            bytes([known.token[0] ^ 1]) + known.token[1:],
+        ]
+        for token in guesses:
+            for body in (messages.Close(held.slot, held.incarnation), messages.Bye(), messages.Open("e")):
+                assert isinstance(thief.refused(body, token), ipcsync.SessionExpired)
+        assert refusals(client)["SessionExpired"] == 3 * len(guesses)
+        (row,) = owner.ask(messages.ListEvents("e"), welcome.token, messages.EventList).events
+        assert (row.state, row.recorder, row.attached) == ("open", "owner", 1)
+
+
+def test_row_30_a_forged_routing_id_gets_nothing_of_its_owner(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    with Raw(coordinator.endpoint, routing=b"owner") as owner:
+        token = owner.hello("owner").token
+        with Raw(coordinator.endpoint, routing=b"owner") as thief:
+            thief.send(request("stats", token=os.urandom(16)))
+            for _ in range(100):
+                owner.ask(messages.Open("e", recorder=True), token, messages.Attachment)
+            assert thief.receive_bytes(0.1) is None, "a second connection of one routing id was served"
+        owner.ask(messages.ListSessions(), token, messages.SessionList)
+    assert_serves(coordinator, client)
+
+
+def test_row_30_the_tokens_owner_goes_on_over_another_connection(coordinator: ipcsync.Coordinator) -> None:
+    with Raw(coordinator.endpoint, routing=b"first") as first:
+        token = first.hello("owner").token
+        first.ask(messages.Open("e", recorder=True), token, messages.Attachment, request_id=1000)
+    with Raw(coordinator.endpoint, routing=b"second") as second:
+        (row,) = second.ask(messages.ListEvents(), token, messages.EventList, request_id=1001).events
+        assert row.recorder == "owner"
