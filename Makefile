@@ -18,7 +18,7 @@
 # make mutants  planted mistakes in registry, dispatcher, effects, attachments and engines: those that the tests find
 # make lint   ruff and mypy --strict
 # make types  whether each public name has a type that every checker reads alike, in the package as installed
-# make docs   the API reference and the pages, in site/
+# make docs   the API reference and the pages, in site/, and what they look like in a browser
 # make wheels   the wheels of a release in dist/wheels: with the compiled core and without, each tried
 # make dist   sdist and wheel in dist/, checked, installed outside of the checkout, tried (DIST_TESTS="tests" for all)
 PYTHON ?= python3
@@ -26,8 +26,8 @@ PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
-# Two more than cores: a test that waits for another process leaves its core to the next.
-WORKERS ?= $(shell echo $$(($$(nproc) + 2)))
+# Four more than cores: a test mostly waits for another process, and leaves its core to the next.
+WORKERS ?= $(shell echo $$(($$(nproc) + 4)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOAK_MINUTES ?= 10
 
@@ -290,6 +290,7 @@ types:
 
 docs: install
 	$(BIN)/mkdocs build --strict
+	IPCSYNC_DRIVER=host IPCSYNC_SITE=$(CURDIR)/site $(BIN)/python -m pytest -q -n 0 tests/multiprocess/test_site.py $(ARGS)
 
 DIST_TESTS ?= tests/unit tests/contract tests/events/test_shared_event.py
 dist: install

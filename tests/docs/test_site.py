@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds, fetches nothing, fits the window, and can be dark."""
+"""The documentation as a site: it builds, fetches nothing, fits the window, and can be dark. `make docs` runs this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kit.browser import Browser
 
 pytest.importorskip("mkdocs", reason="the docs group is not installed (make install installs it)")
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 _ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 120.0
@@ -34,7 +34,9 @@ _SWITCH = "document.querySelector('label.md-header__button:not([hidden])[for^=__
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built without a warning."""
+    """The site, built without a warning; that of `make docs` is there already."""
+    if built := os.environ.get("IPCSYNC_SITE"):
+        return Path(built)
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

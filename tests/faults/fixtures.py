@@ -17,7 +17,7 @@ import pytest
 
 import ipcsync
 from ipcsync._launch import Coordinator
-from ipcsync._linux.process import start_time
+from ipcsync._linux.process import PidFd, start_time
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.collector import collector_off
@@ -73,6 +73,18 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended with all its threads; a zombie may still have open files."""
+    try:
+        process = PidFd(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return process.is_dead
+    finally:
+        process.close()
+
+
 def stop(pid: int) -> None:
     """SIGSTOP, and wait until it has stopped; of a keeper, its coordinator too."""
     for each in (pid, *_kept_by(pid)):
@@ -101,7 +113,7 @@ def serving(coordinator: Coordinator) -> int:
 def kill(coordinator: Coordinator, client: ipcsync.Client) -> None:
     """SIGKILL a coordinator, and remove the board of it, as the next one to start would: another test's already may."""
     os.kill(coordinator.pid, signal.SIGKILL)
-    until(lambda: state_of(coordinator.pid) in ("", "Z"), "it has let go of its directory")
+    until(lambda: has_ended(coordinator.pid), "it has let go of its directory")
     Path(client._session.lease.board.path).unlink(missing_ok=True)
 
 

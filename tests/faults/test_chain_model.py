@@ -53,23 +53,23 @@ QUICK: dict[str, Scenario] = {
     "timeline, one death": _pair(TIMELINE, TIMELINE),
     "event, timeline": _pair(EVENT, TIMELINE),
     "timeline, event": _pair(TIMELINE, EVENT),
-    "the second one's first generation, event": _pair(EVENT, EVENT, wanted=1),
     "the second one's first generation, timeline": _pair(TIMELINE, TIMELINE, wanted=1),
-    "the first one stopped, event": _pair(EVENT, EVENT, stops=1, stoppable=(0,), kills=0),
     "the first one stopped, timeline": _pair(TIMELINE, TIMELINE, stops=1, stoppable=(0,), kills=0),
-    "recorded again behind what is settled, event": Scenario(_AGAIN, (EVENT, EVENT), 2, killable=(0,)),
     "recorded again behind what is settled, timeline": Scenario(_AGAIN, (TIMELINE, TIMELINE), 2, killable=(0,)),
     "ahead, the first one may close first": Scenario(
         ((CLOSE,), (_ahead(0), REC)), (TIMELINE, TIMELINE), 1, killable=(0,)
-    ),
-    "ahead, the first one records and closes": Scenario(
-        ((REC, CLOSE), (_ahead(0), REC)), (TIMELINE, TIMELINE), 1, killable=(0,)
     ),
     "the first one closes, event": Scenario(((REC, CLOSE), (_wait(0), REC)), (EVENT, EVENT), 1, kills=0),
     "the first one closes, timeline": Scenario(((REC, CLOSE), (_wait(0), REC)), (TIMELINE, TIMELINE), 1, kills=0),
 }
 
 THOROUGH: dict[str, Scenario] = {
+    "the second one's first generation, event": _pair(EVENT, EVENT, wanted=1),
+    "recorded again behind what is settled, event": Scenario(_AGAIN, (EVENT, EVENT), 2, killable=(0,)),
+    "ahead, the first one records and closes": Scenario(
+        ((REC, CLOSE), (_ahead(0), REC)), (TIMELINE, TIMELINE), 1, killable=(0,)
+    ),
+    "the first one stopped, event": _pair(EVENT, EVENT, stops=1, stoppable=(0,), kills=0),
     "behind each of two, event": Scenario(_BEHIND_EACH, (EVENT, EVENT), 1, killable=(0,)),
     "event, any two deaths": _pair(EVENT, EVENT, kills=2, killable=(0, 1)),
     "timeline, any two deaths": _pair(TIMELINE, TIMELINE, kills=2, killable=(0, 1)),

@@ -24,7 +24,7 @@ from ipcsync._launch import Coordinator
 from ipcsync.typing import EngineName
 from tests.faults import fixtures, restart_figures, restart_storm
 from tests.faults.figures import Figures
-from tests.faults.fixtures import Blocked, state_of
+from tests.faults.fixtures import Blocked, has_ended
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import EXEC, IPCSYNC, children_of
@@ -72,10 +72,6 @@ def _kill(client: ipcsync.Client) -> int:
     return pid
 
 
-def _gone(pid: int) -> bool:
-    return state_of(pid) in ("", "Z")
-
-
 @contextmanager
 def _no_other_can_be_started(kept: Coordinator) -> Iterator[None]:
     """The keeper has no descriptor to start another coordinator with."""
@@ -111,7 +107,7 @@ def test_row_54_calls_that_are_blocked_in_every_way_go_on(client: ipcsync.Client
         synchronize = Blocked(lambda: seen.at(1).synchronize(timeout=DEADLINE_S), "await_recorded")
         died = _kill(client)
         request = Blocked(lambda: other.event("two"), "exchange")
-        until(lambda: _gone(died), "the coordinator is dead")
+        until(lambda: has_ended(died), "the coordinator is dead")
         event.record().synchronize(timeout=DEADLINE_S)
         assert wait.outcome() is None
         assert synchronize.outcome() is None
@@ -168,7 +164,7 @@ def test_row_54_without_a_descriptor_to_start_another_with_the_keeper_waits_unti
     pid = _pid(client)
     with _no_other_can_be_started(kept):
         os.kill(pid, signal.SIGKILL)
-        until(lambda: _gone(pid), "the coordinator is dead")
+        until(lambda: has_ended(pid), "the coordinator is dead")
         with pytest.raises(ipcsync.WaitTimeout):
             client.stats(timeout=1.0)
         assert kept.is_running
@@ -184,7 +180,7 @@ def test_row_54_a_spare_that_dies_counts_for_nothing(script: Path) -> None:
         pid = _pid(client)
         (spare,) = until(lambda: set(children_of(kept.pid)) - {pid}, "a spare")
         os.kill(spare, signal.SIGKILL)
-        until(lambda: _gone(spare), "the spare is dead")
+        until(lambda: has_ended(spare), "the spare is dead")
         assert _kill(client) == pid
         event.record().synchronize(timeout=DEADLINE_S)
         assert client.stats()["starts"] == 2
@@ -223,6 +219,8 @@ class _Requests:
     def attach_by_a_point(self) -> None:
         with self.client.event("pointed at", recorder=True) as event:
             self.other.point(bytes(event.record())).wait(timeout=DEADLINE_S)
+        ipcsync.ipc_collect()
+        self.other._session.attachments.closes.flush(DEADLINE_S, wait=True)  # as the next beat would, in a second
 
     def name_a_stream(self) -> None:
         self.count += 1
@@ -307,7 +305,7 @@ def test_row_55_a_connect_that_waits_for_a_coordinator_longer_than_its_ttl_succe
     script.write_text(f"die {step}")
     with _no_other_can_be_started(kept):
         connect = Blocked(lambda: ipcsync.connect(kept.endpoint, lease_ttl=2.0, timeout=DEADLINE_S), "wait")
-        until(lambda: _gone(pid), "the coordinator dies of it")
+        until(lambda: has_ended(pid), "the coordinator dies of it")
         died = time.monotonic()
         until(lambda: time.monotonic() > died + 2.5, "the TTL is over")
     guest = connect.outcome()
@@ -548,7 +546,7 @@ def test_row_59_the_keepers_death_is_the_coordinators(kept: Coordinator, client:
     began = time.monotonic()
     assert isinstance(blocked.outcome(), ipcsync.CoordinatorLost)
     assert time.monotonic() - began < 5.0
-    until(lambda: _gone(pid), "the coordinator has ended too")
+    until(lambda: has_ended(pid), "the coordinator has ended too")
     with pytest.raises(ipcsync.CoordinatorLost):
         client.event("more")
 
@@ -573,7 +571,7 @@ def test_row_59_sigterm_ends_both_in_order(kept: Coordinator, client: ipcsync.Cl
     began = time.monotonic()
     assert kept.stop(timeout=DEADLINE_S) == 0
     assert time.monotonic() - began < DEADLINE_S / 2
-    assert _gone(pid)
+    assert has_ended(pid)
     with pytest.raises(ipcsync.CoordinatorLost, match="stopped"):
         client.stats()
     assert not os.path.exists(kept.endpoint.removeprefix("ipc://"))
@@ -589,5 +587,5 @@ def test_row_60_a_coordinator_that_hangs_is_replaced(client: ipcsync.Client) -> 
     event.record().synchronize(timeout=DEADLINE_S)
     stats = client.stats(timeout=2 * DEADLINE_S)
     assert stats["starts"] == 2
-    assert _gone(pid), "what was stopped does not go on"
+    assert has_ended(pid), "what was stopped does not go on"
     assert event.state == "open"

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 # Long enough for some dozen deaths; longer ones, and each engine by itself, are for `make test-all` and `make soak`.
-_SECONDS = float(os.environ.get("IPCSYNC_SOAK_SECONDS", "5"))
+_SECONDS = float(os.environ.get("IPCSYNC_SOAK_SECONDS", "3"))
 _ENGINE = os.environ.get("IPCSYNC_SOAK_ENGINE", "")
 _IS_SHORT = _SECONDS < 20
 _ROOT = Path(__file__).parents[2]

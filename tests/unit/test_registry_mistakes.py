@@ -89,8 +89,8 @@ class _BreaksWhatIsWell(Registry):
     [
         _ReleasesOnExpiry,
         _KeepsTheNameAtABreak,
-        _GivesTheRoleTwice,
-        _ForgetsThatTheRecorderIsPending,
+        pytest.param(_GivesTheRoleTwice, marks=pytest.mark.thorough),
+        pytest.param(_ForgetsThatTheRecorderIsPending, marks=pytest.mark.thorough),
         _ReleasesWhileOthersLinger,
         _ReleasesNobodyUnlessARecorderCame,
         _SaysNothingOfAClose,
