@@ -68,6 +68,18 @@ def _raise_closed(path: str, endpoint: str) -> None:
         )
 
 
+def dealer(endpoint: str) -> zmq.Socket[bytes]:
+    """A socket for requests to the coordinator there."""
+    socket: zmq.Socket[bytes] = context().socket(zmq.DEALER)
+    socket.linger = 0
+    socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue a request for a daemon that is not there yet
+    socket.setsockopt(zmq.RECONNECT_IVL, 20)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+    socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_REPLY)
+    socket.connect(endpoint)
+    return socket
+
+
 class Request:
     """One request and its reply; it outlives the call that made it.
 
@@ -106,13 +118,7 @@ class Connection:
         self._late: dict[int, Request] = {}
         self.starts: Callable[[], int] = _unknown
         """How many coordinators have served; when it changes, unanswered requests are sent again under the same ids."""
-        self._socket: zmq.Socket[bytes] | None = context().socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue a request for a daemon that is not there yet
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_REPLY)
-        self._socket.connect(endpoint)
+        self._socket: zmq.Socket[bytes] | None = dealer(endpoint)
 
     def request(self, body: Message, token: bytes, timeout: float, look: Callable[[], None] | None = None) -> Message:
         """Send a request and return its reply's body; raises the error in the reply.

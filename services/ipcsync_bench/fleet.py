@@ -5,103 +5,22 @@ Both ends are on one machine, so one way is told by the clock that both share.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ipcsync
+from ipcsync_bench import bare_nats
 from ipcsync_bench.rows import Row, alone, at_least, at_most, below, compare, interleave, percentile
+from ipcsync_bench.two_nodes import WAIT_S, Fleet, connect, two_nodes, why_not
 from ipcsync_bench.workers import Worker
 
+__all__ = ["flat_out", "idle", "opening", "why_not", "words"]
+
 _PACE_S = 0.002
-_WAIT_S = 30.0
-
-
-def why_not() -> str | None:
-    """Why none of this can be measured here, None if it can."""
-    try:
-        import nats  # noqa: F401 - whether it is there
-    except ModuleNotFoundError:
-        return "nats-py is not installed (the extra ipcsync[fleet])"
-    return None if _program() else "there is no nats-server"
-
-
-def _program() -> str | None:
-    return shutil.which("nats-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-
-
-# --- two nodes --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _server() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    program = _program()
-    assert program is not None
-    with tempfile.TemporaryDirectory() as store:
-        process = subprocess.Popen(
-            [program, "-js", "-sd", store, "-a", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
-        )
-        try:
-            yield f"nats://127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait()
-
-
-class Fleet:
-    """Nodes `a` and `b` with a worker each: the worker on `a` records, the one on `b` waits."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.url = stack.enter_context(_server())
-        self.bridges: dict[str, subprocess.Popen[bytes]] = {}
-        self.endpoints = {name: self._node(stack, name) for name in ("a", "b")}
-        self.a, self.b = stack.enter_context(Worker()), stack.enter_context(Worker())
-        self.a.call(_connect, self.endpoints["a"])
-        self.b.call(_connect, self.endpoints["b"])
-
-    def _node(self, stack: ExitStack, name: str) -> str:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="error", lease_ttl=30))
-        command = [sys.executable, "-m", "ipcsync_bridge", "--node", name, "--nats", self.url]
-        command += ["--runtime-dir", coordinator.runtime_dir, "--log-level", "error", "--link-ttl", "30"]
-        bridge = self.bridges[name] = subprocess.Popen(command)
-        stack.callback(bridge.wait)
-        stack.callback(bridge.terminate)
-        with ipcsync.connect(coordinator.endpoint) as client:
-            deadline = time.monotonic() + _WAIT_S
-            while not _answers(client) and time.monotonic() < deadline:
-                time.sleep(0.05)
-        return coordinator.endpoint
-
-
-def _answers(client: ipcsync.Client) -> bool:
-    try:
-        return bool(client.nodes())
-    except (ipcsync.NoBridge, ipcsync.FleetUnavailable):
-        return False
-
-
-@contextmanager
-def _fleet() -> Iterator[Fleet]:
-    with ExitStack() as stack:
-        yield Fleet(stack)
-
 
 # --- in the workers ---------------------------------------------------------------------------------------------------
-
-
-def _connect(state: dict[str, Any], endpoint: str) -> None:
-    state["client"] = ipcsync.connect(endpoint, timeout=_WAIT_S)
-    state["client"].timeout = _WAIT_S
 
 
 def _record(state: dict[str, Any], name: str, count: int) -> list[int]:
@@ -113,7 +32,7 @@ def _record(state: dict[str, Any], name: str, count: int) -> list[int]:
         times.append(time.monotonic_ns())
         event.record(stream)
         time.sleep(_PACE_S)
-    event.at(count).synchronize(_WAIT_S)
+    event.at(count).synchronize(WAIT_S)
     state["keep"] = event
     return times
 
@@ -144,90 +63,6 @@ def _at(node: str | None) -> dict[str, str]:
     return {} if node is None else {"node": node}
 
 
-def _nats_send(_state: dict[str, Any], url: str, subject: str, count: int, pace_s: float) -> list[int]:
-    async def run() -> list[int]:
-        import nats
-
-        client = await nats.connect(url)
-        await asyncio.sleep(0.3)
-        times = []
-        for _ in range(count):
-            times.append(time.monotonic_ns())
-            await client.publish(subject, b"x" * 64)
-            if pace_s:
-                await client._flush_pending()
-                await asyncio.sleep(pace_s)
-        await client.flush(timeout=60)
-        times.append(time.monotonic_ns())
-        await client.close()
-        return times
-
-    return asyncio.run(run())
-
-
-def _nats_hear(_state: dict[str, Any], url: str, subject: str, count: int) -> list[int]:
-    async def run() -> list[int]:
-        import nats
-
-        client = await nats.connect(url)
-        times: list[int] = []
-        done = asyncio.Event()
-
-        async def hear(_message: object) -> None:
-            times.append(time.monotonic_ns())
-            if len(times) == count:
-                done.set()
-
-        await client.subscribe(subject, cb=hear)
-        await client.flush()
-        await asyncio.wait_for(done.wait(), _WAIT_S)
-        await client.close()
-        return times
-
-    return asyncio.run(run())
-
-
-def _nats_answer(_state: dict[str, Any], url: str, subject: str, count: int) -> None:
-    async def run() -> None:
-        import nats
-
-        client = await nats.connect(url)
-        seen = 0
-        done = asyncio.Event()
-
-        async def answer(message: Any) -> None:
-            nonlocal seen
-            await message.respond(b"y" * 64)
-            seen += 1
-            if seen == count:
-                done.set()
-
-        await client.subscribe(subject, cb=answer)
-        await client.flush()
-        await asyncio.wait_for(done.wait(), _WAIT_S)
-        await client.flush()
-        await client.close()
-
-    asyncio.run(run())
-
-
-def _nats_ask(_state: dict[str, Any], url: str, subject: str, count: int) -> list[float]:
-    async def run() -> list[float]:
-        import nats
-
-        client = await nats.connect(url)
-        await asyncio.sleep(0.3)
-        times = []
-        for _ in range(count):
-            began = time.perf_counter()
-            await client.request(subject, b"x" * 64, timeout=10)
-            times.append(time.perf_counter() - began)
-        await client.close()
-        return times
-
-    return asyncio.run(run())
-
-
 def _open(state: dict[str, Any], prefix: str, count: int, node: str | None, together: bool) -> list[float]:
     """Seconds to open events, each, or (`together`) all at once."""
     client, times, opened = state["client"], [], []
@@ -248,36 +83,41 @@ def _open(state: dict[str, Any], prefix: str, count: int, node: str | None, toge
 
 def _create(state: dict[str, Any], prefix: str, count: int) -> None:
     names = [f"{prefix}/{number}" for number in range(count)]
-    state["many"] = state["client"].events(names, recorder=True, engine="timeline", timeout=_WAIT_S)
+    state[prefix] = state["client"].events(names, recorder=True, engine="timeline", timeout=WAIT_S)
 
 
 def _follow(state: dict[str, Any], prefix: str, count: int) -> None:
     names = [f"{prefix}/{number}" for number in range(count)]
-    state["many"] = state["client"].events(names, engine="timeline", node="a", timeout=_WAIT_S)
+    state[prefix] = state["client"].events(names, engine="timeline", node="a", timeout=WAIT_S)
 
 
-def _drop(state: dict[str, Any]) -> None:
-    for event in state.pop("many"):
+def _drop(state: dict[str, Any], prefix: str) -> None:
+    for event in state.pop(prefix):
         event.close()
 
 
-def _record_flat_out(state: dict[str, Any], seconds: float) -> int:
-    """Generations published in so many seconds, all complete at once: as fast as words can be stored."""
-    lines = [(event._engine.line, event._engine.base) for event in state["many"]]
-    until, generation = time.perf_counter() + seconds, 0
+def _record_flat_out(state: dict[str, Any], prefix: str, seconds: float) -> int:
+    """Generations published in so many seconds, all complete at once: the stores and the wake of a record, no more."""
+    words = state["client"]._session.lease.board.words
+    lines = []
+    for event in state[prefix]:
+        recorded, completed = event._engine.line.recorders_indices
+        lines.append((event._engine.base, recorded, completed, event._engine.line.futex.wake))
+    first: int = state.get(f"last {prefix}", 0)
+    until, generation = time.perf_counter() + seconds, first
     while time.perf_counter() < until:
         for _ in range(max(1, 1000 // len(lines))):
             generation += 1
-            for line, base in lines:
-                line.store_completed(base + generation)
-                line.publish(base + generation)
-                line.futex.wake()
-    return generation
+            for base, recorded, completed, wake in lines:
+                words[completed] = words[recorded] = base + generation
+                wake()
+    state[f"last {prefix}"] = generation
+    return generation - first
 
 
-def _await_generation(state: dict[str, Any], generation: int) -> None:
-    for event in state["many"]:
-        event.at(generation).synchronize(_WAIT_S)
+def _await_generation(state: dict[str, Any], prefix: str, generation: int) -> None:
+    for event in state[prefix]:
+        event.at(generation).synchronize(WAIT_S)
 
 
 # --- the benchmarks ---------------------------------------------------------------------------------------------------
@@ -311,7 +151,7 @@ class _Ways:
         """The same between two processes of one node."""
         name = self._name("home")
         with Worker() as other:
-            other.call(_connect, self._fleet.endpoints["a"])
+            other.call(connect, self._fleet.endpoints["a"])
             other.begin(function, name, None, self._count)
             self._fleet.a.begin(_record, name, self._count)
             began, ended = self._fleet.a.result(), other.result()
@@ -320,15 +160,15 @@ class _Ways:
     def bare(self, percent: float) -> float:
         """From a publish to the callback of who subscribes, with nats-py alone."""
         subject = f"bench.{self._round}"
-        self._fleet.b.begin(_nats_hear, self._fleet.url, subject, self._count)
-        self._fleet.a.begin(_nats_send, self._fleet.url, subject, self._count, _PACE_S)
+        self._fleet.b.begin(bare_nats.hear, self._fleet.url, subject, self._count)
+        self._fleet.a.begin(bare_nats.send, self._fleet.url, subject, self._count, _PACE_S)
         began, ended = self._fleet.a.result(), self._fleet.b.result()
         return _one_way(began, ended, percent)
 
 
 def words(rounds: int, scale: float) -> Iterator[Row]:
     """Word on `a` to word on `b`, and a record to a stream that goes on."""
-    with _fleet() as fleet:
+    with two_nodes() as fleet:
         ways = _Ways(fleet, max(50, int(500 * scale)))
         for percent, target in ((50.0, at_most(2.0)), (99.0, at_most(3.0))):
             contest = {
@@ -346,44 +186,53 @@ def words(rounds: int, scale: float) -> Iterator[Row]:
 
 
 def flat_out(rounds: int, scale: float) -> Iterator[Row]:
-    """Generations told a second, beside messages that nats-py sends a second."""
+    """Generations told a second, beside messages that nats-py sends a second, and beside what is recorded unlinked.
+
+    A generation is told when the other node knows of it or of a later one of its event, since that covers it.
+    """
     seconds = max(0.5, 2.0 * scale)
     messages = max(5_000, int(50_000 * scale))
-    with _fleet() as fleet:
+    with two_nodes() as fleet:
         for events, target in ((1000, at_least(5.0)), (1, at_least(0.5))):
-            fleet.a.call(_create, f"flat{events}", events)
-            fleet.b.call(_follow, f"flat{events}", events)
+            linked, unlinked = f"linked{events}", f"unlinked{events}"
+            fleet.a.call(_create, linked, events)
+            fleet.a.call(_create, unlinked, events)
+            fleet.b.call(_follow, linked, events)
             done = [0]
 
-            def ours(events: int = events, done: list[int] = done) -> float:
+            def ours(events: int = events, linked: str = linked, done: list[int] = done) -> float:
                 began = time.perf_counter()
-                generation = fleet.a.call(_record_flat_out, seconds)
-                last = done[0] = max(done[0], generation)
-                fleet.b.call(_await_generation, last)
-                return float(events * generation / (time.perf_counter() - began))
+                count = fleet.a.call(_record_flat_out, linked, seconds)
+                done[0] += count
+                fleet.b.call(_await_generation, linked, done[0])
+                return float(events * count / (time.perf_counter() - began))
 
             def theirs() -> float:
-                times = fleet.a.call(_nats_send, fleet.url, "bench.flat", messages, 0.0)
+                times = fleet.a.call(bare_nats.send, fleet.url, "bench.flat", messages, 0.0)
                 return 1e9 * messages / float(times[-1] - times[0])
 
-            contest = {"ipcsync": ours, "nats-py": theirs}
+            def recorder(events: int = events, unlinked: str = unlinked) -> float:
+                return float(events * fleet.a.call(_record_flat_out, unlinked, seconds) / seconds)
+
+            contest = {"ipcsync": ours, "nats-py": theirs, "recorder, unlinked": recorder}
             yield from compare(f"{events} events flat out", interleave(contest, rounds), "1/s", {"nats-py": target})
-            fleet.b.call(_drop)
-            fleet.a.call(_drop)
+            fleet.b.call(_drop, linked)
+            for prefix in (linked, unlinked):
+                fleet.a.call(_drop, prefix)
 
 
 def opening(rounds: int, scale: float) -> Iterator[Row]:
     """Opening a name of another node, beside a bare request with its reply and a local opening."""
     count = max(10, int(50 * scale))
-    with _fleet() as fleet:
+    with two_nodes() as fleet:
         numbers = iter(range(10_000))
 
         def remote() -> float:
             return _median_us(fleet.b.call(_open, f"open{next(numbers)}", count, "a", False))
 
         def bare() -> float:
-            fleet.a.begin(_nats_answer, fleet.url, "bench.ask", count)
-            asked = fleet.b.call(_nats_ask, fleet.url, "bench.ask", count)
+            fleet.a.begin(bare_nats.answer, fleet.url, "bench.ask", count)
+            asked = fleet.b.call(bare_nats.ask, fleet.url, "bench.ask", count)
             fleet.a.result()
             return _median_us(asked) + local()
 
@@ -403,7 +252,7 @@ def opening(rounds: int, scale: float) -> Iterator[Row]:
 def idle(rounds: int, scale: float) -> Iterator[Row]:
     """What the bridges take while nothing happens."""
     seconds = max(2.0, 10.0 * scale)
-    with _fleet() as fleet:
+    with two_nodes() as fleet:
         for events, limit in ((0, 1.0), (1000, 1.0)):
             if events:
                 fleet.a.call(_create, "idle", events)

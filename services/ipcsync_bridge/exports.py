@@ -2,9 +2,9 @@
 
 A thread looks at no more events than one `futex_waitv` takes. While any of them has work in flight it looks every
 50 µs, ever slower up to 1 ms, since a GPU wakes nobody; else it sleeps until a recorder publishes, or the coordinator
-finishes an event. A look at many that all change takes long: then it rests for as long, and the processor is left to
-the recorders; what is recorded meanwhile is told by the newest state. A wake that comes between look and sleep is lost;
-the next look is a second later at most, and the coordinator's feed tells of an end besides.
+finishes an event. All looks together take no more than an eighth of a core: where events change all the time, the rest
+is left to the recorders, and what they record meanwhile is told by the newest state. A wake that comes between look and
+sleep is lost; the next look is a second later at most, and the coordinator's feed tells of an end besides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from ipcsync_bridge.wire import Key, Row
 
 _FIRST_NS, _LONGEST_NS = 50_000, 1_000_000
 _IDLE_NS = 1_000_000_000
-_LONG_LOOK_NS, _LONGEST_REST_NS = 250_000, 5_000_000
+_SHARE = 1 / 8  # of a core, for all looks
+_CREDIT_S = 0.002  # that is not taken is good for later: looks that come now and then never rest
+_LONGEST_REST_S = 0.05
 
 
 class Export:
@@ -77,11 +79,32 @@ class Export:
         return first - 1
 
 
-class Watcher:
-    """A thread that looks at some exports. `changed` is called on it with those whose row is another one now."""
+class Budget:
+    """What the calling thread may take of the processor, by its own clock: waiting for the processor costs nothing."""
 
-    def __init__(self, changed: Callable[[list[Export]], None]) -> None:
+    def __init__(self) -> None:
+        self._credit_s = _CREDIT_S
+        self._taken_s = time.thread_time()
+        self._now_s = time.monotonic()
+
+    def rest_s(self, share: float) -> float:
+        """For how many seconds it is to rest now, if `share` of a core is what it may take."""
+        taken_s, now_s = time.thread_time(), time.monotonic()
+        earned_s = share * (now_s - self._now_s) - (taken_s - self._taken_s)
+        self._taken_s, self._now_s = taken_s, now_s
+        self._credit_s = min(self._credit_s + earned_s, _CREDIT_S)
+        return min(max(-self._credit_s / share, 0.0), _LONGEST_REST_S)
+
+
+class Watcher:
+    """A thread that looks at some exports. `changed` is called on it with those whose row is another one now.
+
+    `share` is how much of a core it may take.
+    """
+
+    def __init__(self, changed: Callable[[list[Export]], None], share: Callable[[], float]) -> None:
         self._changed = changed
+        self._share = share
         self._exports: list[Export] = []  # the thread's; the first futex is the word's
         self._futexes = FutexSet()
         self._word = Word()  # stored to have the thread look anew
@@ -121,18 +144,18 @@ class Watcher:
 
     def _run(self) -> None:
         pause = _FIRST_NS
+        budget = Budget()
         while not self._is_over:
             self._futexes.expect(0, self._word.value)
             while self._changes:
                 self._change(*self._changes.popleft())
-            began = time.monotonic_ns()
             changed = [export for index, export in enumerate(self._exports, 1) if self._look(index, export)]
             if changed:
                 pause = _FIRST_NS
                 self._changed(changed)
-                took = time.monotonic_ns() - began
-                if took > _LONG_LOOK_NS and len(changed) > 1:
-                    time.sleep(min(took, _LONGEST_REST_NS) / 1e9)
+            rest_s = budget.rest_s(self._share())
+            if rest_s > 0:
+                time.sleep(rest_s)
             self._futexes.count = 1 + len(self._exports)
             if any(export.is_in_flight for export in self._exports):
                 self._futexes.wait(pause)
@@ -191,7 +214,7 @@ class Exports:
             export.row = export.look()
             watcher = next((each for each in self._watchers if each.room), None)
             if watcher is None:
-                watcher = Watcher(self._changed)
+                watcher = Watcher(self._changed, lambda: _SHARE / max(len(self._watchers), 1))
                 self._watchers.append(watcher)
             watcher.add(export)
         return export

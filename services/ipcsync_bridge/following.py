@@ -18,6 +18,7 @@ from ipcsync_bridge.links import Link, Source
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.transport import Transport, Unreachable
 
+_KEEP_S = 0.1  # between two words to a node of what is not wanted any more
 _MOST_LOST = 1024  # nodes of which it is known why they were lost
 
 
@@ -93,8 +94,9 @@ class Following:
         for source in self.sources.values():
             if source.epoch == origin.epoch:
                 source.links.pop(origin.key, None)
-                self._kept_less.add(source.node)
-        self._wake()
+                if source.node not in self._kept_less:
+                    self._kept_less.add(source.node)
+                    self._wake()
 
     def _keep(self, source: Source) -> None:
         """Tell a node what is still wanted of it."""
@@ -151,8 +153,9 @@ class Following:
             if source.is_silent(now):
                 self._lose(source, "silent")
                 continue
-            if source.node in self._kept_less:
+            if source.node in self._kept_less and (now >= source.next_keep or not source.links):
                 self._kept_less.discard(source.node)
+                source.next_keep = now + _KEEP_S
                 self._keep(source)
             if not source.links and not self._linking:
                 del self.sources[source.node]
@@ -164,7 +167,8 @@ class Following:
             if now >= source.next_ping:
                 source.pinged(now)
                 self._begin(self._ping(source, now))
-            due = min(due, source.alive_until, source.next_ping, source.looks_at or due)
+            next_keep = source.next_keep if source.node in self._kept_less else due
+            due = min(due, source.alive_until, source.next_ping, source.looks_at or due, next_keep)
         return due
 
     def paused(self, now: float) -> None:

@@ -70,6 +70,7 @@ class Source:
     channel: bytes = b""
     number: int = 0  # of the last news heard
     next_ping: float = 0.0
+    next_keep: float = 0.0  # when it may be told again of what is not wanted any more
     last_heard: float = 0.0
     wants_sync: bool = False
     _missing: tuple[int, float] | None = None  # a number that an answer told of, and since when
@@ -157,6 +158,7 @@ class Follower:
     keys: set[Key] = field(default_factory=set)
     number: int = 0
     conflated: int = 0
+    next_tell: float = 0.0  # by the loop's clock: it is told nothing before
     _acked: int = 0
     _rows: dict[Key, Row] = field(default_factory=dict)
 

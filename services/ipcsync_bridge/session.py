@@ -1,14 +1,12 @@
 """The bridge's session with its coordinator: that of any client, but for a driver, which it has none of.
 
-Requests come from the loop and are made by a thread, many at once; the heartbeat is another thread's, as ever.
+The loop makes its requests; the heartbeat has a thread, as ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -16,19 +14,16 @@ from collections.abc import Callable
 import zmq
 
 from ipcsync._board import Board
-from ipcsync._logs import fields
 from ipcsync._native import fork
 from ipcsync._session import handshake
-from ipcsync._session.connection import Connection, Request, context
+from ipcsync._session.connection import Connection, context
 from ipcsync._session.lease import SessionLease
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Announcement, Message, Welcome
-from ipcsync.errors import ConnectError, IpcSyncError, SessionLost, WaitTimeout
+from ipcsync.errors import ConnectError, IpcSyncError, WaitTimeout
 from ipcsync_bridge import handover
+from ipcsync_bridge.requests import Requests
 
-log = logging.getLogger("ipcsync.bridge")
-
-REQUEST_S = 5.0
 _AGAIN_S = 0.1
 _BUDGET = 256
 
@@ -41,20 +36,23 @@ class Desk:
         self.epoch = welcome.epoch
         self.serial = welcome.serial
         self._welcome = welcome
-        self._connection = connection
-        self._connection.window = welcome.window
-        self._connection.starts = lambda: self.board.starts
+        self._connection = connection  # for what is asked before the loop's requests, and after
         self.lease = SessionLease(self.board, welcome, connection.endpoint, self._connection.drain_late)
         self._is_closed = False
-        self._loop = asyncio.get_running_loop()
-        self._asked: queue.SimpleQueue[tuple[Request, asyncio.Event] | None] = queue.SimpleQueue()
+        self._requests = Requests(
+            connection.endpoint,
+            welcome.token,
+            welcome.window,
+            connection.take_id,
+            lambda: board.starts,
+            self.lease.check_liveness,
+        )
         self._unanswered = 0
         self._goes_on = asyncio.Event()
         self._goes_on.set()
         self._heart = threading.Thread(
             target=self.lease.run, args=(lambda: self._is_closed,), name="ipcsync-heartbeat", daemon=True
         )
-        self._clerk = threading.Thread(target=self._serve, name="ipcsync-requests", daemon=True)
 
     @classmethod
     def opened(cls, endpoint: str, name: str, timeout: float) -> Desk:
@@ -84,7 +82,6 @@ class Desk:
     def _begin(self) -> None:
         self.lease.show()
         self._heart.start()
-        self._clerk.start()
 
     def check(self) -> None:
         """Raise what the session was lost for."""
@@ -96,16 +93,11 @@ class Desk:
         """The reply's body; raises the error that it carries, WaitTimeout, or SessionLost."""
         await self._goes_on.wait()
         self.check()
-        done = asyncio.Event()
-        request = Request(body)
         self._unanswered += 1
         try:
-            self._asked.put((request, done))
-            await done.wait()
+            return await self._requests.ask(body)
         finally:
             self._unanswered -= 1
-        self.check()
-        return self._connection.result_of(request, REQUEST_S)
 
     async def insist(self, body: Message) -> Message:
         """The same for what must be done, however long the coordinator does not answer: it can be done twice."""
@@ -131,29 +123,6 @@ class Desk:
         """Ask again."""
         self._goes_on.set()
 
-    def _serve(self) -> None:
-        """Make what is asked, as much at once as is there."""
-        loop, is_over = self._loop, False
-        while not is_over:
-            batch = [self._asked.get()]
-            with contextlib.suppress(queue.Empty):
-                while len(batch) < self._connection.window:
-                    batch.append(self._asked.get_nowait())
-            is_over = None in batch
-            asked = [each for each in batch if each is not None]
-            if asked:
-                self._exchange([request for request, _ in asked])
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
-                loop.call_soon_threadsafe(_set_all, [done for _, done in asked])  # which wakes it once
-
-    def _exchange(self, requests: list[Request]) -> None:
-        try:
-            self._connection.exchange(requests, self._welcome.token, REQUEST_S, self.lease.check_liveness)
-        except (SessionLost, WaitTimeout):
-            return  # who asked finds no reply, and looks at the session
-        except IpcSyncError as error:
-            log.warning("requests failed", extra=fields(why=error))
-
     # --- the feed -----------------------------------------------------------------------------------------------------
 
     def subscribe(self) -> Feed:
@@ -178,17 +147,11 @@ class Desk:
 
     def _stop(self) -> None:
         self._is_closed = True
-        self._asked.put(None)
+        self._requests.close()
         self.lease.wake()
         self._heart.join(5.0)
-        self._clerk.join(REQUEST_S)
         self.lease.stop()
         self._connection.close()
-
-
-def _set_all(events: list[asyncio.Event]) -> None:
-    for event in events:
-        event.set()
 
 
 class Feed:

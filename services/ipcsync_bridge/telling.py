@@ -1,4 +1,8 @@
-"""What other nodes are told: for each that mirrors events of this one, never more than the newest of each use."""
+"""What other nodes are told: for each that mirrors events of this one, never more than the newest of each use.
+
+Many rows are work for who hears them too. After many, that node is told nothing for a while, in which what changes
+again takes no more room; so neither node is kept busy by events that change all the time.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,9 @@ from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Export
 from ipcsync_bridge.links import Follower
 from ipcsync_bridge.transport import Transport
+
+_MANY = 64  # rows of one message
+_ROW_S = 20e-6  # for each row of many: some three times what it costs who hears it
 
 
 class Sender(Protocol):
@@ -63,10 +70,13 @@ class Telling:
 
     async def _tell(self, follower: Follower) -> None:
         sender = self._sender
-        while rows := follower.take(wire.MAX_ROWS):
+        while self._loop.time() >= follower.next_tell and (rows := follower.take(wire.MAX_ROWS)):
             body = wire.News(sender.term, sender.epoch, sender.channel, follower.number, wire.pack_rows(rows))
             if not await self._transport.tell(follower.node, wire.encode(body)):
                 follower.give_back(rows)
                 return
             self._counters.tells += 1
             self._counters.rows_told += len(rows)
+            if len(rows) > _MANY:
+                follower.next_tell = self._loop.time() + _ROW_S * len(rows)
+                self._loop.call_at(follower.next_tell, self.flush)

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-import msgpack
 import msgspec
 from msgspec import Meta, Struct
 
@@ -36,6 +35,8 @@ _ROW = struct.Struct("<IQQQQBB")
 _KEY = struct.Struct("<IQ")
 _LENGTH = struct.Struct("<H")
 _LIMIT = 1 << 62
+_STATE_CODES = {state: code for code, state in enumerate(STATES)}
+_CAUSE_CODES = {cause: code for code, cause in enumerate(CAUSES)}
 
 
 class Row(NamedTuple):
@@ -163,11 +164,16 @@ _KINDS: dict[str, type[Message]] = {
     "state": State, "pong": Pong, "listed": Listed, "refused": Refused, "news": News, "over": Over,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+_envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
+_decoders = {name: msgspec.msgpack.Decoder[Any](kind) for name, kind in _KINDS.items()}
+_encoder = msgspec.msgpack.Encoder()
+# Besides msgspec's own: ValueError for bad UTF-8.
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def encode(body: Message) -> bytes:
     """The bytes of a message; ProtocolError if they are too many."""
-    data = msgspec.msgpack.encode((VERSION, _NAMES[type(body)], body))
+    data = _encoder.encode((VERSION, _NAMES[type(body)], body))
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_BYTES}", code="too_large")
     return data
@@ -178,30 +184,28 @@ def decode(data: bytes) -> Message:
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_BYTES}", code="too_large")
     try:
-        parts: Any = msgpack.unpackb(
-            data, raw=False, max_str_len=1024, max_bin_len=MAX_BYTES, max_array_len=16, max_map_len=0, max_ext_len=0
-        )
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise ProtocolError(f"not MessagePack as agreed: {type(error).__name__}", code="malformed") from None
-    if not isinstance(parts, list) or len(parts) != 3 or type(parts[0]) is not int:
-        raise ProtocolError("not an array of version, kind and body", code="malformed")
-    if parts[0] != VERSION:
-        raise ProtocolError(f"bridges' protocol {parts[0]}, and this is {VERSION}", code="version")
-    kind = _KINDS.get(parts[1]) if isinstance(parts[1], str) else None
-    if kind is None:
+        version, name, body = _envelope.decode(data)
+    except _UNREADABLE as error:
+        raise ProtocolError(f"not an array of version, kind and body: {error}", code="malformed") from None
+    if version != VERSION:
+        raise ProtocolError(f"bridges' protocol {version}, and this is {VERSION}", code="version")
+    decoder = _decoders.get(name)
+    if decoder is None:
         raise ProtocolError("no message of bridges is called so", code="malformed")
     try:
-        body: Message = msgspec.convert(parts[2], kind, strict=True)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise ProtocolError(f"{kind.__name__}: {error}", code="invalid") from None
-    return body
+        message: Message = decoder.decode(body)
+    except _UNREADABLE as error:
+        raise ProtocolError(f"{name}: {error}", code="invalid") from None
+    return message
 
 
 def pack_rows(rows: Iterable[Row]) -> bytes:
     """Rows as they travel."""
+    pack = _ROW.pack
     return b"".join(
-        _ROW.pack(*row[:5], STATES.index(row.state), CAUSES.index(row.cause)) for row in rows
-    )  # fmt: skip
+        pack(slot, incarnation, recorded, completed, lost, _STATE_CODES[state], _CAUSE_CODES[cause])
+        for slot, incarnation, recorded, completed, lost, state, cause in rows
+    )
 
 
 def unpack_rows(data: bytes) -> list[Row]:

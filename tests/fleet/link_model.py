@@ -3,7 +3,8 @@
 The network loses, repeats, delays and reorders. All of that is one rule here: whatever once was true on the recording
 node may be heard on the other at any later moment, any number of times, or never. The recorder dies or closes, its slot
 is used anew, its node restarts; the waiting node suspects it at any time, its own bridge dies, mirrors are let go of
-and asked for again.
+and asked for again. The waiting node's bridge is upgraded at any time: it leaves what it knows to the new code, which
+stores that on the mirrors and goes on; meanwhile the coordinator may finish them.
 
     python -m tests.fleet.link_model            the world as it should be, then every planted mistake
 """
@@ -23,6 +24,8 @@ MISTAKES = {
     "listens on": "a mirror that is finished hears further news",
     "no grave": "a lost mirror that was let go of is linked anew",
     "empty grave": "what was good of a lost mirror is forgotten with it",
+    "leaves early": "the old code still stores news when it has written down what it leaves",
+    "goes on blindly": "the new code stores on mirrors that the coordinator has finished meanwhile",
 }
 
 
@@ -55,7 +58,8 @@ class Mirror(NamedTuple):
 class World(NamedTuple):
     """`uses` of the slot one after another, `facts` that were true ever, `truth` of what was complete while it counted.
 
-    On the waiting node: a mirror of each use or None, the graves, and what somebody has seen there, for good.
+    On the waiting node: a mirror of each use or None, the graves, and what somebody has seen there, for good. `left` is
+    what its bridge left of the mirrors to the code that is to go on, None but during an upgrade.
     """
 
     uses: tuple[Use, ...]
@@ -65,6 +69,7 @@ class World(NamedTuple):
     graves: tuple[int | None, ...]
     seen_good: frozenset[tuple[int, int]] = frozenset()
     seen_lost: frozenset[tuple[int, int]] = frozenset()
+    left: tuple[Mirror | None, ...] | None = None
 
 
 class Violation(AssertionError):  # noqa: N818 - what a checker calls it
@@ -80,13 +85,17 @@ def start(uses: int) -> World:
 def moves(world: World, mistake: str) -> Iterator[tuple[str, World]]:
     """All that may happen next."""
     yield from _at_home(world, mistake)
+    if world.left is None:
+        yield "the bridge leaves to new code", world._replace(left=world.mirrors)
+    else:
+        yield "the new code goes on", _gone_on(world, world.left, mistake)
     for use, mirror in enumerate(world.mirrors):
-        yield from _linking(world, use, mirror, mistake)
+        if world.left is None:
+            yield from _linking(world, use, mirror, mistake)
         if mirror is None:
             continue
-        for fact in world.facts:
-            if (fact.use == use or mistake == "no identity") and (mirror.state != "broken" or mistake == "listens on"):
-                yield f"mirror {use} hears {fact}", _put(world, use, _merged(mirror, fact, mistake))
+        if world.left is None or mistake == "leaves early":
+            yield from _hearing(world, use, mirror, mistake)
         if mirror.state != "broken":
             yield f"mirror {use}: its node is lost, or a bridge", _put(world, use, mirror._replace(state="broken"))
         yield f"somebody looks at mirror {use}", _seen(world, use, mirror)
@@ -137,6 +146,21 @@ def _linking(world: World, use: int, mirror: Mirror | None, mistake: str) -> Ite
     if mistake != "no grave":
         graves[use] = 0 if mistake == "empty grave" else min(mirror.completed, mirror.recorded)
     yield f"mirror {use} is let go of", _put(world._replace(graves=tuple(graves)), use, None)
+
+
+def _hearing(world: World, use: int, mirror: Mirror, mistake: str) -> Iterator[tuple[str, World]]:
+    for fact in world.facts:
+        if (fact.use == use or mistake == "no identity") and (mirror.state != "broken" or mistake == "listens on"):
+            yield f"mirror {use} hears {fact}", _put(world, use, _merged(mirror, fact, mistake))
+
+
+def _gone_on(world: World, left: tuple[Mirror | None, ...], mistake: str) -> World:
+    """The new code has stored what was left to it, but on mirrors that the coordinator has finished."""
+    mirrors = []
+    for now, then in zip(world.mirrors, left, strict=True):
+        is_over = now is not None and now.state == "broken" and mistake != "goes on blindly"
+        mirrors.append(now if is_over else then)
+    return world._replace(mirrors=tuple(mirrors), left=None)
 
 
 def _put(world: World, use: int, mirror: Mirror | None) -> World:

@@ -1,0 +1,197 @@
+"""Requests to the coordinator, made by the loop: many at once, with no thread between.
+
+Each is sent again under its own id until its reply or its deadline, as those of any client: at once if another
+coordinator serves now, else each second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from ipcsync._logs import fields
+from ipcsync._session.connection import dealer
+from ipcsync._wire import codec
+from ipcsync._wire.messages import Failure, Message
+from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, SessionLost, WaitTimeout
+
+log = logging.getLogger("ipcsync.bridge")
+
+REQUEST_S = 5.0
+_AGAIN_S = 1.0
+_LOOK_S = 0.01  # as often as a client looks whether its coordinator lives, or another one follows it
+_NOW = int(zmq.NOBLOCK)
+
+
+@dataclass(eq=False)
+class _Request:
+    """A request that is not answered yet. `sent_to` is the number of the coordinator that has it, -1 if none has."""
+
+    id: int
+    frame: bytes
+    outcome: asyncio.Future[Message]
+    deadline: float
+    sent_to: int = -1
+    sent_at: float = 0.0
+
+
+class Requests:
+    """One session's requests over a socket of its own.
+
+    `take_id` gives unused ids, `starts` tells how many coordinators have served, and `check` raises SessionLost.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        token: bytes,
+        window: int,
+        take_id: Callable[[], int],
+        starts: Callable[[], int],
+        check: Callable[[], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._token = token
+        self._window = window
+        self._take_id = take_id
+        self._starts = starts
+        self._check = check
+        self._sent: dict[int, _Request] = {}  # at most `window`, some of which the socket has not taken yet
+        self._queue: deque[_Request] = deque()
+        self._is_looking = self._is_reading = False
+        self._loop = asyncio.get_running_loop()
+        self._socket = dealer(endpoint)
+        self._loop.add_reader(int(self._socket.fd), self._on_edge)
+
+    def close(self) -> None:
+        """Close the socket; what is not answered fails."""
+        self._loop.remove_reader(int(self._socket.fd))
+        self._socket.close()
+        self._fail(ConnectError("the connection was closed", endpoint=self._endpoint))
+
+    async def ask(self, body: Message) -> Message:
+        """The reply's body; raises the error that it carries, WaitTimeout after 5 s, or SessionLost."""
+        codec.check_body(body)
+        now = time.monotonic()
+        id_, deadline = self._take_id(), now + REQUEST_S
+        frame = codec.encode_request(id_, body, self._token, int(deadline * 1e9))
+        request = _Request(id_, frame, self._loop.create_future(), deadline)
+        self._queue.append(request)
+        self._send_queued(now)
+        if not self._is_looking:
+            self._is_looking = True
+            self._loop.call_later(_LOOK_S, self._look)
+        try:
+            reply = await request.outcome
+        finally:
+            self._drop(request)
+        if isinstance(reply, Failure):
+            raise self._error_of(reply)
+        return reply
+
+    def _error_of(self, failure: Failure) -> IpcSyncError:
+        error = codec.error_of(failure)
+        if isinstance(error, SessionLost):
+            error.endpoint = self._endpoint
+        return error
+
+    def _drop(self, request: _Request) -> None:
+        if self._sent.pop(request.id, None) is None and request in self._queue:
+            self._queue.remove(request)  # cancelled before its turn came
+
+    # --- the socket ---------------------------------------------------------------------------------------------------
+
+    def _send_queued(self, now: float) -> None:
+        while self._queue and len(self._sent) < self._window:
+            request = self._queue.popleft()
+            self._sent[request.id] = request
+            self._send(request, now)
+        if not self._is_reading:  # sending takes the socket's edge, by which a reply may have been told
+            self._is_reading = True
+            self._loop.call_soon(self._read)
+
+    def _send(self, request: _Request, now: float) -> bool:
+        """Whether the socket took it; it does not while no coordinator is connected."""
+        starts = self._starts()
+        try:
+            self._socket.send(request.frame, _NOW)
+        except zmq.Again:
+            return False
+        request.sent_to, request.sent_at = starts, now
+        return True
+
+    def _on_edge(self) -> None:
+        self._read()
+        if any(request.sent_to < 0 for request in self._sent.values()):
+            self._send_again(time.monotonic())
+
+    def _read(self) -> None:
+        self._is_reading = False
+        while not self._socket.closed:
+            try:
+                frame = self._socket.recv(_NOW)
+            except zmq.Again:
+                break
+            try:
+                id_, body = codec.decode_reply(frame)
+            except ProtocolError as error:
+                log.warning("strange reply", extra=fields(why=error))
+                continue
+            request = self._sent.pop(id_, None)
+            if request is not None and not request.outcome.done():
+                request.outcome.set_result(body)
+        if self._queue and len(self._sent) < self._window:
+            self._send_queued(time.monotonic())
+
+    # --- by the clock -------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """While anything is unanswered: whether it has to be sent again, is late, or has nobody to answer it."""
+        self._is_looking = bool(self._sent or self._queue)
+        if not self._is_looking or self._socket.closed:
+            return
+        self._loop.call_later(_LOOK_S, self._look)
+        self._read()
+        now = time.monotonic()
+        try:
+            self._check()
+        except IpcSyncError as error:
+            self._fail(error)
+            return
+        late = [request for request in (*self._sent.values(), *self._queue) if now >= request.deadline]
+        for request in late:
+            self._drop(request)
+            self._end(
+                request,
+                WaitTimeout(
+                    f"the coordinator at {self._endpoint} did not answer within {REQUEST_S} s", timeout=REQUEST_S
+                ),
+            )
+        self._send_again(now)
+        self._send_queued(now)
+
+    def _send_again(self, now: float) -> None:
+        """The same ids: if only a reply was lost, the coordinator sends it again and does nothing twice."""
+        starts = self._starts()
+        for request in self._sent.values():
+            is_due = request.sent_to != starts or now - request.sent_at >= _AGAIN_S
+            if is_due and not self._send(request, now):
+                return
+
+    def _fail(self, error: IpcSyncError) -> None:
+        requests = [*self._sent.values(), *self._queue]
+        self._sent.clear()
+        self._queue.clear()
+        for request in requests:
+            self._end(request, copy.copy(error))
+
+    def _end(self, request: _Request, error: IpcSyncError) -> None:
+        if not request.outcome.done():
+            request.outcome.set_exception(error)

@@ -1,0 +1,95 @@
+"""How much of the processor the bridge takes for events that change all the time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from ipcsync_bridge import telling, wire
+from ipcsync_bridge.counters import Counters
+from ipcsync_bridge.exports import Budget
+from ipcsync_bridge.links import Follower
+from ipcsync_bridge.telling import Telling
+
+
+def compute(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_who_computes_more_than_its_share_rests_in_proportion() -> None:
+    before = time.monotonic()
+    budget = Budget()
+    began, taken = time.monotonic(), time.thread_time()
+    compute(0.012)
+    taken, ended = time.thread_time() - taken, time.monotonic()
+    rest = budget.rest_s(0.5)
+    after = time.monotonic()
+
+    def owed(passed: float) -> float:
+        """For what was taken above 2 ms at once, less the half of the time that has passed."""
+        return max((taken - 0.002 - 0.5 * passed) / 0.5, 0.0)
+
+    assert owed(after - before) - 0.002 <= rest <= owed(ended - began) + 0.002
+
+
+def test_who_waits_never_rests_however_busy_the_machine_is() -> None:
+    budget = Budget()
+    for _ in range(20):
+        time.sleep(0.002)
+        assert budget.rest_s(1 / 8) == 0
+
+
+class _Wire:
+    """What is told, and when by the loop's clock."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, wire.News]] = []
+
+    async def tell(self, _to: str, data: bytes) -> bool:
+        body = wire.decode(data)
+        assert isinstance(body, wire.News)
+        self.told.append((asyncio.get_running_loop().time(), body))
+        return True
+
+
+class _Sender:
+    channel, epoch, term = b"c" * 16, b"e" * 16, 1
+
+
+def _tell(rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Follower, list[tuple[float, wire.News]]]:
+    """Two changes of each of so many uses, the second when the first are told."""
+    monkeypatch.setattr(telling, "_ROW_S", 0.001)
+    transport: Any = _Wire()
+
+    async def run() -> Follower:
+        one = Telling(transport, _Sender(), Counters())
+        follower = one.followers["b"] = Follower("b", 0.0, {(slot, 1) for slot in range(rows)})
+        task = asyncio.ensure_future(one.run())
+        for generation in (1, 2):
+            for slot in range(rows):
+                follower.put(wire.Row(slot, 1, generation, generation))
+            one.flush()
+            while len(transport.told) < generation:
+                await asyncio.sleep(0)
+        task.cancel()
+        return follower
+
+    return asyncio.run(asyncio.wait_for(run(), 30)), transport.told
+
+
+def test_after_many_rows_a_node_is_told_nothing_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower, told = _tell(100, monkeypatch)
+    assert told[1][0] - told[0][0] >= 0.099
+    assert {row.recorded for row in wire.unpack_rows(told[1][1].rows)} == {2}
+    assert follower.pending == 0
+
+
+def test_a_few_rows_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower, told = _tell(3, monkeypatch)
+    assert follower.next_tell == 0
+    assert len(told) == 2
