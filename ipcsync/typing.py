@@ -24,7 +24,9 @@ __all__ = [
 EngineName: TypeAlias = Literal["event", "timeline"]
 EngineChoice: TypeAlias = Literal["auto", "event", "timeline"]
 EventState: TypeAlias = Literal["open", "broken", "closed"]
-NoticeKind: TypeAlias = Literal["opened", "closed", "broken", "session_opened", "session_closed"]
+NoticeKind: TypeAlias = Literal[
+    "opened", "closed", "broken", "session_opened", "session_closed", "coordinator_restarted"
+]
 
 
 class SupportsCudaStream(Protocol):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import zmq
 
@@ -18,8 +19,10 @@ from ipcsync._native import fork
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement, EventInfo, SessionInfo, SnapshotReply
 from ipcsync.errors import WaitTimeout
+from ipcsync.typing import NoticeKind
 
 _SLICE_MS = 50
+_FOR_THE_BRIDGE = ("wanted", "unwanted")  # no change of an event or a session
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Notice:
     coordinator, and no session ended.
     """
 
-    kind: str
+    kind: NoticeKind
     name: str
     number: int
     device: str = ""
@@ -62,11 +65,11 @@ class Replay:
         if announcement.kind == "tick" or announcement.number <= self.number:
             return []
         self.number = announcement.number
-        return self._change(announcement)
+        return [] if announcement.kind in _FOR_THE_BRIDGE else self._change(announcement)
 
     def _change(self, announcement: Announcement) -> list[Notice]:
         notice = Notice(
-            announcement.kind,
+            cast("NoticeKind", announcement.kind),
             announcement.name,
             announcement.number,
             announcement.device,
@@ -103,7 +106,7 @@ class Replay:
         for key in [key for key in self._events if key not in events]:
             gone = self._events.pop(key)
             # Once its slot is free, closed and broken cannot be told apart.
-            kind = "broken" if key in rows and rows[key].state == "broken" else "closed"
+            kind: NoticeKind = "broken" if key in rows and rows[key].state == "broken" else "closed"
             notices.append(replace(gone, kind=kind, number=state.number))
         for session in [session for session in self._sessions if session not in sessions]:
             gone = self._sessions.pop(session)

@@ -14,7 +14,7 @@ from time import monotonic_ns
 from ipcsync._board import LIVE, Board
 from ipcsync._board.words import words
 from ipcsync._engines.compiled import Look
-from ipcsync._linux.death_mark import Life
+from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.process import PidFd, Process, pid_namespace
 from ipcsync._locks import CallLock, holding
 from ipcsync._native import fork
@@ -57,7 +57,7 @@ class SessionLease:
         self.check: Callable[[], None] = self.look.check
         self._line.heartbeat = self._last_ns
         self._waking = CallLock()
-        self._life = Life(
+        self._life = DeathMark(
             self._line.owner_address, self._line.nudge, self.wake
         )  # peers see on the board when this process dies
 

@@ -11,6 +11,7 @@ from itertools import islice, pairwise
 import pytest
 
 import ipcsync
+from ipcsync.typing import NoticeKind
 from tests.kit.peer import Peer
 
 pytestmark = pytest.mark.process
@@ -19,7 +20,7 @@ LONG_S = 30.0
 STORM = 1500  # events, of two announcements each
 
 
-def told(notices: Iterator[ipcsync.Notice], count: int) -> list[tuple[str, str]]:
+def told(notices: Iterator[ipcsync.Notice], count: int) -> list[tuple[NoticeKind, str]]:
     """Kind and name of the next `count` notices."""
     found = [(notice.kind, notice.name) for notice in islice(notices, count)]
     assert len(found) == count, f"the watch ended after {found}"

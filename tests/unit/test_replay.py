@@ -102,11 +102,14 @@ class Reader:
 def change(publisher: Publisher, draw: st.DrawFn) -> Announcement:
     names = st.sampled_from(["a", "a/b", "b", ""])
     kinds = ["open", "session"]
-    kinds += ["end"] if publisher.open_keys() else []
+    kinds += ["end", "unwanted"] if publisher.open_keys() else []
     kinds += ["leave"] if publisher.sessions else []
     kind = draw(st.sampled_from(kinds))
     if kind == "open":
         return publisher.open_event(draw(names))
+    if kind == "unwanted":
+        slot, incarnation = draw(st.sampled_from(publisher.open_keys()))
+        return publisher.announce("unwanted", slot=slot, incarnation=incarnation)
     if kind == "session":
         return publisher.open_session(draw(names))
     if kind == "end":
@@ -157,7 +160,20 @@ def test_without_a_loss_each_change_is_told_once_in_order(data: st.DataObject) -
     changes = [data.draw(next_change()) for _ in range(data.draw(st.integers(0, 15)))]
     for announcement in changes:
         reader.hear(announcement)
-    assert [(n.kind, n.name, n.number) for n in reader.notices] == [(c.kind, c.name, c.number) for c in changes]
+    told = [announcement for announcement in changes if announcement.kind != "unwanted"]
+    assert [(n.kind, n.name, n.number) for n in reader.notices] == [(c.kind, c.name, c.number) for c in told]
+
+
+def test_what_is_announced_for_the_bridge_is_no_change_to_anyone_else() -> None:
+    publisher = Publisher()
+    reader = Reader(publisher)
+    reader.hear(publisher.open_event("mirror"))
+    slot, incarnation = key = publisher.open_keys()[0]
+    reader.hear(publisher.announce("wanted"))
+    reader.hear(publisher.announce("unwanted", slot=slot, incarnation=incarnation))
+    assert reader.events == ["mirror"]
+    reader.hear(publisher.end_event(key, "closed", keep=False))
+    assert [notice.kind for notice in reader.notices] == ["opened", "closed"]
 
 
 def test_a_tick_tells_of_a_loss_and_of_nothing_else() -> None:
