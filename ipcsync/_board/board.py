@@ -15,7 +15,7 @@ from ipcsync._board.fence import fence
 from ipcsync._board.session_line import SessionLine
 from ipcsync._board.slot_line import SlotLine
 from ipcsync._linux import locks
-from ipcsync._linux.death_mark import Life
+from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync.errors import CoordinatorLost, ProtocolError
@@ -71,7 +71,7 @@ class Board:
         self.running_header[layout.H_OWNER] = owner if owner < OWNER_DIED else 0  # not a dead one's: so the two differ
         self.running_header[layout.H_STATE] = layout.RUNNING
         self.has_mark = 0 < owner < OWNER_DIED
-        self._life: Life | None = None
+        self._life: DeathMark | None = None
         self.page_of_slots: int = self.address + layout.slots_offset(self.sessions)
 
     @classmethod
@@ -151,7 +151,7 @@ class Board:
 
         False if the kernel refuses or no thread can be started: the header then shows a stop only.
         """
-        self._life = Life(self.address + layout.H_OWNER * 8)
+        self._life = DeathMark(self.address + layout.H_OWNER * 8)
         self._life.show()
         owner = self.running_header[layout.H_OWNER] = self.words[layout.H_OWNER]
         self.has_mark = bool(owner)

@@ -14,7 +14,7 @@ _LONGEST_SLEEP_NS = 10**9
 _GIVE_UP_S = 0.1
 
 
-class Life:
+class DeathMark:
     """A word at `address`: not 0 once `show` returned, OWNER_DIED after this process's death or exec.
 
     The thread calls `on_nudge` when another process wakes `nudge`, a word that stays 0. It calls nothing else: a

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ipcsync._linux import robust
-from ipcsync._linux.death_mark import Life
+from ipcsync._linux.death_mark import DeathMark
 from tests.kit.until import until
 from tests.unit.shared_word import Word
 
@@ -21,17 +21,17 @@ def word(tmp_path: Path) -> Word:
 
 
 @pytest.fixture
-def life(word: Word) -> Life:
+def life(word: Word) -> DeathMark:
     """Over that word."""
-    return Life(ctypes.addressof(word.value))
+    return DeathMark(ctypes.addressof(word.value))
 
 
-def _is_ended(life: Life) -> bool:
+def _is_ended(life: DeathMark) -> bool:
     assert life._thread is not None
     return not life._thread.is_alive()
 
 
-def test_it_is_held_when_show_returns_and_let_go_of_when_end_does(word: Word, life: Life) -> None:
+def test_it_is_held_when_show_returns_and_let_go_of_when_end_does(word: Word, life: DeathMark) -> None:
     life.show()
     life.show()
     assert life._thread is not None
@@ -41,13 +41,13 @@ def test_it_is_held_when_show_returns_and_let_go_of_when_end_does(word: Word, li
     life.end()
 
 
-def test_what_was_never_shown_ends_too(word: Word, life: Life) -> None:
+def test_what_was_never_shown_ends_too(word: Word, life: DeathMark) -> None:
     life.end()
     life.give_up()
     assert word.value.value == 0
 
 
-def test_given_up_it_is_marked_as_by_a_death_and_stays_so(word: Word, life: Life) -> None:
+def test_given_up_it_is_marked_as_by_a_death_and_stays_so(word: Word, life: DeathMark) -> None:
     life.show()
     life.give_up()
     until(lambda: word.value.value == robust.OWNER_DIED, "the word is marked")
@@ -56,7 +56,7 @@ def test_given_up_it_is_marked_as_by_a_death_and_stays_so(word: Word, life: Life
     assert word.value.value == robust.OWNER_DIED
 
 
-def test_given_up_after_the_end_it_is_nothing(word: Word, life: Life) -> None:
+def test_given_up_after_the_end_it_is_nothing(word: Word, life: DeathMark) -> None:
     life.show()
     life.end()
     life.give_up()
@@ -64,7 +64,7 @@ def test_given_up_after_the_end_it_is_nothing(word: Word, life: Life) -> None:
     assert word.value.value == 0
 
 
-def test_given_up_when_the_word_is_anothers_already_it_is_left_alone(word: Word, life: Life) -> None:
+def test_given_up_when_the_word_is_anothers_already_it_is_left_alone(word: Word, life: DeathMark) -> None:
     """A session's line may be given to the next one in this very moment."""
     life.show()
     word.value.value = 12345
@@ -75,7 +75,7 @@ def test_given_up_when_the_word_is_anothers_already_it_is_left_alone(word: Word,
 
 @pytest.mark.parametrize("missing", ["robust futexes", "threads"])
 def test_where_it_cannot_be_held_the_word_stays_0(
-    word: Word, life: Life, missing: str, monkeypatch: pytest.MonkeyPatch
+    word: Word, life: DeathMark, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

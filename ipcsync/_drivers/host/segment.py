@@ -16,7 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from ipcsync._drivers.host import layout
 from ipcsync._linux import locks, process
-from ipcsync._linux.death_mark import Life
+from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.futex import Futex
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._locks import CallLock, HeldBelow
@@ -95,7 +95,7 @@ class Segment:
             self.serial = self.line = 0
             self._reap()
             self._register()
-            self._life = Life(self.address + (layout.process(self.line) + layout.P_MARK) * 8)
+            self._life = DeathMark(self.address + (layout.process(self.line) + layout.P_MARK) * 8)
         except BaseException:
             os.close(self._fd)
             raise
