@@ -24,7 +24,7 @@ from ipcsync._launch import Coordinator
 from ipcsync.typing import EngineName
 from tests.faults import fixtures, restart_figures, restart_storm
 from tests.faults.figures import Figures
-from tests.faults.fixtures import Blocked, has_ended
+from tests.faults.fixtures import Blocked, has_ended, state_of
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import EXEC, IPCSYNC, children_of
@@ -555,7 +555,8 @@ def test_row_59_with_its_keeper_stopped_all_but_new_events_goes_on(kept: Coordin
     event = client.event("held", recorder=True)
     with client.event("the first", recorder=True):
         until(lambda: client.stats()["cuda_events"] >= 64, "events have been made ahead")
-    fixtures.stop(kept.pid)
+    os.kill(kept.pid, signal.SIGSTOP)  # it alone, and not its coordinator
+    until(lambda: state_of(kept.pid) == "T", "the keeper has stopped")
     try:
         event.record().synchronize(timeout=DEADLINE_S)
         with client.event("from what was made ahead", recorder=True) as more:
