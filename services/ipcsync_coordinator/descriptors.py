@@ -24,20 +24,22 @@ log = logging.getLogger("ipcsync.coordinator")
 
 _PER_SESSION = 3  # its connection, its pidfd, its subscription to the feed
 _PER_CONNECTION = 2  # itself, and the pidfd that may follow
+_ENOUGH = 65_536
 _RECOUNT_MS = 100
 _NO_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class Descriptors:
-    """The descriptors of this process; the soft limit is raised to what `sessions` need, if that is allowed.
+    """The descriptors of this process; the soft limit is raised to `_ENOUGH` or what `sessions` need, if allowed.
 
-    A third of them, but no more than 512, is a reserve for connections that are accepted before the gate shuts.
+    A third of them is a reserve for connections that are accepted before the gate shuts. Where the limit is a thousand,
+    that is some milliseconds, and on a busy machine the gate may come too late.
     """
 
     def __init__(self, sessions: int) -> None:
         self._own = count()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = (self._own + sessions * _PER_SESSION) * 2
+        wanted = max(_ENOUGH, (self._own + sessions * _PER_SESSION) * 2)
         if hard != resource.RLIM_INFINITY:
             wanted = min(wanted, hard)
         if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -49,7 +51,7 @@ class Descriptors:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return 1 << 30
-        return soft - min(soft // 3, 512)
+        return soft - soft // 3
 
     def sessions(self) -> int:
         """How many sessions there may be, with a connection left on which a further one is refused."""
