@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.cluster import Cluster
+from tests.fleet.machine import Machine
 from tests.fleet.nodes import Node, Server, why_not
 
 
@@ -39,22 +40,37 @@ def new_node(server: Server) -> Iterator[Callable[..., Node]]:
         node.close()
 
 
-@pytest.fixture
-def pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
-    """Two nodes, `a` and `b`, with their bridges."""
-    nodes = (new_node("a"), new_node("b"))
+def _two(new_node: Callable[..., Node], *arguments: str, **settings: object) -> tuple[Node, Node]:
+    nodes = (new_node("a", *arguments, **settings), new_node("b", *arguments, **settings))
     for node in nodes:
         node.await_bridge()
     return nodes
+
+
+@pytest.fixture
+def pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
+    """Two nodes, `a` and `b`, with their bridges, none of which is lost for being slow on a machine that is busy."""
+    return _two(new_node, "--link-ttl", "30", lease_ttl=30)
+
+
+@pytest.fixture
+def default_pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
+    """The same with the TTLs that nodes have by default."""
+    return _two(new_node)
 
 
 @pytest.fixture
 def patient_pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
     """The same with a link's TTL that is longer than a bridge takes to start on a machine that is busy."""
-    nodes = (new_node("a", "--link-ttl", "60"), new_node("b", "--link-ttl", "60"))
-    for node in nodes:
-        node.await_bridge()
-    return nodes
+    return _two(new_node, "--link-ttl", "60")
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """Measures meanwhile how slow this machine is."""
+    one = Machine()
+    yield one
+    one.close()
 
 
 @pytest.fixture

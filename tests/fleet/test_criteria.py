@@ -20,7 +20,8 @@ import pytest
 import ipcsync
 from ipcsync._linux.process import resident_bytes
 from ipcsync_bridge import wire
-from tests.fleet.cluster import Cluster
+from ipcsync_bridge.links import WINDOW
+from tests.fleet.machine import Machine
 from tests.fleet.nodes import Node, Server, with_client
 from tests.kit.until import DEADLINE_S, until
 
@@ -81,7 +82,8 @@ def test_messages_counted(pair: tuple[Node, Node], server: Server) -> None:
         assert set(counts) <= {"ping"}
 
 
-def test_slow_peer_is_conflated(pair: tuple[Node, Node], new_node: Callable[..., Node]) -> None:
+@pytest.mark.parametrize("records", [1_000, 100_000])
+def test_slow_peer_is_conflated(pair: tuple[Node, Node], records: int) -> None:
     a, b = pair[0].client(), pair[1].client()
     event, stream = recorded(a, "kv"), ipcsync.Stream()
     seen = b.event("kv", node="a")
@@ -91,44 +93,21 @@ def test_slow_peer_is_conflated(pair: tuple[Node, Node], new_node: Callable[...,
     assert pair[1].bridge is not None
     before = resident_bytes(pair[0].bridge.pid)
     pair[1].bridge.send_signal(signal.SIGSTOP)
-    until_ns = time.monotonic_ns() + 2_000_000_000
+    until_ns = time.monotonic_ns() + 3_000_000_000
+    for _ in range(records):
+        point = event.record(stream)
     while time.monotonic_ns() < until_ns:
         point = event.record(stream)
     assert resident_bytes(pair[0].bridge.pid) - before < 5_000_000
+    assert a.bridge().counts["tells"] <= 2 * WINDOW
     pair[1].bridge.send_signal(signal.SIGCONT)
-    assert point.generation > 1_000
+    first = until(lambda: seen.generation if seen.generation > 1 + WINDOW else None, "news")
+    assert first >= records
     seen.at(point.generation).synchronize(DEADLINE_S)
 
 
-def test_bridge_restart_heals(patient_pair: tuple[Node, Node]) -> None:
-    pair = patient_pair
-    a, b = pair[0].client(), pair[1].client()
-    event, stream = recorded(a, "kv"), ipcsync.Stream()
-    seen = b.event("kv", node="a")
-    is_over = threading.Event()
-    points: list[int] = []
-
-    def record() -> None:
-        while not is_over.is_set():
-            points.append(event.record(stream).generation)
-            is_over.wait(0.002)  # the pace
-
-    recording = threading.Thread(target=record)
-    recording.start()
-    try:
-        for _ in range(5):
-            pair[0].end_bridge(signal.SIGKILL)
-            pair[0].start_bridge()
-            wanted = points[-1] + 1
-            seen.at(wanted).synchronize(DEADLINE_S)
-            assert event.generation >= wanted
-    finally:
-        is_over.set()
-        recording.join()
-    seen.at(points[-1]).synchronize(DEADLINE_S)
-
-
-def test_hostile_peer(pair: tuple[Node, Node], server: Server) -> None:
+@pytest.mark.parametrize("messages", [20_000, 100_000])
+def test_hostile_peer(pair: tuple[Node, Node], server: Server, messages: int) -> None:
     a, b = pair[0].client(), pair[1].client()
     event, stream = recorded(a, "kv"), ipcsync.Stream()
     seen = b.event("kv", node="a")
@@ -139,7 +118,7 @@ def test_hostile_peer(pair: tuple[Node, Node], server: Server) -> None:
 
     async def flood(client: Any) -> None:
         good = wire.encode(wire.News(9, b"e" * 16, b"c" * 16, 3, b""))
-        for number in range(20_000):
+        for number in range(messages):
             data = bytearray(good) if number % 2 else bytearray(chance.randbytes(chance.randrange(200)))
             for _ in range(3):
                 if data:
@@ -152,7 +131,8 @@ def test_hostile_peer(pair: tuple[Node, Node], server: Server) -> None:
         await client.flush()
 
     with_client(server, flood)
-    until(lambda: "count=1000" in pair[1].text(), "what is strange to be counted")
+    until(lambda: b.bridge().counts["strange"] >= messages / 2, "what is strange to be counted", 120)
+    assert "count=1000" in pair[1].text()
     assert resident_bytes(pair[1].bridge.pid) - before < 10_000_000
     assert seen.generation == 1
     seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
@@ -217,32 +197,15 @@ def test_without_a_store_links_go_on_and_names_say_so(pair: tuple[Node, Node], s
     b.event("other", node="a")  # a name of a node asks that node, and no store
 
 
-def test_no_server_at_all_is_a_fleet_unavailable(pair: tuple[Node, Node], server: Server) -> None:
+def test_no_server_at_all_is_a_fleet_unavailable(pair: tuple[Node, Node], server: Server, machine: Machine) -> None:
     b = pair[1].client()
     server.kill()
     began = time.monotonic()
     with pytest.raises(ipcsync.FleetUnavailable, match=r"cut off from NATS|store"):
         b.nodes(timeout=2.0)
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < machine.bound(2.0, began)
     with pytest.raises((ipcsync.NodeLost, ipcsync.WaitTimeout)):
         b.event("kv", node="a", timeout=1.0)
-
-
-@pytest.mark.timeout(300)
-def test_leader_kill_does_not_touch_links(cluster: Cluster) -> None:
-    with cluster.nodes("a", "b") as pair:
-        a, b = (node.client() for node in pair)
-        event, stream = recorded(a, "kv"), ipcsync.Stream()
-        seen = b.event("kv", node="a")
-        for server in cluster.servers:
-            seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
-            server.kill()
-            began = time.monotonic()
-            seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
-            assert time.monotonic() - began < 2.0
-            server.start()
-        assert seen.state == "open"
-        assert until(lambda: _claims(a, "w"), "names to be back").node == ""
 
 
 def test_two_fleets_on_one_server_do_not_meet(new_node: Callable[..., Node]) -> None:

@@ -11,14 +11,14 @@ import pytest
 
 from tests.fleet import hosts
 from tests.fleet.hosts import HUB, Host, Hub
+from tests.fleet.machine import Machine
 from tests.fleet.nodes import Server
 from tests.fleet.sides import learn
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.process, pytest.mark.thorough]
 
-TTL_S = 2.0
-MARGIN_S = 1.5  # of a bound: two cores, shared with others
+TTL_S, LEASE_S = 2.0, 5.0
 
 
 @pytest.fixture
@@ -89,12 +89,14 @@ def test_record_on_a_releases_stream_on_b_with_nothing_shared(pair: tuple[Host, 
     assert b.call(hosts.point_of, data) == (data, "a")
 
 
-def test_row_04_a_host_that_is_cut_off_is_silent_and_row_13_what_is_lost_stays_lost(pair: tuple[Host, Host]) -> None:
+def test_row_04_a_host_that_is_cut_off_is_silent_and_row_13_what_is_lost_stays_lost(
+    pair: tuple[Host, Host], machine: Machine
+) -> None:
     a, b = pair
     b.call(hosts.wait_everywhere, "kv", "a", 2)
     began = time.monotonic()
     a.cut()
-    learn(b.call(hosts.ends), "NodeLost", "silent", TTL_S + MARGIN_S, began)
+    learn(b.call(hosts.ends), "NodeLost", "silent", machine.bound(TTL_S + 0.5, began), began)
     assert good(b, "kv", 1)
     a.call(hosts.record, "kv")  # a's own life never depends on the network
     a.heal()
@@ -105,7 +107,7 @@ def test_row_04_a_host_that_is_cut_off_is_silent_and_row_13_what_is_lost_stays_l
 
 
 @pytest.mark.parametrize("hook", ["input", "output"])
-def test_row_12_a_partition_of_one_way_is_one(pair: tuple[Host, Host], hook: str) -> None:
+def test_row_12_a_partition_of_one_way_is_one(pair: tuple[Host, Host], hook: str, machine: Machine) -> None:
     a, b = pair
     b.call(hosts.record, "theirs")
     a.call(hosts.follow, "theirs", "b")
@@ -114,7 +116,7 @@ def test_row_12_a_partition_of_one_way_is_one(pair: tuple[Host, Host], hook: str
     began = time.monotonic()
     a.drop(hook)
     for host in (b, a):  # each side that does not hear the other, which a ping's way and back makes both
-        learn(host.call(hosts.ends), "NodeLost", "silent", TTL_S + MARGIN_S, began)
+        learn(host.call(hosts.ends), "NodeLost", "silent", machine.bound(TTL_S + 0.5, began), began)
     a.undrop()
 
 
@@ -140,7 +142,7 @@ def test_late_news_is_harmless_after_a_short_cut_and_after_a_long_one(pair: tupl
 
 
 def test_row_10_a_server_that_stays_away_loses_the_nodes_to_each_other_and_nothing_at_home(
-    pair: tuple[Host, Host], server: Server
+    pair: tuple[Host, Host], server: Server, machine: Machine
 ) -> None:
     a, b = pair
     b.call(hosts.record, "theirs")
@@ -150,7 +152,7 @@ def test_row_10_a_server_that_stays_away_loses_the_nodes_to_each_other_and_nothi
     began = time.monotonic()
     server.kill()
     for host in (b, a):
-        learn(host.call(hosts.ends), "NodeLost", "silent", TTL_S + MARGIN_S, began)
+        learn(host.call(hosts.ends), "NodeLost", "silent", machine.bound(TTL_S + 0.5, began), began)
     a.call(hosts.record, "kv")
     server.start()
     a.call(hosts.record, "new")
@@ -166,12 +168,14 @@ def _follows(host: Host, name: str) -> bool:
     return True
 
 
-def test_row_19_a_bridge_that_is_stopped_past_its_lease_loses_what_it_mirrors(pair: tuple[Host, Host]) -> None:
+def test_row_19_a_bridge_that_is_stopped_past_its_lease_loses_what_it_mirrors(
+    pair: tuple[Host, Host], machine: Machine
+) -> None:
     _, b = pair
     b.call(hosts.wait_everywhere, "kv", "a", 2)
     began = time.monotonic()
     b.call(hosts.signal_bridge, signal.SIGSTOP)
-    learn(b.call(hosts.ends), "NodeLost", "bridge", 5.0 + MARGIN_S, began)
+    learn(b.call(hosts.ends), "NodeLost", "bridge", machine.bound(LEASE_S + 0.5, began), began)
     b.call(hosts.signal_bridge, signal.SIGCONT)
     assert b.call(hosts.bridge_status, DEADLINE_S) == 1
     assert lost(b) == ("NodeLost", "bridge")

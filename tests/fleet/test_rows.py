@@ -19,6 +19,7 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from tests.fleet.cluster import Cluster
+from tests.fleet.machine import Machine
 from tests.fleet.nodes import Node, Server, with_client
 from tests.fleet.sides import WAYS, Sides, end_of, learn
 from tests.kit.peer import Peer
@@ -26,7 +27,6 @@ from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.process, pytest.mark.driver]
 
-MARGIN_S = 1.5  # of a bound: two cores, shared with others
 PING_S, TTL_S, LEASE_S = 1.0, 5.0, 5.0
 NO_STREAM = tuple(way for way in WAYS if way != "stream")
 thorough = pytest.mark.thorough
@@ -68,7 +68,9 @@ def _record_on(endpoint: str, name: str) -> None:
 
 
 @thorough
-def test_row_01_a_recorder_that_dies_is_a_recorder_lost(pair: tuple[Node, Node], new_peer: Callable[..., Peer]) -> None:
+def test_row_01_a_recorder_that_dies_is_a_recorder_lost(
+    pair: tuple[Node, Node], new_peer: Callable[..., Peer], machine: Machine
+) -> None:
     peer = new_peer()
     peer.call(_record_on, pair[0].coordinator.endpoint, "kv")
     b = pair[1].client()
@@ -77,14 +79,14 @@ def test_row_01_a_recorder_that_dies_is_a_recorder_lost(pair: tuple[Node, Node],
     sides = Sides(b, seen, 2)
     began = time.monotonic()
     os.kill(peer.pid, signal.SIGKILL)
-    learn(sides.ends(), "RecorderLost", "died", 0.25 + MARGIN_S, began)
+    learn(sides.ends(), "RecorderLost", "died", machine.bound(0.25, began), began)
     with pytest.raises(ipcsync.RecorderLost, match="on node 'a' died"):
         seen.at(2).query()
     stays(seen, pair[1], "RecorderLost", "died")
 
 
 @thorough
-def test_row_02_a_recorder_that_closes_leaves_what_it_recorded(pair: tuple[Node, Node]) -> None:
+def test_row_02_a_recorder_that_closes_leaves_what_it_recorded(pair: tuple[Node, Node], machine: Machine) -> None:
     a, b = pair[0].client(), pair[1].client()
     event = recorded(a, "kv")
     seen = b.event("kv", node="a")
@@ -95,18 +97,18 @@ def test_row_02_a_recorder_that_closes_leaves_what_it_recorded(pair: tuple[Node,
         good, lost = Sides(b, seen, 1), Sides(b, seen, 2, NO_STREAM)
         began = time.monotonic()
         event.close()
-        learn(lost.ends(), "RecorderLost", "closed", 0.25 + MARGIN_S, began)
+        learn(lost.ends(), "RecorderLost", "closed", machine.bound(0.25, began), began)
         assert not seen.at(1).query()
         gate.open()
         learn(good.ends(), "complete")
 
 
 @thorough
-def test_row_03_a_coordinator_that_dies_is_a_node_that_restarted(pair: tuple[Node, Node]) -> None:
+def test_row_03_a_coordinator_that_dies_is_a_node_that_restarted(pair: tuple[Node, Node], machine: Machine) -> None:
     _, seen, sides = followed(pair)
     began = time.monotonic()
     os.kill(pair[0].coordinator.pid, signal.SIGKILL)
-    learn(sides.ends(), "NodeLost", "restarted", 1.5 + MARGIN_S, began)
+    learn(sides.ends(), "NodeLost", "restarted", machine.bound(1.5, began), began)
     with pytest.raises(ipcsync.NodeLost) as caught:
         seen.at(2).query()
     assert caught.value.node == "a"
@@ -131,8 +133,9 @@ def test_row_05_a_bridge_that_is_back_within_the_ttl_heals_all(patient_pair: tup
 @thorough
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_row_06_a_bridge_that_stays_away_is_a_silent_node_and_its_own_waits_are_lost(
-    pair: tuple[Node, Node], how: signal.Signals
+    default_pair: tuple[Node, Node], how: signal.Signals, machine: Machine
 ) -> None:
+    pair = default_pair
     _, seen, sides = followed(pair)
     a, b = pair[0].client(), pair[1].client()
     theirs = recorded(b, "of b")
@@ -142,9 +145,9 @@ def test_row_06_a_bridge_that_stays_away_is_a_silent_node_and_its_own_waits_are_
     pair[0].bridge.send_signal(how)
     if how == signal.SIGKILL:
         pair[0].bridge.wait(DEADLINE_S)
-    learn(own.ends(), "NodeLost", "bridge", (0.25 if how == signal.SIGKILL else LEASE_S) + MARGIN_S, began)
-    learn(sides.ends(), "NodeLost", "silent", TTL_S + 0.5 + MARGIN_S, began)
-    assert min(end.at for end in sides.ends().values()) - began > TTL_S - PING_S - MARGIN_S
+    learn(own.ends(), "NodeLost", "bridge", machine.bound(0.25 if how == signal.SIGKILL else LEASE_S, began), began)
+    learn(sides.ends(), "NodeLost", "silent", machine.bound(TTL_S + 0.5, began), began)
+    assert min(end.at for end in sides.ends().values()) - began > TTL_S - PING_S - machine.allowance(began - PING_S)
     stays(seen, pair[1], "NodeLost", "silent")
     if how == signal.SIGSTOP:
         pair[0].end_bridge(signal.SIGKILL)
@@ -157,11 +160,11 @@ def test_row_06_a_bridge_that_stays_away_is_a_silent_node_and_its_own_waits_are_
     theirs.close()
 
 
-def test_row_07_the_waiting_sides_own_bridge_dies(pair: tuple[Node, Node]) -> None:
+def test_row_07_the_waiting_sides_own_bridge_dies(pair: tuple[Node, Node], machine: Machine) -> None:
     event, seen, sides = followed(pair)
     began = time.monotonic()
     pair[1].end_bridge(signal.SIGKILL)
-    learn(sides.ends(), "NodeLost", "bridge", 0.25 + MARGIN_S, began)
+    learn(sides.ends(), "NodeLost", "bridge", machine.bound(0.25, began), began)
     stays(seen, pair[1], "NodeLost", "bridge")
     event.record(ipcsync.Stream())
     pair[1].start_bridge()
@@ -170,11 +173,11 @@ def test_row_07_the_waiting_sides_own_bridge_dies(pair: tuple[Node, Node]) -> No
 
 
 @thorough
-def test_row_08_the_waiting_sides_own_coordinator_dies(pair: tuple[Node, Node]) -> None:
+def test_row_08_the_waiting_sides_own_coordinator_dies(pair: tuple[Node, Node], machine: Machine) -> None:
     _, _, sides = followed(pair, NO_STREAM)  # a stream waits on, as on one host: nobody is there to release it
     began = time.monotonic()
     os.kill(pair[1].coordinator.pid, signal.SIGKILL)
-    learn(sides.ends(), "CoordinatorLost", "", 1.0 + MARGIN_S, began)
+    learn(sides.ends(), "CoordinatorLost", "", machine.bound(1.0, began), began)
     assert pair[1].bridge is not None
     assert pair[1].bridge.wait(DEADLINE_S) == 1
 
@@ -191,7 +194,7 @@ def test_row_09_a_server_that_is_back_soon_costs_a_delay(patient_pair: tuple[Nod
 
 
 @thorough
-def test_row_11_without_a_quorum_links_go_on_and_names_say_so(cluster: Cluster) -> None:
+def test_row_11_without_a_quorum_links_go_on_and_names_say_so(cluster: Cluster, machine: Machine) -> None:
     with cluster.nodes("a", "b") as pair:
         event, seen, sides = followed(pair)
         for server in cluster.servers[:2]:
@@ -202,7 +205,7 @@ def test_row_11_without_a_quorum_links_go_on_and_names_say_so(cluster: Cluster) 
         began = time.monotonic()
         with pytest.raises((ipcsync.FleetUnavailable, ipcsync.WaitTimeout)):
             b.event("weights", fleet=True, timeout=2.0)
-        assert time.monotonic() - began < 2.0 + MARGIN_S
+        assert time.monotonic() - began < machine.bound(2.0, began)
         b.event("other", node="a")  # a node's own name asks that node, and no store
         assert seen.state == "open"
 
@@ -327,9 +330,9 @@ def test_row_20_all_of_a_node_is_stopped_and_goes_on(
 
 
 @thorough
-def test_a_node_that_says_goodbye_has_stopped(pair: tuple[Node, Node]) -> None:
+def test_a_node_that_says_goodbye_has_stopped(pair: tuple[Node, Node], machine: Machine) -> None:
     _, seen, sides = followed(pair)
     began = time.monotonic()
     assert pair[0].end_bridge() == 0
-    learn(sides.ends(), "NodeLost", "stopped", 0.25 + MARGIN_S, began)
+    learn(sides.ends(), "NodeLost", "stopped", machine.bound(0.25, began), began)
     stays(seen, pair[1], "NodeLost", "stopped")
