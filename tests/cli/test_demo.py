@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from ipcsync.typing import EngineName
 from ipcsync_demo.plan import Plan, chunk_size, stamp, work
+from tests.kit.until import until
 from tests.kit.zygote import IPCSYNC, children_of, command_of
 
 pytestmark = pytest.mark.process
@@ -268,10 +268,7 @@ def test_workers_do_not_outlive_a_demo_that_is_killed(
     everyone = children(process, "ipcsync")
     process.kill()
     finish(process)
-    deadline = time.monotonic() + _DEADLINE_S
-    while any(Path(f"/proc/{pid}").exists() for pid in everyone):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everyone), "all have ended", _DEADLINE_S)
     assert demo.run("--workers", "1")[0] == 0  # which tidies up behind the dead one
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -42,6 +43,14 @@ def stopped(coordinator: ipcsync.Coordinator) -> Iterator[Callable[[], None]]:
 async def turns() -> None:
     """Let the loop go round so often that every task is where it waits."""
     for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+async def turns_until(condition: Callable[[], object], what: str) -> None:
+    """Let the loop go round until a condition holds; AssertionError if it does not within `LONG_S`."""
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {LONG_S:g} s: {what}"
         await asyncio.sleep(0)
 
 

@@ -12,7 +12,7 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, two_clients
+from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, turns_until, two_clients
 
 # --- nothing blocks the loop ------------------------------------------------------------------------------------------
 
@@ -136,8 +136,7 @@ def test_a_cancelled_wait_leaves_nothing_behind(coordinator: ipcsync.Coordinator
                     asyncio.create_task(seen.at(2).synchronize()),
                     asyncio.create_task(seen.at(2).wait(other)),
                 ]
-                while waiter._client._session.waits.count < 3:
-                    await asyncio.sleep(0)
+                await turns_until(lambda: waiter._client._session.waits.count == 3, "all of them wait")
                 for task in tasks:
                     await cancel(task)
                 assert waiter._client._session.waits.count == 0
@@ -159,8 +158,7 @@ def test_a_record_that_is_cancelled_while_the_ring_is_full_is_not_made(coordinat
             with StreamGate(stream) as gate:
                 await event.record(stream)
                 task = asyncio.create_task(event.record(stream))
-                while not client._client._session.waits.count:
-                    await asyncio.sleep(0)
+                await turns_until(lambda: client._client._session.waits.count, "the record waits for room")
                 await cancel(task)
                 gate.open()
                 await event.at(1).synchronize(10)
@@ -186,8 +184,7 @@ def test_a_cancelled_event_is_closed_again(coordinator: ipcsync.Coordinator, cli
             with stopped(coordinator) as go_on:
                 before = other.messages_sent
                 task = asyncio.create_task(other.event("e", recorder=True, timeout=LONG_S))
-                while other.messages_sent == before:
-                    await asyncio.sleep(0)
+                await turns_until(lambda: other.messages_sent > before, "the request is sent")
                 await cancel(task)
                 go_on()
             await asyncio.to_thread(_await_notice, notices, "opened", "e")
@@ -222,8 +219,7 @@ def test_a_cancelled_connect_closes_its_session(coordinator: ipcsync.Coordinator
         with stopped(coordinator) as go_on:
             before = threads_named("ipcsync-requests")
             task = asyncio.create_task(ipcsync.aconnect(coordinator.endpoint, name="late", timeout=LONG_S))
-            while threads_named("ipcsync-requests") <= before:  # until it is under way
-                await asyncio.sleep(0)
+            await turns_until(lambda: threads_named("ipcsync-requests") - before, "it is under way")
             await cancel(task)
             go_on()
         await asyncio.to_thread(_await_notice, notices, "session_opened", "late")

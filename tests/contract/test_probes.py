@@ -6,8 +6,8 @@ What is accepted is what ipcsync can live with; `tests.gpu.probe_report` makes a
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.contract.probes import say, write_down
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, complete, ok
 from tests.kit.peer import Peer
+from tests.kit.until import until
 
 pytestmark = [pytest.mark.driver, pytest.mark.process]
 
@@ -82,11 +83,9 @@ def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(
     peer.kill()
     never = kind == "host" or (kind == "software" and os.environ.get("SIMCUDA_DEATH") == "pending")
     patience = 0.5 if never else SETTLE_S
-    deadline = time.monotonic() + patience
+    with suppress(AssertionError):
+        until(lambda: code(drv.cuEventQuery(event)) != kit.NOT_READY, "an answer", patience)
     answer = code(drv.cuEventQuery(event))
-    while answer == kit.NOT_READY and time.monotonic() < deadline:
-        time.sleep(0.01)
-        answer = code(drv.cuEventQuery(event))
     pending = answer == kit.NOT_READY
     write_down(
         "a process dies with a record pending",

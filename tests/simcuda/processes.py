@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -18,10 +19,11 @@ from typing import Any
 
 from cuda.bindings import driver as drv
 
-from tests.kit.until import DEADLINE_S
+from tests.kit.until import DEADLINE_S, until
 from tests.simcuda.kit import IPC, NONBLOCK, Latch, code, handle_bytes, ok, open_event, open_memory, raw, start, stat
 
 _ROOT = Path(__file__).parents[2]
+_FUTEX = {"x86_64": "202", "aarch64": "98"}  # the system call's number
 _PRELUDE = "import glob, os, sys, time\nfrom tests.simcuda.kit import *\nfrom tests.simcuda.processes import Server\n"
 # Children are forked by a process that has loaded what they need and used none of it: they start in milliseconds.
 _FORKSERVER = multiprocessing.get_context("forkserver")
@@ -72,6 +74,12 @@ class Child:
         """Its next message; AssertionError if none comes within 30 s."""
         assert self.conn.poll(DEADLINE_S), "child does not answer"
         return self.conn.recv()
+
+    def until_blocked(self) -> None:
+        """Wait until it sleeps in the driver: on a futex, where it waits for no message."""
+        number = _FUTEX[platform.machine()]
+        calls = Path(f"/proc/{self.p.pid}/syscall")
+        until(lambda: calls.read_text().split()[0] == number, "it sleeps in the driver")
 
     def kill(self) -> None:
         """SIGKILL; nothing if it has ended."""

@@ -28,8 +28,8 @@ def test_process_ends_with_pending_record(servers: MakeServers, how: str) -> Non
     assert b("query", "e") == 600
     b("wait", 0, "e")
     assert b("squery", 0) == 600
-    b.send(("sync", "e"))  # blocked while the other dies
-    time.sleep(0.1)
+    b.send(("sync", "e"))
+    b.until_blocked()
     t = time.monotonic()
     if how == "SIGKILL":
         a.kill()

@@ -178,7 +178,7 @@ def test_waiting_costs_no_cpu(servers: MakeServers) -> None:
         fields = Path(f"/proc/{b.p.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    time.sleep(0.2)
+    b.until_blocked()
     before = cpu()
     time.sleep(1)
     assert cpu() - before < 0.1
