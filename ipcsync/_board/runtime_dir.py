@@ -93,7 +93,7 @@ class RuntimeDir:
         self._lock_path = os.path.join(self.path, LOCK)
         while True:
             fd = self._try_lock()
-            # A coordinator that ends removes its lock file, and a lock of a removed file excludes nobody.
+            # A coordinator that ends removes its lock file, and a lock of a removed file excludes no process.
             if _is_still_at(fd, self._lock_path):
                 break
             os.close(fd)

@@ -54,7 +54,7 @@ def _other_records(stream: ipcsync.Stream) -> dict[str, Callable[[], object]]:
 
 
 def records(rounds: int, scale: float) -> Iterator[Row]:
-    """record on one stream, nobody waiting."""
+    """record on one stream, without a waiter."""
     count = max(500, int(20_000 * scale))
     driver = _drivers.load()
     with ExitStack() as stack:

@@ -161,7 +161,7 @@ class Control:
 
 
 def rates(rounds: int, scale: float) -> Iterator[Row]:
-    """Renew requests a second."""
+    """Requests a second, of the cheapest kind that each side has."""
     with ExitStack() as stack:
         control = Control(32, stack)
         for clients in (1, 8, 32):

@@ -33,7 +33,7 @@ Times = tuple[float, float]
 
 
 def _rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> Times:
-    """Play `count` round trips. `mine(n)` tells the peer, `theirs(n)` waits for its n-th."""
+    """Play `count` round trips. `mine(n)` signals the peer, `theirs(n)` waits for its n-th signal."""
     times = []
     last = time.perf_counter()
     for number in range(1, count + 1):

@@ -50,7 +50,7 @@ Older = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 def read(path: str) -> Older:
-    """What `as_json` gave once."""
+    """An older run, as `as_json` wrote it."""
     with open(path) as file:
         return {(row["row"], row["peer"]): row for row in json.load(file)["rows"]}
 

@@ -238,7 +238,7 @@ def _serve(control: Connection, plan: Plan, number: int, endpoint: str, fds: dic
     try:
         stage = Stage(plan, number, endpoint, fds, control)
         stage.run()
-        hear(control)  # the end: all are done, and nobody needs this stage's points any more
+        hear(control)  # the end: all are done, and no process needs this stage's points any more
         stage.close()
     except (ParentGoneError, NeighbourGoneError):
         raise

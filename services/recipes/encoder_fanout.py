@@ -3,7 +3,7 @@
 
 Without ipcsync: two importers of one CUDA event must both have opened it before the encoder may drop it, which takes
 a message back from each, and the encoder may reuse an output only when the slower of the two is done, which takes
-another event from each, exported the other way. Whoever counts one too few overwrites an image under a reader. Here
+another event from each, exported the other way. A count of one too few overwrites an image under a reader. Here
 one point goes to both, each returns a point of its own, and the encoder's stream waits for both before it reuses the
 slot. A consumer that dies raises RecorderLost in the encoder, rather than blocking it.
 

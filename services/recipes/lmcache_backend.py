@@ -3,7 +3,7 @@
 
 Its interface creates an event, records it, exports it as bytes, and imports, waits for, queries and synchronizes it
 in the other process. Without ipcsync, those bytes are a CUDA event's handle, and a backend has to guess how long each
-exported event must be kept: one that is let go too soon cannot be imported by a peer that is late, and one that is
+exported event must be kept: one that is released too soon cannot be imported by a peer that is late, and one that is
 used again is waited for in its place. Here nothing is kept: the coordinator owns the events, and the bytes name one
 record. LMCache itself loads this backend by its name (docs/integrations.md); it is not needed to run this.
 

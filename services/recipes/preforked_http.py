@@ -3,9 +3,9 @@
 
 Without ipcsync: such a server usually forks its workers, and one innocent call in the parent, such as asking whether
 there is a GPU, makes CUDA unusable in all of them. Some calls fail there, others hang, and an event made by the
-parent seems to be there and belongs to nobody. So the parent here binds the port and touches nothing else before
+parent seems to be there and belongs to no process. So the parent here binds the port and touches nothing else before
 `spawn`; each worker connects by itself, and waits for the weights by name, whichever of the two is first. Should
-somebody fork after all, the child's first call raises ForkedProcessError, which this recipe tries at its end.
+a process fork after all, the child's first call raises ForkedProcessError, which this recipe tries at its end.
 
     python services/recipes/preforked_http.py
 """

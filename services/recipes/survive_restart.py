@@ -1,7 +1,7 @@
 # ruff: noqa: T201 - a recipe says what it did
 """A worker and its consumer survive the restart of the coordinator, by connecting again.
 
-Without ipcsync: whoever exported the events is also the one that may be restarted. What its peers had opened is
+Without ipcsync, the process that exported the events may be restarted itself. What its peers had opened is
 undefined from then on, and a wait on it may pass or hang. Here everything of the old coordinator raises
 CoordinatorLost, within a second, also in calls that block; nothing of it is ever taken for something of the new one,
 since each start has its own epoch. So the rule is: connect, open, and work in one function; when CoordinatorLost or

@@ -1,6 +1,6 @@
 """The control file of a segment: flat tables of 8-byte words that all its processes map.
 
-Nothing in it can stay locked. A hot word is written with one aligned 8-byte store, a word that somebody sleeps on is a
+Nothing in it can stay locked. A hot word is written with one aligned 8-byte store, a word that a thread sleeps on is a
 futex on its low half, and what is rare (claiming, freeing, reaping) happens under a lock of the file that the kernel
 releases when its holder dies. Within it, the order of the stores is such that a process killed between any two of them
 leaves something that the next holder repairs.

@@ -26,7 +26,7 @@ class SnapshotReply(Message, frozen=True):
 class Announcement(Message, frozen=True):
     """One change. kind: opened, closed, broken, session_opened, session_closed, or tick (the number again).
 
-    For the bridge: wanted, with the `want`; and unwanted, a mirror that nobody else uses any more.
+    For the bridge: wanted, with the `want`; and unwanted, a mirror that no other session uses any more.
     """
 
     number: Count

@@ -89,8 +89,8 @@ class PeerInfo(Message, frozen=True):
     """One other node that a bridge speaks with.
 
     `mirrored` counts its events that are waited for here, `followed` those of this node that it waits for, `pending`
-    of these what it is to be told of. `state` is "linked", or "lost", and `reason` then says why. `last_heard_s` is
-    None if nothing was heard of it.
+    of these what was not sent yet. `state` is "linked", or "lost", and `reason` then says why. `last_heard_s` is None
+    if nothing was heard of it.
     """
 
     name: str
@@ -103,7 +103,7 @@ class PeerInfo(Message, frozen=True):
 
 
 class BridgeInfo(Message, frozen=True):
-    """The bridge beside a coordinator, and what it knows without asking anybody.
+    """The bridge beside a coordinator, and what it knows without asking another node.
 
     `server` is where it is connected, empty if it is cut off. `counts` holds what it has counted since its start or its
     last upgrade, `nodes_lost` the nodes by reason, `refusals` by error what sessions asked and did not get.

@@ -368,7 +368,7 @@ class AsyncClient:
         return repr(self._client).replace("Client", "AsyncClient", 1)
 
 
-class _WatchOver(Exception):  # noqa: N818 - no error: the end of a watch that nobody reads any more
+class _WatchOver(Exception):  # noqa: N818 - no error: the end of a watch without a reader
     """Raised inside a watch's thread to end it."""
 
 

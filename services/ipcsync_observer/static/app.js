@@ -54,7 +54,7 @@ const nodes = new Table(byId("nodes"), [
   { name: "state", text: (node) => node.reason ? `lost: ${node.reason}` : node.state, value: (node) => node.state, class: (node) => (node.state === "lost" ? "broken" : "open") },
   { name: "waited for here", number: true, text: (node) => whole.format(node.mirrored), value: (node) => node.mirrored },
   { name: "waits for", number: true, text: (node) => whole.format(node.followed), value: (node) => node.followed },
-  { name: "to be told", number: true, text: (node) => whole.format(node.pending), value: (node) => node.pending },
+  { name: "pending news", number: true, text: (node) => whole.format(node.pending), value: (node) => node.pending },
   {
     name: "last heard", number: true, text: (node) => (node.last_heard_s === null ? "–" : `${seconds(node.last_heard_s)} ago`),
     value: (node) => node.last_heard_s ?? 1e9, class: (node) => (node.last_heard_s > 3 ? "old" : ""),
@@ -117,7 +117,7 @@ function showGraph(state) {
   view.graph = now;
   const focused = box.contains(document.activeElement) ? document.activeElement.getAttribute("data-key") : null;
   if (!state.links.length) {
-    box.replaceChildren(element("p", { class: "note" }, "Nobody is attached to anything."));
+    box.replaceChildren(element("p", { class: "note" }, "No session is attached to an event."));
     byId("links").replaceChildren();
     return;
   }
@@ -136,7 +136,7 @@ function showNodes({ bridge }) {
   if (bridge === null) return;
   const { counts } = bridge;
   setText(byId("bridge"), `This is ${bridge.node} of the fleet ${bridge.fleet}, ${bridge.server ? `by ${bridge.server}` : "cut off from NATS"}: `
-    + `${whole.format(bridge.mirrors)} events mirrored, ${whole.format(bridge.exports)} exported, ${whole.format(counts.tells)} news told, `
+    + `${whole.format(bridge.mirrors)} events mirrored, ${whole.format(bridge.exports)} exported, ${whole.format(counts.tells)} news sent, `
     + `${whole.format(counts.tells_heard)} heard, ${whole.format(counts.resyncs)} asked for again, ${whole.format(counts.pings_lost)} pings lost.`);
   nodes.show(bridge.peers);
 }
