@@ -30,12 +30,13 @@ class SlotLine:
     `futex` is on the low half of `recorded`; `bits` are the places of the slot's bits in those words.
     """
 
-    __slots__ = ("_bits", "_first", "_words", "address", "futex")
+    __slots__ = ("_bits", "_board", "_first", "_words", "address", "futex")
 
     def __init__(self, words: memoryview, address: int, offset: int, bits: range) -> None:
         self._first = offset // 8
         self._words = words
         self._bits = bits
+        self._board = address
         self.address: int = address + offset
         self.futex: Futex = Futex(self.address + L_RECORDED * 8)
 
@@ -63,6 +64,16 @@ class SlotLine:
     def chain_indices(self) -> tuple[int, int, int]:
         """The same of behind, as_of and lost."""
         return self._first + L_BEHIND, self._first + L_AS_OF, self._first + L_LOST
+
+    @property
+    def bits_address(self) -> int:
+        """Address of the first word of the slot's bits in this process; there are `bits_length` of them."""
+        return self._board + self._bits.start * 8
+
+    @property
+    def bits_length(self) -> int:
+        """How many words the slot's bits have."""
+        return len(self._bits)
 
     @property
     def incarnation(self) -> int:

@@ -18,7 +18,9 @@ from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._engines import queued
+from ipcsync._engines.chains import Entry
 from ipcsync._engines.compiled import COMPILED, CallLock, bind_driver, know_streams
+from ipcsync._engines.core_python import Links
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued import Wait
 from ipcsync._engines.slot_use import SlotUse
@@ -386,8 +388,16 @@ class Engine(SlotUse):
     def _take_shortcuts(self) -> None:
         """Let the compiled core take calls from now on, if there is one: on the cuda driver, without a trace."""
         if _drivers.name() == "cuda" and _bind() and not self.is_traced:
-            look, behind_all = getattr(self.guard, "look", None), self.guard.stands_behind_all
-            self.shorten(look, self.kind == "timeline", queued.lists, queued.lists_lock, Wait, behind_all)
+            links = Links(
+                waits=queued.lists,
+                lock=queued.lists_lock,
+                drop=queued.drop,
+                make_wait=Wait,
+                chain=self.chain,
+                make_entry=Entry,
+                behind_all=self.guard.stands_behind_all,
+            )
+            self.shorten(getattr(self.guard, "look", None), self.kind == "timeline", links)
 
     def _tell_of_wait(self, stream_id: int, generation: int) -> bool:
         """Before a shortcut queues a wait: have the stream's next record stand behind it; False if it is unknown."""

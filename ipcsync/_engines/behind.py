@@ -96,6 +96,8 @@ class Behind:
         now = time.monotonic_ns()
         if now < self._next_ns:
             return
+        if now - self._next_ns > _LONGEST_PAUSE_NS:  # for another judgement than the last time
+            self._pause_ns = _FIRST_PAUSE_NS
         self._next_ns = now + self._pause_ns
         self.slice_ns = max(self._pause_ns, _SHORTEST_SLICE_NS)
         self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)

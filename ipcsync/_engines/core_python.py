@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappushpop
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ipcsync._board.words import words
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=type)
 
-INTERFACE = 3
+INTERFACE = 4
 """The interface's version, which a binary must have too; raised with each change of the interface."""
 
 
@@ -51,6 +51,23 @@ class Look:
         self._slowly()
 
 
+class Links(NamedTuple):
+    """What a shortcut needs to note what stands behind what."""
+
+    waits: dict[int, dict[int, Any]]
+    """The waits that this process has queued, by stream: a record stands behind those on its stream."""
+    lock: object
+    """Held while they change."""
+    drop: Callable[[Iterable[Any]], object]
+    """Removes waits that are known good."""
+    make_wait: type
+    chain: object
+    """The recorder's chain, whose entries are replaced with the engine's lock held."""
+    make_entry: type
+    behind_all: bool
+    """Whether a record stands behind the waits of every stream; then none is a shortcut."""
+
+
 class Core:
     """The base of an engine: the attributes that shortcuts use, and the operations that differ between the cores.
 
@@ -69,14 +86,8 @@ class Core:
         self.known_complete = 0
         self._seen = [0]  # the true value; the attribute may be an older one
 
-    def shorten(
-        self, look: object, is_timeline: bool, waits: dict[int, Any], lock: object, make: type, behind_all: bool
-    ) -> None:
-        """Begin to take shortcuts; does nothing in this core.
-
-        `waits` are the waits that this process has queued, by stream: a record behind any of them takes no shortcut,
-        nor does a recorder with a chain. A wait that is queued adds one, made by `make`, with the lock held.
-        """
+    def shorten(self, look: object, is_timeline: bool, links: Links) -> None:
+        """Begin to take shortcuts; does nothing in this core."""
 
     def _keep_event(self, index: int, address: DriverObject) -> None:
         """Remember the CUevent of the ring at `index`."""

@@ -104,6 +104,36 @@ def test_waits_and_queries_are_shortcuts(client: ipcsync.Client, engine: EngineN
         assert taken(other, lambda: point.synchronize(10), 3)[0] == 3
 
 
+def test_a_record_behind_another_sessions_work_is_a_shortcut(client: ipcsync.Client, engine: EngineName) -> None:
+    other = ipcsync.connect(client._session.endpoint)
+    stream, waiting = ipcsync.Stream(), ipcsync.Stream()
+    event = client.event("e", recorder=True, engine=engine, depth=8)
+    with other, other.event("above", recorder=True, engine=engine, depth=8) as above:
+        for _ in range(8):
+            event.record(waiting).synchronize(10)
+            client.point(bytes(above.record(stream))).synchronize(10)
+        with StreamGate(stream) as gate:
+            points = [client.point(bytes(above.record(stream))) for _ in range(4)]
+
+            def follow(point: ipcsync.Point) -> ipcsync.Point:
+                point.wait(waiting)
+                return event.record(waiting)
+
+            follow(points[0])  # makes the marker, and the first entry of the chain
+            behind: list[ipcsync.Point] = []
+            for point in points[1:]:
+                assert taken(client, lambda point=point: behind.append(follow(point)))[0] == 2  # type: ignore[misc]
+            entries = event._engine.chain.entries
+            assert [(entry.first, entry.last) for entry in entries] == [(9, 9), (10, 10), (11, 11), (12, 12)]
+            assert [entry.waits[0].generation for entry in entries] == [9, 10, 11, 12]
+            assert event._engine.line.bits == 1 << other._session.lease.welcome.line
+            assert not behind[-1].query()
+            gate.open()
+        behind[-1].synchronize(10)
+        until(lambda: event.completed == 12, "all of them judged")
+        assert (event._engine.chain.entries, event._engine.line.bits) == ([], 0)
+
+
 def test_what_is_rare_is_left_to_the_python_engine(client: ipcsync.Client, engine: EngineName) -> None:
     event = client.event("e", recorder=True, engine=engine)
     assert taken(client, event.record) == (0, 1)  # the default stream

@@ -10,6 +10,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
+from ipcsync._engines.chains import Entry
+from ipcsync._engines.core_python import Links
+from ipcsync._engines.queued import Wait
 from ipcsync._linux.fork import ForkMark
 from tests.faults.board_world import MAX
 
@@ -51,7 +54,10 @@ class Rig:
     def __init__(self, core: ModuleType, directory: Path, case: Any) -> None:
         self.core, self.case = core, case
         self.log: list[str] = []
-        self.board = Board.create(str(directory / "board"), b"e" * 16, 2, 1)
+        self.waits: dict[int, dict[int, Wait]] = {}
+        self.dropped: list[Wait] = []
+        self.chain: Any = SimpleNamespace(_entries=[], _loss=None, _is_holder=True, judge_at=16)
+        self.board = Board.create(str(directory / "board"), b"e" * 16, 3, 2)
         self.board.has_mark = True
         self.line = self.board.slot(0)
         self.mark = ForkMark()
@@ -67,6 +73,7 @@ class Rig:
         self.look.good_until = INT64_MAX
         self._functions = [ctypes.CFUNCTYPE(_INT, *kinds)(getattr(self, name)) for name, kinds in _SIGNATURES.items()]
         self._hook = ctypes.CFUNCTYPE(None, _INT)(self.step)
+        self.links = Links(self.waits, core.Lock(), self.dropped.extend, Wait, self.chain, Entry, behind_all=False)
         self.engine = self._engine()
 
     def _engine(self) -> Any:
@@ -98,7 +105,7 @@ class Rig:
         engine._address = 1
         addresses = [ctypes.cast(function, _POINTER).value for function in self._functions]
         rig.core.bind_functions(dict(zip(_SIGNATURES, addresses, strict=True)))
-        engine.shorten(rig.look, case.engine == "timeline", {}, rig.core.Lock(), object, False)
+        engine.shorten(rig.look, case.engine == "timeline", rig.links)
         for index in range(case.depth):
             engine._keep_event(index, index + 1)
         engine._last_stream = case.stream

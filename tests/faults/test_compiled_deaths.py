@@ -90,3 +90,58 @@ def test_row_03_a_waiter_killed_before_any_compiled_step_harms_nobody(
     fixtures.finish(event.record(stream))
     event.close()
     until(lambda: client.stats()["pool_in_use"] == 0, "the slot free again")
+
+
+_CHAINED_STEPS = {"event": 33, "timeline": 35}  # of a record behind a wait
+
+
+def _warm_chain(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName, point: ipcsync.Point
+) -> None:
+    """A recorder whose last record stands behind a wait for `point`, and that has queued one more."""
+    _warm(coordinator, peer, engine)
+    peer.call(actions.take, bytes(point), "p")
+    peer.call(actions.wait_on_stream, "p")
+    peer.call(actions.record, "e")  # the chain's first entry is the Python engine's
+    peer.call(actions.record, "e")
+
+
+def test_a_record_behind_a_wait_has_the_steps_that_are_killed_below(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
+) -> None:
+    stream = ipcsync.Stream()
+    with client.event("above", recorder=True, engine=engine) as above, StreamGate(stream) as gate:
+        _warm_chain(coordinator, client, peer, engine, above.record(stream))
+        assert peer.call(actions.steps_of, "record", "e") == _CHAINED_STEPS[engine]
+        gate.open()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", range(40))
+def test_row_03_a_recorder_killed_at_any_step_of_a_record_behind_others_leaves_a_loss(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName, at: int
+) -> None:
+    if at >= _CHAINED_STEPS[engine]:
+        return  # a record on this engine has fewer
+    stream, mine = ipcsync.Stream(), ipcsync.Stream()
+    above = client.event("above", recorder=True, engine=engine)
+    with StreamGate(stream) as gate:
+        point = above.record(stream)
+        _warm_chain(coordinator, client, peer, engine, point)
+        event = client.event("e", engine=engine)
+        waiting = [Blocked(event.at(8).synchronize, "await_recorded"), Blocked(event.at(7).synchronize, "synchronize")]
+
+        peer.begin(actions.die_at_step, "record", "e", at)
+
+        for call in waiting:
+            assert isinstance(call.outcome(), ipcsync.RecorderLost)
+        until_lost(client, "pidfd")
+        assert event.generation in (7, 8)
+        assert event.at(5).query()
+        gate.open()
+        fixtures.finish(point)  # who was waited for loses nothing
+    event.close()
+    with client.event("e", recorder=True, engine=engine) as anew:
+        fixtures.finish(anew.record(mine))
+    above.close()
+    until(lambda: client.stats()["pool_in_use"] == 0, "both slots free again")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._board import BROKEN, OPEN, layout
+from ipcsync._board import BROKEN, LIVE, OPEN, layout
 from ipcsync._engines import compiled
 from tests.faults.board_recorder import Model
 from tests.faults.board_world import Process, Scenario, World
@@ -137,18 +137,22 @@ def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
     board = layout
     assert core.LAYOUT == (
         board.H_STATE + 1,
+        board.H_NEWEST,
         board.L_INCARNATION,
         board.L_STATE,
         board.L_RECORDER,
         board.L_RECORDED,
         board.L_COMPLETED,
         board.L_BEHIND,
+        board.L_AS_OF,
         board.L_LOST,
+        board.S_STATE,
         board.S_SERIAL,
         board.S_OWNER,
         board.S_NUDGE,
         board.HEADER // 8,
         board.WORDS,
+        LIVE,
         OPEN,
         BROKEN,
         0x4000_0000,

@@ -174,12 +174,19 @@ def test_each_of_those_that_are_named_must_live(row: Row) -> None:
 def test_a_recorder_that_was_asked_a_moment_ago_is_left_in_peace(row: Row) -> None:
     behind = row.theirs[0].behind
     for _ in range(14):
-        behind._next_ns = 0
+        behind._next_ns = time.monotonic_ns()
         behind.nudge(serial_of(0))
     before = time.monotonic_ns()
-    behind._next_ns = 0
+    behind._next_ns = before
     behind.nudge(serial_of(0))
     due = behind._next_ns
     assert due >= before + 50_000_000
     behind.nudge(serial_of(0))
     assert behind._next_ns == due or time.monotonic_ns() >= due
+
+
+def test_a_recorder_that_was_asked_long_ago_is_asked_often_again(row: Row) -> None:
+    behind = row.theirs[0].behind
+    behind._pause_ns, behind._next_ns = 50_000_000, time.monotonic_ns() - 51_000_000
+    behind.nudge(serial_of(0))
+    assert behind._pause_ns < 1_000_000

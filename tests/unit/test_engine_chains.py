@@ -239,14 +239,14 @@ def test_the_recorder_is_asked_more_and_more_seldom(chain: Chain) -> None:
         behind = chain.c.behind
         slices = []
         for _ in range(12):
-            behind._next_ns = 0
+            behind._next_ns = time.monotonic_ns()
             behind.nudge(_serial(1))
             slices.append(behind.slice_ns)
         assert slices[0] == 1_000_000  # never shorter, though the first look is due sooner
         assert slices[5:] == [1_600_000, 3_200_000, 6_400_000, 12_800_000, 25_600_000, 50_000_000, 50_000_000]
         assert behind.is_clear(_serial(1))
         assert behind.slice_ns == 50_000_000
-        behind._next_ns = 0
+        behind._next_ns = time.monotonic_ns()
         behind.nudge(_serial(1))
         assert behind.slice_ns == 1_000_000
         began = time.monotonic_ns()

@@ -12,6 +12,7 @@ import ipcsync
 from ipcsync._board import CLOSED, INT64_MAX
 from ipcsync._drivers.constants import STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
 from ipcsync._engines import EventEngine, TimelineEngine, base, queued
+from ipcsync._engines.chains import Entry
 from ipcsync._engines.queued import Wait
 from ipcsync._native import context
 from ipcsync.errors import DeviceMismatch, EventClosed, RecorderLost
@@ -107,18 +108,17 @@ def test_a_shortcuts_wait_is_stood_behind_only_if_its_streams_list_is_known(row:
 def test_shortcuts_are_taken_on_the_cuda_driver_where_the_binding_gives_its_functions(
     row: Row, monkeypatch: pytest.MonkeyPatch, name: str, works: bool
 ) -> None:
-    told: list[tuple[object, ...]] = []
+    told: list[tuple[Any, ...]] = []
     monkeypatch.setattr("ipcsync._drivers.name", lambda: name)
     monkeypatch.setattr(base, "_bind", lambda: works)
     monkeypatch.setattr(TimelineEngine, "shorten", lambda _, *args: told.append(args))
     monkeypatch.setattr(EventEngine, "shorten", lambda _, *args: told.append(args))
-    lease = Lease()
-    lease.look = object()  # type: ignore[attr-defined]
+    lease: Any = Lease()
+    lease.look = object()
     row.guard = lease
-    row.view(0)
-    row.event_engine()
-    shared = (queued.lists, queued.lists_lock, Wait, False)
-    expected = [(lease.look, True, *shared), (lease.look, False, *shared)]  # type: ignore[attr-defined]
+    engines = [row.view(0), row.event_engine()]
+    shared = (queued.lists, queued.lists_lock, queued.drop, Wait)
+    expected = [(lease.look, engine.kind == "timeline", (*shared, engine.chain, Entry, False)) for engine in engines]
     assert told == (expected if name == "cuda" and works else [])
 
 

@@ -10,7 +10,7 @@ wake, sleep and driver call goes through a function that first looks at `hook`, 
 One extension of these parts, in this order, each of which needs only those before it.
 """
 
-INTERFACE = 3  # as in `core_python`
+INTERFACE = 4  # as in `core_python`
 
 include "words.pxi"    # the board's words
 include "steps.pxi"    # the names of the steps, and the hook
@@ -22,5 +22,6 @@ include "streams.pxi"  # anybody's stream
 include "slot.pxi"     # an engine's state, and each step taken on it
 include "queries.pxi"  # query and synchronize
 include "waits.pxi"    # wait
+include "chains.pxi"   # what a record stands behind
 include "records.pxi"  # record
 include "users.pxi"    # what users hold

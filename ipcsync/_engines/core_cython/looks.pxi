@@ -58,6 +58,21 @@ cdef class Look:
         cdef uint64_t owner = ipcsync_load(line + S_OWNER)  # before the serial
         return ipcsync_load(line + S_SERIAL) == serial and owner != 0 and not owner & OWNER_DIED
 
+    cdef inline bint is_live(self, uint64_t serial) noexcept nogil:
+        """Whether the coordinator has not ended the session; after `lives`."""
+        return ipcsync_load(self.header + FIRST_SESSION + (serial & 0xFFFF) * LINE + S_STATE) == LIVE
+
+    cdef inline bint session_is_good(self, uint64_t index, uint64_t as_of) noexcept nogil:
+        """As in `behind`: whether that line's session lives, and is among the first `as_of` sessions."""
+        step(SESSION_GOOD)
+        if index >= self.sessions:
+            return False
+        cdef const uint64_t *line = self.header + FIRST_SESSION + index * LINE
+        cdef uint64_t owner = ipcsync_load(line + S_OWNER)  # in this order: a later session has a larger count
+        if owner == 0 or owner & OWNER_DIED or ipcsync_load(line + S_STATE) != LIVE:
+            return False
+        return ipcsync_load(line + S_SERIAL) >> 16 <= as_of
+
     def check(self):
         if not self.is_good():
             self.slowly()

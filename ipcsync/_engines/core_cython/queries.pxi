@@ -15,7 +15,9 @@ cdef class Queries(State):
             return -1
         complete = <int64_t>(count - self.base)
         if self.is_timeline and self.stands(complete):
-            return -1
+            # The GPU writes the word also if a wait before it was lost. A broken event's word was released.
+            if not self.is_clear(complete) or self.load(LOAD_STATE, STATE) == BROKEN:
+                return -1
         if complete < generation:
             return -1 if self.is_lost(generation) or self.closed() else 0
         recorded = <int64_t>(self.load(LOAD_RECORDED, RECORDED) - self.base)
@@ -41,7 +43,9 @@ cdef class Queries(State):
         result = -1 if self.closed() else self.done(generation)
         self.give()
         if result == 0:
-            if self.stands(generation) or (MISTAKE != 7 and not self.recorder_lives()):
+            if MISTAKE != 12 and not self.is_clear(generation):
+                return -1
+            if MISTAKE != 7 and not self.recorder_lives():
                 return -1
             if self.load(LOAD_STATE, STATE) == BROKEN or self.closed() or not self.look.coordinator_is_good():
                 return -1

@@ -1,6 +1,6 @@
 # record: the next generation, behind what a stream has been given so far.
 
-cdef class Core(Waits):
+cdef class Core(Chained):
     """As in `core_python`: what an engine is made over."""
 
     cdef int64_t record_on(self, Handle stream, bint only_last) noexcept nogil:
@@ -18,15 +18,17 @@ cdef class Core(Waits):
         step(GET_ID)
         if cuStreamGetId(stream, &stream_id) != 0 or not self.is_known(stream_id) or not self.take():
             return 0
-        if (
-            self.closed()
-            or not self.is_open()
-            or (only_last and stream_id != self._stream)
-            or not self.record_and_publish(stream, stream_id, generation)
-        ):
+        if self.closed() or not self.is_open() or (only_last and stream_id != self._stream):
             self.give()
             return 0
+        return self.record_and_give(stream, stream_id, generation)
+
+    cdef int64_t record_and_give(self, Handle stream, uint64_t stream_id, int64_t generation) noexcept nogil:
+        """The rest of it, behind all that may say "not me"; releases the lock."""
+        cdef bint is_made = self.record_and_publish(stream, stream_id, generation)
         self.give()
+        if not is_made:
+            return 0
         if MISTAKE != 2:
             self.wake()
         if MISTAKE != 3 and not self.is_open():
@@ -73,7 +75,7 @@ cdef class Core(Waits):
         if not self.take():
             return False
         done = self._completed
-        if not self.closed() and done != self._recorded:
+        if not self.closed() and not self.has_chain and done != self._recorded:  # a chain is to be judged first
             if self.done(self._recorded) == 0:
                 done = self._recorded
             else:
@@ -83,23 +85,81 @@ cdef class Core(Waits):
         self.give()
         return generation <= self._room
 
+    cdef int64_t record_behind(self, Handle stream) except -9:
+        """As `record_on`, on a stream that waits for others, or for an event that stands behind some.
+
+        What makes objects is done before the locks are taken: it may start a garbage collection, and that any call.
+        """
+        cdef unsigned long long stream_id = 0
+        cdef int64_t generation = self._recorded + 1
+        cdef Links links
+        cdef list entries, later
+        if not self.is_usable(stream):
+            return 0
+        if self.has_chain and not self.is_timeline and generation > self._room:
+            self._try_publish()
+        step(GET_ID)
+        if cuStreamGetId(stream, &stream_id) != 0 or stream_id != self._stream or self.bit_words > MOST_BITS:
+            return 0
+        chain = self.chain
+        entries = chain._entries
+        if chain._loss is not None or len(entries) >= chain.judge_at:
+            return 0
+        self.begin(&links)
+        pending = self.waits_before(&links)
+        if pending is None or (pending and not chain._is_holder):
+            return 0
+        if MISTAKE == 10:
+            self.begin(&links)
+        later = self.entries_with(entries, generation, pending, &links) if pending else None
+        if not self.record_lock.take():
+            return 0
+        if (
+            self._begun != generation - 1
+            or self._recorded != generation - 1
+            or self._is_interrupted
+            or not (self.is_timeline or generation <= self._room or self.has_room(generation))
+            or not self.take()
+        ):
+            self.record_lock.give()
+            return 0
+        # Every change of the chain is a new list, so the same one shows that it is as it was when it was looked at.
+        if self.closed() or not self.is_open() or chain._entries is not entries or chain._loss is not None:
+            self.give()
+            self.record_lock.give()
+            return 0
+        if later is not None:
+            self.has_chain = True
+            chain._entries = later
+            if MISTAKE != 9:
+                self.store_links(&links, generation)
+        with nogil:
+            generation = self.record_and_give(stream, stream_id, generation)
+        if MISTAKE == 9 and later is not None:
+            self.store_links(&links, generation)
+        self.record_lock.give()
+        return generation
+
     cdef int64_t try_record(self, stream) except -9:
         cdef int64_t generation
         cdef uintptr_t address
         cdef bint only_last
-        if self.look is None or not self.is_recorder or not self.good() or self.is_chained():
+        if self.look is None or not self.is_recorder or not self.good():
             return 0
-        only_last = bool(self.waits)
-        if only_last and (self.keyed != self._stream or self.behind_all or self.key in self.waits):
-            return 0  # also where it is not known what the stream recorded on last stands behind
+        only_last = self.has_chain or bool(self.waits)
+        if only_last and (self.keyed != self._stream or self.behind_all):
+            return 0  # it is not known what the stream recorded on last stands behind
         address = address_of(stream)
         if address == 0:
             return 0
-        if not self.record_lock.take():
+        if self.has_chain or (only_last and self.key in self.waits):
+            generation = self.record_behind(<Handle>address)
+        elif self.record_lock.take():
+            with nogil:
+                generation = self.record_on(<Handle>address, only_last)
+            self.record_lock.give()
+        else:
             return 0
-        with nogil:
-            generation = self.record_on(<Handle>address, only_last)
-        self.record_lock.give()
         if generation > 0:
             self.look.shortcuts += 1
         elif generation < 0:

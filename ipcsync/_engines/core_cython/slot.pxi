@@ -4,6 +4,7 @@ from libc.stdlib cimport calloc, free
 
 cdef enum:
     RECENT = 8
+    MOST_BITS = 64  # words: a board for 4096 sessions
     NOT_READY = 600
 
 
@@ -32,9 +33,11 @@ cdef class State:
     cdef int64_t key
     cdef dict waits
     cdef Lock table_lock
-    cdef object make_wait
+    cdef object drop, make_wait, chain, make_entry
     cdef bint behind_all
     cdef uint64_t *place  # of the slot's line
+    cdef uint64_t *bits
+    cdef int bit_words
     cdef Handle *ring
     cdef Marker markers[MANY_MARKERS]
     cdef bint is_timeline
@@ -42,14 +45,19 @@ cdef class State:
     def __dealloc__(self):
         free(self.ring)
 
-    def shorten(self, look, bint is_timeline, dict waits, Lock table_lock, make_wait, bint behind_all):
+    def shorten(self, look, bint is_timeline, links):
         """As in `core_python`. Until then, each call is the Python engine's."""
         if is_bound and isinstance(look, Look):
+            line = getattr(self, "line")
             self.ring = <Handle *>calloc(self.depth, sizeof(Handle))
-            self.place = <uint64_t *><uintptr_t>getattr(self, "line").address
+            self.place = <uint64_t *><uintptr_t>line.address
+            self.bits = <uint64_t *><uintptr_t>line.bits_address
+            self.bit_words = line.bits_length
             self.lock, self.record_lock = self._lock, self._record_lock
             self.is_timeline = is_timeline
-            self.waits, self.table_lock, self.make_wait, self.behind_all = waits, table_lock, make_wait, behind_all
+            self.waits, self.table_lock, self.drop = links.waits, links.lock, links.drop
+            self.make_wait, self.make_entry = links.make_wait, links.make_entry
+            self.chain, self.behind_all = links.chain, links.behind_all
             self.patience.look = LOOK_LATEST_NS
             self.look = look if self.ring != NULL else None
 
@@ -116,7 +124,7 @@ cdef class State:
         return self.load(LOAD_STATE, STATE) == OPEN
 
     cdef inline bint stands(self, int64_t generation) noexcept nogil:
-        """Whether the generation stands behind something unsettled: then it is for the Python engine to judge."""
+        """Whether the generation stands behind something unsettled."""
         cdef int64_t first = <int64_t>(self.load(LOAD_BEHIND, BEHIND) - self.base)
         return 0 < first <= generation
 
@@ -124,9 +132,41 @@ cdef class State:
         cdef int64_t first = <int64_t>(self.load(LOAD_LOST, LOST) - self.base)
         return 0 < first <= generation
 
+    cdef bint bits_are_good(self, uint64_t own, uint64_t *more) noexcept nogil:
+        """Whether the line `own` is not among the slot's bits, and every session that they name lives.
+
+        If so, they are added to `more`, unless that is null.
+        """
+        cdef uint64_t as_of = self.load(LOAD_AS_OF, AS_OF)
+        cdef uint64_t bits[MOST_BITS]
+        cdef uint64_t index, rest
+        cdef int word
+        if self.bit_words > MOST_BITS:
+            return False
+        step(LOAD_BITS)
+        for word in range(self.bit_words):
+            bits[word] = ipcsync_load(self.bits + word)
+        for word in range(self.bit_words):
+            rest = bits[word]
+            while rest:
+                index = <uint64_t>word * 64 + ipcsync_lowest(rest)
+                if index == own or not self.look.session_is_good(index, as_of):
+                    return False
+                rest &= rest - 1
+        if more != NULL:
+            for word in range(self.bit_words):
+                more[word] |= bits[word]
+        return True
+
+    cdef inline bint is_clear(self, int64_t generation) noexcept nogil:
+        """Whether all is well with what the generation stands behind; False: for the Python engine to judge."""
+        if not self.stands(generation):
+            return True
+        return not self.is_recorder and self.bits_are_good(self.load(LOAD_RECORDER, RECORDER) & 0xFFFF, NULL)
+
     cdef inline bint goes_on(self, int64_t generation) noexcept nogil:
         """Whether a wait for a generation that is not complete may go on; False: not me."""
-        return self.is_open() and not self.closed() and not self.stands(generation)
+        return self.is_open() and not self.closed() and self.is_clear(generation)
 
     cdef inline bint closed(self) noexcept nogil:
         step(OWN_CLOSED)

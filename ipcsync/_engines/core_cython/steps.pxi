@@ -4,12 +4,14 @@ cdef enum Step:
     GUARD, OWN_CLOSED, LOAD_INCARNATION, LOAD_STATE, LOAD_RECORDER, LOAD_RECORDED, LOAD_COMPLETED, ALIVE, COORDINATOR
     CAPTURING, GET_ID, LOCK, UNLOCK, EVENT_RECORD, MARK, STREAM_WAIT, WRITE_VALUE, WAIT_VALUE, EVENT_QUERY
     STORE_RECORDED, FENCE, STORE_COMPLETED, WAKE, SLEEP, LOAD_BEHIND, LOAD_LOST, AWAIT_WORK
+    LOAD_NEWEST, LOAD_AS_OF, LOAD_BITS, SESSION_GOOD, STORE_BITS, STORE_AS_OF, STORE_BEHIND
 
 STEPS = (
     "guard.check", "own is_closed", "load incarnation", "load state", "load recorder", "load recorded",
     "load completed", "recorder alive?", "coordinator?", "cuStreamIsCapturing", "cuStreamGetId", "lock", "unlock",
     "cuEventRecord", "mark", "cuStreamWaitEvent", "cuStreamWriteValue64", "cuStreamWaitValue64", "cuEventQuery",
     "store recorded", "fence", "store completed", "wake", "sleep", "load behind", "load lost", "await work",
+    "load newest", "load as_of", "load bits", "session good?", "store bits", "store as_of", "store behind",
 )
 
 ctypedef void (*Hook)(int) noexcept nogil

@@ -46,7 +46,7 @@ cdef class Waits(Queries):
         self.give()
         if not is_queued:
             return 0
-        if MISTAKE != 8 and (not self.is_open() or self.stands(generation)):
+        if MISTAKE != 8 and (not self.is_open() or not self.is_clear(generation)):
             return -1
         return 1 if self.recorder_lives() and not self.closed() and self.look.coordinator_is_good() else -1
 
@@ -63,12 +63,13 @@ cdef class Waits(Queries):
         if len(self.waits) >= MANY_LISTS:
             return self._tell_of_wait(stream_id, generation)
         wait = self.make_wait(self, generation, self.key, stream_id)
+        alone = {me: wait}  # before the lock: it may start a garbage collection, which runs anything
         if not self.table_lock.take():
             return self._tell_of_wait(stream_id, generation)
         try:
             held = self.waits.get(self.key)
             if held is None:
-                self.waits[self.key] = {me: wait}
+                self.waits[self.key] = alone
             else:
                 held[me] = wait
         finally:

@@ -37,4 +37,5 @@ static inline void ipcsync_futex_wait(void *word, int private, uint32_t seen, in
     syscall(SYS_futex, word, private ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT, seen, &limit, 0, 0);
 }
 static inline void ipcsync_add(int *count, int value) { __atomic_add_fetch(count, value, __ATOMIC_ACQ_REL); }
+static inline int ipcsync_lowest(uint64_t bits) { return __builtin_ctzll(bits); }
 static inline uint64_t ipcsync_thread(void) { return (uint64_t)(uintptr_t)pthread_self(); }

@@ -15,25 +15,30 @@ cdef extern from "words.h" nogil:
     void ipcsync_futex_wait(void *word, bint private, uint32_t seen, int64_t ns)
     void ipcsync_add(int *count, int value)
     uint64_t ipcsync_thread()
+    int ipcsync_lowest(uint64_t bits)
 
 cdef enum:  # of the board: `layout.py` is held against these by a test
     HEADER = 9
+    NEWEST = 12
     INCARNATION = 0
     STATE = 1
     RECORDER = 2
     RECORDED = 8
     COMPLETED = 9
     BEHIND = 10
+    AS_OF = 11
     LOST = 12
+    S_STATE = 0
     S_SERIAL = 1
     S_OWNER = 9
     S_NUDGE = 10
     FIRST_SESSION = 512  # words
     LINE = 16
+    LIVE = 1
     OPEN = 1
     BROKEN = 2
     OWNER_DIED = 0x40000000
     MANY_MARKERS = 16
 
-LAYOUT = (HEADER, INCARNATION, STATE, RECORDER, RECORDED, COMPLETED, BEHIND, LOST, S_SERIAL, S_OWNER, S_NUDGE,
-          FIRST_SESSION, LINE, OPEN, BROKEN, OWNER_DIED, MANY_MARKERS)
+LAYOUT = (HEADER, NEWEST, INCARNATION, STATE, RECORDER, RECORDED, COMPLETED, BEHIND, AS_OF, LOST, S_STATE, S_SERIAL,
+          S_OWNER, S_NUDGE, FIRST_SESSION, LINE, LIVE, OPEN, BROKEN, OWNER_DIED, MANY_MARKERS)
