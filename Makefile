@@ -28,7 +28,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Four more than cores: a test mostly waits for another process, and leaves its core to the next.
 WORKERS ?= $(shell echo $$(($$(nproc) + 4)))
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOAK_MINUTES ?= 10
 
 install: $(VENV)/.installed
@@ -46,16 +46,17 @@ demo: install
 check: lint
 	IPCSYNC_DRIVER=host $(PYTEST) -m "not process and not thorough" $(ARGS)
 
-# The pass of a driver: PASS chooses its tests, all of them or those that depend on it (which carry the marker `driver`).
-EVERYTHING := tests -m "not benchmark"
-ONCE := tests -m "not benchmark and not thorough"
-DRIVER_TESTS := $(shell grep -rl --include='test_*.py' 'mark\.driver' tests) -m "driver and not thorough"
+marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 
-# What is behind every stream of its process runs by itself, last: elsewhere an earlier test may have left a stream that
-# waits for the dead, and never ends. (5: no test was chosen, as by ARGS="-k …".)
-BEHIND_ALL := tests/contract/test_context_records.py tests/events/test_record_all.py
-tests = $(PYTEST) $(or $(PASS),$(1)) $(addprefix --deselect ,$(BEHIND_ALL)) $(ARGS) && \
-  { $(PYTEST) $(BEHIND_ALL) -m "not thorough" $(ARGS) || [ $$? = 5 ]; }
+# What is marked `alone` runs last, in processes of its own: elsewhere an earlier test may have left a stream that waits
+# for the dead, and never ends. (5: no test was chosen, as by ARGS="-k …".)
+tests = $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) && \
+  { $(PYTEST) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; }
+
+# All tests, and those that depend on the driver; with WITH_THOROUGH=1 all of them in each case.
+WITH_THOROUGH ?=
+all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and not thorough))
+driver_tests = $(if $(WITH_THOROUGH),$(all_tests),$(call tests,$(call marked,driver),driver and not thorough))
 
 # What a change can break, once: all of it on the host driver, and what depends on the driver on CUDA's, a GPU's too if
 # there is one. `test-modes` has the other ways in which the software drivers can behave.
@@ -65,15 +66,15 @@ test-modes: test-host-async test-simcuda-sync
 
 # In pure Python; the passes below have the compiled core, where there is one.
 test-host: install
-	export IPCSYNC_COMPILED=0 IPCSYNC_DRIVER=host; $(call tests,$(ONCE))
+	export IPCSYNC_COMPILED=0 IPCSYNC_DRIVER=host; $(all_tests)
 
 # With every operation sent through the stream's thread.
 test-host-async: install
-	export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(call tests,$(DRIVER_TESTS))
+	export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
 
 test-on-gpu: install
 	@if IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \
-	  echo "cuda half: on the GPU of this machine" && IPCSYNC_DRIVER=cuda $(PYTEST) $(or $(PASS),$(DRIVER_TESTS) tests/gpu) $(ARGS); \
+	  echo "cuda half: on the GPU of this machine"; export IPCSYNC_DRIVER=cuda; $(driver_tests); \
 	else \
 	  echo "cuda half: not run on a GPU: there is none here"; \
 	fi
@@ -112,7 +113,7 @@ test-simcuda: install
 	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); \
 	  SIMCUDA_SELFTEST=1 $(PYTEST) tests/simcuda $(ARGS); \
 	  SIMCUDA_SELFTEST=1 SIMCUDA_ASYNC=1 $(PYTEST) tests/simcuda $(ARGS); \
-	  export SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending; $(call tests,$(DRIVER_TESTS)); \
+	  export SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending; $(driver_tests); \
 	fi
 
 # With work done within the call, and a dead process's work complete.
@@ -121,11 +122,11 @@ test-simcuda-sync: install
 	  echo "cuda half: not run on the software libcuda (tests/simcuda): there is no C compiler ($(CC)) to build it with"; \
 	else \
 	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); \
-	  $(call tests,$(DRIVER_TESTS)); \
+	  $(driver_tests); \
 	fi
 
 test-all: lint benchmarks test-oldest test-newest soak
-	$(MAKE) test test-modes PASS='$(EVERYTHING)' IPCSYNC_SOAK_SECONDS=60
+	$(MAKE) test test-modes WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=60
 	$(MAKE) test-host IPCSYNC_TEST_ZYGOTE=0
 	IPCSYNC_COMPILED=0 $(MAKE) test-simcuda test-simcuda-sync
 
@@ -181,19 +182,21 @@ soak-fleet: install
 	$(BIN)/python -m tests.fleet.soak --minutes $(SOAK_MINUTES) --seed 1
 
 OLDEST := .venv-oldest
+test-oldest: BIN := $(OLDEST)/bin
 test-oldest:
 	$(PYTHON) -m venv $(OLDEST)
 	sed -n '/^dependencies/,/^]/s/^ *"\([a-z-]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
 	$(OLDEST)/bin/python -m pip install --quiet --editable '.[observer]' --group test --constraint $(OLDEST)/constraints.txt
-	IPCSYNC_DRIVER=host $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ONCE) $(ARGS)
+	export IPCSYNC_DRIVER=host; $(all_tests)
 
 NEWEST := .venv-newest
+test-newest: BIN := $(NEWEST)/bin
 test-newest:
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
 	$(NEWEST)/bin/python -m pip install --quiet --upgrade --pre --editable '.[observer]' --group test
-	IPCSYNC_DRIVER=host $(NEWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ONCE) $(ARGS)
+	export IPCSYNC_DRIVER=host; $(all_tests)
 
 # LMCache on torch for CPUs, without what it needs on a GPU only; then its server and client over points, and its own
 # tests with stock events and with ours. About 1.3 GB, and the larger torch for CUDA where the index has no other.
@@ -261,10 +264,11 @@ test-matrix: install
 	nice $(BIN)/python -m tests.packaging.matrix build/matrix $(if $(ARGS),-- $(ARGS))
 
 # A process that is killed by SIGKILL takes with it what it ran.
+coverage: PYTEST = $(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal
 coverage: install
 	$(BIN)/python -m pip install --quiet --group coverage
 	rm -rf build/coverage && mkdir -p build/coverage
-	-IPCSYNC_DRIVER=host $(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal $(ONCE) $(ARGS)
+	-export IPCSYNC_DRIVER=host; $(all_tests)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage json --quiet -o build/coverage/lines.json
 	$(BIN)/python -m tests.kit.covered build/coverage/lines.json

@@ -14,7 +14,7 @@ from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, complete, finish, in_thread, ok
 from tests.kit.peer import Peer
 
-pytestmark = [pytest.mark.driver, pytest.mark.process]
+pytestmark = [pytest.mark.alone, pytest.mark.driver, pytest.mark.process]
 
 New = Callable[..., Any]
 

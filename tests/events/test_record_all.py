@@ -21,7 +21,7 @@ from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
-pytestmark = [pytest.mark.driver, pytest.mark.usefixtures("nothing_queued")]
+pytestmark = [pytest.mark.alone, pytest.mark.driver, pytest.mark.usefixtures("nothing_queued")]
 
 Point = ipcsync.Point
 RecordAll = Callable[..., Point]

@@ -54,7 +54,14 @@ def stage(coordinator: ipcsync.Coordinator, engine: EngineName) -> Iterator[Stag
 # --- an exception -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", [call for call in SCENES if call != "launch"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(call, marks=pytest.mark.alone if call == "record_all" else ())
+        for call in SCENES
+        if call != "launch"
+    ],
+)
 def test_row_41_an_exception_at_any_point_of_a_call_breaks_no_promise(stage: Stage, call: str) -> None:
     _count(stage, call)  # the first one of a process takes more steps
     points = _count(stage, call)

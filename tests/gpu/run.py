@@ -50,11 +50,13 @@ def _pytest(*arguments: str, workers: int) -> list[str]:
 
 def steps(out: Path, workers: int) -> list[Step]:
     """What is run, in the order of what is most worth knowing."""
-    matrix = [*_MATRIX, "-m", "driver and not thorough and not benchmark"]
+    matrix = [*_MATRIX, "-m", "driver and not thorough and not benchmark and not alone"]
+    alone = ["tests/contract", "tests/events", "-m", "alone and not thorough"]
     return [
         Step("doctor", [*CLI, "doctor", "--json"], 60, file="doctor.json"),
         Step("probes", [sys.executable, "-m", "tests.gpu.probe_report", "--out", str(out / "probed.md")], 60),
-        Step("gpu", _pytest("tests/contract", "tests/gpu", workers=workers), 120, tests=True),
+        Step("gpu", _pytest("tests/contract", "tests/gpu", "-m", "not alone", workers=workers), 120, tests=True),
+        Step("alone", _pytest(*alone, workers=workers), 60, tests=True),
         Step("demo", [*CLI, "demo"], 45, file="demo.log"),
         Step("bench", [*CLI, "bench", "--quick", "--json"], 150, file="bench.json"),
         Step("suite", _pytest(*matrix, workers=workers), 400, tests=True),
