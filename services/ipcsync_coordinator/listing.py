@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import cast
 
 from ipcsync._board import Board
 from ipcsync._wire import messages
+from ipcsync.typing import EngineName
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry
 from ipcsync_coordinator.state import Session, Slot
@@ -21,6 +23,7 @@ def event_rows(registry: Registry, board: Board, prefix: str) -> list[messages.E
 
 
 def _event(slot: Slot, board: Board) -> messages.EventInfo:
+    assert slot.state != "free"
     line = board.slot(slot.index)
     generation = max(line.recorded - slot.base, 0)
     completed = line.completed if slot.state == "open" else min(line.completed, line.watermark or line.completed)
@@ -29,7 +32,7 @@ def _event(slot: Slot, board: Board) -> messages.EventInfo:
     return messages.EventInfo(
         name=slot.name,
         device=slot.device,
-        engine=slot.engine,
+        engine=cast("EngineName", slot.engine),
         state=slot.state,
         generation=generation,
         completed=min(max(completed - slot.base, 0), generation),

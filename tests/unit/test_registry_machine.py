@@ -307,9 +307,10 @@ class Machine(RuleBasedStateMachine):
     def _snapshot(self) -> messages.SnapshotReply:
         events = [
             messages.EventInfo(
-                slot.name, slot.device, slot.engine, slot.state, 0, 0, 0, "", slot.index, slot.incarnation
+                slot.name, slot.device, "timeline", slot.state, 0, 0, 0, "", slot.index, slot.incarnation
             )
             for slot in self._in_use()
+            if slot.state != "free"
         ]
         rows = [
             messages.SessionInfo(session.id, "", 0, 0, 0.0, 0.0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ipcsync._session.feed import Notice, Replay
 from ipcsync._wire.messages import Announcement, EventInfo, SessionInfo, SnapshotReply
+from ipcsync.typing import EventState
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Publisher:
         self.events[key] = row(name, key)
         return self.announce("opened", name=name, slot=key[0], incarnation=key[1], device="d", engine="event")
 
-    def end_event(self, key: tuple[int, int], kind: str, *, keep: bool) -> Announcement:
+    def end_event(self, key: tuple[int, int], kind: EventState, *, keep: bool) -> Announcement:
         """`keep`: in quarantine, so that a snapshot still tells how it ended."""
         old = self.events.pop(key)
         if keep:
@@ -58,7 +59,7 @@ class Publisher:
         return SnapshotReply(self.number, events, list(self.sessions.values()))
 
 
-def row(name: str, key: tuple[int, int], state: str = "open") -> EventInfo:
+def row(name: str, key: tuple[int, int], state: EventState = "open") -> EventInfo:
     return EventInfo(name, "d", "event", state, 0, 0, 1, "", key[0], key[1])
 
 

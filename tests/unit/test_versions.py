@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from enum import IntEnum
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -31,6 +31,8 @@ def _type(hint: Any) -> Any:
         return [_type(of), *({name: getattr(bound, name) for name in _BOUNDS} for bound in bounds)]
     if get_origin(hint) in (Union, UnionType):
         return ["union", *map(_type, get_args(hint))]
+    if get_origin(hint) is Literal:
+        return ["literal", *get_args(hint)]
     if get_origin(hint) is not None:
         return [get_origin(hint).__name__, *map(_type, get_args(hint))]
     return hint.__name__

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from ipcsync._wire.messages.base import Count, Message, Name, Text, Token
+from ipcsync.typing import EngineName, EventState
 
 
 class Open(Message, frozen=True):
@@ -113,8 +114,8 @@ class EventInfo(Message, frozen=True):
 
     name: str
     device: str
-    engine: str
-    state: str
+    engine: EngineName
+    state: EventState
     generation: Count
     completed: Count
     attached: int
@@ -141,8 +142,8 @@ class AttachmentInfo(Message, frozen=True):
     event: str
     session: str
     session_id: str
-    role: str
-    state: str
+    role: Literal["records", "waits"]
+    state: Literal["active", "lingering"]
     slot: Count
     incarnation: Count
 

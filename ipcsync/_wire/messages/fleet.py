@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -73,7 +73,7 @@ class NodeInfo(Message, frozen=True):
 
     name: str
     epoch: bytes
-    state: str
+    state: Literal["linked", "known", "lost"]
     links: int
     last_heard_s: float | None = None
     reason: str = ""
@@ -94,7 +94,7 @@ class PeerInfo(Message, frozen=True):
     """
 
     name: str
-    state: str
+    state: Literal["linked", "lost"]
     mirrored: int = 0
     followed: int = 0
     pending: int = 0
