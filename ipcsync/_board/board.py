@@ -290,17 +290,3 @@ def is_abandoned(path: str) -> bool:
         return not locks.is_locked(fd, _LIFELINE)
     finally:
         os.close(fd)
-
-
-def is_tmpfs(path: str) -> bool:
-    """Whether `path` lies on tmpfs, whose pages CUDA can register (it refuses those of a file on disk)."""
-    return _filesystem(path) == 0x01021994
-
-
-def _filesystem(path: str) -> int:
-    buffer = ctypes.create_string_buffer(256)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.statfs(os.fsencode(path), buffer) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), path)
-    return int(ctypes.c_long.from_buffer(buffer).value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import glob
 import json
@@ -10,7 +11,7 @@ import os
 import signal
 import stat
 
-from ipcsync._board.board import is_abandoned, is_tmpfs
+from ipcsync._board.board import is_abandoned
 from ipcsync._wire import endpoints
 
 LOCK = "lock"
@@ -235,3 +236,17 @@ def _is_still_at(fd: int, path: str) -> bool:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except FileNotFoundError:
         return False
+
+
+def is_tmpfs(path: str) -> bool:
+    """Whether `path` lies on tmpfs, whose pages CUDA can register (it refuses those of a file on disk)."""
+    return _filesystem(path) == 0x01021994
+
+
+def _filesystem(path: str) -> int:
+    buffer = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.statfs(os.fsencode(path), buffer) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)
+    return int(ctypes.c_long.from_buffer(buffer).value)

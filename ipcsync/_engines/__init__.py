@@ -2,7 +2,7 @@
 
 from ipcsync._engines.base import Engine
 from ipcsync._engines.event import EventEngine
-from ipcsync._engines.slot_view import Guard, deadline_of
+from ipcsync._engines.slot_view import Guard
 from ipcsync._engines.timeline import TimelineEngine
 
-__all__ = ["Engine", "EventEngine", "Guard", "TimelineEngine", "deadline_of"]
+__all__ = ["Engine", "EventEngine", "Guard", "TimelineEngine"]

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board
+from ipcsync._deadline import FOREVER, deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Entry
@@ -24,7 +25,7 @@ from ipcsync._engines.core_python import Links
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued import Wait
 from ipcsync._engines.slot_use import SlotUse
-from ipcsync._engines.slot_view import FOREVER, Guard, deadline_of
+from ipcsync._engines.slot_view import Guard
 from ipcsync._locks import holding
 from ipcsync._native import capture
 from ipcsync._native.context import LEGACY, OnDevice

@@ -11,10 +11,11 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject
 from ipcsync._engines import imports
 from ipcsync._engines.base import Engine
-from ipcsync._engines.slot_view import SLICE_NS, Guard, deadline_of
+from ipcsync._engines.slot_view import SLICE_NS, Guard
 from ipcsync._locks import holding
 from ipcsync._native import capture
 from ipcsync._wire.messages import Attachment

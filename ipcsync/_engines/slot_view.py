@@ -13,6 +13,7 @@ import time
 from typing import NoReturn, Protocol, cast
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, Peer, SlotLine, peer_of
+from ipcsync._deadline import FOREVER
 from ipcsync._engines.behind import Behind
 from ipcsync._engines.compiled import Core
 from ipcsync._engines.loss import Cause, Loss, Reason
@@ -21,7 +22,6 @@ from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
 from ipcsync.typing import EventState
 
 SLICE_NS = 50_000_000
-FOREVER = 1 << 62
 
 
 class Guard(Protocol):
@@ -341,12 +341,3 @@ class SlotView(Core):
         """Raise RecorderLost unless the board says that `generation` is complete; the recorder is dead."""
         if not self.is_complete(generation):
             self._raise_lost(generation)
-
-
-def deadline_of(timeout: float | None, began: int = 0) -> int:
-    """CLOCK_MONOTONIC in ns when `timeout` seconds are over, from `began` or now. ValueError: negative, or NaN."""
-    if timeout is None:
-        return FOREVER
-    if not timeout >= 0:
-        raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
-    return (began or time.monotonic_ns()) + int(min(timeout, 1e9) * 1e9)

@@ -14,7 +14,8 @@ from typing import Literal, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from ipcsync._engines import Engine, deadline_of
+from ipcsync._deadline import deadline_of
+from ipcsync._engines import Engine
 from ipcsync._locks import CallLock
 from ipcsync._session.references import Key
 from ipcsync._wire.messages import Attachment, Break, Close

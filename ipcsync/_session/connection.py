@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import zmq
 from zmq.backend import zmq_poll
@@ -19,6 +20,8 @@ from ipcsync._locks import CallLock, holding, trying
 from ipcsync._wire import codec, endpoints
 from ipcsync._wire.messages import Failure, Message
 from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, Reentered, SessionLost, WaitTimeout
+
+_M = TypeVar("_M", bound=Message)
 
 _RETRY_NS = 1_000_000_000
 _SLICE_NS = 50_000_000
@@ -297,3 +300,12 @@ class Connection:
         """Whether a request is under way in a call of this thread that this one interrupts."""
         lock = self._lock
         return lock.is_mine() and lock.is_held_below()
+
+
+def expect(reply: Message, kind: type[_M]) -> _M:
+    """The reply, if it is of that kind; else ProtocolError."""
+    if not isinstance(reply, kind):
+        raise ProtocolError(
+            f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply"
+        )
+    return reply

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from ipcsync._board import Board
-from ipcsync._engines import deadline_of
+from ipcsync._deadline import deadline_of
 from ipcsync._linux.process import pid_namespace, shm_identity, time_namespace
-from ipcsync._session.connection import Connection
-from ipcsync._wire.messages import Hello, Message, Welcome
+from ipcsync._session.connection import Connection, expect
+from ipcsync._wire.messages import Hello, Welcome
 from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
-
-_M = TypeVar("_M", bound=Message)
 
 
 def greet(
@@ -99,12 +96,3 @@ def _hold_lifeline(board: Board, index: int, endpoint: str, timeout: float) -> N
                 endpoint=endpoint,
             )
         time.sleep(0.001)
-
-
-def expect(reply: Message, kind: type[_M]) -> _M:
-    """The reply, if it is of that kind; else ProtocolError."""
-    if not isinstance(reply, kind):
-        raise ProtocolError(
-            f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply"
-        )
-    return reply

@@ -14,16 +14,15 @@ from msgspec.structs import replace
 
 from ipcsync import _drivers
 from ipcsync._board import over
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import outliving
-from ipcsync._engines import deadline_of
 from ipcsync._native import device as devices
 from ipcsync._native import fork
 from ipcsync._native.context import count, current_ordinal, uuid_of
 from ipcsync._session import feed, handshake, sessions
 from ipcsync._session.attachments import AttachmentTable
-from ipcsync._session.connection import Connection, Request, context
+from ipcsync._session.connection import Connection, Request, context, expect
 from ipcsync._session.feed import Notice
-from ipcsync._session.handshake import expect
 from ipcsync._session.lease import SessionLease
 from ipcsync._session.references import AttachmentRef, Opening
 from ipcsync._session.shutdown import Shutdown

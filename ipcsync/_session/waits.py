@@ -11,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ipcsync._engines import Engine, deadline_of
+from ipcsync._deadline import deadline_of
+from ipcsync._engines import Engine
 from ipcsync._worker import Worker
 from ipcsync.errors import IpcSyncError, WaitTimeout
 

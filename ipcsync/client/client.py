@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec.structs import replace
 
-from ipcsync._engines import deadline_of, queued
+from ipcsync._deadline import deadline_of
+from ipcsync._engines import queued
 from ipcsync._native import device as devices
 from ipcsync._native.context import LEGACY, uuid_of
 from ipcsync._native.stream import Stream, stream_handle

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal
 
-from ipcsync._engines import deadline_of
+from ipcsync._deadline import deadline_of
 from ipcsync.client.point import Point
 from ipcsync.errors import RecorderLost, WaitTimeout
 from ipcsync.typing import StreamLike

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ipcsync._engines import Engine, deadline_of
+from ipcsync._deadline import deadline_of
+from ipcsync._engines import Engine
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 

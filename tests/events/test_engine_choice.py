@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._board.board import is_tmpfs
+from ipcsync._board.runtime_dir import is_tmpfs
 from ipcsync.typing import EngineChecks, EngineName
 from tests.kit import remote
 from tests.kit.peer import Peer

@@ -19,7 +19,7 @@ from ipcsync._board import (
     Board,
     layout,
 )
-from ipcsync._board.board import is_tmpfs
+from ipcsync._board.runtime_dir import is_tmpfs
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
 from tests.kit.peer import Peer as PeerProcess

@@ -9,8 +9,8 @@ import pytest
 
 import ipcsync
 from ipcsync._board import BROKEN, CLOSED, layout
+from ipcsync._deadline import FOREVER, deadline_of
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.slot_view import FOREVER, deadline_of
 from ipcsync.errors import NodeLost, RecorderLost, WaitTimeout
 from tests.unit.chain_row import BASE, ME, Row, serial_of
 

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ipcsync import _drivers
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
-from ipcsync._engines import deadline_of
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream

@@ -1,0 +1,16 @@
+"""Until when a wait lasts, on the one clock that all waits use."""
+
+from __future__ import annotations
+
+import time
+
+FOREVER = 1 << 62
+
+
+def deadline_of(timeout: float | None, began: int = 0) -> int:
+    """CLOCK_MONOTONIC in ns when `timeout` seconds are over, from `began` or now. ValueError: negative, or NaN."""
+    if timeout is None:
+        return FOREVER
+    if not timeout >= 0:
+        raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
+    return (began or time.monotonic_ns()) + int(min(timeout, 1e9) * 1e9)
