@@ -242,10 +242,11 @@ def opening(rounds: int, scale: float) -> Iterator[Row]:
         figures = interleave({"ipcsync": remote, "request + local": bare}, rounds)
         yield from compare("open a remote name", figures, "us", {"request + local": at_most(3.0)})
 
-        def hundred() -> float:
-            return _median_us(fleet.b.call(_open, f"many{next(numbers)}", 100, "a", True))
+        def hundred(node: str | None = "a") -> float:
+            return _median_us(fleet.b.call(_open, f"many{next(numbers)}", 100, node, True))
 
-        figures = interleave({"ipcsync": hundred, "one of them": remote}, rounds)
+        contest = {"ipcsync": hundred, "one of them": remote, "100 on one node": lambda: hundred(None)}
+        figures = interleave(contest, rounds)
         yield from compare("open 100 remote names", figures, "us", {"one of them": at_most(5.0)})
 
 

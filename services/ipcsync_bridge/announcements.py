@@ -49,7 +49,7 @@ class Announcements:
         self._feed.close()
 
     def drain(self) -> None:
-        """Take in what is there; called now and then, too, so that an edge that was missed costs no more than that."""
+        """Take in what is there. It is also called now and then, in case an edge of the descriptor was missed."""
         if not self._feed.is_closed:
             self._feed.drain(self._take, self._look_at_all)
 
@@ -66,7 +66,7 @@ class Announcements:
                 self._begin(self._names.release(key))
 
     def _look_at_all(self) -> None:
-        """This is the beginning, or something was missed, which may have been any of this."""
+        """Ask for everything that an announcement may have said: this is the beginning, or some were missed."""
         self._begin(self._list_wants())
         self._begin(self._check_claims())
         self._mirrors.drop_unwanted()

@@ -1,4 +1,4 @@
-"""What other nodes ask of this one: its events, and whether it is there."""
+"""Answers to other nodes: this node's events, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_OPENING = 1_024  # questions at once that need the coordinator
 
 
 class Host(Protocol):
-    """What it asks of the bridge."""
+    """The bridge, as far as answers need it."""
 
     channel: bytes
     epoch: bytes
@@ -50,7 +50,7 @@ class Host(Protocol):
         """Of its name."""
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        """Have something done beside all else."""
+        """Start a task."""
 
 
 class Answering:
@@ -64,10 +64,10 @@ class Answering:
         self._followers = telling.followers
         self._host = host
         self._opening = 0  # questions that may attach to something
-        self._visits: set[wire.Key] = set()  # attached to, and exported to nobody
+        self._visits: set[wire.Key] = set()  # attached to, but not exported
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
-        """Answer a question, or begin to. ProtocolError for what is none."""
+        """Answer a question, or begin to. Raises ProtocolError if the message is not a question."""
         follower = self._followers.get(sender)
         if follower is not None:
             follower.last_asked = now
@@ -189,7 +189,7 @@ class Answering:
             )
         keys = wire.unpack_keys(body.keys)
         if len(keys) > wire.MAX_ROWS:
-            raise ProtocolError("more uses than one answer tells of", code="invalid")
+            raise ProtocolError("more uses than one answer holds", code="invalid")
         return self._state(sender, await asyncio.gather(*map(self._by_key, keys)), now)
 
     async def _by_key(self, key: wire.Key) -> Export | wire.Row:
@@ -231,7 +231,7 @@ class Answering:
     # --- the end of exports -------------------------------------------------------------------------------------------
 
     def visit(self, key: wire.Key) -> None:
-        """The bridge is attached to a use for a moment."""
+        """Note that the bridge is attached to a use that it does not export; `close_unused` releases it."""
         self._visits.add(key)
 
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:
@@ -242,12 +242,12 @@ class Answering:
                 export.followers.discard(follower.node)
 
     def forget(self, follower: Follower) -> None:
-        """A node has asked nothing for long: it is told no more."""
+        """Drop a node that has asked nothing for long."""
         self._drop(follower, set(follower.keys))
         self._followers.pop(follower.node, None)
 
     def close_unused(self) -> None:
-        """Let go of what nobody follows. Not while something may be attached to: that could be just this."""
+        """Release exports that no node follows, unless a question is under way, which may be for one of them."""
         if self._opening:
             return
         for export in list(self._exports):
@@ -267,7 +267,7 @@ class Answering:
         return followers, [export.attachment for export in self._exports], list(self._visits)
 
     def resume(self, left: handover.State, now: float) -> None:
-        """Go on with what other code left. All is told anew: what changed meanwhile was seen by nobody."""
+        """Go on with what other code left. Followers are told everything again: nobody saw what changed meanwhile."""
         self._visits.update(left.visits)
         for attachment in left.exports:
             self._exports.put(attachment)

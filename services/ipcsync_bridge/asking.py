@@ -44,15 +44,32 @@ class Asking:
         raise NodeLost(f"node {node!r} does not answer: {why}", node=node, reason="silent")
 
     async def say(self, node: str, body: wire.Message) -> None:
-        """Tell a node what it need not answer."""
+        """Send a node a message that it does not answer."""
         try:
             await self._transport.ask(node, wire.encode(body), None)
         except (Unreachable, TimeoutError):
-            return  # a ping's answer shows later that it was not heard
+            return  # the answer to a later ping shows that it was not received
+
+    async def owner_of(self, node: str, timeout: float) -> bytes | None:
+        """The owner id of the bridge that answers as `node`, None if none does within `timeout` seconds."""
+        until = time.monotonic() + timeout
+        while (left := until - time.monotonic()) > 0:
+            owner = await self._ask_owner(node, min(left, ASK_S))
+            if owner is not None:
+                return owner
+            await asyncio.sleep(min(RETRY_S, max(until - time.monotonic(), 0.0)))
+        return None
+
+    async def _ask_owner(self, node: str, timeout: float) -> bytes | None:
+        try:
+            body = wire.decode(await self._transport.ask(node, wire.encode(wire.Ping(b"", 0)), timeout))
+        except (Unreachable, TimeoutError, ProtocolError):
+            return None
+        return body.owner if isinstance(body, wire.Pong) else None
 
 
 def refusal(node: str, body: wire.Refused) -> IpcSyncError:
-    """What another node refused, as the error that it was there."""
+    """The error that another node refused with."""
     kind = getattr(errors, body.kind, None) if body.kind in errors.__all__ else None
     if kind is NodeLost:
         return NodeLost(body.text, node=node, reason="restarted")

@@ -59,7 +59,7 @@ def of_server(url: str, settings: Settings, timeout: float) -> Certificate:
 
 
 def authority(settings: Settings) -> Certificate:
-    """The one that ends first of those by which servers are known."""
+    """The certificate of an authority of `--tls-ca` that expires first."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(settings.tls_ca)
     return min(map(_of, context.get_ca_certs()), key=lambda each: each.days_left)

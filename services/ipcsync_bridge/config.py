@@ -1,4 +1,4 @@
-"""What a bridge is told at its start."""
+"""The bridge's settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ipcsync._wire import nodes
 
 
 class ConfigError(Exception):
-    """A setting that cannot be; the message names it."""
+    """A setting is invalid; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Settings:
             if path and not os.path.isfile(path):
                 raise ConfigError(f"there is no file {path}")
         if self.tls_cert and not self.tls_ca:
-            raise ConfigError("--tls-cert needs --tls-ca, by which the servers are known")
+            raise ConfigError("--tls-cert needs --tls-ca, to verify the servers")
 
     def _check_server(self, server: str) -> None:
         url = urlsplit(server)
@@ -65,7 +65,7 @@ class Settings:
                 "--insecure"
             )
         if url.scheme == "tls" and not self.tls_ca:
-            raise ConfigError(f"{server} needs --tls-ca, by which it is known")
+            raise ConfigError(f"{server} needs --tls-ca, to verify it")
 
     def exports_name(self, name: str) -> bool:
         """Whether other nodes may wait for the event of that name."""

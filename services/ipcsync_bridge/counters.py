@@ -1,4 +1,4 @@
-"""What a bridge counts."""
+"""A bridge's counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Counters:
     wants: int = 0
     tells: int = 0
     rows_told: int = 0
-    conflated: int = 0  # to nodes that are told no more
+    conflated: int = 0  # for nodes that were dropped
     tells_heard: int = 0
     acks: int = 0
     resyncs: int = 0

@@ -23,13 +23,13 @@ from ipcsync_bridge.wire import Key, Row
 
 _FIRST_NS, _LONGEST_NS = 50_000, 1_000_000
 _IDLE_NS = 1_000_000_000
-_SHARE = 1 / 8  # of a core, for all looks
-_CREDIT_S = 0.002  # that is not taken is good for later: looks that come now and then never rest
+_SHARE = 1 / 8  # of a core, for the looks of all threads
+_CREDIT_S = 0.002  # unused time is kept up to this: a look now and then never has to rest
 _LONGEST_REST_S = 0.05
 
 
 class Export:
-    """One use of a slot of this node's that others wait for. `followers` are the nodes that do."""
+    """One use of a slot of this node that others wait for. `followers` are those nodes."""
 
     def __init__(self, board: Board, attachment: Attachment) -> None:
         self.attachment = attachment
@@ -40,14 +40,14 @@ class Export:
         self._behind = Behind(board, self._line, attachment.base)
         self.row = Row(*self.key)
         self.is_in_flight = False
-        """Whether more of it may be complete at any moment, of which nobody is woken."""
-        self.is_unclear = False  # what it stands behind cannot be judged so far
+        """Whether a GPU may complete more of it at any moment, which wakes nobody."""
+        self.is_unclear = False  # what it stands behind is not judged yet
         self.futex_address = self._line.futex.address
         self.words = self._line.all_words
         self.seen = memoryview(b"")
 
     def look(self) -> Row:
-        """How it is, in the order in which a waiter here looks."""
+        """Its state, read in the order in which a local waiter reads it."""
         line, base = self._line, self._base
         count = line.completed  # before the state: a word that was released is seen as such
         if count != INT64_MAX and line.state != BROKEN:
@@ -66,7 +66,7 @@ class Export:
         return Row(*self.key, recorded, completed, lost, name, cause)
 
     def _clear(self, done: int) -> int:
-        """Up to where what is complete counts: what stands behind something does if all is well there."""
+        """The last complete generation that counts; what stands behind something counts only if all is well there."""
         first = self._behind.first
         self.is_unclear = False
         if not first or done < first:
@@ -80,7 +80,7 @@ class Export:
 
 
 class Budget:
-    """What the calling thread may take of the processor, by its own clock: waiting for the processor costs nothing."""
+    """How much of a core the calling thread may use, by its own CPU time: waiting for the processor costs nothing."""
 
     def __init__(self) -> None:
         self._credit_s = _CREDIT_S
@@ -88,7 +88,7 @@ class Budget:
         self._now_s = time.monotonic()
 
     def rest_s(self, share: float) -> float:
-        """For how many seconds it is to rest now, if `share` of a core is what it may take."""
+        """How many seconds it must rest now to use no more than `share` of a core."""
         taken_s, now_s = time.thread_time(), time.monotonic()
         earned_s = share * (now_s - self._now_s) - (taken_s - self._taken_s)
         self._taken_s, self._now_s = taken_s, now_s
@@ -97,18 +97,24 @@ class Budget:
 
 
 class Watcher:
-    """A thread that looks at some exports. `changed` is called on it with those whose row is another one now.
+    """A thread that looks at some exports, and calls `changed` with those that have another row now.
 
-    `share` is how much of a core it may take.
+    `failed` is called with the error that ends it. `share` returns how much of a core it may use.
     """
 
-    def __init__(self, changed: Callable[[list[Export]], None], share: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        changed: Callable[[list[Export]], None],
+        failed: Callable[[Exception], None],
+        share: Callable[[], float],
+    ) -> None:
         self._changed = changed
+        self._failed = failed
         self._share = share
         self._exports: list[Export] = []  # the thread's; the first futex is the word's
         self._futexes = FutexSet()
-        self._word = Word()  # stored to have the thread look anew
-        self._changes: deque[tuple[Export, bool]] = deque()  # to come, or to go
+        self._word = Word()  # stored to wake the thread
+        self._changes: deque[tuple[Export, bool]] = deque()  # and whether it is added
         self.known: set[Export] = set()
         self._is_over = False
         self._futexes.put(0, self._word.address)
@@ -117,23 +123,23 @@ class Watcher:
 
     @property
     def room(self) -> int:
-        """How many more it takes."""
+        """How many more exports it can take."""
         return MOST_FUTEXES - 1 - len(self.known)
 
     def add(self, export: Export) -> None:
-        """Look at one more."""
+        """Look at this export too."""
         self.known.add(export)
         self._changes.append((export, True))
         self.kick()
 
     def remove(self, export: Export) -> None:
-        """Look at it no more."""
+        """Stop looking at this export."""
         self.known.discard(export)
         self._changes.append((export, False))
         self.kick()
 
     def kick(self) -> None:
-        """Look at all of them now."""
+        """Look at all exports now."""
         self._word.bump()
 
     def stop(self) -> None:
@@ -143,6 +149,12 @@ class Watcher:
         self._thread.join(5.0)
 
     def _run(self) -> None:
+        try:
+            self._look_until_over()
+        except Exception as error:  # noqa: BLE001 - whatever it is: nobody is told of these exports any more
+            self._failed(error)
+
+    def _look_until_over(self) -> None:
         pause = _FIRST_NS
         budget = Budget()
         while not self._is_over:
@@ -174,7 +186,7 @@ class Watcher:
                 self._futexes.move(len(self._exports) + 1, place + 1)
 
     def _look(self, index: int, export: Export) -> bool:
-        """Whether it has another row than at the last look."""
+        """Whether its row differs from that of the last look."""
         if export.words == export.seen and not export.is_unclear:
             return False
         export.seen = memoryview(export.words.tobytes()).cast("Q")  # before the look: what changes then is seen again
@@ -187,11 +199,14 @@ class Watcher:
 
 
 class Exports:
-    """All exports of this node, and the threads that look at them."""
+    """All exports of this node, and the threads that look at them. `changed` and `failed` are called on these."""
 
-    def __init__(self, board: Board, changed: Callable[[list[Export]], None]) -> None:
+    def __init__(
+        self, board: Board, changed: Callable[[list[Export]], None], failed: Callable[[Exception], None]
+    ) -> None:
         self._board = board
         self._changed = changed
+        self._failed = failed
         self._watchers: list[Watcher] = []
         self._by_key: dict[Key, Export] = {}
 
@@ -202,11 +217,11 @@ class Exports:
         return iter(list(self._by_key.values()))
 
     def get(self, key: Key) -> Export | None:
-        """The export of a use, if it is one."""
+        """The export of a use, None if it is not exported."""
         return self._by_key.get(key)
 
     def put(self, attachment: Attachment) -> Export:
-        """The export of what this node's bridge is attached to."""
+        """Export what this node's bridge is attached to; the existing export if there is one."""
         key = (attachment.slot, attachment.incarnation)
         export = self._by_key.get(key)
         if export is None:
@@ -214,13 +229,13 @@ class Exports:
             export.row = export.look()
             watcher = next((each for each in self._watchers if each.room), None)
             if watcher is None:
-                watcher = Watcher(self._changed, lambda: _SHARE / max(len(self._watchers), 1))
+                watcher = Watcher(self._changed, self._failed, lambda: _SHARE / max(len(self._watchers), 1))
                 self._watchers.append(watcher)
             watcher.add(export)
         return export
 
     def drop(self, export: Export) -> None:
-        """It is exported no more."""
+        """Stop exporting it."""
         self._by_key.pop(export.key, None)
         for watcher in self._watchers:
             if export in watcher.known:

@@ -1,4 +1,4 @@
-"""The nodes of which this one mirrors events: what news come of them, and when one is lost."""
+"""The nodes whose events this one mirrors: their news, their pings, and when one is lost."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ipcsync_bridge.links import Link, Source
 from ipcsync_bridge.mirrors import Mirrors, Origin
 from ipcsync_bridge.transport import Transport, Unreachable
 
-_KEEP_S = 0.1  # between two words to a node of what is not wanted any more
-_MOST_LOST = 1024  # nodes of which it is known why they were lost
+_KEEP_S = 0.1  # between two messages to a node that say what is still wanted
+_MOST_LOST = 1024  # nodes whose reason is remembered
 
 
 class Following:
@@ -45,7 +45,7 @@ class Following:
         self.sources: dict[str, Source] = {}  # by node
         self.lost: dict[str, tuple[bytes, str]] = {}  # by node: epoch, reason
         self._syncing: set[str] = set()
-        self._kept_less: set[str] = set()  # sources that are to be told of what is not wanted any more
+        self._kept_less: set[str] = set()  # sources to be told what is still wanted
         self._linking = 0
         mirrors.on_gone = self._let_go
 
@@ -53,7 +53,7 @@ class Following:
 
     @contextmanager
     def linking(self) -> Iterator[None]:
-        """Something may be linked inside: no source is let go of for having no links."""
+        """Keep sources that have no links, while something may be linked inside the block."""
         self._linking += 1
         try:
             yield
@@ -83,14 +83,14 @@ class Following:
         return source
 
     def link(self, source: Source, row: wire.Row) -> Link:
-        """What is known of a use of a source, which is heard of from now on."""
+        """The link to a use of a source, merged with `row`; its news count from now on."""
         link = source.links.setdefault(row.key, Link(row.key))
         link.merge(row)
         self._wake()
         return link
 
     def _let_go(self, origin: Origin) -> None:
-        """A mirror has ended: nothing of it is wanted any more."""
+        """A mirror has ended: its news are not wanted any more."""
         for source in self.sources.values():
             if source.epoch == origin.epoch:
                 source.links.pop(origin.key, None)
@@ -99,14 +99,14 @@ class Following:
                     self._wake()
 
     def _keep(self, source: Source) -> None:
-        """Tell a node what is still wanted of it."""
+        """Tell a node which of its uses are still wanted."""
         keys = wire.pack_keys(list(source.links)[: wire.MAX_KEYS])
         self._begin(self._asking.say(source.node, wire.Keep(source.epoch, keys)))
 
     # --- news ---------------------------------------------------------------------------------------------------------
 
     def heard(self, sender: str, body: wire.News) -> None:
-        """News of a node."""
+        """Take in a node's news."""
         source = self.sources.get(sender)
         if source is None or not source.is_of(body.term, body.epoch):
             if source is not None and body.epoch != source.epoch and body.term > source.term:
@@ -127,13 +127,13 @@ class Following:
             self._mirrors.store(Origin(source.epoch, *row.key))
 
     def over(self, sender: str, body: wire.Over) -> None:
-        """A node says goodbye."""
+        """Take in a node's goodbye."""
         source = self.sources.get(sender)
         if source is not None and source.is_of(body.term, body.epoch):
             self._lose(source, body.reason if body.reason in REASONS and body.reason else "stopped")
 
     def _lose(self, source: Source, reason: str) -> None:
-        """A node, in this epoch of it, is lost: so is all that is mirrored of it, for good."""
+        """Lose a node in this epoch, and with it all of its mirrors, for good."""
         if self.sources.get(source.node) is source:
             del self.sources[source.node]
         self._counters.lost[reason] += 1
@@ -147,7 +147,7 @@ class Following:
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def look(self, now: float) -> float:
-        """Do what is due; when there is more to do."""
+        """Do what is due, and return when the next thing is."""
         due = now + 3600.0
         for source in list(self.sources.values()):
             if source.is_silent(now):
@@ -172,13 +172,13 @@ class Following:
         return due
 
     def paused(self, now: float) -> None:
-        """This process stood still: nobody is judged by what was not heard meanwhile."""
+        """Note that this process stood still: silence meanwhile counts against nobody."""
         for source in self.sources.values():
             source.paused(now)
             source.wants_sync = True
 
     def reconnected(self, now: float) -> None:
-        """What was told meanwhile is missed: ask at once."""
+        """Ask at once for the news that were missed while the connection was away."""
         for source in self.sources.values():
             source.next_ping = now
             source.wants_sync = True
@@ -215,7 +215,7 @@ class Following:
         self._wake()
 
     async def _sync(self, source: Source) -> None:
-        """Ask how all is that is mirrored of a node."""
+        """Ask for the state of all links to a node."""
         self._counters.resyncs += 1
         try:
             first: tuple[bytes, int] | None = None
@@ -236,7 +236,7 @@ class Following:
             if error.reason == "restarted":
                 self._lose(source, "restarted")
             else:
-                await asyncio.sleep(RETRY_S)  # a ping tells when it is back, or lost
+                await asyncio.sleep(RETRY_S)  # a ping finds out when it is back, or lost
         except SessionLost:
             raise
         except IpcSyncError:
@@ -248,7 +248,7 @@ class Following:
     def _take_state(self, source: Source, row: wire.Row) -> None:
         if row.state != "gone":
             self._merge(source, row)
-        else:  # while its bridge was away nobody kept the use there: how it ended, nobody knows
+        else:  # its bridge was away, so nobody kept the use there, and how it ended is unknown
             self._mirrors.end(Origin(source.epoch, *row.key), "broken", "bridge")
 
     # --- from one code to the next ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What a bridge leaves to the one that goes on in its place: the same process, with the code that is on disk now.
 
 It calls exec, so the process stays, and with it the session, the lease, and the lock on its line of the board: nobody
-is told of a death. What it knew lies in a file without a name (memfd_create(2)), of which the new code is told.
+sees a death. What it knew is in a file without a name (memfd_create(2)), whose descriptor the new code gets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Session(Struct, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """A node of which events are mirrored."""
+    """A node whose events are mirrored here."""
 
     node: str
     epoch: bytes
@@ -44,7 +44,7 @@ class Source(Struct, frozen=True):
 
 
 class Mirror(Struct, frozen=True):
-    """A mirror, with what is known of what it mirrors; `ending` is the state and reason that it is to end with."""
+    """A mirror and its link. `ending` is the state and reason that it is being ended with."""
 
     epoch: bytes
     row: Row
@@ -62,7 +62,7 @@ class Follower(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True):
-    """A fleet's name that a use here has; `is_over` if the use has ended, and the name is to be freed."""
+    """A name of the fleet that a use here has. `is_over`: the use has ended, and the name must be freed."""
 
     use: Key
     key: str

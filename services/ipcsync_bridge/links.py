@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 
 from ipcsync_bridge.wire import Key, Row
 
-WINDOW = 8  # news that are not acknowledged yet
+WINDOW = 8  # messages with news that are not acknowledged yet
 ACK_EVERY = 4
 PING_S = 1.0
 RETRY_S = 0.1
-_GRACE_S = 0.05  # by which an answer may be ahead of news that were sent before it
+_GRACE_S = 0.05  # an answer may arrive this much before news that were sent earlier
 _RANKS = {"open": 0, "closed": 1, "broken": 2}
 
 
 @dataclass
 class Link:
-    """What is known here of one use of another node's slot."""
+    """What this node knows of one use of another node's slot."""
 
     key: Key
     recorded: int = 0
@@ -30,7 +30,7 @@ class Link:
     cause: str = ""
 
     def merge(self, row: Row) -> bool:
-        """Take in what is told; whether anything is new. A finished one hears nothing more."""
+        """Merge news, and return whether anything is new. A finished link takes nothing more."""
         if self.state == "broken" or row.state not in _RANKS:
             return False
         before = (self.recorded, self.completed, self.lost, self.state)
@@ -45,12 +45,12 @@ class Link:
 
     @property
     def row(self) -> Row:
-        """The same as it travels."""
+        """The link as a row."""
         return Row(*self.key, self.recorded, self.completed, self.lost, self.state, self.cause)
 
     @property
     def is_over(self) -> bool:
-        """Whether no news can change it any more."""
+        """Whether no news can change it."""
         return self.state == "broken" or (self.state == "closed" and self.completed >= self.recorded)
 
 
@@ -73,22 +73,22 @@ class Source:
     next_keep: float = 0.0  # when it may be told again of what is not wanted any more
     last_heard: float = 0.0
     wants_sync: bool = False
-    _missing: tuple[int, float] | None = None  # a number that an answer told of, and since when
+    _missing: tuple[int, float] | None = None  # the number that an answer said, and since when it is missed
     _acked: int = 0
 
     def touch(self, now: float) -> None:
-        """A question that was sent at `now` was answered."""
+        """Note that a question sent at `now` was answered."""
         self.alive_until = max(self.alive_until, now + self.ttl_s)
 
     def is_of(self, term: int, epoch: bytes) -> bool:
-        """Whether what carries these is of this life of the node; a lower term was overtaken."""
+        """Whether a message with these is from this life of the node; one with a lower term is not."""
         if epoch != self.epoch or term < self.term:
             return False
         self.term = term
         return True
 
     def heard_news(self, channel: bytes, number: int, now: float) -> int:
-        """News came. The number to acknowledge, 0 for none yet."""
+        """Count a message with news; returns the number to acknowledge, 0 for none yet."""
         self.last_heard = now
         if channel != self.channel:
             self.wants_sync = True
@@ -102,7 +102,7 @@ class Source:
         return self.number
 
     def heard_answer(self, channel: bytes, number: int, now: float) -> None:
-        """An answer told the number of the last news, which may still be under way."""
+        """Compare with the number of the last news, which an answer says; they may still be under way."""
         self.last_heard = now
         if channel != self.channel:
             self.wants_sync = True
@@ -118,7 +118,7 @@ class Source:
         self.wants_sync = False
 
     def look(self, now: float) -> None:
-        """Find out whether news that should have come were lost."""
+        """Find out whether news were lost."""
         if self._missing is not None:
             number, since = self._missing
             if number <= self.number:
@@ -128,48 +128,48 @@ class Source:
 
     @property
     def looks_at(self) -> float | None:
-        """When `look` will know more."""
+        """When `look` has to be called next, None if it need not be."""
         return None if self._missing is None else self._missing[1] + _GRACE_S
 
     def pinged(self, now: float) -> None:
-        """A ping was sent at `now`."""
+        """Note that a ping was sent at `now`."""
         self.next_ping = now + PING_S
 
     def unreachable(self, now: float) -> None:
-        """Nobody listens there now, as the server says: a bridge that is started again is to be found soon."""
+        """Note that nobody listens there, as the server says: ping again soon, to find a restarted bridge."""
         self.next_ping = min(self.next_ping, now + RETRY_S)
 
     def paused(self, now: float) -> None:
-        """This process itself stood still until `now`: nobody's silence counts before."""
+        """Note that this process stood still until `now`: silence before counts against nobody."""
         self.alive_until = max(self.alive_until, now + self.ttl_s)
         self.next_ping = min(self.next_ping, now)
 
     def is_silent(self, now: float) -> bool:
-        """Whether it is lost."""
+        """Whether the node has been silent for the whole TTL."""
         return now >= self.alive_until
 
 
 @dataclass
 class Follower:
-    """A node that mirrors events of this one: what it is to be told next, which is never more than one row a use."""
+    """A node that mirrors events of this one, and what to tell it next: at most one row for each use."""
 
     node: str
     last_asked: float
     keys: set[Key] = field(default_factory=set)
     number: int = 0
     conflated: int = 0
-    next_tell: float = 0.0  # by the loop's clock: it is told nothing before
+    next_tell: float = 0.0  # not before this time of the loop's clock
     _acked: int = 0
     _rows: dict[Key, Row] = field(default_factory=dict)
 
     def put(self, row: Row) -> None:
-        """The newest state of a use; one that was not told yet is replaced."""
+        """Tell it this state of a use; it replaces an older one that was not told yet."""
         if row.key in self.keys:
             self.conflated += row.key in self._rows
             self._rows[row.key] = row
 
     def take(self, most: int) -> list[Row]:
-        """What is to be told now, with `number`; nothing while too much is unacknowledged."""
+        """Take the rows to tell now, as message `number`; none while too many messages are unacknowledged."""
         if not self._rows or self.number - self._acked >= WINDOW:
             return []
         if len(self._rows) <= most:
@@ -180,26 +180,26 @@ class Follower:
         return rows
 
     def give_back(self, rows: list[Row]) -> None:
-        """They could not be sent: they are told later, unless there is something newer by then. The number is gone."""
+        """Tell these rows later, unless newer ones come: they could not be sent. Their number is used up."""
         for row in rows:
             if row.key in self.keys:
                 self._rows.setdefault(row.key, row)
 
     def acked(self, number: int) -> None:
-        """News up to `number` were heard."""
+        """Note that news up to `number` were received."""
         self._acked = max(self._acked, min(number, self.number))
 
     def reset(self) -> None:
-        """It says by its pings that it has heard nothing of this channel: what it waits for, it asks for."""
+        """Note that it knows nothing of this channel, as its ping says: it will ask for what it waits for."""
         self._acked = self.number
 
     def drop(self, keys: set[Key]) -> None:
-        """It wants to hear of these no more."""
+        """Stop telling it of these."""
         self.keys -= keys
         for key in keys:
             self._rows.pop(key, None)
 
     @property
     def pending(self) -> int:
-        """How many uses it is to be told of."""
+        """How many rows are to be told."""
         return len(self._rows)

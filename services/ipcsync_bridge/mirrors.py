@@ -1,4 +1,4 @@
-"""What the bridge stores of other nodes' events: on slots of its own coordinator, on which it is the recorder."""
+"""Mirrors of other nodes' events: slots of this node's coordinator, on which the bridge is the recorder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Origin(NamedTuple):
 class Mirror:
     """One mirror: `recorded`, then `completed`, then who waits is woken; a final word only after that.
 
-    `is_new`: nothing was stored for this use so far.
+    `is_new`: nothing is stored on this use yet.
     """
 
     def __init__(self, board: Board, attachment: Attachment, link: Link, *, is_new: bool = True) -> None:
@@ -40,9 +40,9 @@ class Mirror:
         self.attachment = attachment
         self.use: Key = (attachment.slot, attachment.incarnation)
         self.ending: tuple[str, str] | None = None
-        """With which state and reason the coordinator is being asked to finish it."""
+        """The state and reason that the coordinator is being asked to finish it with."""
         self.next_ending: tuple[str, str] | None = None
-        """With which it is to be, if somebody wanted it when that was asked."""
+        """Those to ask for next, if the coordinator refuses because a session wants the mirror."""
         self.has_told_closed = False
         self._incarnation = attachment.incarnation
         self._base = attachment.base
@@ -50,7 +50,7 @@ class Mirror:
         self._word = Futex(self._line.completed_address)
         self._recorded = self._completed = self._lost = 0
         if is_new:
-            self._line.store_behind(0)  # an earlier recorder's; what is lost of a mirror, its own node tells
+            self._line.store_behind(0)  # an earlier recorder's; of a mirror, its own node says what is lost
             self._line.lose(self._base, 0)
 
     def store(self) -> None:
@@ -71,13 +71,13 @@ class Mirror:
             self._lost = link.lost
 
     def _is_open(self) -> bool:
-        """Whether the coordinator has not finished the use otherwise than it was asked to."""
+        """Whether the coordinator has finished the use only as it was asked to, or not at all."""
         state = self._line.state
         return state == OPEN or (state == CLOSED and self.has_told_closed)
 
 
 class Mirrors:
-    """All mirrors of a bridge. `begin` has something done beside all else; `on_gone` is told of each that has ended."""
+    """All mirrors of a bridge. `begin` starts a task; `on_gone` is called with each mirror that has ended."""
 
     def __init__(self, desk: Desk, begin: Callable[[Coroutine[Any, Any, object]], None]) -> None:
         self._desk = desk
@@ -93,7 +93,7 @@ class Mirrors:
         return origin in self._mirrors
 
     def put(self, origin: Origin, attached: Attachment, link: Link) -> None:
-        """The coordinator has made a mirror, or has given the one that there is."""
+        """Add the mirror that the coordinator has made, or has attached the bridge to again."""
         mirror = self._mirrors.get(origin)
         if mirror is None or mirror.use != (attached.slot, attached.incarnation):
             self._add(origin, Mirror(self._desk.board, attached, link))
@@ -103,7 +103,7 @@ class Mirrors:
         self._origins[mirror.use] = origin
 
     def store(self, origin: Origin) -> None:
-        """Store what is known of one, if it is there, and have it ended if nothing more can come."""
+        """Store what the link of a mirror knows; end the mirror if nothing more can come."""
         mirror = self._mirrors.get(origin)
         if mirror is None:
             return
@@ -118,7 +118,7 @@ class Mirrors:
             self._begin(self._desk.insist(messages.Finish(*mirror.use, "closed")))
 
     def end(self, origin: Origin, state: str, reason: str) -> None:
-        """Have one ended, if it is there: "broken" and why, "closed", or "unwanted", unless somebody wants it."""
+        """End a mirror, if it exists: "broken" with a reason, "closed", or "unwanted" unless a session uses it."""
         mirror = self._mirrors.get(origin)
         if mirror is None:
             return
@@ -129,7 +129,7 @@ class Mirrors:
             mirror.next_ending = state, reason
 
     async def _finish(self, origin: Origin, mirror: Mirror, state: str, reason: str) -> None:
-        """All was stored: have the coordinator end the mirror, and let go of it."""
+        """Have the coordinator finish the mirror, and release it; everything is stored by now."""
         try:
             await self._desk.insist(messages.Finish(*mirror.use, state, reason))
             if state != "unwanted":
@@ -149,13 +149,13 @@ class Mirrors:
             self.on_gone(origin)
 
     def unwanted(self, use: Key) -> None:
-        """The coordinator says that nobody but the bridge uses what may be a mirror."""
+        """End a mirror that only the bridge uses, as the coordinator says."""
         origin = self._origins.get(use)
         if origin is not None:
             self.end(origin, "unwanted", "")
 
     def drop_unwanted(self) -> None:
-        """It may have been missed what the coordinator has said is unwanted: ask of each mirror."""
+        """End every mirror that no session uses: the coordinator's words about them may have been missed."""
         for origin in list(self._mirrors):
             self.end(origin, "unwanted", "")
 
@@ -175,7 +175,7 @@ class Mirrors:
         ]
 
     def resume(self, left: list[handover.Mirror]) -> dict[Origin, Link]:
-        """Go on with what other code left; what is known of each."""
+        """Go on with the mirrors that other code left; returns their links."""
         links = {}
         for known in left:
             link = Link(known.row.key)

@@ -43,7 +43,7 @@ class NatsTransport:
         self._listener: Listener | None = None
         self._errors = 0
         self._is_closing = False
-        self.last_error = ""  # what the server said last, which is not told to who is refused
+        self.last_error = ""  # the server says why it refuses only here, not in the reply
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class NatsTransport:
                 tls=tls_of(settings),
                 user_credentials=settings.credentials or None,
             )
-            await _within(connecting, timeout)  # by itself it tries for ever
+            await _within(connecting, timeout)  # nats-py itself tries for ever
         except (*_NOT_SENT, ssl.SSLError) as error:
             why = self.last_error or str(error) or type(error).__name__
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
@@ -148,7 +148,7 @@ class NatsTransport:
         return answer
 
     async def tell(self, to: str, data: bytes) -> bool:
-        """Publish, unless it is known that this would wait for a connection: late news are of use to nobody."""
+        """Publish, but not while there is no connection: nats-py would keep it, and late news are useless."""
         if not self._nats.is_connected:
             return False
         try:
@@ -158,7 +158,7 @@ class NatsTransport:
         return True
 
     async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
-        """Request and reply, or a message to the same subject that asks for none."""
+        """Request and await the reply, or publish to the same subject if `timeout` is None."""
         if not self._nats.is_connected:
             raise Unreachable(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
         subject = f"{self._subject(to, 'ask')}.{self._settings.node}"
@@ -246,7 +246,7 @@ class NatsTransport:
 
 
 async def _within(work: Coroutine[Any, Any, None], timeout: float | None) -> None:
-    """Do it, or have it cancelled after `timeout` seconds: more than once, since nats-py swallows some."""
+    """Await it, and cancel it after `timeout` seconds: more than once, since nats-py swallows some cancellations."""
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout)
@@ -261,7 +261,7 @@ async def _within(work: Coroutine[Any, Any, None], timeout: float | None) -> Non
 
 
 def tls_of(settings: Settings) -> ssl.SSLContext | None:
-    """By what this node is known, and knows the servers; None in the clear. Raises OSError."""
+    """The TLS context with this node's certificate and the authorities; None without TLS. Raises OSError."""
     if not settings.tls_ca:
         return None
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=settings.tls_ca)

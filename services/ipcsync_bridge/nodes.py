@@ -1,4 +1,4 @@
-"""Who is who in the fleet: which machine has which node's name, and which node the fleet's event of a name.
+"""The names of the fleet: which machine has a node's name, and which node a fleet event's.
 
 A value names its owner by a number of 128 random bits, so that a write whose outcome was not told is known for one's
 own when it is read again. Terms order the owners of a name; they decide who may be called by it, and nothing else.
@@ -25,7 +25,7 @@ from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachab
 T = TypeVar("T")
 
 _TRIES = 20
-_UNKNOWN = 0  # the revision of a claim whose writing was begun, and of which nobody knows whether it was done
+_UNKNOWN = 0  # the revision of a claim that may or may not have been written
 
 
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -70,7 +70,7 @@ def known_owner_id(directory: str, fleet: str, node: str) -> bytes | None:
 
 
 def owner_id(directory: str, fleet: str, node: str) -> bytes:
-    """The 128 bits by which this machine's bridge knows its own keys again, kept in the runtime directory."""
+    """128 random bits in the runtime directory, by which a bridge recognises its own keys in the store."""
     known = known_owner_id(directory, fleet, node)
     if known is not None:
         return known
@@ -111,7 +111,7 @@ class Names:
         return (await self._transport.read(key, timeout)).get(key)
 
     async def take(self) -> None:
-        """Have the node's name. NodeNameTaken if another machine has it and answers; Unavailable."""
+        """Take the node's name. Raises NodeNameTaken if another machine has it and answers, and Unavailable."""
         key = f"nodes.{self._node}"
         for _ in range(_TRIES):
             found = await self._read_one(key, 5.0)
@@ -128,7 +128,7 @@ class Names:
         raise Unavailable(f"the key {key} changes all the time")
 
     async def _refuse_if_alive(self) -> None:
-        """Ask who has the name for a whole TTL: one answer, and it is taken."""
+        """Ask who has the name for a whole TTL; one answer means that it is taken."""
         deadline = time.monotonic() + self._ttl_s
         while (left := deadline - time.monotonic()) > 0:
             owner = await self._is_there(self._node, left)
@@ -140,7 +140,7 @@ class Names:
                 )
 
     async def keeps(self) -> bool:
-        """Whether the name still is this node's; made anew if the store has lost it. Unavailable."""
+        """Whether the name is still this node's; it is written again if the store has lost it. Raises Unavailable."""
         found = await self._read_one(f"nodes.{self._node}", 5.0)
         known = None if found is None else decode(found[0], Owner)
         if known is not None and known.owner != self._owner:
@@ -164,7 +164,7 @@ class Names:
         return {node: owner for node, owner in owners.items() if owner is not None and not nodes.why_not(node)}
 
     async def node_of(self, epoch: bytes, timeout: float) -> str | None:
-        """The node that has an epoch, None if no node has it. FleetUnavailable."""
+        """The node that has an epoch, None if there is none. Raises FleetUnavailable."""
         for node, owner in (await self.everybody(timeout)).items():
             if owner.epoch == epoch.hex():
                 return node
@@ -173,7 +173,7 @@ class Names:
     # --- the fleet's names of events ----------------------------------------------------------------------------------
 
     async def find(self, name: str, timeout: float) -> Claim:
-        """Who has the fleet's event of a name. WaitTimeout if nobody has, FleetUnavailable."""
+        """The claim on a name of the fleet. Raises WaitTimeout if there is none, and FleetUnavailable."""
         try:
             found = await self._read_one(_key_of(name), timeout)
             claim = None if found is None else decode(found[0], Claim)
@@ -192,7 +192,7 @@ class Names:
         return owner is not None and owner.epoch == claim.epoch
 
     async def claim(self, want: messages.Want, timeout: float) -> None:
-        """Have the fleet's event of a name for a use of a slot here. RecorderTaken, FleetUnavailable."""
+        """Claim a name of the fleet for a use of a slot here. Raises RecorderTaken and FleetUnavailable."""
         key, use = _key_of(want.name), (want.slot, want.incarnation)
         value = self._claim_of(use)
         deadline = time.monotonic() + timeout
@@ -218,7 +218,7 @@ class Names:
         return msgspec.json.encode(Claim(self._node, self._owner, self._epoch, *use))
 
     async def _write_claim(self, use: tuple[int, int], key: str, value: bytes, last: int, timeout: float) -> int:
-        """The new revision. Conflict; whatever else ends it, the claim may be applied later, and is to be undone."""
+        """The new revision. Raises Conflict; after another error the claim may be applied later, and must be undone."""
         try:
             return await self._transport.cas(key, value, last, timeout)
         except Conflict:
@@ -240,7 +240,7 @@ class Names:
             if await self._is_there(claim.node, max(until - time.monotonic(), 0.05)) is not None:
                 break
             if time.monotonic() >= until:
-                return  # silent for as long as makes a node lost
+                return  # silent for long enough to be lost
         raise RecorderTaken(
             f"node {claim.node!r} has the fleet's event {name!r}, and an event has one recorder for its whole life",
             event=name,
@@ -248,7 +248,7 @@ class Names:
         )
 
     async def release(self, key: tuple[int, int]) -> None:
-        """A use is over: its name is free. What cannot be removed now is at the next `keeps`."""
+        """Free the name of a use that is over. What cannot be removed now is removed at the next `keeps`."""
         if key in self.claims:
             self._over.add(key)
             await self._remove(key)
@@ -286,7 +286,7 @@ class Names:
         raise Unavailable(f"the key {name} changes all the time")
 
     async def _keep_claims(self) -> None:
-        """What the store has lost is claimed anew; what is another node's by now is no more this one's."""
+        """Claim again what the store has lost, and give up what another node has by now."""
         for (slot, incarnation), (key, _) in list(self.claims.items()):
             if (slot, incarnation) in self._over:
                 await self._remove((slot, incarnation))
@@ -304,7 +304,7 @@ class Names:
                 continue
 
     async def resume(self) -> list[tuple[int, int]]:
-        """Take over the claims of the bridge before this one, of the same epoch: the uses that they are of."""
+        """Take over the claims of the bridge before this one, of the same epoch; returns their uses."""
         for key, (value, revision) in (await self._transport.read("names.", 5.0)).items():
             claim = decode(value, Claim)
             if claim is not None and claim.node == self._node and claim.epoch == self._epoch:
@@ -318,7 +318,7 @@ class Names:
         return [handover.Claim(use, key, last, use in self._over) for use, (key, last) in self.claims.items()]
 
     def go_on(self, left: handover.State) -> None:
-        """The name is this bridge's still, and so are the claims; the store need not be there."""
+        """Go on with the name and the claims that other code left, without asking the store."""
         self.term = left.term
         self.claims = {claim.use: (claim.key, claim.revision) for claim in left.claims}
         self._over = {claim.use for claim in left.claims if claim.is_over}
@@ -329,7 +329,7 @@ def _key_of(name: str) -> str:
 
 
 def decode(value: bytes, kind: type[T]) -> T | None:
-    """The value, None if no bridge wrote it."""
+    """The value, None if it cannot be read."""
     try:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, ValueError):

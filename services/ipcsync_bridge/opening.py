@@ -1,4 +1,4 @@
-"""Opening names of another node: those that come while it is being asked for others are asked for together."""
+"""Opening names of another node: names that come while a question is under way are asked for together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ipcsync_bridge.asking import Asking, refusal
 
 
 class Opened(NamedTuple):
-    """A use that was opened: the node's answer, the use's state in it, and when the question was sent."""
+    """An opened use: the node's answer, the use's row in it, and when the question was sent."""
 
     state: wire.State
     row: wire.Row
@@ -29,7 +29,7 @@ class _Name(NamedTuple):
 
 
 class Opening:
-    """The names that are to be asked for, by node. `begin` has something done beside all else."""
+    """The names to ask for, by node. `begin` starts a task."""
 
     def __init__(self, asking: Asking, begin: Callable[[Coroutine[Any, Any, object]], None]) -> None:
         self._asking = asking
@@ -38,7 +38,7 @@ class Opening:
         self._asked: set[str] = set()  # nodes that are being asked
 
     async def open(self, node: str, name: str, timeout: float) -> Opened:
-        """Open the event of that name on a node. What the node refuses it with, or NodeLost."""
+        """Open the event of that name on a node. Raises what the node refuses it with, or NodeLost."""
         outcome: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
         self._names.setdefault(node, deque()).append(_Name(name, outcome, time.monotonic() + timeout))
         if node not in self._asked:
@@ -72,7 +72,7 @@ class Opening:
             outcomes = [copy.copy(error) for _ in names]
         for each, found in zip(names, outcomes, strict=True):
             if each.outcome.done():
-                continue  # nobody waits any more
+                continue  # timed out
             if isinstance(found, IpcSyncError):
                 each.outcome.set_exception(found)
             else:
@@ -80,7 +80,7 @@ class Opening:
 
 
 def _outcomes(node: str, state: wire.State, count: int) -> list[wire.Row | IpcSyncError]:
-    """What became of each of `count` names, in their order. ProtocolError if the answer is of others."""
+    """The outcome of each of `count` names, in order. Raises ProtocolError if the answer does not fit them."""
     texts = wire.unpack_texts(state.refused, 3 * count)
     refused = {}
     for place, kind, text in zip(texts[::3], texts[1::3], texts[2::3], strict=False):

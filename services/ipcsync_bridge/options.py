@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Callable[..., Any])
 
 VARIABLES = "IPCSYNC_BRIDGE"
-"""What the names of the variables begin with that stand for options."""
+"""The prefix of environment variables for options."""
 
 _CONNECTION = (
     click.option("--node", required=True, metavar="NAME", help="What this node is called in the fleet."),

@@ -1,4 +1,4 @@
-"""Going on with the code that is on disk now: tried first, then by exec in this very process."""
+"""Going on with the code that is on disk now: a trial first, then exec in this very process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ipcsync_bridge.server import Bridge
 log = logging.getLogger("ipcsync.bridge")
 
 SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD))
-"""Those with a handler: blocked while there is none, so that one that comes then is not lost, and kills nobody."""
+"""The signals with a handler. They are blocked until there is one, so that none is lost or kills the process."""
 
 _TRIAL_S = 30.0
 _TRY = "--try-handover"
 
 
 class Reloads:
-    """What signals ask for. The old code goes on until the new one has said that it can."""
+    """Upgrades, which signals ask for. The old code goes on until the new one has said that it can."""
 
     def __init__(self, bridge: Bridge, manager: ServiceManager) -> None:
         self._bridge = bridge
@@ -60,12 +60,12 @@ class Reloads:
             self._bridge.stop("reloaded")
 
     def leave(self) -> tuple[handover.State, dict[str, str]]:
-        """What the new code goes on with, once the bridge has stopped for it, and what it finds in its environment."""
+        """The state and the environment for the new code, once the bridge has stopped for it."""
         return self._bridge.leave(self._began), self._manager.environment
 
 
 def _command(*more: str) -> list[str]:
-    """This process's own, as Python was called."""
+    """The command that this process was started with."""
     return [sys.executable, *sys.orig_argv[1:], *more]
 
 
@@ -91,7 +91,7 @@ async def _try() -> str:
 
 
 def answer(theirs: str, settings: Settings) -> None:
-    """By status 0, that this code can go on with what one of the formats `theirs` leaves; Failed, with why, if not."""
+    """Return if this code can go on with a state of the formats `theirs`; raise Failed with the reason if not."""
     from ipcsync_bridge.nats_transport import tls_of
 
     if theirs != handover.versions():

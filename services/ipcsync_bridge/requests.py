@@ -113,7 +113,7 @@ class Requests:
             request = self._queue.popleft()
             self._sent[request.id] = request
             self._send(request, now)
-        if not self._is_reading:  # sending takes the socket's edge, by which a reply may have been told
+        if not self._is_reading:  # a send may consume the edge of the descriptor that announced a reply
             self._is_reading = True
             self._loop.call_soon(self._read)
 
@@ -153,7 +153,7 @@ class Requests:
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """While anything is unanswered: whether it has to be sent again, is late, or has nobody to answer it."""
+        """While requests are unanswered: send them again, time them out, or fail them if the session is lost."""
         self._is_looking = bool(self._sent or self._queue)
         if not self._is_looking or self._socket.closed:
             return
@@ -178,7 +178,7 @@ class Requests:
         self._send_queued(now)
 
     def _send_again(self, now: float) -> None:
-        """The same ids: if only a reply was lost, the coordinator sends it again and does nothing twice."""
+        """Send under the same ids: if only a reply was lost, the coordinator sends it again and does nothing twice."""
         starts = self._starts()
         for request in self._sent.values():
             is_due = request.sent_to != starts or now - request.sent_at >= _AGAIN_S

@@ -1,6 +1,6 @@
-"""The bridge's life: what comes from other nodes, what sessions of this one want, and what is found by looking.
+"""The bridge: what other nodes say, what sessions of this node want, and what is due by the clock.
 
-All of it is done by one loop; requests to the coordinator, the heartbeat, and the looks at exports have threads.
+One loop does all of it; the heartbeat and the looks at exports have threads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _AGAIN_S = 0.1
 class Bridge:
     """One node's bridge over one session, until it is told to stop, is fenced, or the session is lost.
 
-    `left` is what the code before this one left: then nobody is to notice that there was other code.
+    `left` is what other code left in this process, with which this one goes on unnoticed.
     """
 
     def __init__(
@@ -60,17 +60,18 @@ class Bridge:
         self.counters.handovers = 0 if left is None else left.handovers
         self.epoch = desk.epoch
         self.owner = owner
-        """By which this machine's bridge is told from another one under the same name."""
+        """What distinguishes this machine's bridge from another one under the same name."""
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done = asyncio.Event()
+        self._has_ended = False
         self._wake = asyncio.Event()
         self.why = "stopped"
-        self.names = Names(transport, settings.node, owner, desk.epoch, settings.link_ttl, self._is_there)
-        self.telling = Telling(transport, self, self.counters)
-        self.exports = Exports(desk.board, self.telling.changed_on_thread)
-        self.answering = Answering(settings, desk, self.exports, self.telling, self)
         asking = Asking(transport, settings.link_ttl)
+        self.names = Names(transport, settings.node, owner, desk.epoch, settings.link_ttl, asking.owner_of)
+        self.telling = Telling(transport, self, self.counters)
+        self.exports = Exports(desk.board, self.telling.changed_on_thread, self.telling.failed_on_thread)
+        self.answering = Answering(settings, desk, self.exports, self.telling, self)
         self.mirrors = Mirrors(desk, self.begin)
         self.following = Following(settings, transport, asking, self.mirrors, self.counters, self.begin, self._wake.set)
         self.wants = Wants(
@@ -100,7 +101,7 @@ class Bridge:
         self._announcements = Announcements(
             self._desk, self.wants, self.names, self.mirrors, self.exports, self.counters, self.begin
         )
-        self.begin(self.telling.run())
+        self.begin(self._tell())
         log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.term))
         tell_serving()
         try:
@@ -110,7 +111,7 @@ class Bridge:
         return self.why
 
     def stop(self, why: str) -> None:
-        """Begin to end. That other code goes on is given up for any other end."""
+        """Begin to end. Any other reason goes before "reloaded"."""
         if not self._done.is_set() or self.why == "reloaded":
             self.why = why
             self._done.set()
@@ -128,11 +129,12 @@ class Bridge:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.exports.close()
         await self._transport.close()
+        self._has_ended = True
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
     async def pause(self) -> bool:
-        """Ask the coordinator nothing more, to end as "reloaded"; False, and all goes on, if it does not answer."""
+        """Stop asking the coordinator, to end as "reloaded". Returns False, and goes on, if it does not answer."""
         if self._done.is_set():
             return False
         if not await self._desk.pause(_PAUSE_S):
@@ -141,7 +143,9 @@ class Bridge:
         return True
 
     def leave(self, began: float) -> handover.State:
-        """What the code that goes on is to know, once `run` has ended."""
+        """What other code needs to go on, once `run` has ended and nothing changes it any more."""
+        if not self._has_ended:
+            raise RuntimeError("news that come now would be stored, and the new code would not know of them")
         followers, exports, visits = self.answering.leave()
         return handover.State(
             session=self._desk.hand_over(),
@@ -166,7 +170,7 @@ class Bridge:
         self.begin(self._connect(left.began))
 
     async def _connect(self, began: float) -> None:
-        """Not even that the servers are away now ends what the code before this one had linked."""
+        """Connect, however long that takes: links that other code left do not end because the servers are away."""
         while True:
             try:
                 await self._transport.listen(self, None)
@@ -177,13 +181,21 @@ class Bridge:
         self.connected()
         log.info("took over", extra=fields(mirrors=len(self.mirrors), pause_s=time.monotonic() - began))
 
+    async def _tell(self) -> None:
+        """Tell what changes. If that fails, the bridge ends: peers would go on trusting its pings."""
+        try:
+            await self.telling.run()
+        except Exception:
+            log.exception("failed: other nodes are told nothing any more")
+            self.stop("expired")
+
     @property
     def term(self) -> int:
         """Of this node's name."""
         return self.names.term
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        """Have something done beside all else; what fails is logged."""
+        """Start a task; its failure is logged."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -257,13 +269,13 @@ class Bridge:
     # --- what other nodes say -----------------------------------------------------------------------------------------
 
     def connected(self) -> None:
-        """Again: what was missed is asked for, and the keys are looked at."""
+        """The connection is back: ask for what was missed, and look at the keys."""
         self._next_keys = 0.0
         self.following.reconnected(time.monotonic())
         self.telling.flush()
 
     def told(self, sender: str, data: bytes) -> None:
-        """News of another node."""
+        """Take in news of another node."""
         try:
             body = wire.decode(data)
             if not isinstance(body, wire.News | wire.Over):
@@ -277,7 +289,7 @@ class Bridge:
             self.strange(sender, error)
 
     def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
-        """A question of another node."""
+        """Answer a question of another node."""
         try:
             body = wire.decode(data)
             self.answering.asked(sender, body, answer, time.monotonic())
@@ -285,27 +297,10 @@ class Bridge:
             self.strange(sender, error)
 
     def strange(self, sender: str, error: IpcSyncError) -> None:
-        """Count what no bridge sends."""
+        """Count a message that no bridge sends."""
         self.counters.strange += 1
         if is_round(self.counters.strange):
             log.warning("strange message", extra=fields(node=sender[:80], why=error, count=self.counters.strange))
-
-    async def _is_there(self, node: str, timeout: float) -> bytes | None:
-        """The owner id of the bridge that answers as `node`, None if none does in `timeout` seconds."""
-        until = time.monotonic() + timeout
-        while (left := until - time.monotonic()) > 0:
-            owner = await self._ask_owner(node, min(left, 1.0))
-            if owner is not None:
-                return owner
-            await asyncio.sleep(min(0.1, max(until - time.monotonic(), 0.0)))
-        return None
-
-    async def _ask_owner(self, node: str, timeout: float) -> bytes | None:
-        try:
-            body = wire.decode(await self._transport.ask(node, wire.encode(wire.Ping(b"", 0)), timeout))
-        except (Unreachable, TimeoutError, ProtocolError):
-            return None
-        return body.owner if isinstance(body, wire.Pong) else None
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
 

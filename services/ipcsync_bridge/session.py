@@ -1,4 +1,4 @@
-"""The bridge's session with its coordinator: that of any client, but for a driver, which it has none of.
+"""The bridge's session with its coordinator: that of any client, but without a driver.
 
 The loop makes its requests; the heartbeat has a thread, as ever.
 """
@@ -29,7 +29,7 @@ _BUDGET = 256
 
 
 class Desk:
-    """One session in the role of a bridge, until `close`, or until `hand_over`, which leaves it to other code."""
+    """A session in the role of a bridge, until `close`, or until `hand_over` leaves it to other code."""
 
     def __init__(self, connection: Connection, welcome: Welcome, board: Board) -> None:
         self.board = board
@@ -56,7 +56,7 @@ class Desk:
 
     @classmethod
     def opened(cls, endpoint: str, name: str, timeout: float) -> Desk:
-        """A session of its own. ConnectError if there is no coordinator, or it has a bridge."""
+        """A new session. Raises ConnectError if there is no coordinator, or it has a bridge."""
         fork.arm()
         connection = Connection(endpoint)
         try:
@@ -72,7 +72,7 @@ class Desk:
 
     @classmethod
     def resumed(cls, endpoint: str, left: handover.Session) -> Desk:
-        """The session of the code that ran in this process before; its lifeline was never let go."""
+        """The session of the code that ran in this process before; its lifeline is still held."""
         fork.arm()
         board = Board(left.board, left.welcome.board)
         desk = cls(Connection(endpoint, first_id=left.last_request + 1), left.welcome, board)
@@ -100,7 +100,7 @@ class Desk:
             self._unanswered -= 1
 
     async def insist(self, body: Message) -> Message:
-        """The same for what must be done, however long the coordinator does not answer: it can be done twice."""
+        """`ask`, again and again until the coordinator answers; for what may be done twice."""
         while (reply := await self._try(body)) is None:
             await asyncio.sleep(_AGAIN_S)
         return reply
@@ -112,7 +112,7 @@ class Desk:
             return None
 
     async def pause(self, timeout: float) -> bool:
-        """Ask nothing more until `go_on`; whether all that was asked is answered within `timeout` seconds."""
+        """Ask nothing more until `go_on`; whether everything asked before is answered within `timeout` seconds."""
         self._goes_on.clear()
         deadline = time.monotonic() + timeout
         while self._unanswered and time.monotonic() < deadline:
@@ -132,7 +132,7 @@ class Desk:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self, *, says_goodbye: bool) -> None:
-        """End the session; without a goodbye as a death would."""
+        """End the session; without a goodbye, peers see a death."""
         if says_goodbye:
             self.lease.say_goodbye()
             with contextlib.suppress(IpcSyncError):
@@ -141,7 +141,7 @@ class Desk:
         self.board.close()
 
     def hand_over(self) -> handover.Session:
-        """End all but the session, which this process goes on with by other code."""
+        """End everything but the session, with which other code in this process goes on."""
         self._stop()
         return handover.Session(self._welcome, self.board.descriptor, self._connection.take_id())
 
@@ -155,7 +155,7 @@ class Desk:
 
 
 class Feed:
-    """A subscription, drained by the loop: plain ZeroMQ, whose descriptor tells of an edge."""
+    """A subscription that the loop drains: a plain ZeroMQ socket, whose descriptor is edge-triggered."""
 
     def __init__(self, endpoint: str) -> None:
         self._socket = context().socket(zmq.SUB)
@@ -174,7 +174,7 @@ class Feed:
         return self._socket.closed
 
     def drain(self, take: Callable[[Announcement], None], resync: Callable[[], None]) -> None:
-        """Hand on what is there; `resync` is called if anything was missed, or this is the beginning."""
+        """Pass on the announcements that are there; call `resync` if any was missed, and at the beginning."""
         for _ in range(_BUDGET):
             try:
                 frame = bytes(self._socket.recv(zmq.NOBLOCK))

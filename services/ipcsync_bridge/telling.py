@@ -1,7 +1,7 @@
-"""What other nodes are told: for each that mirrors events of this one, never more than the newest of each use.
+"""News to the nodes that mirror events of this one: the newest row of each use, never more.
 
-Many rows are work for who hears them too. After many, that node is told nothing for a while, in which what changes
-again takes no more room; so neither node is kept busy by events that change all the time.
+Many rows are work for their receiver too. After a message with many, that node is told nothing for a while, in which
+rows that change again are replaced. So events that change all the time keep neither node busy.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ipcsync_bridge.links import Follower
 from ipcsync_bridge.transport import Transport
 
 _MANY = 64  # rows of one message
-_ROW_S = 20e-6  # for each row of many: some three times what it costs who hears it
+_ROW_S = 20e-6  # of rest for each row of many: some three times what it costs the receiver
 
 
 class Sender(Protocol):
-    """By what news are known as this node's."""
+    """What news say of their sender."""
 
     channel: bytes
     epoch: bytes
@@ -39,14 +39,20 @@ class Telling:
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._is_due = asyncio.Event()
+        self._failure: Exception | None = None
         self.followers: dict[str, Follower] = {}
 
     def changed_on_thread(self, exports: list[Export]) -> None:
-        """Exports have other rows: said by a thread that looks at them."""
+        """Exports have other rows; called by the thread that looks at them."""
         try:
             self._loop.call_soon_threadsafe(self._changed, exports)
         except RuntimeError:
             return  # the loop has ended
+
+    def failed_on_thread(self, error: Exception) -> None:
+        """A thread that looks at exports has ended; `run` raises its error."""
+        self._failure = error
+        self.changed_on_thread([])
 
     def _changed(self, exports: list[Export]) -> None:
         for export in exports:
@@ -57,14 +63,16 @@ class Telling:
         self._is_due.set()
 
     def flush(self) -> None:
-        """Something may be told now."""
+        """Have `run` look for something to tell."""
         self._is_due.set()
 
     async def run(self) -> None:
-        """Tell what is due, until cancelled."""
+        """Tell what is due, until cancelled. Raises what has ended a thread that looks at exports."""
         while True:
             await self._is_due.wait()
             self._is_due.clear()
+            if self._failure is not None:
+                raise self._failure
             for follower in list(self.followers.values()):
                 await self._tell(follower)
 

@@ -1,4 +1,4 @@
-"""What carries messages between bridges, and keeps the fleet's names: six calls, behind which NATS is today.
+"""The transport between bridges, and the store of the fleet's names: six calls, implemented over NATS.
 
 `tell`: news that nobody answers. `ask`, and an `answer` to what was asked. `listen`, once: what is called with what
 comes. `cas` and `read`: the store of names. Nothing here gives a guarantee of delivery or of order, and none is needed.
@@ -25,7 +25,7 @@ class Unavailable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
 
 
 class Listener(Protocol):
-    """Who takes what comes. `sender` is a node's name, which the server vouches for."""
+    """Receives messages. `sender` is a node's name, which the server vouches for."""
 
     def told(self, sender: str, data: bytes) -> None:
         """News."""
@@ -34,17 +34,17 @@ class Listener(Protocol):
         """A question; `answer` sends the reply, None if none is awaited."""
 
     def connected(self) -> None:
-        """The transport is there, again."""
+        """The connection is back."""
 
 
 class Transport(Protocol):
-    """One node's way to the others."""
+    """One node's connection to the others."""
 
     async def listen(self, listener: Listener, timeout: float | None) -> None:
         """Connect, and have `listener` called from now on. Unavailable if that cannot be within `timeout` seconds."""
 
     async def tell(self, to: str, data: bytes) -> bool:
-        """Send news to a node; False if they were not even begun to be sent."""
+        """Send news to a node; False if nothing was sent."""
 
     async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
         """Ask a node: its answer, or nothing awaited for a `timeout` of None.
@@ -63,7 +63,7 @@ class Transport(Protocol):
 
     @property
     def server(self) -> str:
-        """Where it is connected, empty if it is cut off."""
+        """The server's URL, empty if there is no connection."""
 
     async def close(self) -> None:
-        """End; what was told is sent first, if that takes no time."""
+        """Send what was told, if that is quick, and end."""

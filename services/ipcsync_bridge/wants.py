@@ -1,4 +1,4 @@
-"""What sessions of this node want of other nodes: asked there, and answered by way of the coordinator."""
+"""Questions of this node's sessions to other nodes, answered by way of the coordinator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ipcsync_bridge.session import Desk
 
 
 class Wants:
-    """Serves wants. `visit` is told of a use that is attached to for a moment; `describe` tells of the bridge."""
+    """Serves wants. `visit` is called with a use that is attached to for a moment; `describe` describes the bridge."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Wants:
             await self._link(want, want.node, await self._opening.open(want.node, want.name, timeout))
 
     async def _open_here(self, want: messages.Want) -> None:
-        """This very node's: the event is attached to for a moment, to know which it is."""
+        """Open an event of this very node: attach to it for a moment, to learn its use."""
         opened = await self._desk.ask(messages.Open(want.name))
         assert isinstance(opened, messages.Attachment)
         key = (opened.slot, opened.incarnation)
@@ -134,7 +134,7 @@ class Wants:
         await self._link(want, node, Opened(state, rows[0], sent))
 
     async def _link(self, want: messages.Want, node: str, opened: Opened) -> None:
-        """Mirror what a node has answered with, and so answer the want."""
+        """Mirror the use that a node has answered with, which answers the want."""
         state, row, sent = opened
         if row.state == "gone":
             raise EventClosed(f"the event of this point (slot {row.slot} of node {node!r}) is gone")
@@ -146,13 +146,13 @@ class Wants:
         link = self._following.link(source, row)  # before the request: news may come meanwhile
         origin = Origin(state.epoch, *row.key)
         try:
-            # Insisted on: a mirror that was made, and of which this were not told, would hear nothing.
+            # Insisted on: a mirror that was made without an answer to this bridge would get no news.
             attached = await self._desk.insist(_import(want, origin, node))
         except IpcSyncError as error:
             if origin not in self._mirrors:
                 source.links.pop(row.key, None)
             if isinstance(error, NodeLost) and error.reason is None:
-                return  # lost for good on this node, which who asked has been told
+                return  # lost for good on this node, as the coordinator has answered the session
             raise
         assert isinstance(attached, messages.Attachment)
         self._mirrors.put(origin, attached, link)

@@ -1,7 +1,7 @@
-"""What bridges say to each other: MessagePack arrays [version, kind, …], at most 64 KiB each.
+"""Messages between bridges: MessagePack arrays [version, kind, body], at most 64 KiB each.
 
-Who speaks is told by the subject, which the server enforces, never by a message. Whatever may be long is packed into
-bytes of one form, so that nothing larger than the message itself is built from it.
+The subject, which the server enforces, says who speaks; a message never does. Whatever may be long is packed into bytes
+of one form, so that nothing much larger than the message itself is built from it.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Row(NamedTuple):
 
 
 class Open(Struct, frozen=True, array_like=True):
-    """Ask for the events of some names, which are made where nobody has them. Answered by State."""
+    """Ask for the events of some names, which are created if they do not exist. Answered by State."""
 
     names: Blob
 
 
 class Attach(Struct, frozen=True, array_like=True):
-    """Ask for uses of slots, to be told of them from now on. Answered by State."""
+    """Ask for uses of slots, and for their news from now on. Answered by State."""
 
     epoch: Id
     keys: Blob
@@ -88,14 +88,14 @@ class Events(Struct, frozen=True, array_like=True):
 
 
 class Ack(Struct, frozen=True, array_like=True):
-    """News up to `number` of `channel` were heard. Not answered."""
+    """News up to `number` of `channel` were received. Not answered."""
 
     channel: Id
     number: Count
 
 
 class Keep(Struct, frozen=True, array_like=True):
-    """These are all the uses that the asker still wants to hear of. Not answered."""
+    """All the uses whose news the asker still wants. Not answered."""
 
     epoch: Id
     keys: Blob
@@ -117,7 +117,7 @@ class State(Struct, frozen=True, array_like=True):
 
 
 class Pong(Struct, frozen=True, array_like=True):
-    """The node is there; `number` was its last news to the asker, who is told of `links` uses."""
+    """The node is alive. `number` is that of its last news to the asker, who gets the news of `links` uses."""
 
     term: Count
     epoch: Id
@@ -134,14 +134,14 @@ class Listed(Struct, frozen=True, array_like=True):
 
 
 class Refused(Struct, frozen=True, array_like=True):
-    """What was asked is refused; `kind` is a class name of `ipcsync.errors`."""
+    """A refusal; `kind` is a class name of `ipcsync.errors`."""
 
     kind: Text
     text: Text
 
 
 class News(Struct, frozen=True, array_like=True):
-    """What has changed of uses that the other node mirrors."""
+    """The rows that have changed of uses that the other node mirrors."""
 
     term: Count
     epoch: Id
@@ -172,7 +172,7 @@ _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def encode(body: Message) -> bytes:
-    """The bytes of a message; ProtocolError if they are too many."""
+    """The bytes of a message. Raises ProtocolError if they are too many."""
     data = _encoder.encode((VERSION, _NAMES[type(body)], body))
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_BYTES}", code="too_large")
@@ -180,7 +180,7 @@ def encode(body: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message in bytes that anybody may have sent; ProtocolError if it is none."""
+    """The message in bytes that anybody may have sent. Raises ProtocolError if they are not a message."""
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_BYTES}", code="too_large")
     try:
@@ -200,7 +200,7 @@ def decode(data: bytes) -> Message:
 
 
 def pack_rows(rows: Iterable[Row]) -> bytes:
-    """Rows as they travel."""
+    """Rows as bytes."""
     pack = _ROW.pack
     return b"".join(
         pack(slot, incarnation, recorded, completed, lost, _STATE_CODES[state], _CAUSE_CODES[cause])
@@ -209,7 +209,7 @@ def pack_rows(rows: Iterable[Row]) -> bytes:
 
 
 def unpack_rows(data: bytes) -> list[Row]:
-    """The rows in bytes; ProtocolError if they are none."""
+    """The rows in bytes. Raises ProtocolError if they are invalid."""
     if len(data) % _ROW.size or len(data) > MAX_ROWS * _ROW.size:
         raise ProtocolError("rows of another size", code="invalid")
     rows = []
@@ -221,24 +221,24 @@ def unpack_rows(data: bytes) -> list[Row]:
 
 
 def pack_keys(keys: Iterable[Key]) -> bytes:
-    """Keys as they travel."""
+    """Keys as bytes."""
     return b"".join(_KEY.pack(*key) for key in keys)
 
 
 def unpack_keys(data: bytes) -> list[Key]:
-    """The keys in bytes; ProtocolError if they are none."""
+    """The keys in bytes. Raises ProtocolError if they are invalid."""
     if len(data) % _KEY.size or len(data) > MAX_KEYS * _KEY.size:
         raise ProtocolError("keys of another size", code="invalid")
     return list(_KEY.iter_unpack(data))
 
 
 def pack_texts(texts: Iterable[str]) -> bytes:
-    """Texts as they travel."""
+    """Texts as bytes."""
     return b"".join(_LENGTH.pack(len(data)) + data for data in (text.encode() for text in texts))
 
 
 def unpack_texts(data: bytes, most: int) -> list[str]:
-    """The texts in bytes; ProtocolError if they are none, or more than `most`."""
+    """The texts in bytes. Raises ProtocolError if they are invalid, or more than `most`."""
     texts: list[str] = []
     place = 0
     while place < len(data):
@@ -249,7 +249,7 @@ def unpack_texts(data: bytes, most: int) -> list[str]:
         try:
             texts.append(data[place:end].decode())
         except UnicodeDecodeError:
-            raise ProtocolError("a text that is none", code="invalid") from None
+            raise ProtocolError("a text that is not UTF-8", code="invalid") from None
         place = end
     if place > len(data):
         raise ProtocolError("texts of another size", code="invalid")

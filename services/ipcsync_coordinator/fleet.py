@@ -129,7 +129,7 @@ class Fleet:
         return attachment_of(slot, entry.session)
 
     def _device(self, wanted: str) -> str:
-        """The device of a mirror, which has no GPU: that of the session that asked for it first."""
+        """The device of a mirror: that of the session that asked for it first."""
         devices = self._effects.pool.devices
         return wanted if wanted in devices else devices[0]
 
@@ -168,7 +168,7 @@ class Fleet:
         self._effects.feed.announce("wanted", want=want)
 
     def tick(self, now_ns: int) -> None:
-        """Forget questions whose sessions wait no more; without a bridge, refuse the others."""
+        """Forget questions whose sessions do not wait any more; without a bridge, refuse the others."""
         if not self._owed:
             return
         has_bridge = self._sessions.bridge() is not None
@@ -236,7 +236,7 @@ class Fleet:
         return attachment_of(slot, asker.session)
 
     def _give(self, owed: _Owed | None, attach: Callable[[SessionEntry], messages.Message]) -> None:
-        """Reply to the session that asked for a use: with an attachment to it, or with the error."""
+        """Reply to the session that asked for a use with an attachment to it, or with the error."""
         if owed is None or owed.entry.session.state != "live":
             return  # it waits no more
         try:

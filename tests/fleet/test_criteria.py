@@ -99,11 +99,12 @@ def test_slow_peer_is_conflated(pair: tuple[Node, Node], records: int) -> None:
     while time.monotonic_ns() < until_ns:
         point = event.record(stream)
     assert resident_bytes(pair[0].bridge.pid) - before < 5_000_000
-    assert a.bridge().counts["tells"] <= 2 * WINDOW
+    told = a.bridge().counts["tells"]
+    assert told <= 2 * WINDOW
     pair[1].bridge.send_signal(signal.SIGCONT)
-    first = until(lambda: seen.generation if seen.generation > 1 + WINDOW else None, "news")
-    assert first >= records
     seen.at(point.generation).synchronize(DEADLINE_S)
+    # Behind those that it had not acknowledged, which are as old as they are, the next one tells the newest.
+    assert a.bridge().counts["tells"] <= told + 2
 
 
 @pytest.mark.parametrize("messages", [20_000, 100_000])

@@ -11,6 +11,7 @@ from ipcsync._wire.messages import Attachment, Origin
 from ipcsync_bridge.exports import Export
 from ipcsync_bridge.links import Link
 from ipcsync_bridge.mirrors import Mirror
+from ipcsync_bridge.server import Bridge
 from ipcsync_bridge.wire import Row
 from tests.fleet import link_model
 
@@ -97,6 +98,24 @@ def test_link_order_nothing_is_stored_on_a_use_that_is_over(words: dict[str, int
     link.merge(Row(1, 2, recorded=5, completed=3))
     mirror.store()
     assert not {step for step in line.order if " " in step or step == "wake"}
+
+
+def test_link_order_new_code_stores_what_was_left_and_nothing_on_a_use_that_is_over() -> None:
+    for words, stored in (({}, ["recorded 105", "completed 103", "wake", "wake"]), ({"state": BROKEN}, [])):
+        line, link = _Line(**words), Link((1, 2))
+        link.merge(Row(1, 2, recorded=5, completed=3))
+        mirror = Mirror(_Board(line), _ATTACHMENT, link, is_new=False)  # type: ignore[arg-type] # as above
+        mirror._word = line  # type: ignore[assignment]
+        assert line.order == []  # what is lost, and what it stands behind, is stored already
+        mirror.store()
+        assert [step for step in line.order if step not in ("state", "incarnation")] == stored
+
+
+def test_link_order_nothing_is_left_to_new_code_before_the_old_one_has_ended() -> None:
+    bridge = Bridge.__new__(Bridge)
+    bridge._has_ended = False
+    with pytest.raises(RuntimeError, match="would not know of them"):
+        bridge.leave(0.0)
 
 
 class _Nothing:

@@ -10,7 +10,7 @@ import pytest
 
 from ipcsync_bridge import telling, wire
 from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.exports import Budget
+from ipcsync_bridge.exports import Budget, Watcher
 from ipcsync_bridge.links import Follower
 from ipcsync_bridge.telling import Telling
 
@@ -93,3 +93,14 @@ def test_a_few_rows_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     follower, told = _tell(3, monkeypatch)
     assert follower.next_tell == 0
     assert len(told) == 2
+
+
+def test_what_ends_a_thread_that_looks_is_raised_to_who_tells() -> None:
+    async def run() -> None:
+        one = Telling(_Wire(), _Sender(), Counters())  # type: ignore[arg-type] # as much of a transport as is used
+        watcher = Watcher(one.changed_on_thread, one.failed_on_thread, lambda: 1.0)
+        watcher.add(None)  # type: ignore[arg-type] # no export
+        with pytest.raises(AttributeError):
+            await one.run()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
