@@ -54,9 +54,9 @@ class PendingCloses:
         lock = self.changing
         return lock.is_mine() and lock.is_held_below()
 
-    def add(self, engine: Engine, *, let_go: bool = True, drained: bool = False) -> None:
-        """Add a close. `let_go`: the use does not touch the slot any more; `drained`: all its records are complete."""
-        close = Close(engine.slot, engine.incarnation, let_go=let_go, drained=drained)
+    def add(self, engine: Engine, *, released: bool = True, drained: bool = False) -> None:
+        """Add a close. `released`: the use touches the slot no more; `drained`: all its records are complete."""
+        close = Close(engine.slot, engine.incarnation, released=released, drained=drained)
         self._pending.append((close, "recorder" if engine.is_recorder else "other"))
 
     def add_late(self, late: Attachment) -> None:
@@ -128,7 +128,7 @@ class PendingCloses:
         if whose == "late" and is_draining:
             return True  # the use that still drains will be told later
         if is_draining or engine is not None:
-            body = replace(body, let_go=False)  # another use of this process still touches the slot
+            body = replace(body, released=False)  # another use of this process still touches the slot
         try:
             self._send(body, timeout)
         except (WaitTimeout, ConnectError, Reentered):

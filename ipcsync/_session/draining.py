@@ -80,7 +80,7 @@ class Draining:
     def _tell_draining(self, engine: Engine, *, drained: bool) -> None:
         """Add a close of a use that is not released. `drained`: its recorder's work is complete, as others wait for."""
         if engine in self.engines and (not engine.has_told_closed or (drained and not engine.has_told_drained)):
-            self.closes.add(engine, let_go=False, drained=drained)
+            self.closes.add(engine, released=False, drained=drained)
             engine.has_told_closed = True
             engine.has_told_drained = engine.has_told_drained or drained
 

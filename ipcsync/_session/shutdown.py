@@ -47,16 +47,16 @@ class Shutdown:
 
         If the coordinator does not answer, a later beat repeats it.
         """
-        let_go = not self._attachments.draining.has_any
+        released = not self._attachments.draining.has_any
         try:
-            self._connection.request(messages.Bye(let_go=let_go), self._token, timeout, beat)
+            self._connection.request(messages.Bye(released=released), self._token, timeout, beat)
         except (WaitTimeout, ConnectError) as error:
             log.info("the coordinator did not take the goodbye: %s", error)
             return
         except IpcSyncError as error:
             log.info("the coordinator does not know the session any more: %s", error)
         self._has_said_goodbye = True
-        if let_go:
+        if released:
             self._attachments.closes.drop()
 
     def is_over(self) -> bool:

@@ -185,7 +185,7 @@ class Effects:
 
     def _store_free(self, index: int, recorded: int) -> None:
         line = self.line(index)
-        self.releaser.let_go(index, line, recorded)
+        self.releaser.reset(index, line, recorded)
         line.finish(FREE)
 
     def resume(self, slot: Slot) -> None:

@@ -185,7 +185,7 @@ class Handlers:
 
     def _bye(self, entry: SessionEntry, body: messages.Bye) -> messages.Message:
         self._journal.make_room(self._size_of_end(entry.session))
-        self._registry.end_session(entry.session, let_go=body.let_go)
+        self._registry.end_session(entry.session, released=body.released)
         log.info("session closed", extra=fields(id=entry.session.id, name=entry.session.name, pid=entry.watch.pid))
         return _DONE
 
@@ -272,7 +272,7 @@ class Handlers:
             raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.why_not_event}")
 
     def _close(self, entry: SessionEntry, body: messages.Close) -> messages.Message:
-        self._registry.close(entry.session, body.slot, body.incarnation, let_go=body.let_go, drained=body.drained)
+        self._registry.close(entry.session, body.slot, body.incarnation, released=body.released, drained=body.drained)
         return _DONE
 
     def _break(self, entry: SessionEntry, body: messages.Break) -> messages.Message:

@@ -100,19 +100,19 @@ class Registry:
         self.changes.append(Change("session_opened", session=session))
         return session
 
-    def end_session(self, session: Session, *, let_go: bool) -> None:
-        """End a session that said goodbye. Without `let_go` its slots stay until its process is dead."""
-        self._end(session, "closed", breaks=False, let_go=let_go)
+    def end_session(self, session: Session, *, released: bool) -> None:
+        """End a session that said goodbye. Without `released` its slots stay until its process is dead."""
+        self._end(session, "closed", breaks=False, released=released)
 
     def expire(self, session: Session) -> None:
         """End an expired session. Names and roles are free; slots and line stay until it releases them or is dead."""
-        self._end(session, "expired", breaks=True, let_go=False)
+        self._end(session, "expired", breaks=True, released=False)
 
     def bury(self, session: Session) -> None:
         """End a session whose process is proven dead, and so cannot touch any slot."""
-        self._end(session, "closed", breaks=True, let_go=True)
+        self._end(session, "closed", breaks=True, released=True)
 
-    def _end(self, session: Session, state: SessionState, *, breaks: bool, let_go: bool) -> None:
+    def _end(self, session: Session, state: SessionState, *, breaks: bool, released: bool) -> None:
         if self.sessions.get(session.serial) is not session:
             return
         was_live = session.state == "live"
@@ -121,12 +121,12 @@ class Registry:
             self.touched_sessions.add(session)
             self.changes.append(Change("session_closed", session=session))
         for index in sorted(session.attached):
-            self._leave(self.slots[index], session, breaks=breaks, let_go=let_go)
+            self._leave(self.slots[index], session, breaks=breaks, released=released)
         for name in session.streams:
             if not any(name in other.streams for other in self.sessions.values() if other is not session):
                 self.streams.pop(name, None)
         session.streams.clear()
-        if not session.attached and (let_go or session.state != "expired"):
+        if not session.attached and (released or session.state != "expired"):
             self.touched_sessions.add(session)
             for index in session.left:
                 self.slots[index].left.discard(session.serial)
@@ -217,7 +217,7 @@ class Registry:
         self._attach(session, slot)
         return slot
 
-    def close(self, session: Session, index: int, incarnation: int, *, let_go: bool, drained: bool = False) -> None:
+    def close(self, session: Session, index: int, incarnation: int, *, released: bool, drained: bool = False) -> None:
         """End a session's use of a slot. A second call does nothing; EventClosed for a slot that it never used.
 
         `drained`: the session recorded here, and all its records are complete, though it has not released the slot.
@@ -229,9 +229,9 @@ class Registry:
             return
         if index not in session.attached:
             raise EventClosed(f"this session is not attached to slot {index}: it cannot close it for others")
-        self._leave(slot, session, breaks=False, let_go=let_go, drained=drained)
+        self._leave(slot, session, breaks=False, released=released, drained=drained)
         if session.state != "live" and not session.attached:
-            self._end(session, session.state, breaks=False, let_go=True)
+            self._end(session, session.state, breaks=False, released=True)
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Registry:
         if state == "unwanted":
             if not slot.is_unwanted:
                 raise ProtocolError(f"the mirror on slot {index} is used again", code="wanted")
-            self._leave(slot, session, breaks=False, let_go=True, drained=True)
+            self._leave(slot, session, breaks=False, released=True, drained=True)
         elif state == "broken":
             slot.reason = reason
             self._finish(slot, "broken")
@@ -325,7 +325,7 @@ class Registry:
         slot.lingering.discard(session.serial)
         slot.active.add(session.serial)
 
-    def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool, drained: bool = False) -> None:
+    def _leave(self, slot: Slot, session: Session, *, breaks: bool, released: bool, drained: bool = False) -> None:
         """End a use. `breaks`: whether a recorder that leaves breaks the event, or only finishes it.
 
         A bridge that leaves a mirror breaks it, unless all its records are complete.
@@ -333,7 +333,7 @@ class Registry:
         breaks = breaks or (slot.origin is not None and not drained)
         self.touched_slots.add(slot)
         slot.active.discard(session.serial)
-        if let_go:
+        if released:
             slot.lingering.discard(session.serial)
             slot.left.add(session.serial)
             session.left.add(slot.index)
@@ -346,7 +346,7 @@ class Registry:
                 self._finish(slot, "broken")
             elif slot.state == "open":
                 self._finish(slot, "closed")
-            if (let_go or drained) and slot.state == "closed":
+            if (released or drained) and slot.state == "closed":
                 self._drain(slot)
         elif slot.state == "open" and not slot.active:
             self._finish(slot, "closed")

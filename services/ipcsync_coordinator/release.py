@@ -16,11 +16,11 @@ class Releaser:
         self._held: dict[int, SlotLine] = {}
 
     def hold(self, index: int, line: SlotLine) -> None:
-        """Release every waiter of the word of slot `index`, from now until `let_go`."""
+        """Release every waiter of the word of slot `index`, from now until `reset`."""
         self._held[index] = line
         line.store_completed(INT64_MAX)
 
-    def let_go(self, index: int, line: SlotLine, count: int) -> None:
+    def reset(self, index: int, line: SlotLine, count: int) -> None:
         """Set the word to `count`, where the next use begins; no process can touch it any more."""
         self._held.pop(index, None)
         if line.completed != count:

@@ -10,7 +10,7 @@ writes down what is done to it, and compares that with the order here: a step mo
     ipcsync/_engines/slot_use.py   publish_completed, try_release
     ipcsync/_engines/event.py      make_room, publish_completed, driver_query, is_idle
     ipcsync/_board/slot_line.py    publish, store_completed, break_at, finish, open
-    ipcsync_coordinator/effects.py broken, drained, freed, opened; release.py: hold, reassert, let_go
+    ipcsync_coordinator/effects.py broken, drained, freed, opened; release.py: hold, reassert, reset
 
 What surrounds them: the GPU completes what was recorded when it likes, in the order of each stream; the recorder is
 killed at any step, or expires and goes on; once it is dead, the driver may call its unfinished work complete, or never

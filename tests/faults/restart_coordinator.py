@@ -53,12 +53,12 @@ class Coordinator:
         return world.wm if world.completed == MAX else min(max(world.completed, base), world.recorded)
 
     def leave(
-        self, world: World, reg: Reg, s: int, *, breaks: bool, let_go: bool, drained: bool = False
+        self, world: World, reg: Reg, s: int, *, breaks: bool, released: bool, drained: bool = False
     ) -> tuple[Any, ...]:
         slot = reg.slot
         todo: list[Values] = []
         slot = slot._replace(active=slot.active & ~s)
-        if let_go:
+        if released:
             slot = slot._replace(lingering=slot.lingering & ~s, left=slot.left | s)
         else:
             slot = slot._replace(lingering=slot.lingering | s)
@@ -70,7 +70,7 @@ class Coordinator:
             elif slot.state == OPEN:
                 slot = slot._replace(state=CLOSED)
                 todo += [("state", CLOSED)]
-            if (let_go or drained) and slot.state == CLOSED and not slot.drained:
+            if (released or drained) and slot.state == CLOSED and not slot.drained:
                 slot = slot._replace(drained=True)
                 todo += [("wm", world.recorded), ("release",)] if self.timeline else []
         elif slot.state == OPEN and not slot.active:
@@ -86,17 +86,17 @@ class Coordinator:
             slot = Slot(inc=slot.inc, left=slot.left)
         return reg._replace(slot=slot), todo
 
-    def end(self, world: World, reg: Reg, s: int, state: str, *, breaks: bool, let_go: bool) -> tuple[Any, ...]:
+    def end(self, world: World, reg: Reg, s: int, state: str, *, breaks: bool, released: bool) -> tuple[Any, ...]:
         todo: list[Values] = []
         was = reg.sess[s - 1]
         if was == "live":
             reg = self.set_session(reg, s, state)
             todo += [("line", s, "EXPIRED")]
         if (reg.slot.active | reg.slot.lingering) & s:
-            reg, more = self.leave(world, reg, s, breaks=breaks, let_go=let_go)
+            reg, more = self.leave(world, reg, s, breaks=breaks, released=released)
             todo += more
         attached = (reg.slot.active | reg.slot.lingering) & s
-        if not attached and (let_go or reg.sess[s - 1] != "expired"):
+        if not attached and (released or reg.sess[s - 1] != "expired"):
             reg = self.set_session(reg, s, "gone")
             todo += [("line", s, "FREE")]
         return reg, todo
@@ -118,15 +118,15 @@ class Coordinator:
         if state == "gone" or (state != "live" and op[0] == "open"):
             return world, reg, [], ("expired",)
         if op[0] == "bye":
-            reg, todo = self.end(world, reg, s, "closed", breaks=False, let_go=True)
+            reg, todo = self.end(world, reg, s, "closed", breaks=False, released=True)
             return world, reg, todo, ("done",)
         if op[0] == "close":
-            _, inc, let_go, drained = op
+            _, inc, released, drained = op
             if inc != slot.inc or slot.left & s or not (slot.active | slot.lingering) & s:
                 return world, reg, [], ("done",)
-            reg, todo = self.leave(world, reg, s, breaks=False, let_go=let_go, drained=drained)
+            reg, todo = self.leave(world, reg, s, breaks=False, released=released, drained=drained)
             if reg.sess[s - 1] != "live" and not (reg.slot.active | reg.slot.lingering) & s:
-                reg, more = self.end(world, reg, s, reg.sess[s - 1], breaks=False, let_go=True)
+                reg, more = self.end(world, reg, s, reg.sess[s - 1], breaks=False, released=True)
                 todo += more
             return world, reg, todo, ("done",)
         recorder = op[1]

@@ -41,10 +41,10 @@ class Model(Clients):
                     add((f"coordinator takes {'RW'[s - 1]}'s {client.at}", self.begin(world, s), False))
                 state = world.mem.sess[s - 1]
                 if not client.alive and state in ("live", "expired"):
-                    reg, todo = self.end(world, world.mem, s, "closed", breaks=True, let_go=True)
+                    reg, todo = self.end(world, world.mem, s, "closed", breaks=True, released=True)
                     add(("coordinator sees a death", self.tick(world, reg, todo), False))
                 elif client.silent and state == "live":
-                    reg, todo = self.end(world, world.mem, s, "expired", breaks=True, let_go=False)
+                    reg, todo = self.end(world, world.mem, s, "expired", breaks=True, released=False)
                     add(("coordinator sees silence", self.tick(world, reg, todo), False))
             if world.held and world.completed != MAX:
                 add(("coordinator releases again", world._replace(completed=MAX), False))

@@ -193,8 +193,8 @@ def test_row_17_closing_another_sessions_attachment_is_refused(
     with Raw(coordinator.endpoint) as raw:
         token = raw.hello().token
         known = raw.ask(messages.ListEvents(), token, messages.EventList).events[0]
-        for let_go in (True, False):
-            error = raw.refused(messages.Close(known.slot, known.incarnation, let_go), token)
+        for released in (True, False):
+            error = raw.refused(messages.Close(known.slot, known.incarnation, released), token)
             assert isinstance(error, ipcsync.EventClosed)
         for slot, incarnation in ((known.slot, known.incarnation + 1), (known.slot + 1, 1), (1 << 62, 1)):
             assert isinstance(raw.refused(messages.Close(slot, incarnation), token), ipcsync.EventClosed)

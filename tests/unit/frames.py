@@ -44,7 +44,7 @@ bodies_of: dict[type[messages.Message], st.SearchStrategy[messages.Message]] = {
     messages.Ready: st.builds(messages.Ready),
     messages.Attach: st.builds(messages.Attach, slot=counts, incarnation=counts),
     messages.Close: st.builds(
-        messages.Close, slot=counts, incarnation=counts, let_go=st.booleans(), drained=st.booleans()
+        messages.Close, slot=counts, incarnation=counts, released=st.booleans(), drained=st.booleans()
     ),
     messages.Break: st.builds(messages.Break, slot=counts, incarnation=counts),
     messages.OpenStream: st.builds(messages.OpenStream, name=names, device=_texts, priority=st.integers(-1024, 1024)),
@@ -54,7 +54,7 @@ bodies_of: dict[type[messages.Message], st.SearchStrategy[messages.Message]] = {
     messages.Stats: st.builds(messages.Stats),
     messages.Snapshot: st.builds(messages.Snapshot, prefix=names, is_resync=st.booleans()),
     messages.Probe: st.builds(messages.Probe, device=st.sampled_from(["", "no"])),
-    messages.Bye: st.builds(messages.Bye, let_go=st.booleans()),
+    messages.Bye: st.builds(messages.Bye, released=st.booleans()),
     messages.Remote: st.builds(
         messages.Remote,
         what=st.sampled_from(["attach", "open", "claim", "nodes", "events", "all"]),

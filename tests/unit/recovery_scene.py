@@ -213,7 +213,7 @@ def _play(scene: Scene) -> None:
         ahead = scene.ask("writer", messages.Open("ahead", recorder=True, engine="timeline"))
         scene.ask("reader", messages.Attach(ahead.slot, ahead.incarnation))
         scene.ask("reader", messages.OpenStream("decode", priority=-1))
-        scene.ask("reader", messages.Close(made.slot, made.incarnation, let_go=False))
+        scene.ask("reader", messages.Close(made.slot, made.incarnation, released=False))
         scene.ask("reader", messages.Close(made.slot, made.incarnation))
         scene.ask("reader", messages.Close(made.slot, made.incarnation))  # twice is nothing
         scene.world.board.slot(ahead.slot).publish(ahead.base + 1)

@@ -40,10 +40,10 @@ class Model:
         use.holders.add(session)
         self.left.discard((session, key))
 
-    def leave(self, session: int, key: Key, *, broke: bool, let_go: bool, drained: bool = False) -> None:
+    def leave(self, session: int, key: Key, *, broke: bool, released: bool, drained: bool = False) -> None:
         use = self.uses[key]
         use.active.discard(session)
-        if let_go:
+        if released:
             use.holders.discard(session)
             self.left.add((session, key))
         if use.recorder == session:
@@ -51,18 +51,18 @@ class Model:
                 use.state = "broken"
             elif use.state == "open":
                 use.state = "closed"
-            use.is_drained = use.is_drained or ((let_go or drained) and use.state == "closed")
+            use.is_drained = use.is_drained or ((released or drained) and use.state == "closed")
         elif use.state == "open" and not use.active:
             use.state = "closed"
             use.is_drained = use.recorder is None
         if not use.holders:
             del self.uses[key]
 
-    def end(self, session: int, *, broke: bool, let_go: bool) -> None:
+    def end(self, session: int, *, broke: bool, released: bool) -> None:
         self.live.discard(session)
         for key in [key for key, use in self.uses.items() if session in use.holders]:
-            self.leave(session, key, broke=broke, let_go=let_go)
-        if let_go or session not in self.silent:
+            self.leave(session, key, broke=broke, released=released)
+        if released or session not in self.silent:
             self.settle(session)
 
     def settle(self, session: int) -> None:

@@ -55,7 +55,7 @@ def test_who_still_has_work_lets_go_only_when_it_is_over(scene: Scene) -> None:
     with StreamGate(stream):
         engine.record(stream._handle, engine.ordinal, 1)
         opening.close()
-        assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
+        assert scene.coordinator.heard() == [Close(0, 1, released=False)]
         assert scene.table.draining.has_any
         scene.table.beat()
         assert scene.table.draining.release_all() == 0
@@ -120,7 +120,7 @@ def test_a_recorders_close_is_told_though_the_slot_is_still_touched_here(scene: 
     scene.table.add(scene.reply(), again := Opening())
     scene.coordinator.refusal = None
     scene.table.closes.flush(1, wait=True)
-    assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
+    assert scene.coordinator.heard() == [Close(0, 1, released=False)]
     again.close()
     assert scene.coordinator.heard() == [Close(0, 1)]
 
@@ -266,9 +266,9 @@ def test_that_a_recorders_work_is_over_is_told_once_though_it_is_still_waited_fo
             engine.record(recording._handle, engine.ordinal, 1)
             engine.wait(1, waiting, 1, False)
             opening.close()
-            assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
+            assert scene.coordinator.heard() == [Close(0, 1, released=False)]
         recording.synchronize()
-        for told in ([Close(0, 1, let_go=False, drained=True)], []):
+        for told in ([Close(0, 1, released=False, drained=True)], []):
             assert scene.table.draining.release_all() == 0
             scene.table.closes.flush(1, wait=True)
             assert scene.coordinator.heard() == told

@@ -104,7 +104,7 @@ def test_the_end_tells_that_a_recorders_work_is_over_though_it_is_still_waited_f
         recording.synchronize()
         pauses: list[float] = []
         scene.table.close_all(0.02, pauses.append)
-        assert scene.coordinator.heard() == [Close(0, 1, let_go=False, drained=True)]
+        assert scene.coordinator.heard() == [Close(0, 1, released=False, drained=True)]
     waiting.synchronize()
     assert pauses[:6] == [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016]
     assert set(pauses[6:]) <= {0.02}
@@ -155,7 +155,7 @@ def test_what_the_driver_cannot_say_is_not_told_to_be_over(
         error = _failing(scene, "is_drained", opening, patch)
         _failing(scene, "try_release", opening, patch)
         opening.close()
-    assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
+    assert scene.coordinator.heard() == [Close(0, 1, released=False)]
     assert [each.getMessage() for each in caplog.records] == [f"cannot release the event 'e0': {error}"]
     assert scene.table.draining.release_all() == 1
     scene.table.closes.flush(1, wait=True)
@@ -237,7 +237,7 @@ def test_what_came_too_late_of_a_use_that_drains_is_told_when_that_is_over(scene
     with StreamGate(stream):
         engine.record(stream._handle, engine.ordinal, 1)
         opening.close()
-        assert scene.coordinator.heard() == [Close(0, 1, let_go=False)]
+        assert scene.coordinator.heard() == [Close(0, 1, released=False)]
         scene.table.give_back(scene.reply())
         scene.table.closes.flush(1, wait=True)
         assert scene.coordinator.heard() == []

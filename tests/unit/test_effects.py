@@ -151,12 +151,12 @@ def test_a_close_is_told_and_the_slot_waits_for_the_last_who_may_touch_it(scene:
     line.publish(2)
     line.store_completed(2)
     assert scene.effects.quarantine_oldest_s() == 0.0
-    scene.registry.close(recorder, 0, 1, let_go=True)
+    scene.registry.close(recorder, 0, 1, released=True)
     assert scene.settle() == [Effect("close", 0), None]  # of an event that drains, the board says nothing
     assert (line.state, line.completed) == (CLOSED, 2)
     assert scene.outside.heard() == [Announcement(number=4, kind="closed", name="e", slot=0, incarnation=1)]
     assert 0 < scene.effects.quarantine_oldest_s() < 60
-    scene.registry.close(waiter, 0, 1, let_go=True)
+    scene.registry.close(waiter, 0, 1, released=True)
     assert scene.settle() == [Effect("free", 0, (2,))]
     assert (line.state, line.completed) == (FREE, 2)
     assert (scene.outside.returned, scene.outside.destroyed, slot.ring) == ([ring], [], [])
@@ -170,7 +170,7 @@ def test_the_age_of_the_oldest_slot_in_quarantine_is_told(scene: Scene) -> None:
         slot = scene.registry.create(
             session, f"e{number}", recorder=True, device="gpu", engine="event", depth=1, ring=[]
         )
-        scene.registry.close(session, slot.index, slot.incarnation, let_go=False)
+        scene.registry.close(session, slot.index, slot.incarnation, released=False)
         scene.settle()
     now = time.monotonic_ns()
     scene.effects._quarantined_ns.update({0: now - 3_000_000_000, 1: now - 7_000_000_000})
@@ -218,7 +218,7 @@ def test_a_broken_ring_is_destroyed_and_a_whole_one_used_again(scene: Scene) -> 
         if breaks:
             scene.registry.bury(recorder)
         else:
-            scene.registry.end_session(recorder, let_go=True)
+            scene.registry.end_session(recorder, released=True)
         scene.settle()
         is_reusable = completed == 2 and not breaks
         assert (scene.outside.returned, scene.outside.destroyed) == (([ring], []) if is_reusable else ([], [ring]))
@@ -233,13 +233,13 @@ def test_what_waits_ahead_is_released_once_a_timeline_is_drained_and_until_it_is
     line = scene.board.slot(0)
     line.publish(2)
     line.store_completed(2)
-    scene.registry.close(recorder, 0, 1, let_go=True)
+    scene.registry.close(recorder, 0, 1, released=True)
     assert scene.settle() == [Effect("close", 0), Effect("drain", 0, (2,))]
     assert (line.watermark, line.completed, scene.effects.releaser.holds_any()) == (2, INT64_MAX, True)
     line.store_completed(2)
     scene.effects.releaser.reassert()
     assert line.completed == INT64_MAX
-    scene.registry.close(waiter, 0, 1, let_go=True)
+    scene.registry.close(waiter, 0, 1, released=True)
     scene.settle()
     assert (line.state, line.completed, scene.effects.releaser.holds_any()) == (FREE, 2, False)
 

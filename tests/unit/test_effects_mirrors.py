@@ -96,7 +96,7 @@ def test_a_lost_mirror_that_nobody_uses_any_more_leaves_a_grave(scene: MirrorSce
     scene.settle()
     assert scene.graves.find(_ORIGIN) is None
     for session in (waiter, scene.bridge):
-        scene.registry.close(session, slot.index, slot.incarnation, let_go=True)
+        scene.registry.close(session, slot.index, slot.incarnation, released=True)
     scene.settle()
     assert line.state == FREE
     assert scene.graves.find(_ORIGIN) == Grave("two", 3, "silent")
@@ -106,7 +106,7 @@ def test_a_lost_mirror_that_nobody_uses_any_more_leaves_a_grave(scene: MirrorSce
 def test_a_mirror_that_ended_well_leaves_none(scene: MirrorScene) -> None:
     slot = scene.mirror()
     scene.registry.finish_mirror(scene.bridge, slot.index, slot.incarnation, "closed", "")
-    scene.registry.close(scene.bridge, slot.index, slot.incarnation, let_go=True, drained=True)
+    scene.registry.close(scene.bridge, slot.index, slot.incarnation, released=True, drained=True)
     scene.settle()
     assert scene.board.slot(slot.index).state == FREE
     assert len(scene.graves) == 0
@@ -132,7 +132,7 @@ def test_what_is_exhumed_is_good_as_far_as_its_grave_says(
 def test_the_bridge_is_told_of_a_mirror_that_nobody_else_uses(scene: MirrorScene) -> None:
     slot = scene.mirror()
     waiter = scene.wait_on(slot)
-    scene.registry.close(waiter, slot.index, slot.incarnation, let_go=True)
+    scene.registry.close(waiter, slot.index, slot.incarnation, released=True)
     assert scene.settle() == [None]
     assert scene.heard() == [("unwanted", slot.index, slot.incarnation)]
 
@@ -140,7 +140,7 @@ def test_the_bridge_is_told_of_a_mirror_that_nobody_else_uses(scene: MirrorScene
 def test_nobody_is_told_of_one_that_is_used_again_meanwhile(scene: MirrorScene) -> None:
     slot = scene.mirror()
     waiter = scene.wait_on(slot)
-    scene.registry.close(waiter, slot.index, slot.incarnation, let_go=True)
+    scene.registry.close(waiter, slot.index, slot.incarnation, released=True)
     scene.registry.attach(waiter, slot.index, slot.incarnation)
     scene.settle()
     assert scene.heard() == []

@@ -36,8 +36,8 @@ class Scene:
             session, name, recorder=recorder, device=device or "gpu", engine="event", depth=1, ring=[]
         )
 
-    def close(self, session: Session, slot: Slot, *, let_go: bool = True) -> None:
-        self.registry.close(session, slot.index, slot.incarnation, let_go=let_go)
+    def close(self, session: Session, slot: Slot, *, released: bool = True) -> None:
+        self.registry.close(session, slot.index, slot.incarnation, released=released)
 
     def happened(self) -> list[str]:
         return [change.kind for change in self.registry.take_changes()]
@@ -65,7 +65,7 @@ def test_a_recorder_that_lingers_and_dies_breaks_what_it_left(scene: Scene) -> N
     recorder, waiter = scene.session("r"), scene.session("w")
     slot = scene.open(recorder, "e", recorder=True)
     scene.open(waiter, "e")
-    scene.close(recorder, slot, let_go=False)
+    scene.close(recorder, slot, released=False)
     assert scene.happened()[-1] == "closed"
     scene.registry.bury(recorder)
     assert slot.state == "broken"
@@ -75,7 +75,7 @@ def test_a_recorder_that_lingers_attaches_anew_and_dies_breaks_what_it_left(scen
     recorder, waiter = scene.session("r"), scene.session("w")
     slot = scene.open(recorder, "e", recorder=True)
     scene.open(waiter, "e")
-    scene.close(recorder, slot, let_go=False)
+    scene.close(recorder, slot, released=False)
     scene.registry.attach(recorder, slot.index, slot.incarnation)
     scene.registry.take_changes()
     scene.registry.bury(recorder)
@@ -114,7 +114,7 @@ def test_who_closed_a_use_is_forgotten_with_its_session_and_not_kept_by_the_slot
         scene.open(guest, "e")
         scene.close(guest, slot)
         scene.close(guest, slot)
-        scene.registry.end_session(guest, let_go=True)
+        scene.registry.end_session(guest, released=True)
     assert not slot.lingering
     assert len(slot.active) == 1
     assert sum(len(value) for value in vars(slot).values() if isinstance(value, (set, dict, list))) == 1
@@ -127,7 +127,7 @@ def test_a_slot_index_is_used_again_with_the_next_incarnation(scene: Scene) -> N
     scene.close(session, first)
     second = scene.open(session, "e", recorder=True)
     assert (second.index, second.incarnation) == (key[0], key[1] + 1)
-    scene.registry.close(session, *key, let_go=True)
+    scene.registry.close(session, *key, released=True)
     assert second.state == "open"
     with pytest.raises(EventClosed):
         scene.registry.attach(session, *key)
@@ -149,7 +149,7 @@ def test_refusals_say_why_and_change_nothing(scene: Scene) -> None:
         scene.open(other, "e", engine="timeline")
     for index, incarnation in ((slot.index, 2), (slot.index + 1, 1)):
         with pytest.raises(EventClosed, match=f"^no slot {index} with incarnation {incarnation}$"):
-            scene.registry.close(other, index, incarnation, let_go=True)
+            scene.registry.close(other, index, incarnation, released=True)
         with pytest.raises(EventClosed, match=f"^no slot {index} with incarnation {incarnation}$"):
             scene.registry.break_event(other, index, incarnation)
         with pytest.raises(EventClosed, match=rf"\(slot {index}, incarnation {incarnation}\) is gone$"):
@@ -200,7 +200,7 @@ def test_a_named_stream_is_as_the_first_said_until_the_last_is_gone(scene: Scene
     assert scene.registry.stream(second, "s", "gpu", "other", 0) == ("gpu", -3)
     with pytest.raises(DeviceMismatch, match=r"^the stream 's' is on device gpu, not other$"):
         scene.registry.stream(second, "s", "other", "other", 0)
-    scene.registry.end_session(first, let_go=True)
+    scene.registry.end_session(first, released=True)
     assert scene.registry.stream(second, "s", "", "x", 0) == ("gpu", -3)
     scene.registry.bury(second)
     assert not scene.registry.streams
@@ -212,7 +212,7 @@ def test_an_event_without_a_recorder_ends_with_the_last_who_has_it_open(scene: S
     scene.open(second, "e")
     scene.registry.expire(first)
     assert scene.registry.find("e") is slot
-    scene.close(second, slot, let_go=False)
+    scene.close(second, slot, released=False)
     assert slot.state == "closed"
     assert scene.registry.find("e") is None
     scene.close(second, slot)
@@ -248,16 +248,16 @@ def test_what_a_recorder_closed_may_still_be_broken_unless_all_of_it_is_complete
     for drained, kind in ((False, "broken"), (True, "drained")):
         slot = scene.open(recorder, f"e{drained}", recorder=True)
         scene.open(waiter, f"e{drained}")
-        scene.registry.close(recorder, slot.index, slot.incarnation, let_go=False, drained=drained)
+        scene.registry.close(recorder, slot.index, slot.incarnation, released=False, drained=drained)
         scene.registry.break_event(recorder, slot.index, slot.incarnation)
         assert scene.happened()[-1] == kind
 
 
-@pytest.mark.parametrize(("let_go", "was_broken"), [(False, True), (True, False)])
-def test_a_slot_that_is_freed_says_whether_it_was_broken(scene: Scene, let_go: bool, was_broken: bool) -> None:
+@pytest.mark.parametrize(("released", "was_broken"), [(False, True), (True, False)])
+def test_a_slot_that_is_freed_says_whether_it_was_broken(scene: Scene, released: bool, was_broken: bool) -> None:
     recorder = scene.session("r")
     slot = scene.open(recorder, "e", recorder=True)
-    if let_go:
+    if released:
         scene.close(recorder, slot)
     scene.registry.bury(recorder)
     (freed,) = [change for change in scene.registry.take_changes() if change.kind == "freed"]
@@ -266,7 +266,7 @@ def test_a_slot_that_is_freed_says_whether_it_was_broken(scene: Scene, let_go: b
 
 def test_how_a_session_ended_is_told_and_the_first_end_counts(scene: Scene) -> None:
     states = []
-    for end in (scene.registry.expire, scene.registry.bury, lambda it: scene.registry.end_session(it, let_go=True)):
+    for end in (scene.registry.expire, scene.registry.bury, lambda it: scene.registry.end_session(it, released=True)):
         session = scene.session("s")
         end(session)
         states.append(session.state)

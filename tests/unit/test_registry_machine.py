@@ -188,19 +188,19 @@ class Machine(RuleBasedStateMachine):
         self._settle()
 
     @precondition(lambda self: self.model.there and self.points)
-    @rule(at=st.integers(0, 5), which=st.integers(0, 50), let_go=st.booleans(), drained=st.booleans())
-    def close(self, at: int, which: int, let_go: bool, drained: bool) -> None:
+    @rule(at=st.integers(0, 5), which=st.integers(0, 50), released=st.booleans(), drained=st.booleans())
+    def close(self, at: int, which: int, released: bool, drained: bool) -> None:
         session = self._pick(self.model.there, at)
         key = self._point(which)
         has_it = key in self.model.held(session.serial)
         try:
-            self.registry.close(session, *key, let_go=let_go, drained=drained)
+            self.registry.close(session, *key, released=released, drained=drained)
         except errors.EventClosed:
             assert not has_it
             assert (session.serial, key) not in self.model.left
             return
         if has_it:
-            self.model.leave(session.serial, key, broke=False, let_go=let_go, drained=drained)
+            self.model.leave(session.serial, key, broke=False, released=released, drained=drained)
             self.model.settle(session.serial)
         self._settle()
 
@@ -227,11 +227,11 @@ class Machine(RuleBasedStateMachine):
         self._settle()
 
     @precondition(lambda self: self.model.there)
-    @rule(at=st.integers(0, 5), let_go=st.booleans())
-    def goodbye(self, at: int, let_go: bool) -> None:
+    @rule(at=st.integers(0, 5), released=st.booleans())
+    def goodbye(self, at: int, released: bool) -> None:
         session = self._pick(self.model.there, at)
-        self.registry.end_session(session, let_go=let_go)
-        self.model.end(session.serial, broke=False, let_go=let_go)
+        self.registry.end_session(session, released=released)
+        self.model.end(session.serial, broke=False, released=released)
         self._settle()
 
     @precondition(lambda self: self.model.live)
@@ -240,7 +240,7 @@ class Machine(RuleBasedStateMachine):
         session = self._pick(self.model.live, at)
         self.registry.expire(session)
         self.model.silent.add(session.serial)
-        self.model.end(session.serial, broke=True, let_go=False)
+        self.model.end(session.serial, broke=True, released=False)
         self._settle()
 
     @precondition(lambda self: self.model.there)
@@ -248,7 +248,7 @@ class Machine(RuleBasedStateMachine):
     def die(self, at: int) -> None:
         session = self._pick(self.model.there, at)
         self.registry.bury(session)
-        self.model.end(session.serial, broke=True, let_go=True)
+        self.model.end(session.serial, broke=True, released=True)
         self._settle()
 
     @precondition(lambda self: self.sessions)

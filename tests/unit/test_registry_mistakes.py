@@ -15,7 +15,7 @@ from tests.unit.test_registry_machine import SETTINGS, Machine
 
 class _ReleasesOnExpiry(Registry):
     def expire(self, session: Session) -> None:
-        self._end(session, "expired", breaks=True, let_go=True)
+        self._end(session, "expired", breaks=True, released=True)
 
 
 class _KeepsTheNameAtABreak(Registry):
@@ -40,10 +40,10 @@ class _ForgetsThatTheRecorderIsPending(Registry):
 
 
 class _ReleasesWhileOthersLinger(Registry):
-    def _leave(self, slot: Slot, session: Session, *, breaks: bool, let_go: bool, drained: bool = False) -> None:
-        if let_go:
+    def _leave(self, slot: Slot, session: Session, *, breaks: bool, released: bool, drained: bool = False) -> None:
+        if released:
             slot.lingering.clear()
-        super()._leave(slot, session, breaks=breaks, let_go=let_go, drained=drained)
+        super()._leave(slot, session, breaks=breaks, released=released, drained=drained)
 
 
 class _ReleasesNobodyUnlessARecorderCame(Registry):

@@ -29,14 +29,14 @@ class Attach(Message, frozen=True):
 
 
 class Close(Message, frozen=True):
-    """Finish one's use of a slot. `let_go`: nothing of this process can touch it any more.
+    """Finish one's use of a slot. `released`: nothing of this process can touch it any more.
 
-    `drained`, of a recorder that has not let go yet: all that it recorded is complete.
+    `drained`, of a recorder that has not released it yet: all that it recorded is complete.
     """
 
     slot: Count
     incarnation: Count
-    let_go: bool = True
+    released: bool = True
     drained: bool = False
 
 

@@ -28,9 +28,9 @@ class Ready(Message, frozen=True):
 
 
 class Bye(Message, frozen=True):
-    """Close the session and all it has. `let_go`: nothing of this process can touch any slot any more."""
+    """Close the session and all it has. `released`: nothing of this process can touch any slot any more."""
 
-    let_go: bool = True
+    released: bool = True
 
 
 class ListSessions(Message, frozen=True):
