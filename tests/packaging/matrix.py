@@ -23,7 +23,7 @@ else:
 _ROOT = Path(__file__).parents[2]
 _NAMES = ("python3.10", "python3.11", "python3.12", "python3.13", "python3.14", "python3.14t")
 _TESTS = ["tests/unit", "tests/contract", "tests/events/test_shared_event.py"]
-_QUICK = ["-m", "not thorough and not benchmark"]
+_QUICK = ["-m", "not thorough and not benchmark and not alone"]
 _DEADLINE_S = 3600
 _EXTRAS = ("observer",)
 
