@@ -205,8 +205,8 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
         "timeline": [_CAPTURING, _ID, _MAPPED, _WRITE, *_MARK],
     },
     _further_record: {
-        "event": [_CAPTURING, _ID, *_OPEN, _RECORD],
-        "timeline": [_CAPTURING, _ID, _WRITE, "cuEventRecord"],
+        "event": [_CAPTURING, *_OPEN, _RECORD],
+        "timeline": [_CAPTURING, _WRITE, "cuEventRecord"],
     },
     _record_on_another_stream: {
         "event": [_CAPTURING, _ID, _WAIT, *_OPEN, _RECORD],
@@ -225,8 +225,8 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
         "timeline": [_CAPTURING, _ID, _FLAGS, _MAPPED, _WAIT_VALUE, *_MARK],
     },
     _wait_once_more: {
-        "event": [_CAPTURING, _ID, _WAIT, "cuEventRecord"],
-        "timeline": [_CAPTURING, _ID, _WAIT_VALUE, "cuEventRecord"],
+        "event": [_CAPTURING, _WAIT, "cuEventRecord"],
+        "timeline": [_CAPTURING, _WAIT_VALUE, "cuEventRecord"],
     },
     _query: {"event": _LOOK, "timeline": []},
 }
