@@ -71,7 +71,7 @@ def test_an_endpoint_of_another_kind_is_a_connect_error(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_a_timeout_that_is_none_is_refused_everywhere(
+def test_an_invalid_timeout_is_refused_everywhere(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, timeout: float
 ) -> None:
     uses: list[Callable[[], object]] = [

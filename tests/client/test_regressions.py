@@ -30,7 +30,7 @@ def _record_gated(endpoint: str, name: str) -> None:
     _kept.extend((client, stream, gate, event))
 
 
-def test_a_slot_that_a_dead_recorder_left_unfinished_can_be_let_go_of_by_its_next_recorder(
+def test_a_slot_that_a_dead_recorder_left_unfinished_can_be_released_by_its_next_recorder(
     coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], peer: Peer, engine: EngineName
 ) -> None:
     observer = new_client("observer")

@@ -50,7 +50,7 @@ def test_another_engine_than_the_events_is_refused_with_both_named(client: ipcsy
         assert event.state == "open"
 
 
-def test_an_engine_that_is_none_is_a_value_error(client: ipcsync.Client) -> None:
+def test_an_unknown_engine_is_a_value_error(client: ipcsync.Client) -> None:
     with pytest.raises(ValueError, match="'auto', 'event' or 'timeline'"):
         client.event("e", engine="fence")  # type: ignore[arg-type]
 

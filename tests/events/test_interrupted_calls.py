@@ -55,7 +55,7 @@ def test_a_record_that_an_exception_ended_is_passed_by_none_that_comes_after_it(
 
 @pytest.mark.parametrize("what", ["record", "wait"])
 @pytest.mark.parametrize("how", ["interrupted", "refused"])
-def test_nothing_is_let_go_of_while_what_an_exception_left_queued_is_pending(
+def test_nothing_is_released_while_what_an_exception_left_queued_is_pending(
     stage: Stage, calls: DriverCalls, how: str, what: str
 ) -> None:
     queuing = {

@@ -234,7 +234,7 @@ def test_a_wait_that_runs_out_of_time_says_what_for(event: ipcsync.SharedEvent) 
         assert not stream.query()
 
 
-def test_a_timeout_that_is_none_is_refused(event: ipcsync.SharedEvent) -> None:
+def test_an_invalid_timeout_is_refused(event: ipcsync.SharedEvent) -> None:
     for timeout in (-1, float("nan")):
         for use in (event.at(1).synchronize, lambda timeout: event.at(1).wait(timeout=timeout)):
             with pytest.raises(ValueError, match="timeout"):

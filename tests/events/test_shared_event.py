@@ -267,7 +267,7 @@ def test_a_point_is_waited_for_exactly_when_the_ring_goes_round(new_client: NewC
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.001, float("nan")])
-def test_a_timeout_that_is_none_is_refused_before_anything_happens(
+def test_an_invalid_timeout_is_refused_before_anything_happens(
     client: ipcsync.Client, engine: EngineName, timeout: float
 ) -> None:
     event = client.event("e", recorder=True, engine=engine)

@@ -280,7 +280,7 @@ def _ask(client: ipcsync.Client) -> Any:
 # --- row 19 -----------------------------------------------------------------------------------------------------------
 
 
-def test_row_19_a_ttl_that_is_none_is_refused(new_client: Callable[..., ipcsync.Client]) -> None:
+def test_row_19_an_invalid_ttl_is_refused(new_client: Callable[..., ipcsync.Client]) -> None:
     for wrong in (0, 0.0, -1.0, -math.inf, math.nan):
         with pytest.raises(ipcsync.ProtocolError) as caught:
             new_client(lease_ttl=wrong)
@@ -293,7 +293,7 @@ def test_row_19_a_ttl_is_clamped_and_the_granted_one_is_told(new_client: Callabl
         assert new_client(lease_ttl=asked).lease_ttl == granted
 
 
-def test_row_19_a_coordinator_refuses_a_default_ttl_that_is_none() -> None:
+def test_row_19_a_coordinator_refuses_an_invalid_default_ttl() -> None:
     for wrong in (0.0, -1.0, math.nan, 1e300, math.inf):
         with pytest.raises(config.ConfigError, match="lease_ttl"):
             config.load({"lease_ttl": wrong}, None)

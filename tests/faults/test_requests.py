@@ -261,7 +261,7 @@ def test_row_17_of_two_recorders_at_once_exactly_one_gets_the_role(
 
 
 @pytest.mark.parametrize("engine", ["event", "timeline"])
-def test_a_slot_is_not_let_go_of_while_its_recorder_uses_it_again_through_a_point(
+def test_a_slot_is_not_released_while_its_recorder_uses_it_again_through_a_point(
     new_coordinator: Callable[..., ipcsync.Coordinator], engine: EngineName
 ) -> None:
     coordinator = new_coordinator(pool=1)

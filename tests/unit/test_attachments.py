@@ -48,7 +48,7 @@ def test_the_last_close_of_an_event_ends_its_attachment_and_is_told_once(scene: 
             opening.share(Opening())
 
 
-def test_who_still_has_work_lets_go_only_when_it_is_over(scene: Scene) -> None:
+def test_who_still_has_work_releases_only_when_it_is_over(scene: Scene) -> None:
     opening = scene.open(recorder=True)
     assert opening.attached is not None
     engine, stream = opening.attached.engine, ipcsync.Stream()
@@ -68,7 +68,9 @@ def test_who_still_has_work_lets_go_only_when_it_is_over(scene: Scene) -> None:
     assert not scene.table.draining.has_any
 
 
-def test_a_close_that_is_told_the_moment_it_is_added_lets_go(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_that_is_told_the_moment_it_is_added_releases_the_slot(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By another thread, or by a finalizer that opens an event just then."""
     add = PendingCloses.add
 
@@ -149,7 +151,7 @@ def test_an_open_event_that_is_over_stays_until_it_is_closed(scene: Scene) -> No
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
-def test_what_a_request_that_was_given_up_made_is_let_go_of(scene: Scene) -> None:
+def test_what_a_request_that_was_given_up_made_is_released(scene: Scene) -> None:
     scene.table.give_back(scene.reply(1))
     scene.table.closes.flush(1, wait=True)
     assert scene.coordinator.heard() == [Close(1, 1)]

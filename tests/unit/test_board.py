@@ -143,13 +143,13 @@ def test_a_session_is_called_by_its_name_until_its_line_is_anothers(board: Board
 
 
 @pytest.mark.parametrize("index", [-1, SESSIONS, 1 << 40])
-def test_a_session_that_is_none_is_refused(board: Board, index: int) -> None:
+def test_a_session_that_does_not_exist_is_refused(board: Board, index: int) -> None:
     with pytest.raises(ProtocolError):
         board.session(index)
 
 
 @pytest.mark.parametrize("index", [-1, SLOTS, 1 << 40])
-def test_a_slot_that_is_none_is_refused(board: Board, index: int) -> None:
+def test_a_slot_that_does_not_exist_is_refused(board: Board, index: int) -> None:
     with pytest.raises(ProtocolError):
         board.slot(index)
 

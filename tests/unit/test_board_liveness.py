@@ -155,7 +155,7 @@ def test_without_robust_futexes_the_header_has_no_mark(board: Board, monkeypatch
     other.close()
 
 
-def test_a_board_that_is_closed_lets_go_of_its_mark(board: Board) -> None:
+def test_a_board_that_is_closed_releases_its_mark(board: Board) -> None:
     board.show_life()
     assert board.words[layout.H_OWNER]
     board.close()
@@ -255,6 +255,6 @@ def test_a_line_that_is_given_anew_knows_nothing_of_the_last_ones_end(board: Boa
     assert not first.is_alive()
 
 
-def test_a_serial_of_a_line_that_is_none_is_refused(board: Board) -> None:
+def test_a_serial_of_a_line_that_does_not_exist_is_refused(board: Board) -> None:
     with pytest.raises(ProtocolError):
         peer_of(board, (1 << 16) | SESSIONS)

@@ -52,7 +52,7 @@ def test_lists_of_streams_that_nobody_records_on_are_swept_once_there_are_many(
     assert {wait.view for wait in queued.everything()} == {row.theirs[1]}
 
 
-def test_what_is_lost_of_an_event_that_is_let_go_of_still_spoils_its_stream(row: Row) -> None:
+def test_what_is_lost_of_an_event_that_is_released_still_spoils_its_stream(row: Row) -> None:
     view = row.theirs[0]
     lost, good, open_one = row.wait(0, 3), row.wait(0, 1), row.wait(1)
     row.complete(0, 1)

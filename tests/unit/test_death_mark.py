@@ -31,7 +31,7 @@ def _is_ended(life: DeathMark) -> bool:
     return not life._thread.is_alive()
 
 
-def test_it_is_held_when_show_returns_and_let_go_of_when_end_does(word: Word, life: DeathMark) -> None:
+def test_it_is_held_when_show_returns_and_released_when_end_does(word: Word, life: DeathMark) -> None:
     life.show()
     life.show()
     assert life._thread is not None

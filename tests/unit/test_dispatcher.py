@@ -105,7 +105,7 @@ def test_a_ttl_is_clamped_and_the_granted_one_is_told(world: World, wanted: floa
 
 
 @pytest.mark.parametrize("wanted", [0.0, -1.0, -1e300, float("nan"), float("-inf")])
-def test_a_ttl_that_is_none_is_refused(world: World, wanted: float) -> None:
+def test_an_invalid_ttl_is_refused(world: World, wanted: float) -> None:
     reply = world.ask(messages.Hello(os.urandom(16), _drivers.name(), lease_ttl=wanted))
     assert isinstance(reply, messages.Failure)
     assert (reply.kind, reply.attributes["code"]) == ("ProtocolError", "ttl")

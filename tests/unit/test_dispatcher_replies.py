@@ -102,7 +102,7 @@ def test_what_has_no_session_is_held_against_its_connection_until_a_session_spea
     assert strikes._counts == {}
 
 
-def test_a_session_that_fell_silent_may_let_go_and_nothing_else(world: World) -> None:
+def test_a_session_that_fell_silent_may_release_and_nothing_else(world: World) -> None:
     token = world.hello().token
     _, opened = _send(world, 1, messages.Open("e", True), token)
     assert isinstance(opened, messages.Attachment)

@@ -202,7 +202,7 @@ def test_a_stream_behind_the_dead_is_spoilt_until_it_is_resumed(chain: Chain) ->
         assert queued.await_passed(chain.stream._handle, 0, time.monotonic_ns() + 5 * 10**9, lambda: None)
 
 
-def test_what_was_let_go_of_keeps_its_verdict(chain: Chain) -> None:
+def test_what_was_released_keeps_its_verdict(chain: Chain) -> None:
     with chain.begin():
         (wait,) = chain.b.chain.waits()
         assert wait.known() is None

@@ -89,7 +89,7 @@ def test_without_a_mark_the_lock_tells(segment: str, missing: str, end: str) -> 
         assert importer.run(uses) == [INVALID_HANDLE] * 2
 
 
-def test_who_leaves_lets_go_of_its_mark(segment: str) -> None:
+def test_who_leaves_releases_its_mark(segment: str) -> None:
     """Else the kernel would write to it when the process ends, and by then the line may be another's."""
     with HostProcess(segment) as importer, HostProcess(segment) as exporter:
         line = _exported(exporter, importer)

@@ -125,7 +125,7 @@ def test_a_signal_ends_a_wait_with_a_reason_to_look_again(word: Word) -> None:
     assert caught
 
 
-def test_an_address_that_is_none_is_an_error() -> None:
+def test_an_invalid_address_is_an_error() -> None:
     with pytest.raises(OSError, match="futex wait") as caught:
         Futex(8).wait(0, 1_000_000)
     assert caught.value.errno == errno.EFAULT

@@ -83,7 +83,7 @@ def test_a_recorder_that_lingers_attaches_anew_and_dies_breaks_what_it_left(scen
     assert scene.happened() == ["session_closed", "broken", "line_freed"]
 
 
-def test_a_recorder_that_let_go_breaks_nothing_any_more(scene: Scene) -> None:
+def test_a_recorder_that_released_its_slot_breaks_nothing_any_more(scene: Scene) -> None:
     recorder, waiter = scene.session("r"), scene.session("w")
     slot = scene.open(recorder, "e", recorder=True)
     scene.open(waiter, "e")
