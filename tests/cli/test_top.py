@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import ipcsync
-from tests.kit.browser import DEADLINE_S
+from tests.kit.until import DEADLINE_S
 from tests.kit.zygote import IPCSYNC
 
 pytestmark = pytest.mark.process

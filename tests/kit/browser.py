@@ -7,18 +7,16 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tests.kit.until import DEADLINE_S, until
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-DEADLINE_S = 30.0
-_POLL_S = 0.05
 _ARGUMENTS = (
     "--headless",
     "--no-sandbox",
@@ -88,7 +86,7 @@ class Browser:
 
     def until(self, script: str, *arguments: Any, what: str) -> Any:
         """The first truthy value of a script run again and again; AssertionError, with `what`, if none comes."""
-        return eventually(lambda: self.run(script, *arguments), what)
+        return until(lambda: self.run(script, *arguments), what)
 
     def press(self, *keys: str) -> None:
         """Press keys, one after the other, wherever the focus is."""
@@ -136,12 +134,3 @@ class Browser:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def eventually(look: Callable[[], Any], what: str) -> Any:
-    """The first truthy value of `look()`; AssertionError, with `what`, if none comes in time."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, what
-        time.sleep(_POLL_S)
-    return found

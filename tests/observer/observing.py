@@ -16,7 +16,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kit.browser import eventually
+from tests.kit.until import until
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 PERIOD_S = 0.1
@@ -30,7 +30,7 @@ class Observer:
         with log.open("w") as file:
             command = [sys.executable, "-m", "ipcsync_observer", "--port", "0", "--period", str(PERIOD_S), *arguments]
             self.process = subprocess.Popen(command, stderr=file, env={**os.environ, **env})
-        found = eventually(self._ready, "the observer serves")
+        found = until(self._ready, "the observer serves")
         self.url = found[1]
 
     def _ready(self) -> re.Match[str] | None:
@@ -67,7 +67,7 @@ class Observer:
             found[:] = [self.state()]
             return holds(found[0])
 
-        eventually(look, what)
+        until(look, what)
         return found[0]
 
     def until_ready(self) -> Any:

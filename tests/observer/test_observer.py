@@ -14,8 +14,8 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
-from tests.kit.browser import eventually
 from tests.kit.peer import Peer
+from tests.kit.until import until
 from tests.observer.observing import DIRECT, PERIOD_S, Observer
 
 pytestmark = pytest.mark.process
@@ -55,8 +55,8 @@ def test_the_state_tells_who_records_who_waits_and_how_fast(
     recorder, waiter = new_client("prefill"), new_client("decode")
     stream = ipcsync.Stream()
     with recorder.event("kv/a", recorder=True) as event, waiter.event("kv/a"):
-        until = time.monotonic() + 6 * PERIOD_S
-        while time.monotonic() < until:
+        end = time.monotonic() + 6 * PERIOD_S
+        while time.monotonic() < end:
             event.record(stream).synchronize(10)
         state = observer.until(
             lambda state: state["events"] and _row(state, "kv/a")["completed"] == event.generation, "the last record"
@@ -95,7 +95,7 @@ def test_the_last_recorder_of_a_broken_event_is_told(
         row = _row(state, "lost")
         assert (row["recorder"], row["completed"], row["pending_s"]) == ("holder", 1, 0.0)
         # A look counts before it lists: the next one counts what this one listed.
-        eventually(lambda: observer.metrics()["ipcsync_quarantined", ()] == 1, "it is counted")
+        until(lambda: observer.metrics()["ipcsync_quarantined", ()] == 1, "it is counted")
         metrics = observer.metrics()
         assert metrics["ipcsync_quarantine_oldest_seconds", ()] >= 0
         assert metrics["ipcsync_deaths_total", ("pidfd",)] == 1

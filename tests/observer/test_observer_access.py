@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import ipcsync
-from tests.kit.browser import eventually
+from tests.kit.until import until
 from tests.observer.observing import DIRECT, Observer
 
 pytestmark = pytest.mark.process
@@ -85,7 +85,7 @@ def test_row_50_a_thousand_connections_that_ask_for_nothing_keep_nobody_out(obse
                     connection.send(sent)
         _assert_answers(observer)
         assert len(os.listdir(f"/proc/{observer.process.pid}/fd")) < 600
-        eventually(lambda: all(map(_is_closed, held)), "the end of all that asked for nothing")
+        until(lambda: all(map(_is_closed, held)), "the end of all that asked for nothing")
         _assert_answers(observer)
     finally:
         for connection in held:
@@ -116,7 +116,7 @@ def test_row_50_pages_that_are_open_keep_no_health_check_out(observer: Observer)
     finally:
         for page in pages:
             page.close()
-    eventually(lambda: observer.get("/api/state")[0] == 200, "an answer")
+    until(lambda: observer.get("/api/state")[0] == 200, "an answer")
 
 
 def test_row_50_a_connection_that_is_kept_alive_asks_again(observer: Observer) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -20,18 +20,12 @@ import pytest
 
 from ipcsync._linux import child
 from ipcsync._linux.child import Child, Worker, WorkerError, environment, in_words, read_line
+from tests.kit.until import until
 
 pytestmark = pytest.mark.process
 
 _ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 30.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {_DEADLINE_S:g} s: {what}"
-        time.sleep(0.005)
 
 
 def _children_of(pid: int) -> set[int]:

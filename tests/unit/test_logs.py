@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import ipcsync
 from ipcsync import _logs as logs
 from ipcsync._logs import Json, KeyValue, fields, is_round, quoted
-from tests.kit.browser import eventually
+from tests.kit.until import until
 
 _ROOT = Path(__file__).parents[2]
 _PAIR = re.compile(r'([a-z_]+)=((?:"(?:[^"\\]|\\.)*")|[^\s"=]*)(?: |$)')
@@ -156,7 +156,7 @@ def test_a_full_runs_log_has_every_session_and_no_token(
                 other.event(name, recorder=True)
         session_ids = {client.session_id, other.session_id}
     coordinator.stop()
-    text = eventually(lambda: capfd.readouterr().err, "the log")
+    text = until(lambda: capfd.readouterr().err, "the log")
     for token in tokens:
         for spelling in _spellings(token):
             assert spelling not in text
