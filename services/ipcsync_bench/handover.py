@@ -10,8 +10,10 @@ import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,11 +27,13 @@ from ipcsync_bench.rows import Figures, Row, Target, at_most, compare, interleav
 from ipcsync_bench.workers import BUSY_THREADS, Worker, Workers, begin_busy_threads
 
 _SLICE_NS = 1_000_000_000
+_MORE = 4  # so many times the rounds: how long a wake-up takes depends on the machine's other work, which changes
 Turn = Callable[[int], None]
 
 
 Times = tuple[float, float]
 """p50 and p99 of a hand-over, in seconds."""
+_Contest = dict[str, Callable[[], Times]]
 
 
 def _rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> Times:
@@ -224,29 +228,46 @@ def hand_over(rounds: int, scale: float) -> Iterator[Row]:
     count = max(200, int(2000 * scale))
     with ExitStack() as stack:
         table = _Table(stack)
-        ours: dict[str, Callable[[], Times]] = {
-            "hand-over (event)": lambda: table.ours("event", count),
-            "hand-over (timeline)": lambda: table.ours("timeline", count),
-            "wake to stream (event)": lambda: table.ours("event", count, "wait"),
-        }
-        yield from _alone(table, ours, rounds, count, stack)
+        yield from _beside_futex(table, rounds, count, at_most(1.1), p99=at_most(1.3))
+        yield from _beside_others(table, rounds, count, stack)
         with Worker() as busy:
             busy.begin(_be_busy)
-            yield from _beside_futex(table, ours, rounds, count, "beside a busy process", at_most(1.1))
+            yield from _beside_futex(table, rounds, count, at_most(1.1), ", beside a busy process")
             busy.kill()
-        few = max(20, count // 20)
-        slow: dict[str, Callable[[], Times]] = {"hand-over (event)": lambda: table.ours("event", few)}
         for player in table.players:
             player.call(_begin_threads)
-        yield from _beside_futex(table, slow, rounds, few, f"{BUSY_THREADS} busy threads in each", at_most(1.3))
+        few = max(20, count // 80)
+        yield from _beside_futex(table, rounds, few, at_most(1.3), f", {BUSY_THREADS} busy threads in each", ["event"])
 
 
-def _alone(
-    table: _Table, ours: Mapping[str, Callable[[], Times]], rounds: int, count: int, stack: ExitStack
+def _ours(table: _Table, count: int, engines: Sequence[EngineName] = ("event", "timeline")) -> _Contest:
+    contest: _Contest = {f"hand-over ({engine})": partial(table.ours, engine, count) for engine in engines}
+    if len(engines) > 1:
+        contest["wake to stream (event)"] = partial(table.ours, "event", count, "wait")
+    return contest
+
+
+def _beside_futex(
+    table: _Table,
+    rounds: int,
+    count: int,
+    target: Target,
+    load: str = "",
+    engines: Sequence[EngineName] = ("event", "timeline"),
+    *,
+    p99: Target | None = None,
 ) -> Iterator[Row]:
+    ours = _ours(table, count, engines)
+    halves = _figures({**ours, "bare futex": partial(table.futex, count)}, rounds * _MORE)
+    for name, (which, figures, goal) in product(ours, zip(("p50", "p99"), halves, (target, p99), strict=True)):
+        if goal is not None:
+            held = {"ipcsync": figures[name], "bare futex": figures["bare futex"]}
+            yield from compare(f"{name}{load}, {which}", held, "µs", {"bare futex": goal})
+
+
+def _beside_others(table: _Table, rounds: int, count: int, stack: ExitStack) -> Iterator[Row]:
     manager = stack.enter_context(closing(Manager()))
-    peers: dict[str, Callable[[], Times]] = {
-        "bare futex": lambda: table.futex(count),
+    peers: _Contest = {
         "Pipe": lambda: _inherited("Pipe", manager, count),
         "multiprocessing.Event": lambda: _inherited("multiprocessing.Event", manager, count),
         "Manager().Event": lambda: _inherited("Manager().Event", manager, max(50, count // 10)),
@@ -254,22 +275,11 @@ def _alone(
     if Redis.is_installed():
         redis = stack.enter_context(closing(Redis()))
         peers["Redis lists"] = lambda: table.redis(redis.path, count)
-    p50, p99 = _figures({**ours, **peers}, rounds)
-    targets: dict[str, Target] = {"bare futex": at_most(1.1), "multiprocessing.Event": at_most(0.6)}
+    ours = _ours(table, count)
+    p50, _ = _figures({**ours, **peers}, rounds)
     for name in ours:
         held = {"ipcsync": p50[name], **{peer: p50[peer] for peer in peers}}
-        yield from compare(f"{name}, p50", held, "µs", targets)
-        held = {"ipcsync": p99[name], "bare futex": p99["bare futex"]}
-        yield from compare(f"{name}, p99", held, "µs", {"bare futex": at_most(1.3)})
-
-
-def _beside_futex(
-    table: _Table, ours: Mapping[str, Callable[[], Times]], rounds: int, count: int, load: str, target: Target
-) -> Iterator[Row]:
-    p50, _ = _figures({**ours, "bare futex": lambda: table.futex(count)}, rounds)
-    for name in ours:
-        held = {"ipcsync": p50[name], "bare futex": p50["bare futex"]}
-        yield from compare(f"{name}, {load}, p50", held, "µs", {"bare futex": target})
+        yield from compare(f"{name}, p50", held, "µs", {"multiprocessing.Event": at_most(0.6)})
 
 
 def _be_busy(_state: dict[str, Any]) -> None:

@@ -147,29 +147,42 @@ def test_what_is_rare_is_left_to_the_python_engine(client: ipcsync.Client, engin
         event.at(99).synchronize(0.01)
 
 
-def test_threads_that_record_together_leave_no_gap(client: ipcsync.Client, engine: EngineName) -> None:
+@pytest.mark.parametrize(
+    ("count", "each"),
+    [(8, 200), pytest.param(16, 62_500, marks=[pytest.mark.thorough, pytest.mark.timeout(900)])],
+    ids=["some", "a million"],
+)
+def test_threads_that_record_together_leave_no_gap(
+    client: ipcsync.Client, engine: EngineName, count: int, each: int
+) -> None:
     event = client.event("e", recorder=True, engine=engine, depth=8)
-    made: list[int] = []
-    seen: list[int] = []
+    made: list[list[int]] = []
+    fallen: list[tuple[int, int]] = []
     is_over = threading.Event()
 
     def record() -> None:
         stream = ipcsync.Stream()
-        made.extend(event.record(stream).generation for _ in range(200))
+        made.append([event.record(stream).generation for _ in range(each)])
 
     def look() -> None:
+        last = 0
         while not is_over.is_set():
-            seen.append(event.completed)
+            now = event.completed
+            if now < last:
+                fallen.append((last, now))
+            last = now
 
-    threads = [threading.Thread(target=record) for _ in range(8)]
+    threads = [threading.Thread(target=record) for _ in range(count)]
     looker = threading.Thread(target=look)
     for thread in [*threads, looker]:
         thread.start()
     for thread in threads:
         thread.join()
-    event.at(1600).synchronize(60)
+    last = count * each
+    event.at(last).synchronize(60)
     is_over.set()
     looker.join()
-    assert sorted(made) == list(range(1, 1601))
-    assert seen == sorted(seen)
-    until(lambda: event.completed == 1600, "all of them complete")
+    assert all(numbers == sorted(numbers) for numbers in made)
+    assert sorted(number for numbers in made for number in numbers) == list(range(1, last + 1))
+    assert fallen == []
+    until(lambda: event.completed == last, "all of them complete")

@@ -7,6 +7,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     SLICE_NS = 50000000
+    LONGEST_NS = 200000000  # for which a shortcut sleeps, in slices, before the Python engine goes on
 
 
 cdef class Lock:

@@ -72,20 +72,31 @@ cdef class Queries(State):
             self.look.shortcuts += 1
         return result
 
-    cdef bint await_record(self, int64_t generation, int64_t slice_ns) noexcept nogil:
-        """Sleep for one slice at most, until the generation is recorded; False: not me."""
+    cdef bint await_record(self, int64_t generation, int64_t until) noexcept nogil:
+        """Sleep until the generation is recorded; False: not me, or it is past `until`, 0 for at once.
+
+        Each slice ends with the looks of `check_liveness`, by what the kernel marks. The GIL is not asked for: in a busy
+        process that alone may take longer than a slice.
+        """
         cdef uint64_t recorded
+        cdef int64_t left
+        cdef bint is_interrupted
         while True:
             recorded = self.load(LOAD_RECORDED, RECORDED)
             if <int64_t>(recorded - self.base) >= generation:
                 return not self.closed()
             if not self.goes_on(generation):
                 return False
-            if slice_ns <= 0:
+            left = until - ipcsync_now() if until else 0
+            if left <= 0:
                 return False
             step(SLEEP)
-            ipcsync_futex_wait(self.place + RECORDED, False, <uint32_t>recorded, slice_ns)
-            if self.load(LOAD_RECORDED, RECORDED) == recorded:
+            is_interrupted = ipcsync_futex_wait(
+                self.place + RECORDED, False, <uint32_t>recorded, min(left, <int64_t>SLICE_NS)
+            )
+            if self.load(LOAD_RECORDED, RECORDED) == recorded and (
+                is_interrupted or not self.good() or not self.recorder_lives() or not self.look.coordinator_is_good()
+            ):
                 return False
 
     cdef int await_done(self, int64_t generation, int64_t until) noexcept nogil:
@@ -123,14 +134,14 @@ cdef class Queries(State):
         if self.look is None or not self.good() or self.is_chained():
             return False
         with nogil:
-            until = ipcsync_now() + slice_ns
+            until = ipcsync_now() + slice_ns if slice_ns else 0
             result = self.on_board(generation)
             if result == 0:
                 result = -1
-                if self.await_record(generation, slice_ns) and self.good():
+                if self.await_record(generation, until) and self.good():
                     result = self.ask_anew(generation)
                     if result == 0 and slice_ns > 0:
-                        result = self.await_done(generation, until)
+                        result = self.await_done(generation, min(until, ipcsync_now() + <int64_t>SLICE_NS))
         if result == 1:
             self.look.shortcuts += 1
         return result == 1

@@ -44,7 +44,7 @@ cdef class PointBase:
         cdef Core core = self.core
         # With a timeout only what is recorded: how long it may sleep is for the Python engine to count.
         if core is not None and ahead is False and (timeout is None or timeout >= 0) and core.try_wait(
-            stream, self._generation, SLICE_NS if timeout is None else 0
+            stream, self._generation, LONGEST_NS if timeout is None else 0
         ):
             return
         left(core)
@@ -60,11 +60,11 @@ cdef class PointBase:
 
     def synchronize(self, timeout=None):
         cdef Core core = self.core
-        cdef double seconds = 0.05 if timeout is None else timeout
+        cdef double seconds = 1 if timeout is None else timeout
         cdef int64_t began = ipcsync_now()
         if core is None or not seconds >= 0:
             self._slow_synchronize(timeout)
-        elif not core.try_synchronize(self._generation, <int64_t>(min(seconds, 0.05) * 1e9)):
+        elif not core.try_synchronize(self._generation, min(<int64_t>LONGEST_NS, <int64_t>(min(seconds, 1) * 1e9))):
             left(core)
             core.synchronize(self._generation, timeout, began)
 

@@ -9,14 +9,11 @@ cdef class Waits(Queries):
     cdef int look_before(self, Handle stream, int64_t generation, int64_t slice_ns, uint64_t *id) noexcept nogil:
         """1: complete; 2: to be queued on the stream with that id; 0: not me."""
         cdef unsigned long long stream_id = 0
-        cdef int result
-        if not self.is_usable(stream):
-            return 0
-        result = self.on_board(generation)
+        cdef int result = self.on_board(generation)
         if result != 0:
             return 1 if result == 1 else 0
         if <int64_t>(self.load(LOAD_RECORDED, RECORDED) - self.base) < generation or self.closed():
-            if not self.await_record(generation, slice_ns):
+            if not self.await_record(generation, ipcsync_now() + slice_ns if slice_ns else 0):
                 return 0
         if not self.is_open():
             return 0
@@ -50,20 +47,28 @@ cdef class Waits(Queries):
             return -1
         return 1 if self.recorder_lives() and not self.closed() and self.look.coordinator_is_good() else -1
 
-    cdef bint tell_of_wait(self, uint64_t stream_id, int64_t generation) except -1:
-        """Before a wait is queued: have the stream's next record stand behind it, as `queued.add`; False: not me."""
+    cdef bint is_noted(self, int64_t generation) except -1:
+        """Whether the list of the stream known last has a wait that stands for this one too."""
+        cdef dict held = self.waits.get(self.key)
+        last = None if held is None else held.get(<uintptr_t><PyObject *>self)
+        return last is not None and last.generation >= generation and last.verdict is not True
+
+    cdef bint tell_of_wait(self, uint64_t stream_id, int64_t generation, dict alone) except -1:
+        """Before a wait is queued: have the stream's next record stand behind it, as `queued.add`; False: not me.
+
+        `alone`: as the stream's only wait, made before this call might sleep, for the stream known then; or None.
+        """
         cdef dict held
         if stream_id != self.keyed or self.behind_all:
             return self._tell_of_wait(stream_id, generation)
-        me = <uintptr_t><PyObject *>self
-        held = self.waits.get(self.key)
-        last = None if held is None else held.get(me)
-        if last is not None and last.generation >= generation and last.verdict is not True:
+        if self.is_noted(generation):
             return True
-        if len(self.waits) >= MANY_LISTS:
+        if alone is None or len(self.waits) >= MANY_LISTS:
             return self._tell_of_wait(stream_id, generation)
-        wait = self.make_wait(self, generation, self.key, stream_id)
-        alone = {me: wait}  # before the lock: it may start a garbage collection, which runs anything
+        me = <uintptr_t><PyObject *>self
+        wait = alone[me]
+        if wait.stream != stream_id or wait.key != self.key:
+            return self._tell_of_wait(stream_id, generation)
         if not self.table_lock.take():
             return self._tell_of_wait(stream_id, generation)
         try:
@@ -85,10 +90,19 @@ cdef class Waits(Queries):
         address = address_of(stream)
         if address == 0:
             return False
+        if not self.is_usable(<Handle>address):  # with the GIL: to give it up costs more than the call
+            return False
+        if generation <= self.known_complete:
+            self.look.shortcuts += 1
+            return True
+        # What follows the sleep is to be short. No object may be made under the lock: that may collect garbage.
+        alone = None
+        if not self.is_noted(generation):
+            alone = {<uintptr_t><PyObject *>self: self.make_wait(self, generation, self.key, self.keyed)}
         with nogil:
             result = self.look_before(<Handle>address, generation, slice_ns, &stream_id)
         if result == 2:
-            if not self.tell_of_wait(stream_id, generation):
+            if not self.tell_of_wait(stream_id, generation, alone):
                 return False
             with nogil:
                 result = self.queue_behind(<Handle>address, stream_id, generation)

@@ -32,9 +32,11 @@ static inline int64_t ipcsync_now(void) {
 static inline void ipcsync_futex_wake(void *word, int private, int count) {
     syscall(SYS_futex, word, private ? FUTEX_WAKE_PRIVATE : FUTEX_WAKE, count, 0, 0, 0);
 }
-static inline void ipcsync_futex_wait(void *word, int private, uint32_t seen, int64_t ns) {
+/* Whether a signal ended it. */
+static inline int ipcsync_futex_wait(void *word, int private, uint32_t seen, int64_t ns) {
     struct timespec limit = {ns / 1000000000LL, ns % 1000000000LL};
-    syscall(SYS_futex, word, private ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT, seen, &limit, 0, 0);
+    int flag = private ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT;
+    return syscall(SYS_futex, word, flag, seen, &limit, 0, 0) != 0 && errno == EINTR;
 }
 static inline void ipcsync_add(int *count, int value) { __atomic_add_fetch(count, value, __ATOMIC_ACQ_REL); }
 static inline int ipcsync_lowest(uint64_t bits) { return __builtin_ctzll(bits); }

@@ -12,7 +12,7 @@ cdef extern from "words.h" nogil:
     void ipcsync_raise_to(int64_t *word, int64_t value)
     int64_t ipcsync_now()
     void ipcsync_futex_wake(void *word, bint private, int count)
-    void ipcsync_futex_wait(void *word, bint private, uint32_t seen, int64_t ns)
+    bint ipcsync_futex_wait(void *word, bint private, uint32_t seen, int64_t ns)
     void ipcsync_add(int *count, int value)
     uint64_t ipcsync_thread()
     int ipcsync_lowest(uint64_t bits)
