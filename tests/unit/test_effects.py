@@ -4,81 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, OPEN, Board
-from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement
 from ipcsync.typing import EngineName
-from ipcsync_coordinator.effects import Effects, _watermark
-from ipcsync_coordinator.feed import Feed
+from ipcsync_coordinator.effects import _watermark
 from ipcsync_coordinator.records import Effect
-from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.state import Change, Limits, Session, Slot
-
-
-@dataclass(frozen=True)
-class Shared:
-    """One CUDA event of a ring."""
-
-    serial: int
-    handle: bytes
-
-
-@dataclass
-class Outside:
-    """Pool, feed's socket, and who is told that a line is free: what reaches them is written down."""
-
-    returned: list[Any] = field(default_factory=list)
-    destroyed: list[Any] = field(default_factory=list)
-    forgotten: list[Session] = field(default_factory=list)
-    sent: list[Announcement] = field(default_factory=list)
-
-    def give_back(self, ring: list[Any]) -> None:
-        self.returned.append(ring)
-
-    def destroy(self, ring: list[Any]) -> None:
-        self.destroyed.append(ring)
-
-    def send(self, frame: bytes, _flags: int) -> None:
-        self.sent.append(codec.decode_announcement(frame))
-
-    def heard(self) -> list[Announcement]:
-        heard, self.sent = self.sent, []
-        return heard
-
-
-class Scene:
-    """A registry and its effects on a real board."""
-
-    def __init__(self, board: Board) -> None:
-        self.board = board
-        self.outside = cast(Any, Outside())
-        self.registry = Registry(Limits(slots=4, sessions=4, attachments=3, streams=2))
-        self.effects = Effects(board, self.outside, Feed(self.outside), self.outside.forgotten.append)
-
-    def settle(self) -> list[Effect | None]:
-        """Carry out what followed; the stores that the journal would have."""
-        steps = self.effects.plan(self.registry.take_changes())
-        self.effects.carry_out(steps)
-        return [step.effect for step in steps]
-
-    def session(self, name: str) -> Session:
-        session = self.registry.open_session(f"id-{name}", name)
-        session.pid, session.started = 17, 170
-        self.settle()
-        return session
-
-    def open(self, session: Session, engine: EngineName = "event") -> Slot:
-        ring = [Shared(5, b"five"), Shared(6, b"six")] if engine == "event" else []
-        slot = self.registry.create(session, "e", recorder=True, device="gpu", engine=engine, depth=2, ring=ring)
-        slot.base = self.effects.line(slot.index).recorded
-        self.settle()
-        self.outside.heard()
-        return slot
+from ipcsync_coordinator.state import Change, Slot
+from tests.unit.effects_scene import Scene, Shared
 
 
 @pytest.fixture

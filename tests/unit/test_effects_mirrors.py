@@ -10,7 +10,7 @@ from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.mirrors import Grave, Graves, Origin
 from ipcsync_coordinator.records import Effect
 from ipcsync_coordinator.state import Session, Slot
-from tests.unit.test_effects import Scene
+from tests.unit.effects_scene import Scene
 
 _ORIGIN = Origin(b"e" * 16, 3, 2)
 
