@@ -16,6 +16,7 @@ IpcSyncError(RuntimeError)
 ├── EventClosed                 the event was closed, or a point of an earlier use of its slot: .event
 ├── RecorderLost                its recorder closed, died or expired: .event .generation .session .pid .cause .over
 │   └── NodeLost                the node that records is lost to this one: .node .reason
+├── NotComplete                 the time between events whose work is not complete
 ├── NotRecorder                 recording without the role: .event .recorder .pid
 │   └── RecorderTaken           another session has the role
 ├── DeviceMismatch              an event, stream or process of another device
@@ -51,6 +52,7 @@ __all__ = [
     "NoDriver",
     "NodeLost",
     "NodeNameTaken",
+    "NotComplete",
     "NotRecorder",
     "ProtocolError",
     "QuotaExceeded",
@@ -239,6 +241,10 @@ class NodeLost(RecorderLost):
         super().__init__(message, event=event, generation=generation, session=session, pid=pid, cause=cause, over=over)
         self.node = node
         self.reason = reason
+
+
+class NotComplete(IpcSyncError):
+    """`Event.elapsed_time` of events whose work is not complete, with torch's text."""
 
 
 class NotRecorder(IpcSyncError):

@@ -27,7 +27,7 @@ from ipcsync._native.capture import is_capturing, relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.device import Device, kind_of, parse
 from ipcsync._native.stream import stream_handle
-from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, IpcSyncError
+from ipcsync.errors import DeviceMismatch, DriverError, HandleError, InvalidDevice, NotComplete
 from ipcsync.typing import DeviceLike, StreamLike
 
 __all__ = ["Event"]
@@ -162,7 +162,7 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event's record to that of `end`, on the same device.
 
-        Raises ValueError unless both have timing and were recorded, RuntimeError while one is not complete.
+        Raises ValueError unless both have timing and were recorded, NotComplete while one is not complete.
         """
         fork.check()
         if not isinstance(end, Event):
@@ -175,7 +175,7 @@ class Event:
         if self.query() and end.query():
             result = relaxed_call(_drivers.load().cuEventElapsedTime, self._handle, end._handle)
         if result is None or result[0] == ERROR_NOT_READY:
-            raise IpcSyncError("Both events must be completed before calculating elapsed time.")
+            raise NotComplete("Both events must be completed before calculating elapsed time.")
         return float(unwrap(result, "cuEventElapsedTime"))
 
     def ipc_handle(self) -> bytes:

@@ -29,6 +29,7 @@ _TREE = {
     "EventClosed": ("IpcSyncError",),
     "RecorderLost": ("IpcSyncError",),
     "NodeLost": ("RecorderLost",),
+    "NotComplete": ("IpcSyncError",),
     "NotRecorder": ("IpcSyncError",),
     "RecorderTaken": ("NotRecorder",),
     "DeviceMismatch": ("IpcSyncError",),

@@ -125,7 +125,9 @@ def test_elapsed_time_refuses_in_torchs_order_with_torchs_texts(held: tuple[ipcs
     other.record(stream)
     timed.synchronize()
     for a, b in ((timed, other), (other, timed)):
-        with pytest.raises(RuntimeError, match=r"^Both events must be completed before calculating elapsed time\.$"):
+        with pytest.raises(
+            ipcsync.NotComplete, match=r"^Both events must be completed before calculating elapsed time\.$"
+        ):
             a.elapsed_time(b)
 
 
