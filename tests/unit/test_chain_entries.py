@@ -100,6 +100,12 @@ def test_what_was_good_of_others_and_is_not_any_more_only_the_recorder_can_tell(
     assert row.mine.behind.good_bits(ME) is None
 
 
+def test_behind_what_only_the_recorder_can_tell_it_has_to_tell_of_all_that_follows(row: Row) -> None:
+    row.extend(1, Wait(row.view(0, node="two"), 1, KEY, STREAM))
+    row.extend(2, row.wait(1))
+    assert row.open_ones == [(1, 1, OWN), (2, 2, 0b10 | OWN)]
+
+
 def test_a_session_that_came_later_is_good_only_for_who_looked_since(row: Row) -> None:
     row.extend(1, row.wait(0))
     assert row.mine.behind.good_bits(ME) == 0b1
@@ -124,6 +130,9 @@ def test_a_wait_depends_on_who_records_and_on_all_that_one_stands_behind(row: Ro
     assert row.chain._evidence(wait, OWN) == 0b10, "what it waits for is of before"
     row.board.slot(1).store_behind(BASE + 2)
     assert row.chain._evidence(wait, OWN) == 0b1111
+    row.board.slot(1).store_bits(0b0011)
+    assert row.chain._evidence(wait, OWN) == 0b10 | OWN, "it says itself that only it can tell"
+    row.board.slot(1).store_bits(0b1101)
     row.kill(3)
     assert row.chain._evidence(wait, OWN) == 0b10 | OWN
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import ipcsync
+import ipcsync._drivers
 from ipcsync._board import EXPIRED
+from ipcsync._drivers import unwrap
 from ipcsync._engines import queued
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued import Wait
@@ -33,6 +36,17 @@ def test_of_one_event_a_stream_keeps_the_latest_wait_that_is_not_known_good(row:
     assert len(queued.of(KEY)) == 2, "these had left it before"
     queued.drop(queued.of(KEY))
     assert queued.lists == {}
+
+
+def test_the_blocking_streams_of_a_device_share_a_list_that_is_no_streams_own() -> None:
+    driver = ipcsync._drivers.load()
+    blocking = unwrap(driver.cuStreamCreate(0), "cuStreamCreate")
+    try:
+        assert [queued.key_of(driver, blocking, STREAM, ordinal) for ordinal in (0, 1)] == [-1, -2]
+    finally:
+        unwrap(driver.cuStreamDestroy(blocking), "cuStreamDestroy")
+    own = ipcsync.Stream()
+    assert queued.key_of(driver, own._handle, STREAM, 0) == STREAM
 
 
 def test_lists_of_streams_that_nobody_records_on_are_swept_once_there_are_many(

@@ -145,6 +145,31 @@ def test_what_a_gpu_wrote_after_its_event_broke_is_not_on_the_board(row: Row) ->
     assert view.completed == 1
 
 
+def test_an_event_that_breaks_while_it_is_looked_at_has_completed_what_its_watermark_says(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its word was written behind a wait that was released, and the look at whom it stands behind was too early."""
+    view, line = row.view(0), row.board.slot(0)
+    row.complete(0, 2)
+    line.store_behind(BASE + 1)
+
+    def break_now(_generation: int) -> bool:
+        line.break_at(BASE + 1)
+        return True
+
+    monkeypatch.setattr(view, "_is_clear", break_now)
+    assert view._board_completed() == 1
+
+
+def test_after_a_close_a_death_loses_what_was_recorded_and_the_close_what_was_not(row: Row) -> None:
+    view = row.view(0)
+    row.record(0, 3)
+    row.board.slot(0).finish(CLOSED)
+    row.kill(0)
+    fates = [view.fate(generation) for generation in (3, 4)]
+    assert [isinstance(fate, Loss) and fate.cause for fate in fates] == ["died", "closed"]
+
+
 @pytest.mark.parametrize("is_over", [True, False, None])
 def test_a_lost_recorders_error_says_whether_it_can_touch_anything_any_more(
     row: Row, monkeypatch: pytest.MonkeyPatch, is_over: bool | None
