@@ -80,37 +80,40 @@ class Export:
 
 
 class Budget:
-    """How much of a core the calling thread may use, by its own CPU time: waiting for the processor costs nothing."""
+    """How much of a core all looks together may use, by their threads' CPU time: waiting for a processor costs nothing.
+
+    What one thread does not use, the others may.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._credit_s = _CREDIT_S
-        self._taken_s = time.thread_time()
         self._now_s = time.monotonic()
 
-    def rest_s(self, share: float) -> float:
-        """How many seconds it must rest now to use no more than `share` of a core."""
-        taken_s, now_s = time.thread_time(), time.monotonic()
-        earned_s = share * (now_s - self._now_s) - (taken_s - self._taken_s)
-        self._taken_s, self._now_s = taken_s, now_s
-        self._credit_s = min(self._credit_s + earned_s, _CREDIT_S)
-        return min(max(-self._credit_s / share, 0.0), _LONGEST_REST_S)
+    def rest_s(self, used_s: float) -> float:
+        """How many seconds a thread that has used `used_s` since its last call must rest now."""
+        with self._lock:
+            now_s = time.monotonic()
+            self._credit_s = min(self._credit_s + _SHARE * (now_s - self._now_s) - used_s, _CREDIT_S)
+            self._now_s = now_s
+            return min(max(-self._credit_s / _SHARE, 0.0), _LONGEST_REST_S)
 
 
 class Watcher:
     """A thread that looks at some exports, and calls `changed` with those that have another row now.
 
-    `failed` is called with the error that ends it. `share` returns how much of a core it may use.
+    `failed` is called with the error that ends it. `budget` says when it must rest.
     """
 
     def __init__(
         self,
         changed: Callable[[list[Export]], None],
         failed: Callable[[Exception], None],
-        share: Callable[[], float],
+        budget: Budget,
     ) -> None:
         self._changed = changed
         self._failed = failed
-        self._share = share
+        self._budget = budget
         self._exports: list[Export] = []  # the thread's; the first futex is the word's
         self._futexes = FutexSet()
         self._word = Word()  # stored to wake the thread
@@ -156,7 +159,7 @@ class Watcher:
 
     def _look_until_over(self) -> None:
         pause = _FIRST_NS
-        budget = Budget()
+        used_s = time.thread_time()
         while not self._is_over:
             self._futexes.expect(0, self._word.value)
             while self._changes:
@@ -165,7 +168,8 @@ class Watcher:
             if changed:
                 pause = _FIRST_NS
                 self._changed(changed)
-            rest_s = budget.rest_s(self._share())
+            before_s, used_s = used_s, time.thread_time()
+            rest_s = self._budget.rest_s(used_s - before_s)
             if rest_s > 0:
                 time.sleep(rest_s)
             self._futexes.count = 1 + len(self._exports)
@@ -207,6 +211,7 @@ class Exports:
         self._board = board
         self._changed = changed
         self._failed = failed
+        self._budget = Budget()
         self._watchers: list[Watcher] = []
         self._by_key: dict[Key, Export] = {}
 
@@ -229,7 +234,7 @@ class Exports:
             export.row = export.look()
             watcher = next((each for each in self._watchers if each.room), None)
             if watcher is None:
-                watcher = Watcher(self._changed, self._failed, lambda: _SHARE / max(len(self._watchers), 1))
+                watcher = Watcher(self._changed, self._failed, self._budget)
                 self._watchers.append(watcher)
             watcher.add(export)
         return export

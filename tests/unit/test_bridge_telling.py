@@ -8,40 +8,33 @@ from typing import Any
 
 import pytest
 
-from ipcsync_bridge import telling, wire
+from ipcsync_bridge import exports, telling, wire
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Budget, Watcher
 from ipcsync_bridge.links import Follower
 from ipcsync_bridge.telling import Telling
 
 
-def compute(seconds: float) -> None:
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        pass
-
-
-def test_who_computes_more_than_its_share_rests_in_proportion() -> None:
+def test_looks_that_take_more_than_their_share_rest_in_proportion() -> None:
     before = time.monotonic()
     budget = Budget()
-    began, taken = time.monotonic(), time.thread_time()
-    compute(0.012)
-    taken, ended = time.thread_time() - taken, time.monotonic()
-    rest = budget.rest_s(0.5)
+    rest = budget.rest_s(0.012)
     after = time.monotonic()
 
     def owed(passed: float) -> float:
-        """For what was taken above 2 ms at once, less the half of the time that has passed."""
-        return max((taken - 0.002 - 0.5 * passed) / 0.5, 0.0)
+        """For what was used above what may be used at once, less the share of the time that has passed."""
+        return min(max((0.012 - exports._CREDIT_S - exports._SHARE * passed) / exports._SHARE, 0.0), 0.05)
 
-    assert owed(after - before) - 0.002 <= rest <= owed(ended - began) + 0.002
+    assert owed(after - before) <= rest <= owed(0.0)
+    assert budget.rest_s(10.0) == exports._LONGEST_REST_S
 
 
-def test_who_waits_never_rests_however_busy_the_machine_is() -> None:
+def test_looks_now_and_then_never_rest_and_what_one_thread_leaves_others_may_use() -> None:
     budget = Budget()
     for _ in range(20):
         time.sleep(0.002)
-        assert budget.rest_s(1 / 8) == 0
+        assert budget.rest_s(exports._SHARE * 0.002) == 0
+    assert budget.rest_s(0.9 * exports._CREDIT_S) == 0
 
 
 class _Wire:
@@ -98,7 +91,7 @@ def test_a_few_rows_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_ends_a_thread_that_looks_is_raised_to_who_tells() -> None:
     async def run() -> None:
         one = Telling(_Wire(), _Sender(), Counters())  # type: ignore[arg-type] # as much of a transport as is used
-        watcher = Watcher(one.changed_on_thread, one.failed_on_thread, lambda: 1.0)
+        watcher = Watcher(one.changed_on_thread, one.failed_on_thread, Budget())
         watcher.add(None)  # type: ignore[arg-type] # no export
         with pytest.raises(AttributeError):
             await one.run()
