@@ -61,8 +61,8 @@ def default_pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
 
 @pytest.fixture
 def patient_pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
-    """The same with a link's TTL that is longer than a bridge takes to start on a machine that is busy."""
-    return _two(new_node, "--link-ttl", "60")
+    """The same with TTLs that are longer than a bridge takes to start on a machine that is busy."""
+    return _two(new_node, "--link-ttl", "60", lease_ttl=60)
 
 
 @pytest.fixture
