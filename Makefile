@@ -300,7 +300,7 @@ types:
 
 docs: install
 	$(BIN)/mkdocs build --strict
-	IPCSYNC_DRIVER=host IPCSYNC_SITE=$(CURDIR)/site $(BIN)/python -m pytest -q -n 0 tests/multiprocess/test_site.py $(ARGS)
+	IPCSYNC_DRIVER=host IPCSYNC_SITE=$(CURDIR)/site $(BIN)/python -m pytest -q -n 0 tests/docs/test_site.py $(ARGS)
 
 DIST_TESTS ?= tests/unit tests/contract tests/events/test_shared_event.py
 dist: install

@@ -62,6 +62,23 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(target), f"{link}: there is no such heading"
 
 
+def test_every_path_below_tests_that_is_named_anywhere_is_there() -> None:
+    named = [
+        "Makefile",
+        "pyproject.toml",
+        "tests/mutation/__main__.py",
+        "tests/gpu/run.py",
+        "tests/packaging/matrix.py",
+    ]
+    missing = [
+        f"{page.relative_to(_ROOT)}: {path}"
+        for page in [*(_ROOT / name for name in named), *_PAGES, *(_ROOT / "tests").rglob("README.md")]
+        for path in re.findall(r"(?<![\w/.-])tests/[\w/]+(?:\.\w+)?", page.read_text())
+        if not (_ROOT / path).exists()
+    ]
+    assert missing == []
+
+
 @pages
 def test_nothing_is_fetched_from_elsewhere(page: Path) -> None:
     assert not re.search(r"https?://|<script|<img", page.read_text())
