@@ -62,7 +62,7 @@ def default_pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
 @pytest.fixture
 def patient_pair(new_node: Callable[..., Node]) -> tuple[Node, Node]:
     """The same with TTLs that are longer than a bridge takes to start on a machine that is busy."""
-    return _two(new_node, "--link-ttl", "60", lease_ttl=60)
+    return _two(new_node, "--link-ttl", "600", lease_ttl=600)
 
 
 @pytest.fixture
