@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "loaded": ("calls", "record while the process's other threads compute, compiled and in pure Python"),
     "completed": ("calls", "wait and query on a completed point"),
     "pending": ("calls", "wait on a pending point"),
+    "chained": ("calls", "wait on a pending point and record behind it"),
     "wake_up": ("wake_up", "a wait on the host for work that lasts milliseconds (not on the host driver)"),
     "attach": ("start", "many processes attach to the same events"),
     "start": ("start", "import, coordinator ready, first event"),

@@ -267,3 +267,73 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:
 
             contest: dict[str, Callable[[], float]] = {"ipcsync": ours, peer: bare}
             yield from compare(f"wait on a pending point ({engine})", interleave(contest, rounds), "µs", targets)
+
+
+# --- records behind waits ---------------------------------------------------------------------------------------------
+
+_IN_FLIGHT = 32  # fewer than the ring's depth
+
+
+def _hold_and_record_many(state: dict[str, Any], endpoint: str, engine: EngineName) -> list[bytes]:
+    """In a worker: record behind a closed gate, always on the same event; the points."""
+    if "client" not in state:
+        state["client"] = ipcsync.connect(endpoint)
+    if engine not in state:
+        state[engine] = state["client"].event(f"bench/above/{engine}", recorder=True, engine=engine, depth=64)
+    stream = state["stream"] = ipcsync.Stream()
+    state["gate"] = StreamGate(stream).__enter__()
+    return [bytes(state[engine].record(stream)) for _ in range(_IN_FLIGHT)]
+
+
+def _let_all_go(state: dict[str, Any]) -> None:
+    state["gate"].open()
+    state["stream"].synchronize()
+    state.pop("gate").__exit__(None, None, None)
+
+
+def chained(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a ring holds so many and no more
+    """wait on another process's pending point and record on the same stream, as a worker of a pipeline does."""
+    driver = _drivers.load()
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
+        above = stack.enter_context(closing(Worker()))
+        stream, held = ipcsync.Stream(), ipcsync.Stream()
+        before, behind = ipcsync.Event(interprocess=True), ipcsync.Event(interprocess=True)
+        behind.record(stream)
+        for engine in ("event", "timeline"):
+            event = client.event(f"bench/behind/{engine}", recorder=True, engine=engine, depth=64)
+
+            def ours(engine: EngineName = engine, event: ipcsync.SharedEvent = event) -> float:
+                data = above.call(_hold_and_record_many, coordinator.endpoint, engine)
+                points = iter([client.point(each) for each in data])
+
+                def work() -> ipcsync.Point:
+                    next(points).wait(stream)
+                    return event.record(stream)
+
+                work()  # the first one tells whom the event stands behind
+                figure = _each(work, _IN_FLIGHT - 2)
+                last = work()
+                above.call(_let_all_go)
+                last.synchronize(10)
+                return figure
+
+            def bare() -> float:
+                with StreamGate(held) as gate:
+                    before.record(held)
+                    first, second, handle = before.cuda_event, behind.cuda_event, stream.cuda_stream
+
+                    def work() -> None:
+                        driver.cuStreamWaitEvent(handle, first, 0)
+                        driver.cuEventRecord(second, handle)
+
+                    figure = _each(work, _IN_FLIGHT - 2)
+                    gate.open()
+                stream.synchronize()
+                return figure
+
+            for _ in range(64 // _IN_FLIGHT):
+                ours()  # opens both rings
+            contest: dict[str, Callable[[], float]] = {"ipcsync": ours, "bare wait and record": bare}
+            yield from compare(f"wait and record behind it ({engine})", interleave(contest, 4 * rounds), "µs", {})

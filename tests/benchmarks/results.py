@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 _HERE = Path(__file__).parent
 _PAGE = _HERE / "RESULTS.md"
 _BEGIN = "<!-- what follows is written by make results -->\n"
-_CALLS = ("hand_over", "records", "completed", "pending")
+_CALLS = ("hand_over", "records", "completed", "pending", "chained")
 
 
 class Run(NamedTuple):

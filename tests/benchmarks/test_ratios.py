@@ -74,6 +74,8 @@ _USUAL = {
     "wait on a completed point (timeline)": 4.0,
     "wait on a pending point (event)": 11.0,
     "wait on a pending point (timeline)": 14.0,
+    "wait and record behind it (event)": 30.0,
+    "wait and record behind it (timeline)": 30.0,
     # The bare futex takes a fifth of its usual time where its two processes happen to meet awake.
     "hand-over (event), p50": 3.0,
     "hand-over (timeline), p50": 3.0,
