@@ -180,7 +180,7 @@ class Handlers:
     def _ready(self, entry: SessionEntry, _: messages.Ready) -> messages.Message:
         entry.is_ready = True
         self._registry.touched_sessions.add(entry.session)
-        entry.watch.has_lifeline = self._board.has_lifeline(self._board.session(entry.session.line))
+        entry.watch.has_lifeline = entry.watch.holds_lifeline()
         return _DONE
 
     def _bye(self, entry: SessionEntry, body: messages.Bye) -> messages.Message:
@@ -203,7 +203,6 @@ class Handlers:
     def lose(self, entry: SessionEntry, how: str) -> None:
         """End a session whose process is dead ("pidfd"), or was silent for longer than its TTL ("ttl")."""
         session = entry.session
-        line = self._board.session(session.line)
         if session.state == "live":
             self._metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how=how))
@@ -212,7 +211,7 @@ class Handlers:
         ):  # a death cannot be refused: it is appended now if there is room, else at a later tick
             self._journal.make_room(self._size_of_end(session))
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
-        if how == "pidfd" or not (entry.is_ready or self._board.has_lifeline(line)):
+        if how == "pidfd" or not (entry.is_ready or entry.watch.holds_lifeline()):
             self._registry.bury(session)
         else:
             self._registry.expire(session)

@@ -91,7 +91,11 @@ class ProcessWatch:
 
     def gave_up_lifeline(self) -> bool:
         """Whether the process has released its lifeline: its last step when it exits, calls exec or closes."""
-        return self.has_lifeline and not self._board.has_lifeline(self._line)
+        return self.has_lifeline and not self.holds_lifeline()
+
+    def holds_lifeline(self) -> bool:
+        """Whether a process holds the session's lifeline now."""
+        return self._board.has_lifeline(self._line)
 
     def close(self) -> None:
         """Stop watching."""

@@ -283,8 +283,9 @@ class Server:
             entry.beat_ns = max(entry.beat_ns, self.board.session(entry.session.line).heartbeat)
             if now_ns - max(entry.beat_ns, self._credit.since_ns) > entry.ttl_ns:
                 self.handlers.lose(entry, "ttl")
-        elif entry.watch.gave_up_lifeline():
-            self.handlers.lose(entry, "pidfd")  # its goodbye was lost, or it called exec
+        elif entry.watch.gave_up_lifeline() or not (entry.is_ready or entry.watch.holds_lifeline()):
+            # Its goodbye was lost, it called exec, or it was never ready, and expired with its lifeline held.
+            self.handlers.lose(entry, "pidfd")
 
     def close(self) -> None:
         """Close everything. In one process: store the end on the board first, and remove the files last."""

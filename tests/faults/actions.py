@@ -16,6 +16,7 @@ from ipcsync._board import SessionLine, SlotLine
 from ipcsync._engines import compiled, slot_use
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
+from ipcsync._session import handshake
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName, Stats
 
@@ -262,6 +263,19 @@ def stop_in_heartbeat() -> None:
         store(line, now_ns)
 
     session_line.heartbeat = property(read, stop_then_store)
+
+
+def stop_in_connect(endpoint: str, lease_ttl: float) -> None:
+    """SIGSTOP once the board is mapped and the lifeline held, before the coordinator hears of it."""
+    open_board = handshake.open_board
+
+    def open_and_stop(*args: Any) -> Any:
+        board = open_board(*args)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return board
+
+    handshake.open_board = open_and_stop  # type: ignore[assignment]
+    connect(endpoint, "stopped", lease_ttl)
 
 
 def have_no_robust_futexes() -> None:

@@ -220,6 +220,28 @@ def test_row_16_what_a_request_got_after_its_client_gave_up_is_released(
     assert late_client.stats()["pool_in_use"] == 0
 
 
+def test_row_04_a_process_that_expires_and_dies_before_its_session_is_ready_leaves_no_session(
+    new_coordinator: Callable[..., ipcsync.Coordinator], peer: Peer
+) -> None:
+    """It holds its lifeline, so its line is kept when the lease runs out; it has sent too little for its pidfd."""
+    coordinator = new_coordinator(max_sessions=2)
+    with ipcsync.connect(coordinator.endpoint, name="observer") as observer:
+        peer.begin(actions.stop_in_connect, coordinator.endpoint, TTL_S)
+        until_lost(observer, "ttl")
+        with pytest.raises(ipcsync.QuotaExceeded):
+            ipcsync.connect(coordinator.endpoint)
+        peer.kill()
+        until(lambda: _can_connect(coordinator.endpoint), "its line is free")
+
+
+def _can_connect(endpoint: str) -> bool:
+    try:
+        ipcsync.connect(endpoint).close()
+    except ipcsync.QuotaExceeded:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("recorder", [False, True])
 def test_row_16_what_came_late_is_kept_if_it_was_asked_for_again(late_client: ipcsync.Client, recorder: bool) -> None:
     _open_too_late(late_client, recorder)
