@@ -133,6 +133,31 @@ def test_an_event_that_breaks_during_a_record_is_said(run: Any, monkeypatch: pyt
     assert run(CASES["record: room in the ring"])[1] == "NotOpenError"
 
 
+@pytest.mark.parametrize("call", ["synchronize", "wait"])
+@pytest.mark.parametrize("who", ["recorder", "coordinator", "session"])
+def test_each_slice_of_a_sleep_ends_with_the_looks_of_who_lives(
+    run: Any, monkeypatch: pytest.MonkeyPatch, call: str, who: str
+) -> None:
+    def step(rig: Rig, number: int) -> None:
+        take(rig, number)
+        if rig.log.count("sleep") == 2 and rig.log[-1] == "sleep":
+            if who == "recorder":
+                rig.board.words[rig.board.session(1).indices[1]] = 0x4000_0001
+            elif who == "coordinator":
+                rig.board.words[layout.H_OWNER] = 0x4000_0001
+            else:
+                rig.look.good_until = 0
+
+    take = Rig.step
+    monkeypatch.setattr(Rig, "step", step)
+    steps, outcome = run(Case(call))
+    assert outcome == "NotMeError"
+    assert steps.count("sleep") == 2, "all was well after the first one"
+    first = steps.index("sleep")
+    looks = ["load recorded", "guard.check", "own is_closed", "load incarnation", "load recorder", "recorder alive?"]
+    assert steps[first + 1 : first + 8] == [*looks, "coordinator?"]
+
+
 def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
     board = layout
     assert core.LAYOUT == (
