@@ -95,7 +95,11 @@ def test_no_more_than_the_window_are_in_flight_and_each_gets_its_own_answer(tmp_
     run(tmp_path, work)
 
 
-def test_another_coordinator_is_sent_what_is_unanswered_at_once_under_the_same_id(tmp_path: Path) -> None:
+def test_another_coordinator_is_sent_what_is_unanswered_at_once_under_the_same_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_AGAIN_S", 3600.0)
+
     async def work(side: Side, asked: Requests) -> None:
         (task,) = ask(asked)
         first = await side.next()
