@@ -122,18 +122,20 @@ class OnDevice:
     """A `with` block in which a context of the device `ordinal` is current on this thread.
 
     Afterwards the thread's earlier context is current again. A thread that had none keeps this one, as after any first
-    call of the CUDA runtime.
+    call of the CUDA runtime. The current one is replaced, and none pushed: an exception between the driver's call and
+    the next line leaves the thread's stack of contexts as deep as it was.
     """
 
-    __slots__ = ("_context", "_ordinal", "_pushed")
+    __slots__ = ("_before", "_context", "_ordinal")
 
     def __init__(self, ordinal: int, context: DriverObject = None) -> None:
         self._ordinal = ordinal
         self._context = context  # this one, instead of any of the device
-        self._pushed = False
+        self._before: DriverObject = None
 
     def __enter__(self) -> None:
         api = driver()
+        self._before = None
         if self._context is None:
             result = api.cuCtxGetDevice()
             if bad_context(result):
@@ -142,15 +144,24 @@ class OnDevice:
             if _ordinal(unwrap(result, "cuCtxGetDevice")) == self._ordinal:
                 return
         context = primary(self._ordinal) if self._context is None else self._context
-        unwrap(api.cuCtxPushCurrent(context), "cuCtxPushCurrent")
-        self._pushed = True
+        before = unwrap(api.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        try:
+            unwrap(api.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+            self._before = before
+            return  # inside of the block, so that an exception at this very step is seen too
+        except BaseException:
+            api.cuCtxSetCurrent(before)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._pushed:
-            self._pushed = False
-            unwrap(driver().cuCtxPopCurrent(), "cuCtxPopCurrent")
+        if self._before is not None:
+            try:
+                unwrap(driver().cuCtxSetCurrent(self._before), "cuCtxSetCurrent")
+            except BaseException:
+                driver().cuCtxSetCurrent(self._before)
+                raise
 
 
 def stream_call(
@@ -174,12 +185,8 @@ def ordinal_of_context(context: DriverObject) -> int:
     for ordinal, known in tuple(_primary.items()):  # retained, so no other context can have its address
         if known == context:
             return ordinal
-    api = driver()
-    unwrap(api.cuCtxPushCurrent(context), "cuCtxPushCurrent")
-    try:
-        return _ordinal(unwrap(api.cuCtxGetDevice(), "cuCtxGetDevice"))
-    finally:
-        unwrap(api.cuCtxPopCurrent(), "cuCtxPopCurrent")
+    with OnDevice(0, context):
+        return _ordinal(unwrap(driver().cuCtxGetDevice(), "cuCtxGetDevice"))
 
 
 def _all_uuids() -> list[str]:

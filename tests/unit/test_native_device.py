@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 import re
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._drivers import load
 from ipcsync._native import context
 from ipcsync._native.context import ordinal_of, uuid_of
 from ipcsync._native.device import collectors, parse
@@ -242,6 +244,34 @@ def test_a_device_block_on_a_thread_without_a_context_leaves_it_without_one() ->
     thread.start()
     thread.join()
     assert seen == [True, False]
+
+
+@pytest.mark.parametrize("interrupted", [1, 2], ids=["entering", "leaving"])
+def test_an_interrupt_behind_the_drivers_call_leaves_a_thread_its_own_context(
+    monkeypatch: pytest.MonkeyPatch, interrupted: int
+) -> None:
+    api = load()
+    switch, switches = api.cuCtxSetCurrent, itertools.count(1)
+    seen: list[Any] = []
+
+    def switch_and_raise(handle: Any) -> Any:
+        result = switch(handle)
+        if next(switches) == interrupted:
+            raise KeyboardInterrupt
+        return result
+
+    def body() -> None:
+        try:
+            with context.OnDevice(0, context.primary(0)):
+                seen.append(context.has_current())
+        except KeyboardInterrupt:
+            seen.append(context.has_current())
+
+    monkeypatch.setattr(api, "cuCtxSetCurrent", switch_and_raise)
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert seen == ([False] if interrupted == 1 else [True, False])
 
 
 @pytest.mark.process

@@ -223,7 +223,7 @@ def test_a_stream_does_not_pickle_or_copy() -> None:
 def test_our_stream_asks_the_driver_nothing_to_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     s = ipcsync.Stream()
     api = load()
-    for name in ("cuStreamGetCtx", "cuStreamIsCapturing", "cuCtxGetDevice", "cuCtxPushCurrent", "cuCtxGetCurrent"):
+    for name in ("cuStreamGetCtx", "cuStreamIsCapturing", "cuCtxGetDevice", "cuCtxSetCurrent", "cuCtxGetCurrent"):
         monkeypatch.setattr(api, name, None)
     handle, ordinal = streams.stream_handle(s)
     assert (int(handle), ordinal) == (s.cuda_stream, 0)
