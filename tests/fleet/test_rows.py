@@ -307,13 +307,15 @@ def _wait_for(endpoint: str, name: str, generation: int) -> tuple[str, str]:
 def test_row_20_all_of_a_node_is_stopped_and_goes_on(
     new_node: Callable[..., Node], new_peer: Callable[..., Peer]
 ) -> None:
-    a, b = (new_node(name, "--link-ttl", "1", lease_ttl=60) for name in ("a", "b"))
+    a, b = (new_node(name, "--link-ttl", "3", lease_ttl=60) for name in ("a", "b"))
     for node in (a, b):
         node.await_bridge()
     event, peer = recorded(a.client(), "kv"), new_peer()
     seen = b.client().event("kv", node="a")
     peer.begin(_wait_for, b.coordinator.endpoint, "kv", 2)
-    until(lambda: any(row.name == "kv" and row.attached >= 3 for row in b.client().list_events()), "the peer to wait")
+    until(
+        lambda: any(row.name == "kv" and row.attached >= 3 for row in b.client().list_events()), "the peer to wait", 120
+    )
     assert b.bridge is not None
     stopped = (b.coordinator.pid, b.bridge.pid, peer.pid)
     for pid in stopped:
@@ -321,7 +323,7 @@ def test_row_20_all_of_a_node_is_stopped_and_goes_on(
     stream = ipcsync.Stream()
     for _ in range(2):
         event.record(stream)
-    time.sleep(3.0)  # three times the TTL after which a node that is silent is lost: its own pause is none of a's
+    time.sleep(9.0)  # three times the TTL after which a node that is silent is lost: its own pause is none of a's
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     assert peer.result() == ("complete", "")
