@@ -215,9 +215,13 @@ class SessionLease:
                 self.look.good_until = -1
             self._line.heartbeat = now
 
-    @holding("_waking")
     def wake(self) -> None:
-        """Have the thread run a beat now; nothing once it has ended."""
+        """Have the thread run a beat now; nothing once it has ended, or in a forked child."""
+        if not fork.is_in_bad_fork():
+            self._wake()
+
+    @holding("_waking")
+    def _wake(self) -> None:
         if self._wake_write >= 0:
             with suppress(BlockingIOError):  # it has enough reasons to wake already
                 os.write(self._wake_write, b"x")

@@ -36,7 +36,7 @@ class Stage:
         self.stream, self.other = ipcsync.Stream(), ipcsync.Stream()
         self._count = 0
         self._open()
-        self._modules = [*_module_locks()]
+        self._modules = [*module_locks()]
 
     def close(self) -> None:
         """End both sessions."""
@@ -112,7 +112,7 @@ class Stage:
                 lock.unwind()
 
     def _locks(self) -> list[tuple[str, Any]]:
-        return [*self._modules, *_locks_of(self.client), *_locks_of(self.peer), *_streams_locks()]
+        return [*self._modules, *locks_of(self.client), *locks_of(self.peer), *_streams_locks()]
 
     def check_thread(self) -> None:
         """The thread's capture mode is CUDA's default, and a context of this device is current."""
@@ -150,7 +150,7 @@ class Stage:
         )
 
 
-def _module_locks() -> Iterator[tuple[str, Any]]:
+def module_locks() -> Iterator[tuple[str, Any]]:
     modules: list[Any] = [_drivers, native_event, pinned, imports._imports, living._living]
     if _drivers.name() == "host":
         from ipcsync._drivers.host import capture_calls, context, init, memory
@@ -163,7 +163,7 @@ def _module_locks() -> Iterator[tuple[str, Any]]:
                 yield f"{getattr(module, '__name__', type(module).__name__)}.{name}", value
 
 
-def _locks_of(client: ipcsync.Client) -> Iterator[tuple[str, Any]]:
+def locks_of(client: ipcsync.Client) -> Iterator[tuple[str, Any]]:
     session: Session = client._session
     parts = [client, client._unnamed, session, session.connection, session.attachments, session.lease]
     parts.append(session.attachments.closes)

@@ -22,6 +22,7 @@ from ipcsync._linux import locks
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
+from tests.faults.interrupt_stage import locks_of, module_locks
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -192,6 +193,41 @@ def _parent_goes_on() -> None:
 @pytest.mark.parametrize("kind", [*FORKS, "thread", "multiprocessing"])
 def test_row_31_everything_is_refused_in_a_child_and_the_parent_goes_on(endpoint: str, peer: Peer, kind: str) -> None:
     assert peer.call(_everything_is_refused, endpoint, kind) == {}
+    peer.call(_parent_goes_on)
+
+
+def _refused_with_all_locks_held(endpoint: str, kind: str) -> dict[str, str]:
+    """The same in the child of a fork that comes while another thread, which is not there, has every lock of ours."""
+    _use_everything(endpoint)
+    _calls_of_parent.update(_calls())
+    locks = [lock for _, lock in [*module_locks(), *locks_of(kept["client"])]]
+    assert len(locks) > 5
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with contextlib.ExitStack() as stack:
+            for lock in locks:
+                lock.acquire()
+                stack.callback(lock.release)
+            held.set()
+            done.wait(DEADLINE_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(DEADLINE_S)
+        wrong: dict[str, str] = Child(kind, _refuse_everything).result()
+    finally:
+        done.set()
+        thread.join()
+    return wrong
+
+
+@pytest.mark.parametrize("kind", FORKS)
+def test_row_31_everything_is_refused_in_a_child_that_forked_while_a_thread_had_our_locks(
+    endpoint: str, peer: Peer, kind: str
+) -> None:
+    assert peer.call(_refused_with_all_locks_held, endpoint, kind) == {}
     peer.call(_parent_goes_on)
 
 
