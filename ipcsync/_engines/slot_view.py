@@ -285,7 +285,9 @@ class SlotView(Core):
     def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
         """Raise WaitTimeout: `generation` was not `what` ("recorded" or "complete") within `timeout`."""
         text = f"generation {generation} of {self.label} was not {what} within {timeout} s"
-        if not self._words[self._recorder_index]:
+        if serial := self.recorder:
+            self._known(serial)  # for the error of a later loss: its line may be another session's by then
+        else:
             text += ": nobody has opened the event as its recorder (recorder=True)"
         raise WaitTimeout(text, event=self.name, generation=generation, timeout=timeout)
 

@@ -91,11 +91,11 @@ class TimelineEngine(Engine):
         """As the base's; but the GPU writes the word also if a wait before it was lost, so the chain is checked."""
         done = super()._board_completed()
         first = self.behind.first
-        if not first or done < first or self._words[self._state_index] == BROKEN:
+        if not first or done < first:
             return done
-        if not self._is_clear(done):
+        if self._words[self._state_index] != BROKEN and not self._is_clear(done):
             return first - 1
-        # The word of a broken event was released: its watermark says what counts.
+        # An event may break between any two of these looks: then its watermark says what counts, and not its word.
         return super()._board_completed() if self._words[self._state_index] == BROKEN else done
 
     def _publish_completed(self) -> None:

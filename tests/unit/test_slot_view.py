@@ -161,6 +161,22 @@ def test_an_event_that_breaks_while_it_is_looked_at_has_completed_what_its_water
     assert view._board_completed() == 1
 
 
+def test_an_event_that_breaks_behind_the_first_look_at_it_has_completed_what_its_watermark_says(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, line = row.view(0), row.board.slot(0)
+    row.complete(0, 2)
+
+    class Breaking:
+        @property
+        def first(self) -> int:
+            line.break_at(BASE)
+            return 1
+
+    monkeypatch.setattr(view, "behind", Breaking())
+    assert view._board_completed() == 0
+
+
 def test_after_a_close_a_death_loses_what_was_recorded_and_the_close_what_was_not(row: Row) -> None:
     view = row.view(0)
     row.record(0, 3)
