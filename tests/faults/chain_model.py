@@ -89,7 +89,9 @@ class Waiters(Recorders):
 
     def _look_behind(self, world: World) -> Steps:
         slot = world.slots[self.last]
-        if self.scenario.is_today or not slot.behind or slot.behind > self.scenario.wanted:
+        if self.has("word of the broken") and slot.state == BROKEN:
+            yield "waiter: accepts", self._accept(world, "the word of a broken event")
+        elif self.scenario.is_today or not slot.behind or slot.behind > self.scenario.wanted:
             yield "waiter: behind nothing", self._go(world, "after")
         else:
             yield "waiter: loads as_of", self._go(world, "bits", slot.as_of)

@@ -27,6 +27,7 @@ MISTAKES = {
     "release first": "the coordinator releases the words before it stores that the session is over",
     "ahead unmarked": "a record behind a wait whose record is not made yet takes over the session's line only",
     "word at break": "a timeline's watermark is its word, whatever it stands behind",
+    "word of the broken": "a waiter that finds the event broken, once its word was complete, goes by the word",
     "break at once": "a recorder asks for the break before what is not lost is complete",
     "cleared at loss": "the recorder clears the bits when it stores `lost`",
     "cleared too soon": "a judgement that settles part clears the bits of the rest",

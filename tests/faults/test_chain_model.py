@@ -112,6 +112,7 @@ FOUND_IN = {
     "release first": QUICK["the first one stopped, timeline"],
     "ahead unmarked": QUICK["ahead, the first one may close first"],
     "word at break": QUICK["timeline, one death"],
+    "word of the broken": QUICK["timeline, one death"],
     "break at once": THOROUGH["the middle one's first, then lost, timeline"],
     "cleared at loss": QUICK["event, one death"],
     "cleared too soon": dataclasses.replace(THOROUGH["behind each of two, event"], wanted=2),
