@@ -134,8 +134,8 @@ class EventEngine(Engine):
                     done += 1
         if not self.chain.entries:
             self._store(done)
-        elif not self._is_orphaned:
-            self._store(self.chain.judge(done) if self.line.state != BROKEN else done)
+        elif not self._is_orphaned and self.line.state != BROKEN:  # a broken one's watermark says what counts
+            self._store(self.chain.judge(done))
             self.chain.tell()
 
     def _store(self, done: int) -> None:

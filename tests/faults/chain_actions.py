@@ -212,6 +212,11 @@ def session_line() -> int:
     return client()._session.lease.welcome.line
 
 
+def beat() -> None:
+    """What the heartbeat's thread does at each beat."""
+    client()._session.attachments.beat()
+
+
 def state_of(data: bytes) -> str:
     return client().point(data)._bound().engine.state
 

@@ -95,6 +95,20 @@ def test_row_45_event_two_removes(coordinator: ipcsync.Coordinator, new_peer: Ne
     line.assert_lost(c.call(do.await_end, point), pid)
 
 
+@pytest.mark.parametrize("death", ["completed", "pending"])
+def test_row_45_once_its_event_is_broken_the_recorder_itself_takes_nothing_for_complete(
+    coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str
+) -> None:
+    """Whatever the driver says of its own work, which ran over a wait that was lost."""
+    line = of_events(coordinator, new_peer, death)
+    point = line.follow("b", line.begin())
+    b, pid = line.peers["b"], line.kill_a()
+    until(lambda: b.call(do.state_of, point) == "broken", "the coordinator has broken the event")
+    b.call(do.beat)
+    for way in ("query", "synchronize"):
+        line.assert_lost(b.call(do.await_end, point, way), pid)
+
+
 def test_row_45_a_waiter_that_began_before_the_death_learns_it_too(line: Line) -> None:
     point = line.follow("b", line.begin())
     c = line.add("c", records=False)
