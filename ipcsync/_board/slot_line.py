@@ -186,6 +186,10 @@ class SlotLine:
         words[first + L_RECORDER] = 0
         words[first + L_WATERMARK] = 0
         words[first + L_REASON] = 0
+        # The last recorder's: if it ended before it published a record, these are about one that the new use will make.
+        for index in (L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT):
+            words[first + index] = 0
+        self.store_bits(0)
         words[first + L_INCARNATION] = incarnation
         if fence:
             fence()

@@ -254,12 +254,15 @@ class Engine(SlotUse):
             with lock:
                 if self.is_closed or self._words[self._state_index] != OPEN:
                     self._raise_no_record()
+                followed = None
                 if queued.lists or self.chain.entries or after or behind:
-                    self._stand_behind(handle, stream_id, generation, after, behind)
+                    followed = self._stand_behind(handle, stream_id, generation, after, behind)
                 if generation == self._begun:
                     self._follow_begun(handle, stream_id)
                 elif stream_id != self._last_stream and generation > 1:
                     self._driver_stream_wait(handle, generation - 1)
+                    if followed is not None:
+                        _note_queued(followed, generation - 1)
                 self._last_stream = stream_id
                 self._begun = generation
                 self._driver_record(handle, generation)
@@ -282,11 +285,14 @@ class Engine(SlotUse):
         generation: int,
         after: Sequence[tuple[Engine, int]],
         behind: Sequence[Wait],
-    ) -> None:
-        """Before the driver's record: store what it will stand behind. Raises RecorderLost if any of that is lost."""
+    ) -> Wait | None:
+        """Before the driver's record: store what it will stand behind. Raises RecorderLost if any of that is lost.
+
+        Returns the listed wait for the previous record, if the stream is about to wait for that.
+        """
         key = self._key_of(handle, stream_id, self.ordinal)
         if not (self.chain.entries or after or behind or key in queued.lists or self.guard.stands_behind_all):
-            return
+            return None
         for view, point in after:
             fate = view.fate(point)
             if isinstance(fate, Loss):
@@ -299,7 +305,8 @@ class Engine(SlotUse):
         waits = queued.everything() if self.guard.stands_behind_all else queued.of(key)
         self.chain.extend(generation, stream_id, dict.fromkeys((*waits, *behind)) if behind else waits)
         if stream_id != self._last_stream and self.chain.entries and generation > 1:
-            queued.add(key, self, generation - 1, stream_id)  # the stream is about to wait for that
+            return queued.add(key, self, generation - 1, stream_id)
+        return None
 
     def _key_of(self, handle: DriverObject, stream_id: int, ordinal: int) -> int:
         last_id, key = self._last_key
@@ -352,9 +359,10 @@ class Engine(SlotUse):
         try:
             with lock:
                 self._raise_if_closed()  # while it is open, the import stays
-                queued.add(self._key_of(handle, stream_id, ordinal), self, generation, stream_id)
+                listed = queued.add(self._key_of(handle, stream_id, ordinal), self, generation, stream_id)
                 may_be_queued = True
                 self._driver_stream_wait(handle, generation)
+                _note_queued(listed, generation)
                 self._add_marker(handle, stream_id, ordinal)
         except BaseException:
             if not within:
@@ -400,12 +408,10 @@ class Engine(SlotUse):
             )
             self.shorten(getattr(self.guard, "look", None), self.kind == "timeline", links)
 
-    def _tell_of_wait(self, stream_id: int, generation: int) -> bool:
-        """Before a shortcut queues a wait: have the stream's next record stand behind it; False if it is unknown."""
+    def _tell_of_wait(self, stream_id: int, generation: int) -> Wait | None:
+        """Before a shortcut queues a wait: have the stream's next record stand behind it; None if it is unknown."""
         last_id, key = self._last_key
-        if stream_id == last_id:
-            queued.add(key, self, generation, stream_id)
-        return stream_id == last_id
+        return queued.add(key, self, generation, stream_id) if stream_id == last_id else None
 
     # --- what an engine does ------------------------------------------------------------------------------------------
 
@@ -436,6 +442,12 @@ class Engine(SlotUse):
 
     def _raise_if_ahead(self) -> None:
         """Raise EngineMismatch if this engine cannot wait ahead of a record."""
+
+
+def _note_queued(listed: Wait, generation: int) -> None:
+    """The driver has the wait for `generation`, which `listed` stands for."""
+    if listed.generation == generation:
+        listed.is_queued = True
 
 
 @cache

@@ -18,7 +18,10 @@ _MANY = 16
 
 
 class Entry(NamedTuple):
-    """Generations `first` to `last`, not settled yet: the waits queued before them, and the bits of these."""
+    """Generations `first` to `last`, not settled yet: the waits queued before them, and the bits of these.
+
+    `stream` is the id of the stream whose waits must be over once these are complete, 0 for none.
+    """
 
     first: int
     last: int
@@ -94,7 +97,9 @@ class Chain:
             bits |= self._evidence(wait, own)
         if self.entries and view.behind.good_bits(view.recorder & 0xFFFF) is None:
             bits |= own
-        self._add(Entry(generation, generation, stream, pending, bits))
+        # A wait that another thread is about to queue, or that an exception kept from the driver, is not before it.
+        is_in_order = all(wait.is_queued for wait in pending if wait.stream == stream)
+        self._add(Entry(generation, generation, stream if is_in_order else 0, pending, bits))
         view.line.store_bits(self._bits())
         view.line.store_as_of(newest)
         if not view.behind.first:
@@ -164,7 +169,7 @@ class Chain:
     def _settle_all(self, done: int) -> list[Entry]:
         """Settle all up to `done`: the bits were found good after it was found complete, so its waits were good too."""
         for entry in self.entries:
-            if entry.first <= done:
+            if entry.first <= done and entry.stream:
                 for wait in entry.waits:
                     if wait.stream == entry.stream and wait.verdict is None:
                         wait.verdict = True

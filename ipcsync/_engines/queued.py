@@ -80,10 +80,11 @@ class Holder(Protocol):
 class Wait:
     """A wait for `generation` of what `view` sees. Its `verdict` is None while open, then True or a Loss, for good.
 
-    `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known.
+    `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known. It is listed
+    before the driver's call, and `is_queued` after it: what ended before that was never behind it.
     """
 
-    __slots__ = ("generation", "key", "stream", "verdict", "view")
+    __slots__ = ("generation", "is_queued", "key", "stream", "verdict", "view")
 
     view: View
     verdict: Loss | bool | None
@@ -93,6 +94,7 @@ class Wait:
         self.generation = generation
         self.key = key
         self.stream = stream
+        self.is_queued = False
         self.verdict = None
 
     @property
@@ -140,6 +142,7 @@ class Lost(Wait):
         self.generation = wait.generation
         self.key = wait.key
         self.stream = wait.stream
+        self.is_queued = wait.is_queued
         self.verdict = wait.verdict
         self._label = wait.label
 
@@ -173,15 +176,19 @@ class _Table:
         self._sweep_at = _MANY
 
     @holding("_lock")
-    def add(self, key: int, view: View, generation: int, stream: int) -> None:
-        """Have the stream's next record stand behind `generation`; called before the wait is queued."""
-        last = lists.get(key, {}).get(id(view))
-        if last is None or last.generation < generation or last.verdict is True:
+    def add(self, key: int, view: View, generation: int, stream: int) -> Wait:
+        """Have the stream's next record stand behind `generation`; called before the wait is queued.
+
+        The listed wait, which may be an earlier one, and for a later generation.
+        """
+        wait = lists.get(key, {}).get(id(view))
+        if wait is None or wait.generation < generation or wait.verdict is True:
             wait = Wait(view, generation, key, stream)
             lists.setdefault(key, {})[id(view)] = wait
         if len(lists) > self._sweep_at:  # including streams without further records
-            self.drop([wait for wait in self.everything() if wait.known() is True])
+            self.drop([each for each in self.everything() if each.known() is True])
             self._sweep_at = max(_MANY, 2 * len(lists))
+        return wait
 
     @holding("_lock")
     def drop(self, waits: Iterable[Wait]) -> None:

@@ -30,12 +30,9 @@ class Origin(NamedTuple):
 
 
 class Mirror:
-    """One mirror: `recorded`, then `completed`, then who waits is woken; a final word only after that.
+    """One mirror: `recorded`, then `completed`, then who waits is woken; a final word only after that."""
 
-    `is_new`: nothing is stored on this use yet.
-    """
-
-    def __init__(self, board: Board, attachment: Attachment, link: Link, *, is_new: bool = True) -> None:
+    def __init__(self, board: Board, attachment: Attachment, link: Link) -> None:
         self.link = link
         self.attachment = attachment
         self.use: Key = (attachment.slot, attachment.incarnation)
@@ -49,9 +46,6 @@ class Mirror:
         self._line = board.slot(attachment.slot)
         self._word = Futex(self._line.completed_address)
         self._recorded = self._completed = self._lost = 0
-        if is_new:
-            self._line.store_behind(0)  # an earlier recorder's; of a mirror, its own node says what is lost
-            self._line.lose(self._base, 0)
 
     def store(self) -> None:
         """Store what the link knows and the board does not. Nothing once the coordinator has finished the use."""
@@ -180,7 +174,7 @@ class Mirrors:
         for known in left:
             link = Link(known.row.key)
             link.merge(known.row)
-            mirror = Mirror(self._desk.board, known.attachment, link, is_new=False)
+            mirror = Mirror(self._desk.board, known.attachment, link)
             mirror.has_told_closed = known.has_told_closed
             origin = Origin(known.epoch, *link.key)
             self._add(origin, mirror)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import mmap
+import os
+import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ipcsync
@@ -202,6 +205,43 @@ def await_point(data: bytes, way: str = "synchronize") -> None:
 def await_end(data: bytes, way: str = "synchronize") -> dict[str, Any] | None:
     """What the RecorderLost says with which the wait for a point ends, None if it is complete."""
     return loss_of(await_point, data, way)
+
+
+# --- what comes in the middle of a call -------------------------------------------------------------------------------
+
+
+def interrupted_wait(data: bytes, on: str = "main") -> None:
+    """A wait that Ctrl-C ends right before the driver's call."""
+    point = client().point(data)
+    _interrupted(point._bound().engine, "_driver_stream_wait", lambda: point.wait(stream(on)))
+
+
+def interrupted_record(name: str) -> None:
+    """A record that Ctrl-C ends right before the driver's call."""
+    _interrupted(_events[name]._engine, "_driver_record", lambda: record(name))
+
+
+def _interrupted(engine: Any, step: str, call: Callable[[], object]) -> None:
+    def interrupt(*_: Any) -> None:
+        del engine.__dict__[step]
+        signal.raise_signal(signal.SIGINT)
+
+    setattr(engine, step, interrupt)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("not interrupted")
+
+
+def die_before_the_record(name: str) -> None:
+    """SIGKILL right before the driver's call."""
+    _events[name]._engine._driver_record = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    record(name)
+
+
+def slot_of(name: str) -> int:
+    return _events[name]._engine.slot
 
 
 def synchronize_briefly(data: bytes) -> None:

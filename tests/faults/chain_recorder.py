@@ -57,11 +57,20 @@ class Recorders(Looks):
                 yield "sees the record", _to(world, i, "queue")
             elif self.is_lost(world, up, generation):
                 yield "RecorderLost at the wait", _to(world, i, "stop", was_told=True)
+        elif what == "interrupt":
+            waits = (*stage.waits, (point[0], point[1]))
+            yield (
+                "lists a wait, and is interrupted",
+                _to(world, i, "next", op=stage.op + 1, waits=waits, unqueued=waits),
+            )
         elif what == "ahead":
             yield "waits ahead", _to(world, i, "queue")
         elif what == "stream":  # another stream, which follows the last record
             queue = (*stage.queue, ("wait", i, stage.made))
             yield "takes another stream", _to(world, i, "next", op=stage.op + 1, queue=queue, waits=())
+        elif what == "beats":
+            yield from self._beat(world, i)
+            yield "goes on", _to(world, i, "next", op=stage.op + 1)
         elif what == "close":
             yield "closes", _to(world, i, "next", op=stage.op + 1, closes=True)
         else:
@@ -72,7 +81,8 @@ class Recorders(Looks):
         _, up, generation = self.scenario.programs[i][stage.op]
         queue = (*stage.queue, ("wait", up, generation))
         waits = (*(wait for wait in stage.waits if wait != (up, generation)), (up, generation))
-        yield "queues the wait", _to(world, i, "after", queue=queue, waits=waits)
+        unqueued = tuple(wait for wait in stage.unqueued if wait != (up, generation))
+        yield "queues the wait", _to(world, i, "after", queue=queue, waits=waits, unqueued=unqueued)
 
     def _after(self, world: World, i: int) -> Steps:
         stage = world.stages[i]
@@ -107,7 +117,9 @@ class Recorders(Looks):
             bits |= self._whose(world, up, generation, own)
         if stage.entries and not self.has("as_of by force") and not self.bits_are_good(world, i, slot.bits, slot.as_of):
             bits |= own  # those of the older records: still theirs?
-        entry = Entry(stage.made + 1, stage.waits, bits)
+        unqueued = () if self.has("listed is queued") else stage.unqueued
+        proves = tuple(wait for wait in stage.waits if wait not in unqueued)
+        entry = Entry(stage.made + 1, stage.waits, bits, proves)
         entries = (*stage.entries, entry)
         row = _row(entries)
         if self.has("as_of late"):
@@ -264,6 +276,6 @@ def _row(entries: tuple[Entry, ...]) -> int:
 
 
 def _left(waits: tuple[Point, ...], entries: tuple[Entry, ...], done: int) -> tuple[Point, ...]:
-    """The stream's waits without those before a record that is settled: they were satisfied."""
-    over = {wait for entry in entries if entry.generation <= done for wait in entry.waits}
+    """The stream's waits without those queued before a record that is settled: they were satisfied."""
+    over = {wait for entry in entries if entry.generation <= done for wait in entry.proves}
     return tuple(wait for wait in waits if wait not in over)

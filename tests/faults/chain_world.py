@@ -13,7 +13,14 @@ LIVE, EXPIRED, FREE = "LIVE", "EXPIRED", "FREE"
 MAX = 99  # stands for INT64_MAX
 
 Point = tuple[int, int]  # slot, generation
-Op = tuple[Any, ...]  # ("rec",), ("wait", slot, generation), ("ahead", slot, generation), ("close",), ("stream",)
+Op = tuple[Any, ...]
+"""One of ("rec",), ("wait", slot, generation), ("ahead", slot, generation), ("interrupt", slot, generation),
+("close",), ("stream",), ("beats",).
+
+"interrupt": a wait that an exception ends before the driver has it. "beats": here the heartbeat's thread judges as
+often as it likes, and not only once the program is over.
+"""
+
 
 MISTAKES = {
     "liveness first": "a waiter looks whether those it stands behind live, then whether it is complete",
@@ -35,6 +42,7 @@ MISTAKES = {
     "lost by death": "a dead recorder makes its waiters lost, whatever the board says is complete",
     "evidence unchecked": "a record takes over another slot's bits without checking them",
     "all at once": "a lost wait loses every generation not settled, not from the first one behind it",
+    "listed is queued": "a record that ends proves the waits listed before it, also those that the driver never had",
 }
 
 
@@ -65,11 +73,12 @@ class Line(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A generation that is not settled: what it stands behind, and whose work that is."""
+    """A generation that is not settled: what it stands behind, whose work that is, and what it proves by its end."""
 
     generation: int
     waits: tuple[Point, ...]
     bits: int
+    proves: tuple[Point, ...] = ()
 
 
 class Stage(NamedTuple):
@@ -80,7 +89,8 @@ class Stage(NamedTuple):
     registers: tuple[Any, ...] = ()
     queue: tuple[tuple[str, int, int], ...] = ()  # the stream: ("wait" or "record", slot, generation)
     is_torn: bool = False  # the stream went past a wait that was not satisfied
-    waits: tuple[Point, ...] = ()  # queued on the stream, and not known good
+    waits: tuple[Point, ...] = ()  # listed for the stream, and not known good
+    unqueued: tuple[Point, ...] = ()  # of these, what the driver does not have
     entries: tuple[Entry, ...] = ()
     made: int = 0
     is_alive: bool = True

@@ -54,6 +54,7 @@ class Rig:
     def __init__(self, core: ModuleType, directory: Path, case: Any) -> None:
         self.core, self.case = core, case
         self.log: list[str] = []
+        self.on_wait: Callable[[], int] = lambda: 0  # within the driver's call
         self.waits: dict[int, dict[int, Wait]] = {}
         self.dropped: list[Wait] = []
         self.chain: Any = SimpleNamespace(_entries=[], _loss=None, _is_holder=True, judge_at=16)
@@ -85,8 +86,8 @@ class Rig:
             def _raise_no_record(self) -> None:
                 raise NotOpenError
 
-            def _tell_of_wait(self, _stream_id: int, _generation: int) -> bool:
-                return True
+            def _tell_of_wait(self, stream_id: int, generation: int) -> Wait:
+                return Wait(self, generation, stream_id, stream_id)
 
             def _look_after_wait(self, _generation: int) -> None:
                 raise QueuedError
@@ -188,7 +189,7 @@ class Rig:
         return 0 if self.case.says_complete else _NOT_READY
 
     def cuStreamWaitEvent(self, *_: Any) -> int:  # noqa: N802 - the driver's name
-        return 0
+        return self.on_wait()
 
     def cuStreamWriteValue64(self, *_: Any) -> int:  # noqa: N802 - the driver's name
         return 0

@@ -43,6 +43,7 @@ def _two_waits(engine: str, *programs: Op, **options: Any) -> Scenario:
     return Scenario(((REC,), (REC,), programs), (engine,) * 3, **options)
 
 
+_INTERRUPTED = ((REC,), (("interrupt", 0, 1), REC, _wait(0), ("beats",), REC))
 _BEHIND_TWO = (_wait(0), REC, _wait(1), REC)
 _FIRST_THEN_LOST = ((REC,), (REC, _wait(0), REC), (_wait(1), REC))
 _AGAIN = ((REC,), (_wait(0), REC, REC))
@@ -56,6 +57,8 @@ QUICK: dict[str, Scenario] = {
     "the second one's first generation, timeline": _pair(TIMELINE, TIMELINE, wanted=1),
     "the first one stopped, timeline": _pair(TIMELINE, TIMELINE, stops=1, stoppable=(0,), kills=0),
     "recorded again behind what is settled, timeline": Scenario(_AGAIN, (TIMELINE, TIMELINE), 2, killable=(0,)),
+    "a wait interrupted and repeated, event": Scenario(_INTERRUPTED, (EVENT, EVENT), 2, killable=(0,)),
+    "a wait interrupted and repeated, timeline": Scenario(_INTERRUPTED, (TIMELINE, TIMELINE), 2, killable=(0,)),
     "ahead, the first one may close first": Scenario(
         ((CLOSE,), (_ahead(0), REC)), (TIMELINE, TIMELINE), 1, killable=(0,)
     ),
@@ -120,6 +123,7 @@ FOUND_IN = {
     "lost by death": QUICK["event, one death"],
     "evidence unchecked": THOROUGH["three, a line given anew, event"],
     "all at once": THOROUGH["behind each of two, event"],
+    "listed is queued": QUICK["a wait interrupted and repeated, event"],
 }
 
 

@@ -72,8 +72,14 @@ class Chain(Rig):
         self.view._lock, self.view._record_lock = module.Lock(), module.Lock()
         self.view.shorten(self.look, True, self.links)
         self.engine._last_key = (_STREAM, _STREAM)
-        self.wait = Wait(self.view, 1, _STREAM, _STREAM)
+        self.wait = self.queued(1)
         self.waits[_STREAM] = {id(self.view): self.wait}
+
+    def queued(self, generation: int) -> Wait:
+        """A wait for the other event that the driver has."""
+        wait = Wait(self.view, generation, _STREAM, _STREAM)
+        wait.is_queued = True
+        return wait
 
     def hold(self, line: SessionLine, owner: int) -> None:
         """A thread holds the session's word, or the kernel has marked it."""
@@ -139,7 +145,7 @@ def test_a_record_behind_another_wait_is_an_entry_of_its_own(rig: Any) -> None:
     made = rig()
     made.call()
     made.above.publish(2)
-    later = Wait(made.view, 2, _STREAM, _STREAM)
+    later = made.queued(2)
     made.waits[_STREAM] = {id(made.view): later}
     made.call()
     assert [entry[:4] for entry in made.chain._entries] == [(1, 1, _STREAM, (made.wait,)), (2, 2, _STREAM, (later,))]
@@ -160,7 +166,7 @@ def test_only_the_recorder_can_judge_when_an_older_record_is_in_doubt(rig: Any) 
     made = rig()
     made.call()
     made.above.publish(2)
-    made.waits[_STREAM] = {id(made.view): Wait(made.view, 2, _STREAM, _STREAM)}
+    made.waits[_STREAM] = {id(made.view): made.queued(2)}
     made.line.store_bits(0b101)  # as of another wait
     made.hold(made.board.session(2), 0x4000_0077)
     made.call()
@@ -222,6 +228,7 @@ _LEFT: dict[str, Callable[[Chain], object]] = {
     "nobody records it": lambda made: made.above.set_recorder(0),
     "it is not recorded yet": lambda made: made.above.publish(0),
     "its use here is closed": _close_the_view,
+    "the driver does not have the wait yet": lambda made: setattr(made.wait, "is_queued", False),
     "the wait is lost": _lose_the_wait,
     "it stands behind the dead": _stand_behind_the_dead,
     "it is the session's own, and stands behind something": _chain_the_own_one,
@@ -243,6 +250,19 @@ def test_what_is_not_plain_is_left_to_the_python_engine_with_nothing_changed(rig
     assert not [step for step in steps if step.startswith(_CHANGES)]
     assert (made.line.bits, made.line.behind, made.chain._entries) == (0, 0, [])
     assert steps.count("lock") == steps.count("unlock")
+
+
+def test_a_list_that_is_not_the_streams_any_more_is_left_to_the_python_engine(rig: Any) -> None:
+    """While the ring was looked at, another thread had another stream wait for the recorder's own event."""
+    made = rig()
+
+    def publish() -> None:
+        made.engine._room, made.engine._last_key = 4, (5, 5)
+
+    made.engine._try_publish, made.engine._room, made.engine.has_chain = publish, 0, True
+    steps, outcome = made.call()
+    assert outcome == "NotMeError"
+    assert not [step for step in steps if step.startswith(_CHANGES)]
 
 
 def test_a_chain_that_changes_meanwhile_is_left_to_the_python_engine(rig: Any) -> None:
@@ -284,6 +304,21 @@ def test_a_wait_looks_whom_it_stands_behind_once_it_is_queued(rig: Any) -> None:
     steps, outcome = _chained(rig, "wait").call()
     assert outcome == "ok"
     assert steps.index("session good?") > steps.index("cuStreamWaitEvent")
+
+
+def test_a_wait_is_said_to_be_queued_only_once_the_driver_has_it(rig: Any) -> None:
+    made = _chained(rig, "wait")
+    made.waits.clear()
+    seen: list[bool] = []
+
+    def wait(*_: Any) -> int:
+        seen.append(made.waits[_STREAM][id(made.engine)].is_queued)
+        return 0
+
+    made.on_wait = wait
+    assert made.call()[1] == "ok"
+    (listed,) = made.waits[_STREAM].values()
+    assert (seen, listed.is_queued) == ([False], True)
 
 
 @pytest.mark.parametrize("call", ["query", "wait"])

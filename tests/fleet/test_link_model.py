@@ -104,9 +104,9 @@ def test_link_order_new_code_stores_what_was_left_and_nothing_on_a_use_that_is_o
     for words, stored in (({}, ["recorded 105", "completed 103", "wake", "wake"]), ({"state": BROKEN}, [])):
         line, link = _Line(**words), Link((1, 2))
         link.merge(Row(1, 2, recorded=5, completed=3))
-        mirror = Mirror(_Board(line), _ATTACHMENT, link, is_new=False)  # type: ignore[arg-type] # as above
+        mirror = Mirror(_Board(line), _ATTACHMENT, link)  # type: ignore[arg-type] # as above
         mirror._word = line  # type: ignore[assignment]
-        assert line.order == []  # what is lost, and what it stands behind, is stored already
+        assert line.order == []  # nothing of the last use is left to clear
         mirror.store()
         assert [step for step in line.order if step not in ("state", "incarnation")] == stored
 

@@ -93,7 +93,9 @@ class Row:
     def wait(self, slot: int, generation: int = 1, stream: int = STREAM) -> Wait:
         """One that this process has queued for what is recorded by then."""
         self.record(slot, max(generation, self.theirs[slot].generation))
-        return Wait(self.theirs[slot], generation, KEY, stream)
+        made = Wait(self.theirs[slot], generation, KEY, stream)
+        made.is_queued = True
+        return made
 
     def extend(self, generation: int, *waits: Wait, stream: int = STREAM) -> None:
         """As a record on `stream` does before the driver's call; it is made then."""

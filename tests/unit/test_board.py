@@ -81,6 +81,19 @@ def test_a_loss_is_told_with_its_culprit(board: Board) -> None:
     assert board.newest == 9
 
 
+def test_a_new_use_has_nothing_of_what_the_last_recorder_stood_behind(board: Board) -> None:
+    """One that died before it published a record left words about the number that the new use's first record gets."""
+    line = board.slot(1)
+    line.publish(5)
+    line.store_bits(0b11)
+    line.store_as_of(3)
+    line.store_behind(6)
+    line.lose(6, 5 << 16)
+    line.open(2)
+    assert (line.recorded, line.behind, line.as_of, line.lost, line.culprit, line.bits) == (5, 0, 0, 0, 0, 0)
+    assert line.state == OPEN
+
+
 def test_what_the_coordinator_and_the_others_write_share_no_cache_line() -> None:
     coordinators = [layout.S_STATE, layout.S_SERIAL, layout.S_PID, layout.S_START, layout.S_NAMESPACE]
     coordinators += [layout.L_INCARNATION, layout.L_STATE, layout.L_RECORDER, layout.L_WATERMARK, layout.L_EXPIRED]

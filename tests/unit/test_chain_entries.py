@@ -45,7 +45,7 @@ def test_records_behind_the_same_are_one_entry_and_further_waits_another(row: Ro
 def test_what_is_good_already_is_stood_behind_by_nothing_and_leaves_its_list(row: Row) -> None:
     row.complete(0, 2)
     queued.add(KEY, row.theirs[0], 2, STREAM)
-    queued.add(KEY, row.theirs[1], 1, STREAM)
+    queued.add(KEY, row.theirs[1], 1, STREAM).is_queued = True
     row.record(1, 1)
     good, pending = queued.of(KEY)
     row.extend(1, row.wait(0, 1))

@@ -190,3 +190,18 @@ def test_a_recorder_that_was_asked_long_ago_is_asked_often_again(row: Row) -> No
     behind._pause_ns, behind._next_ns = 50_000_000, time.monotonic_ns() - 51_000_000
     behind.nudge(serial_of(0))
     assert behind._pause_ns < 1_000_000
+
+
+def test_what_ends_proves_no_wait_that_was_not_queued_before_it(row: Row) -> None:
+    """Of another thread that is about to queue it, or of one that an exception kept from the driver."""
+    late, early = row.wait(0), row.wait(1)
+    late.is_queued = False
+    row.extend(1, late, early)
+    late.is_queued = True
+    row.extend(2, late, early)
+    row.chain.judge(1)
+    assert (late.verdict, early.verdict) == (None, None)
+    assert row.open_ones == [(2, 2, 0b11)]
+    row.kill(0)
+    row.chain.judge(2)
+    assert row.chain.lost_from == 2

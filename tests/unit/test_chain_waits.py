@@ -40,6 +40,7 @@ def test_of_one_event_a_stream_keeps_the_latest_wait_that_is_not_known_good(row:
 
 def test_the_blocking_streams_of_a_device_share_a_list_that_is_no_streams_own() -> None:
     driver = ipcsync._drivers.load()
+    ipcsync.Stream()  # makes a context current
     blocking = unwrap(driver.cuStreamCreate(0), "cuStreamCreate")
     try:
         assert [queued.key_of(driver, blocking, STREAM, ordinal) for ordinal in (0, 1)] == [-1, -2]

@@ -61,6 +61,8 @@ cdef class Chained(Waits):
                     wait.verdict = True
                     known.append(wait)
                 elif fate == PENDING:
+                    if not wait.is_queued:  # another thread is about to
+                        return None
                     pending.append(wait)
         if known:
             self.drop(known)

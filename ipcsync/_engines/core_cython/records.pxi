@@ -101,6 +101,8 @@ cdef class Core(Chained):
         step(GET_ID)
         if cuStreamGetId(stream, &stream_id) != 0 or stream_id != self._stream or self.bit_words > MOST_BITS:
             return 0
+        if stream_id != self.keyed:  # no more: another thread has waited for this event while the ring was looked at
+            return 0
         chain = self.chain
         entries = chain._entries
         if chain._loss is not None or len(entries) >= chain.judge_at:

@@ -47,22 +47,23 @@ cdef class Waits(Queries):
             return -1
         return 1 if self.recorder_lives() and not self.closed() and self.look.coordinator_is_good() else -1
 
-    cdef bint is_noted(self, int64_t generation) except -1:
-        """Whether the list of the stream known last has a wait that stands for this one too."""
+    cdef object listed(self, int64_t generation):
+        """The wait in the list of the stream known last that stands for this one too, or None."""
         cdef dict held = self.waits.get(self.key)
         last = None if held is None else held.get(<uintptr_t><PyObject *>self)
-        return last is not None and last.generation >= generation and last.verdict is not True
+        return last if last is not None and last.generation >= generation and last.verdict is not True else None
 
-    cdef bint tell_of_wait(self, uint64_t stream_id, int64_t generation, dict alone) except -1:
-        """Before a wait is queued: have the stream's next record stand behind it, as `queued.add`; False: not me.
+    cdef object tell_of_wait(self, uint64_t stream_id, int64_t generation, dict alone):
+        """Before a wait is queued: have the stream's next record stand behind it, as `queued.add`; None: not me.
 
         `alone`: as the stream's only wait, made before this call might sleep, for the stream known then; or None.
         """
         cdef dict held
         if stream_id != self.keyed or self.behind_all:
             return self._tell_of_wait(stream_id, generation)
-        if self.is_noted(generation):
-            return True
+        last = self.listed(generation)
+        if last is not None:
+            return last
         if alone is None or len(self.waits) >= MANY_LISTS:
             return self._tell_of_wait(stream_id, generation)
         me = <uintptr_t><PyObject *>self
@@ -72,14 +73,17 @@ cdef class Waits(Queries):
         if not self.table_lock.take():
             return self._tell_of_wait(stream_id, generation)
         try:
+            last = self.listed(generation)  # another thread without the GIL may have listed a later generation
             held = self.waits.get(self.key)
-            if held is None:
+            if last is not None:
+                wait = last
+            elif held is None:
                 self.waits[self.key] = alone
             else:
                 held[me] = wait
         finally:
             self.table_lock.give()
-        return True
+        return wait
 
     cdef bint try_wait(self, stream, int64_t generation, int64_t slice_ns) except -1:
         cdef uintptr_t address
@@ -97,15 +101,18 @@ cdef class Waits(Queries):
             return True
         # What follows the sleep is to be short. No object may be made under the lock: that may collect garbage.
         alone = None
-        if not self.is_noted(generation):
+        if self.listed(generation) is None:
             alone = {<uintptr_t><PyObject *>self: self.make_wait(self, generation, self.key, self.keyed)}
         with nogil:
             result = self.look_before(<Handle>address, generation, slice_ns, &stream_id)
         if result == 2:
-            if not self.tell_of_wait(stream_id, generation, alone):
+            wait = self.tell_of_wait(stream_id, generation, alone)
+            if wait is None:
                 return False
             with nogil:
                 result = self.queue_behind(<Handle>address, stream_id, generation)
+            if result != 0 and wait.generation == generation:
+                wait.is_queued = True
             if result < 0:
                 self._look_after_wait(generation)
         if result != 0:

@@ -1,0 +1,60 @@
+"""Chains in the middle of which a call is interrupted, or its process dies, and what comes after that."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import chain_actions as do
+from tests.faults.chain_line import Line
+from tests.kit.until import until
+
+
+def test_a_wait_that_the_driver_never_got_is_not_proven_by_a_record_that_ends(line: Line) -> None:
+    """B's first record is behind nothing; the wait is repeated before that is settled, and the second is behind A."""
+    data = line.begin()
+    b, c = line.add("b"), line.add("c", records=False)
+    b.call(do.interrupted_wait, data)
+    first = b.call(do.record, "b/out")
+    b.call(do.wait, data)
+    point = b.call(do.record, "b/out")
+    assert c.call(do.await_end, first) is None
+    until(lambda: b.call(do.words, "b/out")["behind"] == 2, "the first one is settled")
+    pid = line.kill_a()
+    line.assert_lost(c.call(do.await_end, point), pid)
+
+
+def _kill(line: Line) -> None:
+    b = line.peers["b"]
+    b.begin(do.die_before_the_record, "b/out")
+    b.wait(10)
+    line.kill_a()
+
+
+def _interrupt(line: Line) -> None:
+    b = line.peers["b"]
+    b.call(do.interrupted_record, "b/out")
+    line.kill_a()
+    until(lambda: b.call(do.beat) or b.call(do.words, "b/out")["lost"] == 2, "the loss is told")
+    b.kill()
+
+
+@pytest.mark.parametrize("end", [_kill, _interrupt])
+def test_row_03_the_next_use_of_a_slot_stands_behind_nothing_of_the_last_one(line: Line, end: object) -> None:
+    """B ends with a record that it said to stand behind A, and did not publish; the next use gives its number again."""
+    data = line.begin()
+    b = line.add("b")
+    b.call(do.record, "b/out")
+    until(lambda: b.call(do.is_settled, "b/out"), "the first record counts")
+    b.call(do.wait, data)
+    slot = b.call(do.slot_of, "b/out")
+    assert callable(end)
+    end(line)
+    d, c = line.add("d", records=False), line.add("c", records=False)
+    until(lambda: d.call(do.quarantined) == 0, "every slot is free")
+    names = [f"d/{index}" for index in range(4)]
+    for name in names:
+        d.call(do.open_event, name, line.engine)
+    (again,) = [name for name in names if d.call(do.slot_of, name) == slot]
+    point = d.call(do.record, again)
+    assert c.call(do.await_end, point) is None
+    assert d.call(do.await_end, point) is None
