@@ -264,6 +264,8 @@ class Model(Records):
         base = yield self.load("recorded")
         yield self.store("recorder", 0)
         yield self.store("watermark", 0)
+        for word in ("behind", "as_of", "lost", "culprit"):
+            yield self.note(f"store {word}")
         yield self.store("incarnation", 2)
         yield self.store("state", OPEN)
         yield Op("a new recorder's work", do.work_anew, (base + 2,))
