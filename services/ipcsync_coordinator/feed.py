@@ -1,8 +1,13 @@
-"""The numbered announcements: each change has the next number, and the number is repeated every second."""
+"""The numbered announcements: each change has the next number, and the number is repeated every second.
+
+They go out after the replies to the requests that they follow from, and many together: a subscriber wakes once for
+them, and who waits for a reply does not compete with it for the processor.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import zmq
 
@@ -13,24 +18,52 @@ MAX_SUBSCRIPTION = 512  # bytes that a subscriber may send; ZeroMQ's own greetin
 _BUDGET = 256
 
 
-class Feed:
-    """The XPUB socket. A subscriber that stops reading loses announcements, sees the gap, and asks for a snapshot."""
+def _at_once(flush: Callable[[], None]) -> None:
+    flush()
 
-    def __init__(self, socket: zmq.Socket[bytes], number: int = 0) -> None:
+
+class Feed:
+    """The XPUB socket. A subscriber that stops reading loses announcements, sees the gap, and asks for a snapshot.
+
+    `soon` is given `flush` to call it once the replies are sent, unless something else does so before.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        number: int = 0,
+        soon: Callable[[Callable[[], None]], object] = _at_once,
+    ) -> None:
         self.socket = socket
         self.number = number
+        self._soon = soon
+        self._frames: list[bytes] = []
 
     def announce(self, kind: str, **fields: object) -> None:
-        """Send the next change."""
+        """Have the next change sent soon."""
         self.number += 1
-        self._send(Announcement(number=self.number, kind=kind, **fields))  # type: ignore[arg-type] # checked by msgspec
+        self._put(Announcement(number=self.number, kind=kind, **fields))  # type: ignore[arg-type] # checked by msgspec
 
     def tick(self) -> None:
         """Repeat the current number, so that a subscriber that lost the last change learns of it."""
-        self._send(Announcement(number=self.number, kind="tick"))
+        self._put(Announcement(number=self.number, kind="tick"))
 
-    def _send(self, announcement: Announcement) -> None:
-        self.socket.send(codec.encode_announcement(announcement), zmq.NOBLOCK)  # XPUB drops, it never blocks
+    def _put(self, announcement: Announcement) -> None:
+        self._frames.append(codec.encode_announcement(announcement))
+        if len(self._frames) == 1:
+            self._soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what was announced."""
+        frames, self._frames = self._frames, []
+        for frame in frames:
+            self.socket.send(frame, zmq.NOBLOCK)  # XPUB drops, it never blocks
+
+    def close(self) -> None:
+        """Send what was announced, and nothing more."""
+        self.flush()
+        self._soon = lambda _: None
+        self.socket.close()
 
     def drain(self) -> None:
         """Read subscriptions, since ZeroMQ sends the welcome message only when they are read."""

@@ -27,7 +27,10 @@ _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # ints, since an
 
 
 class Requests:
-    """A bound ROUTER and its peers. `refuse` counts refusals by reason, and logs some of them with fields."""
+    """A bound ROUTER and its peers. `refuse` counts refusals by reason, and logs some of them with fields.
+
+    `on_sent` is called when held replies have been sent: what others are told of these requests goes out after them.
+    """
 
     def __init__(
         self,
@@ -36,12 +39,15 @@ class Requests:
         dispatcher: Dispatcher,
         strikes: StrikeCounter,
         refuse: Callable[..., None],
+        on_sent: Callable[[], None] = lambda: None,
     ) -> None:
         self.socket = socket
         self._max_frames = settings.max_frames
         self._dispatcher = dispatcher
         self._strikes = strikes
         self._refuse = refuse
+        self._on_sent = on_sent
+        self._is_serving = False
         self._held: dict[bytes, list[bytes]] = {}  # later replies of a drain, by routing id
         self._send_at = 0
 
@@ -57,6 +63,7 @@ class Requests:
 
     def _serve_up_to(self, most: int) -> bool:
         """Answer so many requests; whether there were as many."""
+        self._is_serving = True
         try:
             for count in range(1, most + 1):
                 if count % _LOOK_EVERY == 0:
@@ -68,6 +75,7 @@ class Requests:
                     return False
                 self._serve(routing)
         finally:
+            self._is_serving = False
             self._send_replies()
         return True
 
@@ -110,9 +118,14 @@ class Requests:
             routing = next(iter(self._held))
             for reply in self._held.pop(routing):
                 self.send(routing, reply)
+        self._on_sent()
+
+    def deliver(self, routing: bytes, reply: bytes) -> None:
+        """Send the reply to an earlier request; during a drain it is one of that drain's."""
+        (self._answer if self._is_serving else self.send)(routing, reply)
 
     def send(self, routing: bytes, reply: bytes) -> None:
-        """Send a reply now, whenever its request came."""
+        """Send a reply now."""
         try:
             try:
                 self.socket.send(routing, _MORE)

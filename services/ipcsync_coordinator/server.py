@@ -62,7 +62,7 @@ class Server:
         self._context.set(zmq.MAX_SOCKETS, 65_535)
         self._zap = auth.ZapHandler(self._context, self._refuse)
         self.metrics = Metrics()
-        self.feed = Feed(self._take_feed(), (terms.starts - 1) << codec.FEED_START_BITS)
+        self.feed = Feed(self._take_feed(), (terms.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon)
         self.registry = Registry(_limits(settings))
         self.sessions = SessionTable(settings.remembered_requests, settings.max_sessions)
         pool = Pool(terms.devices, given.work, settings.max_cuda_events, held=terms.events)
@@ -89,8 +89,8 @@ class Server:
         dispatcher = Dispatcher(
             settings, self.handlers, self.sessions, self.metrics, strikes, self._transactions, self._confirm
         )
-        self._requests = Requests(self._take_router(), settings, dispatcher, strikes, self._refuse)
-        self.fleet.deliver = self._requests.send
+        self._requests = Requests(self._take_router(), settings, dispatcher, strikes, self._refuse, self.feed.flush)
+        self.fleet.deliver = self._requests.deliver
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
         self._idle_since = time.monotonic()
@@ -298,8 +298,8 @@ class Server:
         if self._given.link is not None:
             self._loop.remove_reader(self._given.link.socket)
         self._gate.stop()
-        for socket in (self._requests.socket, self.feed.socket):
-            socket.close()
+        self._requests.socket.close()
+        self.feed.close()
         self._zap.close()
         self._context.term()
         for entry in self.sessions:
