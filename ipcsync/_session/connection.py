@@ -153,8 +153,7 @@ class Connection:
         try:
             if not lock.acquire(timeout=timeout):
                 raise WaitTimeout(f"another request kept the connection for {timeout} s", timeout=timeout)
-            for first in range(0, len(requests), self.window):
-                self._exchange(requests[first : first + self.window], token, deadline, look)
+            self._exchange(requests, token, deadline, look)
             lock.release()
         except BaseException:
             lock.unwind()
@@ -200,8 +199,10 @@ class Connection:
             if now >= resend_at or sent_to != self.starts():
                 # The same ids: if only a reply was lost, the coordinator sends it again and does nothing twice.
                 sent_to = self.starts()
-                was_sent = self._send_late_again(socket) and self._try_send(socket, missing)
+                was_sent = self._send_late_again(socket) and self._try_send(socket, self._allowed(missing))
                 resend_at = now + _RETRY_NS if was_sent else 0
+            elif unsent := [request for request in self._allowed(missing) if not request.is_sent]:
+                self._try_send(socket, unsent)
             longest = _EAGER_SLICE_NS if now < eager_until else _SLICE_NS
             slice_ms = max(1, min(longest, deadline - now) // 1_000_000)
             if not was_sent:
@@ -212,6 +213,14 @@ class Connection:
         if missing:
             self._receive(socket, wanted)  # a process that was stopped meanwhile may find its reply here
             self.abandon([request for request in missing if request.reply is None])
+
+    def _allowed(self, missing: Sequence[Request]) -> list[Request]:
+        """Those of the unanswered requests that may be in flight now.
+
+        Also many answered ones after an unanswered one count: the coordinator would forget that one's reply.
+        """
+        end = missing[0].id + self.window
+        return [request for request in missing if request.id < end]
 
     def _open_socket(self) -> zmq.Socket[bytes]:
         if self._socket is None:

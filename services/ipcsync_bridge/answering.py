@@ -155,28 +155,34 @@ class Answering:
     async def _open(self, sender: str, names: list[str], now: float) -> wire.State:
         if not names or max(map(len, names)) > _LONGEST_NAME:
             raise ProtocolError("no names, or longer ones than events have", code="invalid")
-        found = await asyncio.gather(*(self._by_name(name) for name in names), return_exceptions=True)
+        found = await self._by_names(names)
         refused: list[str] = []
         exports: list[Export | wire.Row] = []
         for place, each in enumerate(found):
             if isinstance(each, Export):
                 exports.append(each)
-            elif isinstance(each, IpcSyncError) and not isinstance(each, SessionLost):
+            elif isinstance(each, SessionLost):
+                raise each
+            else:
                 text = str(each).encode()[: wire.MAX_REFUSAL].decode(errors="ignore")
                 refused += [str(place), type(each).__name__, text]
-            else:
-                raise each
         return replace(self._state(sender, exports, now), refused=wire.pack_texts(refused))
 
-    async def _by_name(self, name: str) -> Export:
-        if not self._settings.exports_name(name):
-            raise EventClosed(f"node {self._settings.node!r} exports no event named {name!r} (--export)", event=name)
-        try:
-            reply = await self._desk.ask(messages.Open(name, engine="timeline"))
-        except EngineMismatch as error:
-            if "uses the engine 'event'" not in str(error):
-                raise
-            raise EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self._settings.node)) from None
+    async def _by_names(self, names: list[str]) -> list[Export | IpcSyncError]:
+        exported = [name for name in names if self._settings.exports_name(name)]
+        replies = iter(await self._desk.ask_all([messages.Open(name, engine="timeline") for name in exported]))
+        return [
+            self._export(name, next(replies))
+            if self._settings.exports_name(name)
+            else EventClosed(f"node {self._settings.node!r} exports no event named {name!r} (--export)", event=name)
+            for name in names
+        ]
+
+    def _export(self, name: str, reply: messages.Message | IpcSyncError) -> Export | IpcSyncError:
+        if isinstance(reply, EngineMismatch) and "uses the engine 'event'" in str(reply):
+            return EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self._settings.node))
+        if isinstance(reply, IpcSyncError):
+            return reply
         assert isinstance(reply, messages.Attachment)
         return self._exports.put(reply)
 

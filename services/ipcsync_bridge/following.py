@@ -76,17 +76,19 @@ class Following:
             source.synced(state.channel, state.number)
             source.next_ping = sent + ASK_S
             self.lost.pop(node, None)
+            self._wake()  # it is looked at in time
         if not source.is_of(state.term, state.epoch):
             raise NodeLost(f"another machine has the name of node {node!r}", node=node, reason="replaced")
         source.touch(sent)
         source.heard_answer(state.channel, state.number, time.monotonic())
+        if source.wants_sync or source.looks_at is not None:
+            self._wake()
         return source
 
     def link(self, source: Source, row: wire.Row) -> Link:
         """The link to a use of a source, merged with `row`; its news count from now on."""
         link = source.links.setdefault(row.key, Link(row.key))
         link.merge(row)
-        self._wake()
         return link
 
     def _let_go(self, origin: Origin) -> None:

@@ -39,15 +39,17 @@ class Opening:
 
     async def open(self, node: str, name: str, timeout: float) -> Opened:
         """Open the event of that name on a node. Raises what the node refuses it with, or NodeLost."""
-        outcome: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Opened] = loop.create_future()
         self._names.setdefault(node, deque()).append(_Name(name, outcome, time.monotonic() + timeout))
         if node not in self._asked:
             self._asked.add(node)
             self._begin(self._ask_for_all(node))
+        timer = loop.call_later(timeout, _time_out, outcome, node)  # `wait_for` would cost a turn of the loop more
         try:
-            return await asyncio.wait_for(outcome, timeout)
-        except asyncio.TimeoutError:
-            raise NodeLost(f"node {node!r} does not answer", node=node, reason="silent") from None
+            return await outcome
+        finally:
+            timer.cancel()
 
     async def _ask_for_all(self, node: str) -> None:
         waiting = self._names[node]
@@ -77,6 +79,11 @@ class Opening:
                 each.outcome.set_exception(found)
             else:
                 each.outcome.set_result(Opened(state, found, sent))
+
+
+def _time_out(outcome: asyncio.Future[Opened], node: str) -> None:
+    if not outcome.done():
+        outcome.set_exception(NodeLost(f"node {node!r} does not answer", node=node, reason="silent"))
 
 
 def _outcomes(node: str, state: wire.State, count: int) -> list[wire.Row | IpcSyncError]:

@@ -11,7 +11,7 @@ import copy
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import zmq
@@ -78,6 +78,25 @@ class Requests:
 
     async def ask(self, body: Message) -> Message:
         """The reply's body; raises the error that it carries, WaitTimeout after 5 s, or SessionLost."""
+        return await self._outcome_of(self._begin(body))
+
+    async def ask_all(self, bodies: Iterable[Message]) -> list[Message | IpcSyncError]:
+        """For each request its reply's body, or the error that `ask` raises. All are sent at once."""
+        requests = [self._begin(body) for body in bodies]
+        try:
+            return [await self._value_of(request) for request in requests]
+        finally:
+            for request in requests:  # of those that nobody awaits any more
+                self._drop(request)
+                request.outcome.cancel()
+
+    async def _value_of(self, request: _Request) -> Message | IpcSyncError:
+        try:
+            return await self._outcome_of(request)
+        except IpcSyncError as error:
+            return error
+
+    def _begin(self, body: Message) -> _Request:
         codec.check_body(body)
         now = time.monotonic()
         id_, deadline = self._take_id(), now + REQUEST_S
@@ -88,6 +107,9 @@ class Requests:
         if not self._is_looking:
             self._is_looking = True
             self._loop.call_later(_LOOK_S, self._look)
+        return request
+
+    async def _outcome_of(self, request: _Request) -> Message:
         try:
             reply = await request.outcome
         finally:

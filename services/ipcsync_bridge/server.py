@@ -238,11 +238,9 @@ class Bridge:
                 house = now + _TICK_S
                 self._keep_house(now)
             self._wake.clear()
-            seconds = max(min(due, house) - time.monotonic(), 0.0)
-            try:
-                await asyncio.wait_for(self._wake.wait(), seconds)
-            except asyncio.TimeoutError:
-                continue
+            timer = self._loop.call_later(max(min(due, house) - time.monotonic(), 0.0), self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
 
     def _keep_house(self, now: float) -> None:
         if self._announcements is not None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import zmq
 
@@ -91,11 +91,21 @@ class Desk:
 
     async def ask(self, body: Message) -> Message:
         """The reply's body; raises the error that it carries, WaitTimeout, or SessionLost."""
+        async with self._asking():
+            return await self._requests.ask(body)
+
+    async def ask_all(self, bodies: Iterable[Message]) -> list[Message | IpcSyncError]:
+        """For each request its reply's body, or the error that `ask` raises. All are sent at once."""
+        async with self._asking():
+            return await self._requests.ask_all(bodies)
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
         await self._goes_on.wait()
         self.check()
         self._unanswered += 1
         try:
-            return await self._requests.ask(body)
+            yield
         finally:
             self._unanswered -= 1
 
