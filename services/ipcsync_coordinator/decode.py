@@ -88,9 +88,12 @@ def decode_request(frame: bytes | memoryview, max_frame: int = MAX_FRAME, max_ne
     if len(value) != 6:
         raise ProtocolError(f"a request must have 6 parts, not {len(value)}", code="malformed")
     _, id_, op, token, deadline_ns, body = value
-    if type(id_) is not int or not 0 < id_ < 1 << 63 or type(deadline_ns) is not int or type(token) is not bytes:
+    if type(id_) is not int or type(deadline_ns) is not int or type(token) is not bytes:
+        raise ProtocolError("id and deadline must be whole numbers, and the token bytes", code="malformed")
+    if not 0 < id_ < 1 << 63 or not 0 <= deadline_ns < 1 << 63:
         raise ProtocolError(
-            "id and deadline must be whole numbers, the id above 0, and the token bytes", code="malformed"
+            f"the id must be above 0 and the deadline not below, both below 2**63, not {id_} and {deadline_ns}",
+            code="malformed",
         )
     if type(op) in _CONTAINERS:
         raise ProtocolError("the operation must be text", code="malformed")  # not shown: it may be nested deeply

@@ -45,6 +45,14 @@ def test_any_bytes_are_a_request_or_a_protocol_error(frame: bytes) -> None:
     assert 0 <= decode.peek_id(frame) < 1 << 63
 
 
+@pytest.mark.parametrize("deadline", [-1, 1 << 63, (1 << 64) - 1])
+def test_a_deadline_that_the_bridge_could_not_read_in_a_want_is_refused(deadline: int) -> None:
+    frame = codec.encode_request(1, messages.Remote("nodes"), b"", deadline)
+    with pytest.raises(ProtocolError, match=f"and {deadline}") as caught:
+        decode.decode_request(frame)
+    assert caught.value.code == "malformed"
+
+
 def test_a_frame_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None:
     def frame(size: int) -> bytes:
         empty = codec.encode_request(1, messages.Probe(""), b"x" * 300, 0)
