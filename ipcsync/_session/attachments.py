@@ -123,8 +123,10 @@ class AttachmentTable:
     def _make_anew(self, key: Key, reply: Attachment) -> EventEngine | TimelineEngine:
         engine = self._maker.make(reply)
         for old in list(self.draining.engines):
-            if (old.slot, old.incarnation) == key:
-                engine.chain = old.chain  # the same event, attached to again: both share the chain
+            # What this session recorded there, attached to again: both share the chain. Of a use that only waited, the
+            # chain ends with it, and this one may record.
+            if (old.slot, old.incarnation) == key and old.is_recorder:
+                engine.chain = old.chain
         return engine
 
     @holding("_lock")

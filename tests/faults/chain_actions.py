@@ -61,6 +61,13 @@ def record(name: str, on: str = "main", after: tuple[bytes, ...] = ()) -> bytes:
     return bytes(_events[name].record(stream(on), after=[client().point(data) for data in after]))
 
 
+def wait_ahead(name: str) -> bytes:
+    """Open an event without its role, and queue a wait for its first record on a stream of its own."""
+    _events[f"{name}, seen"] = event = client().event(name, engine="timeline")
+    event.at(1).wait(stream("ahead"), ahead=True)
+    return bytes(event.at(1))
+
+
 def record_unnamed(on: str = "main") -> bytes:
     return bytes(client().record(stream(on)))
 

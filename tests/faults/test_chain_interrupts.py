@@ -23,6 +23,22 @@ def test_a_wait_that_the_driver_never_got_is_not_proven_by_a_record_that_ends(li
     line.assert_lost(c.call(do.await_end, point), pid)
 
 
+def test_a_session_that_waited_ahead_for_an_event_records_it_with_a_chain_of_its_own(timeline: Line) -> None:
+    """It had closed the event, and that use still drained, when it opened the event again as its recorder."""
+    a, b, c = timeline.add("a"), timeline.add("b", records=False), timeline.add("c", records=False)
+    c.call(do.keep, b.call(do.wait_ahead, "b/out"))
+    b.call(do.close_event, "b/out, seen")
+    assert b.call(do.draining) == 1
+    b.call(do.open_event, "b/out", "timeline")
+    assert c.call(do.await_end, b.call(do.record, "b/out")) is None
+    until(lambda: not b.call(do.draining), "the earlier use is released")
+    a.call(do.hold)
+    b.call(do.wait, a.call(do.record, "a/out"))
+    point = b.call(do.record, "b/out")
+    pid = timeline.kill_a()
+    timeline.assert_lost(c.call(do.await_end, point), pid)
+
+
 def _kill(line: Line) -> None:
     b = line.peers["b"]
     b.begin(do.die_before_the_record, "b/out")
