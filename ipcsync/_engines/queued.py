@@ -25,6 +25,7 @@ from ipcsync._native.context import OnDevice
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _DISABLE_TIMING = 2
 _SLICE_NS = 50_000_000
+_PAUSE_S = 0.001
 _MANY = 64
 
 holders: weakref.WeakSet[Holder] = weakref.WeakSet()
@@ -68,6 +69,9 @@ class View(Protocol):
 
     def accepts(self, generation: int) -> bool:
         """Whether a waiter would accept `generation` now; asks the driver."""
+
+    def has_passed(self, stream: int) -> bool:
+        """Whether the stream with that id is past all waits for this slot; asks the driver."""
 
 
 class Holder(Protocol):
@@ -125,6 +129,10 @@ class Wait:
         """The loss of a record that stands behind it."""
         return loss.behind(self.label)
 
+    def is_passed(self) -> bool:
+        """Whether its stream is past it; asks the driver."""
+        return self.view.has_passed(self.stream)
+
     def judged(self) -> Loss | bool | None:
         """The verdict that a waiter would get now; asks the driver."""
         fate = self.known()
@@ -154,6 +162,10 @@ class Lost(Wait):
     def is_for(self, view: View) -> bool:  # noqa: ARG002 - nobody's any more
         """False."""
         return False
+
+    def is_passed(self) -> bool:
+        """True: its engine was released only then."""
+        return True
 
     @property
     def label(self) -> str:
@@ -248,7 +260,27 @@ def on_stream(handle: DriverObject, ordinal: int) -> list[Wait]:
         return of(key_of(driver, handle, stream_id, ordinal))
 
 
-def await_passed(handle: DriverObject, ordinal: int, deadline_ns: int, check: Callable[[], None]) -> bool:
+def await_passed(
+    waits: Iterable[Wait], handle: DriverObject, ordinal: int, deadline_ns: int, check: Callable[[], None]
+) -> bool:
+    """Block until a stream has finished all that is queued there now; False if `deadline_ns` passes before.
+
+    Then also until every other stream that has queued one of `waits` is past it: blocking streams share a list, and do
+    not wait for each other.
+    """
+    if not _await_stream(handle, ordinal, deadline_ns, check):
+        return False
+    with OnDevice(ordinal):
+        mine = int(unwrap(context.driver().cuStreamGetId(handle), "cuStreamGetId"))
+    while not all(wait.stream == mine or wait.is_passed() for wait in waits):
+        check()
+        if time.monotonic_ns() >= deadline_ns:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
+
+
+def _await_stream(handle: DriverObject, ordinal: int, deadline_ns: int, check: Callable[[], None]) -> bool:
     """Block until a stream has finished all that is queued there now; False if `deadline_ns` passes before."""
     driver = context.driver()
     with OnDevice(ordinal):

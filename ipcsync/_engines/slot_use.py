@@ -261,6 +261,18 @@ class SlotUse(SlotView, ABC):
         self._note_complete(generation)
         return True
 
+    def has_passed(self, stream: int) -> bool:
+        """Whether the stream with that id is past all that this use queued there; asks the driver.
+
+        False also while another thread has the lock.
+        """
+        return self._is_released or bool(self._try_passed(stream))
+
+    @trying("_lock")
+    def _try_passed(self, stream: int) -> bool:
+        marker = self._markers.get(stream)  # None: it was found complete
+        return stream not in self._doubtful and (marker is None or self._is_done(marker))
+
     def _decide_waits(self) -> bool:
         """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""
         for wait in queued.waits_on(self):

@@ -289,6 +289,7 @@ class Client:
         """Block until `stream` is past the waits that were lost, at most `timeout` seconds, and forget them.
 
         Records on it raise RecorderLost until then. The caller has to repeat the work that ran behind the lost waits.
+        The legacy default stream and all blocking streams of a device count as one: all of them have to be past these.
         WaitTimeout if the stream does not get past them, which a driver may never allow: use a new stream then.
         """
         self._session.check()
@@ -297,7 +298,7 @@ class Client:
         lost = queued.lost_on(handle, ordinal)
         if not lost:
             return
-        if not queued.await_passed(handle, ordinal, deadline, self._session.check_liveness):
+        if not queued.await_passed(lost, handle, ordinal, deadline, self._session.check_liveness):
             raise WaitTimeout(f"the stream was not past its lost waits within {timeout} s", timeout=timeout)
         queued.drop(lost)
 

@@ -229,6 +229,27 @@ def test_the_default_stream_and_the_blocking_ones_share_what_they_stand_behind(l
     line.assert_lost(c.call(do.await_end, behind), pid)
 
 
+def test_blocking_streams_are_resumed_once_each_of_them_is_past_its_lost_waits(line: Line) -> None:
+    data = line.begin()
+    b = line.add("b")
+    for each in ("one", "two"):
+        b.call(do.use_blocking_stream, each)
+    b.call(do.hold, "one")
+    b.call(do.wait, data, "one")
+    line.kill_a()
+    until(lambda: b.call(do.loss_of, do.record, "b/out", "two") is not None, "the loss is seen")
+    assert b.call(do.error_of, do.resume, "two", 0.2) == "WaitTimeout"
+    assert b.call(do.loss_of, do.record, "b/out", "one") is not None, "a silent pass"
+    b.call(do.open_gate)
+    if b.call(do.error_of, do.resume, "two", 5.0):
+        assert line.engine == "event"  # a driver may leave the other stream stuck for ever
+        return
+    b.call(do.open_event, "b/new", line.engine)
+    b.call(do.record, "b/new", "one")
+    point = b.call(do.record, "b/new", "two")
+    assert line.add("c", records=False).call(do.await_end, point) is None
+
+
 def test_loss_without_coordinator(coordinator: ipcsync.Coordinator, line: Line) -> None:
     """Nobody but the processes of the chain is needed for the verdict."""
     point = line.follow("b", line.begin())

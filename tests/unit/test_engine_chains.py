@@ -196,10 +196,10 @@ def test_a_stream_behind_the_dead_is_spoilt_until_it_is_resumed(chain: Chain) ->
         lost = queued.lost_on(chain.stream._handle, 0)
         assert [(wait.generation, wait.is_for(chain.mine)) for wait in lost] == [(1, True)]
         began = time.monotonic_ns()
-        assert not queued.await_passed(chain.stream._handle, 0, began + 20_000_000, lambda: None)
+        assert not queued.await_passed(lost, chain.stream._handle, 0, began + 20_000_000, lambda: None)
         assert time.monotonic_ns() - began >= 20_000_000
         chain.release(0)
-        assert queued.await_passed(chain.stream._handle, 0, time.monotonic_ns() + 5 * 10**9, lambda: None)
+        assert queued.await_passed(lost, chain.stream._handle, 0, time.monotonic_ns() + 5 * 10**9, lambda: None)
 
 
 def test_what_was_released_keeps_its_verdict(chain: Chain) -> None:
