@@ -295,10 +295,12 @@ class Engine(SlotUse):
             return None
         for view, point in after:
             fate = view.fate(point)
+            view.check()  # after the words were read; and once the wait is listed, or a close could be before that
             if isinstance(fate, Loss):
                 raise self._error_of(Wait(view, point, key, 0).behind(fate), generation)
             if fate is None:
                 queued.add(key, view, point, 0)
+                view.check()
         if len(self.chain.entries) >= self.chain.judge_at:
             self._publish_completed()
             self.chain.judge_at = max(_MANY_ENTRIES, 2 * len(self.chain.entries))

@@ -125,8 +125,8 @@ class Chain:
         """As `Wait.known`; an event of this session itself counts unless it stands behind something."""
         fate = wait.known()
         if fate is None and self._is_own(wait):
-            is_ahead = wait.view.generation < wait.generation
-            return None if is_ahead or wait.view.behind.stands(wait.generation) else True
+            is_open = wait.view.generation < wait.generation or wait.view.behind.stands(wait.generation)
+            return wait.verdict or (None if is_open else True)  # if it has one now, the words may be another use's
         return fate
 
     def _is_own(self, wait: Wait) -> bool:
@@ -134,6 +134,10 @@ class Chain:
 
     def _evidence(self, wait: Wait, own: int) -> int:
         """The bits of the sessions that a wait depends on; `own` if only this recorder will be able to judge it."""
+        bits = self._bits_of(wait, own)
+        return bits if wait.verdict is None else own  # if it has one now, the words may be those of the slot's next use
+
+    def _bits_of(self, wait: Wait, own: int) -> int:
         theirs, generation = wait.view, wait.generation
         serial = theirs.recorder
         if theirs.board.epoch != self._view.board.epoch or not serial or theirs.generation < generation:

@@ -50,6 +50,10 @@ class View(Protocol):
     has_chain: bool
 
     @property
+    def is_released(self) -> bool:
+        """Whether its use of the slot is over; each wait that was queued there had its verdict before."""
+
+    @property
     def label(self) -> str:
         """The event's name in texts."""
 
@@ -119,10 +123,11 @@ class Wait:
         """The verdict by the board and this process's memory."""
         if self.verdict is None:
             fate = self.view.fate(self.generation)
-            # If the use was released meanwhile, the wait has its verdict, and the words just read may be the slot's
-            # next use's.
+            # If the use was released meanwhile, the words just read may be the slot's next use's. The wait has its
+            # verdict then, unless it was listed later: for such a one nothing was queued.
+            is_released = self.view.is_released
             if self.verdict is None:
-                self.verdict = fate
+                self.verdict = is_released or fate
         return self.verdict
 
     def behind(self, loss: Loss) -> Loss:

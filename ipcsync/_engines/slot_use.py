@@ -234,7 +234,9 @@ class SlotUse(SlotView, ABC):
         if not self.is_recorder or self.line.state not in (OPEN, CLOSED):
             return self._is_idle()
         self._publish_completed()
-        return not self.chain.entries and self.line.completed >= self.base + self._recorded
+        # What is left of a record that an exception ended before it was published is never settled.
+        is_settled = all(entry.first > self._recorded for entry in self.chain.entries)
+        return is_settled and self.line.completed >= self.base + self._recorded
 
     # --- what others stand behind -------------------------------------------------------------------------------------
 

@@ -39,6 +39,17 @@ def test_a_session_that_waited_ahead_for_an_event_records_it_with_a_chain_of_its
     timeline.assert_lost(c.call(do.await_end, point), pid)
 
 
+def test_a_record_that_was_never_made_does_not_keep_its_event_from_being_released(line: Line) -> None:
+    data = line.begin()
+    b = line.add("b")
+    b.call(do.record, "b/out")
+    b.call(do.wait, data)
+    b.call(do.interrupted_record, "b/out")
+    b.call(do.close_event, "b/out")
+    line.peers["a"].call(do.open_gate)
+    until(lambda: b.call(do.beat) or not b.call(do.draining), "it is released")
+
+
 def _kill(line: Line) -> None:
     b = line.peers["b"]
     b.begin(do.die_before_the_record, "b/out")

@@ -64,7 +64,7 @@ def _other(rig: Rig, fate: Loss | bool | None) -> Any:
     """What the recorder waited for: another session's event, of which nobody has told anything yet."""
     return SimpleNamespace(
         name="x", label="'x'", board=rig.board, recorder=0, generation=0, fate=lambda _: fate, accepts=lambda _: False,
-        behind=SimpleNamespace(nudge=lambda _: None),
+        behind=SimpleNamespace(nudge=lambda _: None), is_released=False,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import pytest
 from ipcsync._board import EXPIRED, Board
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Entry
+from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued import Wait
 from ipcsync.errors import RecorderLost
 from tests.unit.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
@@ -170,3 +171,11 @@ def test_another_event_of_the_same_session_counts_unless_it_stands_behind_someth
     slot.store_behind(0)
     row.extend(3, ahead)
     assert row.open_ones[1:] == [(3, 3, OWN)]
+
+
+def test_whom_a_wait_depends_on_is_not_read_from_another_uses_words(row: Row) -> None:
+    """It has its verdict once its use is released, and then the slot may be used again."""
+    wait = row.wait(0)
+    assert row.chain._evidence(wait, OWN) == 1
+    wait.verdict = Loss("died", serial_of(0), "s0", 4711)
+    assert row.chain._evidence(wait, OWN) == OWN

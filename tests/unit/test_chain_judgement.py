@@ -122,6 +122,8 @@ def test_a_loss_behind_a_loss_names_the_first_one(row: Row) -> None:
 class Told:
     """What a wait is told of its event."""
 
+    is_released = False
+
     def __init__(self, fate: Loss | bool | None, *, is_accepted: bool) -> None:
         self._fate, self._is_accepted = fate, is_accepted
         self.asked: list[int] = []

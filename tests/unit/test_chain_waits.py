@@ -14,6 +14,15 @@ from ipcsync._engines.queued import Wait
 from tests.unit.chain_row import BASE, COUNT, KEY, STREAM, Row
 
 
+def test_a_wait_listed_once_its_use_was_released_reads_no_other_uses_words(row: Row) -> None:
+    """Nothing was queued for it: that is done under the lock of a use that is open."""
+    row.record(0, 1)
+    listed = queued.add(KEY, row.theirs[0], 1, STREAM)
+    row.theirs[0]._is_released = True
+    row.board.slot(0).break_at(BASE)
+    assert listed.known() is True
+
+
 def test_of_one_event_a_stream_keeps_the_latest_wait_that_is_not_known_good(row: Row) -> None:
     view, other = row.theirs[0], row.theirs[1]
     queued.add(KEY, view, 2, STREAM)

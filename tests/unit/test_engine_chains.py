@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from ipcsync._engines import TimelineEngine, queued
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._native import context
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import RecorderLost, WaitTimeout
+from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
 from ipcsync.testing import StreamGate
 from tests.unit.attachment_scene import Lease
 
@@ -122,6 +123,37 @@ def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settle
     assert wait.verdict is True, "it stood on the stream of what was found complete"
     assert chain.record(chain.b, chain.stream) == 2
     assert chain.c.behind.first == 0
+
+
+@pytest.mark.parametrize("fate", [True, None])
+def test_what_is_closed_while_a_record_looks_at_it_is_not_stood_behind_and_not_left_out(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, fate: bool | None
+) -> None:
+    """The words may be those of the slot's next use."""
+
+    def close_and_tell(_: int) -> bool | None:
+        chain.mine.close()
+        return fate
+
+    monkeypatch.setattr(chain.mine, "fate", close_and_tell)
+    with pytest.raises(EventClosed):
+        chain.b.record(chain.stream._handle, 0, 1, after=[(chain.mine, 1)])
+    assert (chain.b.generation, chain.b.chain.entries, queued.lists) == (0, [], {})
+
+
+def test_what_is_closed_once_a_record_has_looked_at_it_is_not_left_out(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = queued.add
+
+    def close_and_add(*arguments: Any) -> Any:
+        chain.mine.close()
+        return add(*arguments)
+
+    monkeypatch.setattr(queued, "add", close_and_add)
+    with pytest.raises(EventClosed):
+        chain.b.record(chain.stream._handle, 0, 1, after=[(chain.mine, 1)])
+    assert chain.b.generation == 0
 
 
 def test_what_stands_behind_the_dead_is_lost_and_says_whose_end_it_was(chain: Chain) -> None:
