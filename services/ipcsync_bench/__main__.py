@@ -21,7 +21,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "fan_out": ("control", "an announcement to 32 subscribers"),
     "hand_over": ("handover", "a record until the peer's synchronize returns, both engines"),
     "records": ("calls", "record without waiters, both engines, own and foreign streams"),
-    "loaded": ("calls", "record while the process's other threads compute, compiled and in pure Python"),
+    "loaded": ("busy", "record while the process's other threads compute, compiled and in pure Python"),
     "completed": ("calls", "wait and query on a completed point"),
     "pending": ("calls", "wait on a pending point"),
     "chained": ("calls", "wait on a pending point and record behind it"),
@@ -63,6 +63,11 @@ def measure(name: str, rounds: int, scale: float) -> Iterator[Row]:
 @click.option(
     "--before", type=click.Path(exists=True, dir_okay=False), help="Show an older run, its --json, beside it."
 )
+@click.option(
+    "--held-to",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --before, the goal of each row: a ratio of at most so many times the older one.",
+)
 @one_line_for_errors()
 def main(
     as_json: bool,
@@ -73,6 +78,7 @@ def main(
     plot: str | None,
     markdown: str | None,
     before: str | None,
+    held_to: float | None,
 ) -> None:
     """Measure ipcsync beside its peers and beside the limit, in turn, in the same run.
 
@@ -106,6 +112,8 @@ def main(
         print(f"{name}: {(BENCHMARKS | FLEET)[name][1]}", file=sys.stderr, flush=True)
         rows += measure(name, count, scale)
     older = report.read(before) if before else {}
+    if held_to is not None:
+        rows = report.held_to(rows, older, held_to)
     if plot:
         with open(plot, "w") as file:
             file.write(report.plot(rows))

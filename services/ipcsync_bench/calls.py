@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -14,16 +13,19 @@ from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from ipcsync_bench.rows import Row, Target, at_most, at_most_more, below, compare, interleave
-from ipcsync_bench.workers import BUSY_THREADS, Worker, begin_busy_threads, end_busy_threads
+from ipcsync_bench.rows import Row, Target, at_most_more, below, compare, interleave, of_the_core
+from ipcsync_bench.workers import Worker
 
 
 def _each(call: Callable[[], object], count: int) -> float:
-    """Microseconds a call."""
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start) / count * 1e6
+    """Microseconds a call, less those of a call that does nothing."""
+    seconds = []
+    for each in (call, lambda: None):
+        start = time.perf_counter()
+        for _ in range(count):
+            each()
+        seconds.append(time.perf_counter() - start)
+    return (seconds[0] - seconds[1]) / count * 1e6
 
 
 def _other_records(stream: ipcsync.Stream) -> dict[str, Callable[[], object]]:
@@ -92,7 +94,7 @@ def _compare(
 ) -> list[Row]:
     """Each call's microseconds beside the others'."""
     timed = {name: lambda call=call: _each(call, count) for name, call in contest.items()}
-    return compare(row, interleave(timed, rounds), "µs", targets)
+    return compare(row, interleave(timed, rounds), "µs", of_the_core(targets))
 
 
 class _Foreign:
@@ -132,57 +134,6 @@ def _other_streams(
     second.synchronize()
 
 
-# --- records in a loaded process --------------------------------------------------------------------------------------
-
-
-def _open_recorder(state: dict[str, Any], endpoint: str) -> None:
-    state["client"] = ipcsync.connect(endpoint)
-    state["stream"] = ipcsync.Stream()
-    state["event"] = state["client"].event(f"bench/{os.getpid()}", recorder=True, engine="event")
-    for _ in range(10):
-        state["event"].record(state["stream"]).synchronize(10)
-
-
-def _record_loaded(state: dict[str, Any], count: int) -> float:
-    event, stream = state["event"], state["stream"]
-    return _each(lambda: event.record(stream), count)
-
-
-def _begin_threads(_state: dict[str, Any]) -> None:
-    begin_busy_threads()
-
-
-def loaded(rounds: int, scale: float) -> Iterator[Row]:
-    """record while other Python threads of the process compute: compiled, and in pure Python."""
-    count = max(50, int(500 * scale))
-    with ExitStack() as stack:
-        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
-        workers = {
-            name: stack.enter_context(closing(Worker(env={"IPCSYNC_COMPILED": value})))
-            for name, value in (("ipcsync", "auto"), ("pure Python", "0"))
-        }
-        for worker in workers.values():
-            worker.call(_open_recorder, coordinator.endpoint)
-
-        def measure(worker: Worker) -> float:
-            # Each has the machine for itself while it is measured.
-            worker.call(_begin_threads)
-            figure = float(worker.call(_record_loaded, count))
-            worker.call(_end_threads)
-            return figure
-
-        contest: dict[str, Callable[[], float]] = {
-            name: lambda worker=worker: measure(worker)  # type: ignore[misc]
-            for name, worker in workers.items()
-        }
-        row = f"record (event), {BUSY_THREADS} busy threads, mean"
-        yield from compare(row, interleave(contest, rounds), "µs", {"pure Python": at_most(0.8)})
-
-
-def _end_threads(_state: dict[str, Any]) -> None:
-    end_busy_threads()
-
-
 def completed(rounds: int, scale: float) -> Iterator[Row]:
     """wait and query on a completed point, of another client's event."""
     count = max(500, int(20_000 * scale))
@@ -200,12 +151,16 @@ def completed(rounds: int, scale: float) -> Iterator[Row]:
             point = other.point(bytes(recorder.record(stream)))
             point.synchronize(10)
             target = {"bare cuEventQuery": below(0.15, "µs")}
-            for what, call in (("query", point.query), ("wait", lambda point=point: point.wait(stream))):
-                contest = {
-                    "ipcsync": lambda call=call: _each(call, count),  # type: ignore[misc]
-                    "bare cuEventQuery": lambda: _each(lambda: driver.cuEventQuery(raw), count),
+            calls: dict[str, Callable[[], object]] = {
+                "query": lambda point=point: point.query(),  # type: ignore[misc]
+                "wait": lambda point=point: point.wait(stream),  # type: ignore[misc]
+            }
+            for what, call in calls.items():
+                contest: dict[str, Callable[[], object]] = {
+                    "ipcsync": call,
+                    "bare cuEventQuery": lambda: driver.cuEventQuery(raw),
                 }
-                yield from compare(f"{what} on a completed point ({engine})", interleave(contest, rounds), "µs", target)
+                yield from _compare(f"{what} on a completed point ({engine})", contest, count, rounds, target)
 
 
 def _hold_and_record(state: dict[str, Any], endpoint: str, engine: EngineName) -> bytes:
@@ -266,7 +221,8 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:
                 return figure
 
             contest: dict[str, Callable[[], float]] = {"ipcsync": ours, peer: bare}
-            yield from compare(f"wait on a pending point ({engine})", interleave(contest, rounds), "µs", targets)
+            figures = interleave(contest, rounds)
+            yield from compare(f"wait on a pending point ({engine})", figures, "µs", of_the_core(targets))
 
 
 # --- records behind waits ---------------------------------------------------------------------------------------------
@@ -298,42 +254,56 @@ def chained(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a rin
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         above = stack.enter_context(closing(Worker()))
-        stream, held = ipcsync.Stream(), ipcsync.Stream()
+        first, second, held = (ipcsync.Stream() for _ in range(3))
         before, behind = ipcsync.Event(interprocess=True), ipcsync.Event(interprocess=True)
-        behind.record(stream)
-        for engine in ("event", "timeline"):
-            event = client.event(f"bench/behind/{engine}", recorder=True, engine=engine, depth=64)
+        behind.record(first)
+        engines: tuple[EngineName, ...] = ("event", "timeline")
+        for engine, streams in itertools.product(engines, ((first,), (first, second))):
+            where = f"behind it ({engine})" if len(streams) == 1 else f"behind it, on two streams in turn ({engine})"
+            event = client.event(f"bench/{where}", recorder=True, engine=engine, depth=64)
 
-            def ours(engine: EngineName = engine, event: ipcsync.SharedEvent = event) -> float:
+            def ours(
+                engine: EngineName = engine,
+                event: ipcsync.SharedEvent = event,
+                streams: tuple[ipcsync.Stream, ...] = streams,
+            ) -> float:
                 data = above.call(_hold_and_record_many, coordinator.endpoint, engine)
                 points = iter([client.point(each) for each in data])
+                turns = itertools.cycle(streams)
 
                 def work() -> ipcsync.Point:
+                    stream = next(turns)
                     next(points).wait(stream)
                     return event.record(stream)
 
-                work()  # the first one tells whom the event stands behind
-                figure = _each(work, _IN_FLIGHT - 2)
+                for _ in streams:
+                    work()  # the first one on each tells whom the event stands behind
+                figure = _each(work, _IN_FLIGHT - 1 - len(streams))
                 last = work()
                 above.call(_let_all_go)
                 last.synchronize(10)
                 return figure
 
-            def bare() -> float:
+            def bare(streams: tuple[ipcsync.Stream, ...] = streams) -> float:
+                turns = itertools.cycle(streams)
                 with StreamGate(held) as gate:
                     before.record(held)
-                    first, second, handle = before.cuda_event, behind.cuda_event, stream.cuda_stream
+                    theirs, mine = before.cuda_event, behind.cuda_event
 
                     def work() -> None:
-                        driver.cuStreamWaitEvent(handle, first, 0)
-                        driver.cuEventRecord(second, handle)
+                        handle = next(turns).cuda_stream
+                        driver.cuStreamWaitEvent(handle, theirs, 0)
+                        if len(streams) > 1:  # in the order of its records
+                            driver.cuStreamWaitEvent(handle, mine, 0)
+                        driver.cuEventRecord(mine, handle)
 
                     figure = _each(work, _IN_FLIGHT - 2)
                     gate.open()
-                stream.synchronize()
+                for stream in streams:
+                    stream.synchronize()
                 return figure
 
             for _ in range(64 // _IN_FLIGHT):
                 ours()  # opens both rings
             contest: dict[str, Callable[[], float]] = {"ipcsync": ours, "bare wait and record": bare}
-            yield from compare(f"wait and record behind it ({engine})", interleave(contest, 4 * rounds), "µs", {})
+            yield from compare(f"wait and record {where}", interleave(contest, 4 * rounds), "µs", {})

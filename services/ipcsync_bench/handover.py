@@ -23,7 +23,7 @@ from ipcsync._linux.futex import Futex
 from ipcsync._linux.process import start_time
 from ipcsync.typing import EngineName
 from ipcsync_bench.peers import Manager, Redis, RedisConnection
-from ipcsync_bench.rows import Figures, Row, Target, at_most, compare, interleave, percentile
+from ipcsync_bench.rows import Figures, Row, Target, at_most, compare, interleave, of_the_core, percentile
 from ipcsync_bench.workers import BUSY_THREADS, Worker, Workers, begin_busy_threads
 
 _SLICE_NS = 1_000_000_000
@@ -74,16 +74,18 @@ def _points(
         def tell(_number: int) -> None:
             recorder.record(stream)
 
-        recorder.record(stream).synchronize(10)  # both sides are there
-        waiter.at(1).synchronize(10)
+        first = 2 * recorder.depth  # so many turns until both sides are there and have opened both rings
         if by == "wait":
             waiting = ipcsync.Stream()
-            hear: Turn = lambda number: waiter.at(number + 1).wait(waiting)  # noqa: E731 - one of two
+            hear: Turn = lambda number: waiter.at(number + first).wait(waiting)  # noqa: E731 - one of two
         else:
-            hear = lambda number: waiter.at(number + 1).synchronize(10)  # noqa: E731
+            hear = lambda number: waiter.at(number + first).synchronize(10)  # noqa: E731
+        for number in range(1 - first, 1):
+            tell(number)
+            hear(number)
         seconds = _rally(tell, hear, count, serves=serves)
-        waiter.at(count + 1).synchronize(10)
-        recorder.at(count + 1).synchronize(10)
+        waiter.at(count + first).synchronize(10)
+        recorder.at(count + first).synchronize(10)
     return seconds
 
 
@@ -262,7 +264,7 @@ def _beside_futex(
     for name, (which, figures, goal) in product(ours, zip(("p50", "p99"), halves, (target, p99), strict=True)):
         if goal is not None:
             held = {"ipcsync": figures[name], "bare futex": figures["bare futex"]}
-            yield from compare(f"{name}{load}, {which}", held, "µs", {"bare futex": goal})
+            yield from compare(f"{name}{load}, {which}", held, "µs", of_the_core({"bare futex": goal}))
 
 
 def _beside_others(table: _Table, rounds: int, count: int, stack: ExitStack) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ipcsync
+from ipcsync_bench import rows as kinds
 from ipcsync_bench.rows import Row
 
 
@@ -59,15 +60,26 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def _before(row: Row, older: Older) -> tuple[float | None, float | None]:
+    """An older run's figure, and its ratio to the same peer."""
+    was = older.get((row.row, row.peer))
+    if was is not None:
+        return was["ours"], was["ratio"] if row.peer else None
+    return next((each["ours"] for (name, _), each in older.items() if name == row.row), None), None
+
+
+def held_to(rows: list[Row], older: Older, factor: float) -> list[Row]:
+    """The rows, each with the goal of being at most `factor` times what it was beside the same peer."""
+    return [kinds.held_to(row, _before(row, older)[1], factor) for row in rows]
+
+
 _HEADS = ("row", "peer", "ipcsync", "peer's", "unit", "ratio", "spread", "goal", "reached")
 
 
 def _cells(row: Row, older: Older) -> list[str]:
     """What stands in each column; with an older run, its figure and ratio in front of ours."""
-    was = older.get((row.row, row.peer))
-    before = [] if not older else ["", ""] if was is None else [_figure(was["ours"]), f"{was['ratio']:.2f}"]
-    if was is not None and not row.peer:
-        before[1] = ""
+    ours, ratio = _before(row, older)
+    before = ["" if ours is None else _figure(ours), "" if ratio is None else f"{ratio:.2f}"] if older else []
     return [
         row.row,
         row.peer,

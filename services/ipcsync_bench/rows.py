@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import ipcsync
 
 Figures = Mapping[str, list[float]]
 """The figures of each contestant, one a round."""
@@ -36,6 +38,11 @@ def at_most_more(extra: float, unit: str) -> Target:
 def below(limit: float, unit: str) -> Target:
     """At most `limit`, whatever a peer does."""
     return Target(f"<= {limit:g} {unit}", lambda ours, _theirs, _ratio: ours <= limit)
+
+
+def of_the_core(targets: Mapping[str, Target]) -> Mapping[str, Target]:
+    """Goals of the compiled core: none where it takes no calls."""
+    return targets if ipcsync.__compiled__ and ipcsync.driver_name() == "cuda" else {}
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,14 @@ def _row(row: str, peer: str, ours: list[float], theirs: list[float], unit: str,
     met = None if target is None else target.holds(mine, other, ratio)
     text = target.text if target else ""
     return Row(row, peer, mine, other, unit, ratio, (min(ratios), max(ratios)), text, met, len(ours))
+
+
+def held_to(row: Row, ratio_before: float | None, factor: float) -> Row:
+    """The row with another goal: a ratio of at most `factor` times that of an older run; None: it has no such row."""
+    if ratio_before is None:
+        return replace(row, goal="", is_reached=None)
+    limit = factor * ratio_before
+    return replace(row, goal=f"<= {factor:g} x the ratio before", is_reached=row.ratio <= limit)
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -1,0 +1,96 @@
+"""record in a process whose other threads compute: whoever gives up the GIL may wait long to get it back.
+
+Each row is measured over many switch intervals. One thread keeps the GIL for such an interval, 5 ms, in which thousands
+of records are made: a shorter burst says only whether it was interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import ipcsync
+from ipcsync import _drivers
+from ipcsync_bench.rows import Row, at_most, compare, interleave, of_the_core
+from ipcsync_bench.workers import BUSY_THREADS, Worker, begin_busy_threads, end_busy_threads
+
+_PAUSE_S = 100e-6
+
+# --- in a worker ------------------------------------------------------------------------------------------------------
+
+
+def _open_recorder(state: dict[str, Any], endpoint: str) -> None:
+    state["client"] = ipcsync.connect(endpoint)
+    stream = ipcsync.Stream()
+    event = state["client"].event(f"bench/{os.getpid()}", recorder=True, engine="event")
+    for _ in range(10):
+        event.record(stream).synchronize(10)
+    raw = state["raw"] = ipcsync.Event(interprocess=True)
+    raw.record(stream)
+    driver, bare, handle = _drivers.load(), raw.cuda_event, stream.cuda_stream
+    state["record"] = lambda: event.record(stream)
+    state["bare"] = lambda: driver.cuEventRecord(bare, handle)
+
+
+def _record(state: dict[str, Any], which: str, seconds: float) -> float:
+    """Microseconds a call, of calls one after the other."""
+    call: Callable[[], object] = state[which]
+    count = 0
+    begin_busy_threads()
+    start = now = time.perf_counter()
+    while now - start < seconds:
+        call()
+        count += 1
+        now = time.perf_counter()
+    end_busy_threads()
+    return (now - start) / count * 1e6
+
+
+def _record_now_and_then(state: dict[str, Any], which: str, seconds: float) -> float:
+    """Microseconds a call, of calls with a tenth of a millisecond of Python between them."""
+    call: Callable[[], object] = state[which]
+    count, spent = 0, 0.0
+    begin_busy_threads()
+    end = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < end:
+        while time.perf_counter() < began + _PAUSE_S:
+            pass
+        before = time.perf_counter()
+        call()
+        spent += time.perf_counter() - before
+        count += 1
+    end_busy_threads()
+    return spent / count * 1e6
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def loaded(rounds: int, scale: float) -> Iterator[Row]:
+    """record while other Python threads of the process compute: compiled, and in pure Python."""
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
+        compiled, pure = (
+            stack.enter_context(closing(Worker(env={"IPCSYNC_COMPILED": value}))) for value in ("auto", "0")
+        )
+        for worker in (compiled, pure):
+            worker.call(_open_recorder, coordinator.endpoint)
+        target = of_the_core({"pure Python": at_most(0.8)})
+        for row, function, goals in (
+            (f"record (event), {BUSY_THREADS} busy threads, mean", _record, target),
+            (f"record (event) now and then, {BUSY_THREADS} busy threads, mean", _record_now_and_then, {}),
+        ):
+
+            def take(worker: Worker, which: str, function: Callable[..., float] = function) -> Callable[[], float]:
+                # Each has the machine for itself while it is measured.
+                return lambda: float(worker.call(function, which, max(0.3, 2 * scale)))
+
+            contest = {
+                "ipcsync": take(compiled, "record"),
+                "pure Python": take(pure, "record"),
+                "bare cuEventRecord": take(compiled, "bare"),
+            }
+            yield from compare(row, interleave(contest, rounds), "µs", goals)
