@@ -410,10 +410,9 @@ class Engine(SlotUse):
             )
             self.shorten(getattr(self.guard, "look", None), self.kind == "timeline", links)
 
-    def _tell_of_wait(self, stream_id: int, generation: int) -> Wait | None:
-        """Before a shortcut queues a wait: have the stream's next record stand behind it; None if it is unknown."""
-        last_id, key = self._last_key
-        return queued.add(key, self, generation, stream_id) if stream_id == last_id else None
+    def _tell_of_wait(self, stream_id: int, key: int, generation: int) -> Wait:
+        """Before a shortcut queues a wait: have the stream's next record stand behind it."""
+        return queued.add(key, self, generation, stream_id)
 
     # --- what an engine does ------------------------------------------------------------------------------------------
 

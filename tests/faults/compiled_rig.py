@@ -86,8 +86,8 @@ class Rig:
             def _raise_no_record(self) -> None:
                 raise NotOpenError
 
-            def _tell_of_wait(self, stream_id: int, generation: int) -> Wait:
-                return Wait(self, generation, stream_id, stream_id)
+            def _tell_of_wait(self, stream_id: int, key: int, generation: int) -> Wait:
+                return Wait(self, generation, key, stream_id)
 
             def _look_after_wait(self, _generation: int) -> None:
                 raise QueuedError
@@ -111,6 +111,7 @@ class Rig:
             engine._keep_event(index, index + 1)
         engine._last_stream = case.stream
         engine._last_stream = 1
+        engine._last_key = (case.stream, case.stream)
         engine._keep_marker(case.stream, MARKER)
         return engine
 

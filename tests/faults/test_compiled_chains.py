@@ -9,6 +9,7 @@ import importlib.util
 import subprocess
 import sysconfig
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,9 +76,9 @@ class Chain(Rig):
         self.wait = self.queued(1)
         self.waits[_STREAM] = {id(self.view): self.wait}
 
-    def queued(self, generation: int) -> Wait:
+    def queued(self, generation: int, stream: int = _STREAM) -> Wait:
         """A wait for the other event that the driver has."""
-        wait = Wait(self.view, generation, _STREAM, _STREAM)
+        wait = Wait(self.view, generation, stream, stream)
         wait.is_queued = True
         return wait
 
@@ -195,6 +196,72 @@ def test_an_event_of_the_same_session_is_not_stood_behind(rig: Any) -> None:
     assert (made.line.recorded, made.line.behind, made.chain._entries) == (1, 0, [])
 
 
+def _go_to(made: Chain, stream: int, *, knows_list: bool = True) -> None:
+    """The next record is on another stream, on which the event was recorded before the last one."""
+    made.case = replace(made.case, stream=stream)
+    made.engine._last_stream = stream
+    made.engine._last_stream = _STREAM
+    if knows_list:
+        made.engine._last_key = (stream, stream)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_record_on_another_stream_follows_the_last_one_and_is_stood_behind_there(rig: Any, waits: bool) -> None:
+    made = rig()
+    made.call()
+    _go_to(made, 2)
+    other = made.queued(1, stream=2)
+    if waits:
+        made.waits[2] = {id(made.view): other}
+    made.log.clear()
+    steps, outcome = made.call()
+    assert outcome != "NotMeError"
+    assert [step for step in steps if step.startswith("cu")][-2:] == ["cuStreamWaitEvent", "cuEventRecord"]
+    own = made.waits[2][id(made.engine)]  # of which the stream's next record, of whatever event, is to know
+    assert (own.view, own.generation, own.key, own.stream, own.is_queued) == (made.engine, 1, 2, 2, True)
+    second = [Entry(2, 2, 2, (other,), 0b1)] if waits else []
+    assert made.chain._entries == [Entry(1, 1, _STREAM, (made.wait,), 0b1), *second]
+    assert (made.line.behind, made.line.recorded) == (1, 2)
+
+
+def test_the_wait_for_the_last_record_is_said_to_be_queued_only_once_the_driver_has_it(rig: Any) -> None:
+    made = rig()
+    made.call()
+    _go_to(made, 2)
+    seen: list[bool] = []
+
+    def wait() -> int:
+        seen.append(made.waits[2][id(made.engine)].is_queued)
+        return 1
+
+    made.on_wait = wait
+    assert made.call()[1] == "NotMeError", "the driver refused"
+    assert (seen, made.waits[2][id(made.engine)].is_queued, made.line.recorded) == ([False], False, 1)
+
+
+def test_a_record_on_another_stream_that_follows_nothing_unsettled_leaves_no_wait(rig: Any) -> None:
+    made = rig(Case("record", made=1, recorded=1, depth=4))
+    _go_to(made, 2)
+    steps, outcome = made.call()
+    assert outcome != "NotMeError"
+    assert "cuStreamWaitEvent" in steps
+    assert list(made.waits) == [_STREAM]
+    assert (made.chain._entries, made.line.behind, made.line.recorded) == ([], 0, 2)
+
+
+@pytest.mark.parametrize("lock", ["lists", "event", "records"])
+def test_a_record_that_finds_a_lock_held_is_left_with_nothing_changed(rig: Any, lock: str) -> None:
+    made = rig()
+    made.call()
+    _go_to(made, 2)
+    entries = made.chain._entries
+    locks = {"lists": made.links.lock, "event": made.engine._lock, "records": made.engine._record_lock}
+    with locks[lock]:
+        assert made.call()[1] == "NotMeError"
+    assert (list(made.waits), made.line.recorded, made.chain._entries is entries) == ([_STREAM], 1, True)
+    assert made.call()[1] != "NotMeError", "each lock was given back"
+
+
 def _kill_the_recorder(made: Chain) -> None:
     made.hold(made.board.session(0), 0x4000_0077)
 
@@ -219,6 +286,12 @@ def _chain_the_own_one(made: Chain) -> None:
     made.above.store_behind(1)
 
 
+def _take_a_new_stream(made: Chain) -> None:
+    made.case = replace(made.case, stream=2)
+    made.engine._last_key = (2, 2)
+    made.waits[2] = made.waits[_STREAM]
+
+
 _LEFT: dict[str, Callable[[Chain], object]] = {
     "the recorder died": _kill_the_recorder,
     "its session ended": lambda made: made.board.session(0).set_state(LIVE + 1),
@@ -235,8 +308,8 @@ _LEFT: dict[str, Callable[[Chain], object]] = {
     "the own event is lost": lambda made: setattr(made.chain, "_loss", Loss("behind", _THIRD, "c", 7)),
     "the chain is long": lambda made: setattr(made.chain, "judge_at", 0),
     "the chain holds nothing yet": lambda made: setattr(made.chain, "_is_holder", False),
-    "the stream's list is not known": lambda made: setattr(made.engine, "_last_key", (5, 5)),
-    "another stream": lambda made: setattr(made.engine, "_last_stream", 5),
+    "the stream's list is not known": lambda made: _go_to(made, 2, knows_list=False),
+    "a stream that it was not recorded on": _take_a_new_stream,
     "the own event is broken": lambda made: made.put("state", BROKEN),
 }
 
@@ -252,7 +325,7 @@ def test_what_is_not_plain_is_left_to_the_python_engine_with_nothing_changed(rig
     assert steps.count("lock") == steps.count("unlock")
 
 
-def test_a_list_that_is_not_the_streams_any_more_is_left_to_the_python_engine(rig: Any) -> None:
+def test_a_record_goes_by_its_own_streams_list_whichever_was_used_last(rig: Any) -> None:
     """While the ring was looked at, another thread had another stream wait for the recorder's own event."""
     made = rig()
 
@@ -260,9 +333,8 @@ def test_a_list_that_is_not_the_streams_any_more_is_left_to_the_python_engine(ri
         made.engine._room, made.engine._last_key = 4, (5, 5)
 
     made.engine._try_publish, made.engine._room, made.engine.has_chain = publish, 0, True
-    steps, outcome = made.call()
-    assert outcome == "NotMeError"
-    assert not [step for step in steps if step.startswith(_CHANGES)]
+    assert made.call()[1] != "NotMeError"
+    assert made.chain._entries == [Entry(1, 1, _STREAM, (made.wait,), 0b1)]
 
 
 def test_a_chain_that_changes_meanwhile_is_left_to_the_python_engine(rig: Any) -> None:

@@ -91,13 +91,10 @@ def test_waits_for_a_mirror_see_what_a_network_card_wrote_where_the_device_can(
     stream.synchronize()
 
 
-def test_a_shortcuts_wait_is_stood_behind_only_if_its_streams_list_is_known(row: Row) -> None:
+def test_a_shortcuts_wait_is_stood_behind_on_its_stream(row: Row) -> None:
     view = row.theirs[0]
     row.record(0, 3)
-    view._last_key = (STREAM, KEY)
-    assert not view._tell_of_wait(STREAM + 1, 3)
-    assert queued.lists == {}
-    assert view._tell_of_wait(STREAM, 3)
+    view._tell_of_wait(STREAM, KEY, 3)
     assert [(wait.view, wait.generation, wait.key, wait.stream) for wait in queued.everything()] == [
         (view, 3, KEY, STREAM)
     ]

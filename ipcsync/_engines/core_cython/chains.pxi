@@ -42,10 +42,10 @@ cdef class Chained(Waits):
             return NOT_ME
         return NOT_ME if view.closed() else PENDING
 
-    cdef list waits_before(self, Links *links):
-        """The waits on the last stream that are pending, with the bits of whom they depend on; None: not me."""
+    cdef list waits_before(self, int64_t key, Links *links):
+        """The waits of a stream's list that are pending, with the bits of whom they depend on; None: not me."""
         cdef Fate fate
-        held = self.waits.get(self.key)
+        held = self.waits.get(key)
         pending = []
         known = []
         for wait in () if held is None else list(held.values()):
@@ -68,8 +68,8 @@ cdef class Chained(Waits):
             self.drop(known)
         return pending
 
-    cdef list entries_with(self, list entries, int64_t generation, list pending, Links *links):
-        """The chain's entries, and one for a record of `generation` that stands behind these waits."""
+    cdef list entries_with(self, list entries, int64_t generation, uint64_t stream, list pending, Links *links):
+        """The chain's entries, and one for a record of `generation` on `stream` that stands behind these waits."""
         cdef int word
         if entries and not self.bits_are_good(self.own(), NULL):  # `as_of` would say that they were
             links.bits[self.own() // 64] |= <uint64_t>1 << (self.own() & 63)
@@ -81,10 +81,10 @@ cdef class Chained(Waits):
         first, rest = generation, list(entries)
         if rest:
             last = rest[len(rest) - 1]
-            if last.stream == self._stream and last.waits == waits and last.bits == bits:
+            if last.stream == stream and last.waits == waits and last.bits == bits:
                 first = last.first
                 rest.pop()
-        rest.append(self.make_entry(first, generation, self._stream, waits, bits))
+        rest.append(self.make_entry(first, generation, stream, waits, bits))
         return rest
 
     cdef void store_links(self, const Links *links, int64_t generation) noexcept nogil:

@@ -3,11 +3,8 @@
 cdef class Core(Chained):
     """As in `core_python`: what an engine is made over."""
 
-    cdef int64_t record_on(self, Handle stream, bint only_last) noexcept nogil:
-        """The generation; 0: not me; -1: recorded, but the event is not open any more. Holds the record lock.
-
-        `only_last`: only on the stream recorded on last, which is known to have no list of waits.
-        """
+    cdef int64_t record_on(self, Handle stream) noexcept nogil:
+        """The generation; 0: not me; -1: recorded, but the event is not open any more. Holds the record lock."""
         cdef unsigned long long stream_id = 0
         cdef int64_t generation
         if not self.is_usable(stream) or self._begun != self._recorded or self._is_interrupted:
@@ -18,10 +15,27 @@ cdef class Core(Chained):
         step(GET_ID)
         if cuStreamGetId(stream, &stream_id) != 0 or not self.is_known(stream_id) or not self.take():
             return 0
-        if self.closed() or not self.is_open() or (only_last and stream_id != self._stream):
+        if (
+            self.closed()
+            or not self.is_open()
+            or (self.has_chain and self.follows(stream_id, generation))  # since this thread looked
+            or not self.can_record(stream_id, generation)
+        ):
             self.give()
             return 0
         return self.record_and_give(stream, stream_id, generation)
+
+    cdef inline bint follows(self, uint64_t stream_id, int64_t generation) noexcept nogil:
+        """Whether the stream is to wait for the record before, which was made on another one."""
+        return stream_id != self._stream and generation > 1
+
+    cdef inline bint can_record(self, uint64_t stream_id, int64_t generation) noexcept nogil:
+        """Whether all is there that the driver's calls need."""
+        if self.is_timeline:
+            return self._address != 0 and self.marker(stream_id) != NULL
+        if self.follows(stream_id, generation) and self.event(generation - 1) == NULL:
+            return False
+        return self.event(generation) != NULL
 
     cdef int64_t record_and_give(self, Handle stream, uint64_t stream_id, int64_t generation) noexcept nogil:
         """The rest of it, behind all that may say "not me"; releases the lock."""
@@ -36,18 +50,8 @@ cdef class Core(Chained):
         return generation
 
     cdef inline bint record_and_publish(self, Handle stream, uint64_t stream_id, int64_t generation) noexcept nogil:
-        cdef Handle marker = NULL
-        if self.is_timeline:
-            marker = self.marker(stream_id)
-            if marker == NULL or self._address == 0:
-                return False
-        elif self.event(generation) == NULL:
+        if self.follows(stream_id, generation) and self.queue(stream, generation - 1) != 0:
             return False
-        if stream_id != self._stream and generation > 1:
-            if not self.is_timeline and self.event(generation - 1) == NULL:
-                return False
-            if self.queue(stream, generation - 1) != 0:
-                return False
         self._stream = stream_id
         self._begun = generation
         if MISTAKE == 1:
@@ -57,7 +61,7 @@ cdef class Core(Chained):
             self._is_interrupted = cuStreamWriteValue64(stream, self._address, self.base + generation, 0) != 0
             if not self._is_interrupted:
                 step(MARK)
-                self._is_interrupted = cuEventRecord(marker, stream) != 0
+                self._is_interrupted = cuEventRecord(self.marker(stream_id), stream) != 0
         else:
             step(EVENT_RECORD)
             self._is_interrupted = cuEventRecord(self.event(generation), stream) != 0
@@ -85,35 +89,53 @@ cdef class Core(Chained):
         self.give()
         return generation <= self._room
 
-    cdef int64_t record_behind(self, Handle stream) except -9:
+    cdef int64_t record_among_waits(self, Handle stream) except -9:
+        """As `record_on`, where streams of this process wait for others, or the event stands behind some."""
+        cdef unsigned long long stream_id = 0
+        cdef int64_t key = 0, generation = 0
+        if self.behind_all or not self.is_usable(stream):
+            return 0
+        step(GET_ID)
+        if cuStreamGetId(stream, &stream_id) != 0 or not self.find_list(stream_id, &key):
+            return 0  # it is not known what the stream waits for
+        if self.has_chain or key in self.waits:
+            return self.record_behind(stream, stream_id, key)
+        if self.record_lock.take():
+            with nogil:
+                generation = self.record_on(stream)
+            self.record_lock.give()
+        return generation
+
+    cdef int64_t record_behind(self, Handle stream, uint64_t stream_id, int64_t key) except -9:
         """As `record_on`, on a stream that waits for others, or for an event that stands behind some.
 
         What makes objects is done before the locks are taken: it may start a garbage collection, and that any call.
         """
-        cdef unsigned long long stream_id = 0
         cdef int64_t generation = self._recorded + 1
+        cdef bint follows = self.follows(stream_id, generation)
         cdef Links links
         cdef list entries, later
-        if not self.is_usable(stream):
-            return 0
+        cdef dict before = None
+        cdef int64_t made
         if self.has_chain and not self.is_timeline and generation > self._room:
             self._try_publish()
-        step(GET_ID)
-        if cuStreamGetId(stream, &stream_id) != 0 or stream_id != self._stream or self.bit_words > MOST_BITS:
-            return 0
-        if stream_id != self.keyed:  # no more: another thread has waited for this event while the ring was looked at
-            return 0
         chain = self.chain
         entries = chain._entries
+        if not self.is_known(stream_id) or self.bit_words > MOST_BITS:
+            return 0
         if chain._loss is not None or len(entries) >= chain.judge_at:
             return 0
         self.begin(&links)
-        pending = self.waits_before(&links)
+        pending = self.waits_before(key, &links)
         if pending is None or (pending and not chain._is_holder):
             return 0
         if MISTAKE == 10:
             self.begin(&links)
-        later = self.entries_with(entries, generation, pending, &links) if pending else None
+        later = self.entries_with(entries, generation, stream_id, pending, &links) if pending else None
+        place = <object><uintptr_t><PyObject *>self
+        followed = None
+        if follows and (entries or later is not None):  # the stream is about to wait for what stands behind others
+            before = {place: self.make_wait(self, generation - 1, key, stream_id)}
         if not self.record_lock.take():
             return 0
         if (
@@ -126,42 +148,53 @@ cdef class Core(Chained):
             self.record_lock.give()
             return 0
         # Every change of the chain is a new list, so the same one shows that it is as it was when it was looked at.
-        if self.closed() or not self.is_open() or chain._entries is not entries or chain._loss is not None:
+        if (
+            self.closed()
+            or not self.is_open()
+            or chain._entries is not entries
+            or chain._loss is not None
+            or self.follows(stream_id, generation) != follows
+            or not self.can_record(stream_id, generation)
+            or (before is not None and not self.table_lock.take())
+        ):
             self.give()
             self.record_lock.give()
             return 0
-        if later is not None:
-            self.has_chain = True
-            chain._entries = later
-            if MISTAKE != 9:
-                self.store_links(&links, generation)
+        try:
+            if before is not None:
+                followed = self.put_wait(key, place, generation - 1, before)
+            if later is not None:
+                self.has_chain = True
+                chain._entries = later
+                if MISTAKE != 9:
+                    self.store_links(&links, generation)
+        except BaseException:
+            self.give()
+            self.record_lock.give()
+            raise
         with nogil:
-            generation = self.record_and_give(stream, stream_id, generation)
+            made = self.record_and_give(stream, stream_id, generation)
+        self.record_lock.give()
+        if made != 0 and followed is not None and followed.generation == generation - 1:
+            followed.is_queued = True
         if MISTAKE == 9 and later is not None:
             self.store_links(&links, generation)
-        self.record_lock.give()
-        return generation
+        return made
 
     cdef int64_t try_record(self, stream) except -9:
-        cdef int64_t generation
+        cdef int64_t generation = 0
         cdef uintptr_t address
-        cdef bint only_last
         if self.look is None or not self.is_recorder or not self.good():
             return 0
-        only_last = self.has_chain or bool(self.waits)
-        if only_last and (self.keyed != self._stream or self.behind_all):
-            return 0  # it is not known what the stream recorded on last stands behind
         address = address_of(stream)
         if address == 0:
             return 0
-        if self.has_chain or (only_last and self.key in self.waits):
-            generation = self.record_behind(<Handle>address)
+        if self.has_chain or self.waits:
+            generation = self.record_among_waits(<Handle>address)
         elif self.record_lock.take():
             with nogil:
-                generation = self.record_on(<Handle>address, only_last)
+                generation = self.record_on(<Handle>address)
             self.record_lock.give()
-        else:
-            return 0
         if generation > 0:
             self.look.shortcuts += 1
         elif generation < 0:

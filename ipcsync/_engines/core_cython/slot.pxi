@@ -13,6 +13,11 @@ cdef struct Marker:
     Handle event
 
 
+cdef struct WaitList:
+    uint64_t stream
+    int64_t key
+
+
 cdef class State:
     """The attributes of an engine, which are its own: no state is held twice. And the steps, one function for each."""
 
@@ -29,8 +34,8 @@ cdef class State:
     cdef int next_recent
     cdef Look look
     cdef public bint has_chain
-    cdef uint64_t keyed  # the id of a stream, and the number of its list of waits
-    cdef int64_t key
+    cdef WaitList lists[RECENT]  # streams, and the numbers of their lists of waits, which never change
+    cdef int last_list
     cdef dict waits
     cdef Lock table_lock
     cdef object drop, make_wait, chain, make_entry
@@ -72,11 +77,20 @@ cdef class State:
 
     @property
     def _last_key(self):
-        return self.keyed, self.key
+        return self.lists[self.last_list].stream, self.lists[self.last_list].key
 
     @_last_key.setter
     def _last_key(self, value):
-        self.keyed, self.key = value
+        cdef WaitList last
+        cdef int index
+        last.stream, last.key = value
+        for index in range(RECENT):
+            if self.lists[index].stream == last.stream:
+                break
+        else:
+            index = (self.last_list + 1) % RECENT
+        self.lists[index] = last
+        self.last_list = index
 
     def _keep_event(self, int index, address):
         if self.look is not None:
@@ -227,6 +241,40 @@ cdef class State:
             if self.recent[index] == stream and stream != 0:
                 return True
         return False
+
+    cdef inline bint find_list(self, uint64_t stream, int64_t *key) noexcept nogil:
+        """Whether it is known which list the waits on the stream are in."""
+        cdef int index
+        for index in range(RECENT):
+            if self.lists[index].stream == stream and stream != 0:
+                key[0] = self.lists[index].key
+                return True
+        return False
+
+    cdef object listed(self, int64_t key, place, int64_t generation):
+        """The wait in that list that stands for one for `generation` too, or None."""
+        cdef dict held = self.waits.get(key)
+        last = None if held is None else held.get(place)
+        return last if last is not None and last.generation >= generation and last.verdict is not True else None
+
+    cdef object put_wait(self, int64_t key, place, int64_t generation, dict alone):
+        """Have the stream's next record stand behind the wait in `alone`; that, or one that stands for it too.
+
+        With the table's lock, which it releases.
+        """
+        cdef dict held
+        try:
+            wait = self.listed(key, place, generation)  # another thread may have listed a later generation
+            if wait is None:
+                wait = alone[place]
+                held = self.waits.get(key)
+                if held is None:
+                    self.waits[key] = alone
+                else:
+                    held[place] = wait
+        finally:
+            self.table_lock.give()
+        return wait
 
     cdef inline bint recorder_lives(self) noexcept nogil:
         cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)

@@ -47,47 +47,28 @@ cdef class Waits(Queries):
             return -1
         return 1 if self.recorder_lives() and not self.closed() and self.look.coordinator_is_good() else -1
 
-    cdef object listed(self, int64_t generation):
-        """The wait in the list of the stream known last that stands for this one too, or None."""
-        cdef dict held = self.waits.get(self.key)
-        last = None if held is None else held.get(<uintptr_t><PyObject *>self)
-        return last if last is not None and last.generation >= generation and last.verdict is not True else None
-
-    cdef object tell_of_wait(self, uint64_t stream_id, int64_t generation, dict alone):
+    cdef object tell_of_wait(self, uint64_t stream_id, int64_t generation, place, uint64_t guess, dict alone):
         """Before a wait is queued: have the stream's next record stand behind it, as `queued.add`; None: not me.
 
-        `alone`: as the stream's only wait, made before this call might sleep, for the stream known then; or None.
+        `alone`: as the only wait of the stream `guess`, made before this call might sleep; None if one stood there.
         """
-        cdef dict held
-        if stream_id != self.keyed or self.behind_all:
-            return self._tell_of_wait(stream_id, generation)
-        last = self.listed(generation)
-        if last is not None:
-            return last
-        if alone is None or len(self.waits) >= MANY_LISTS:
-            return self._tell_of_wait(stream_id, generation)
-        me = <uintptr_t><PyObject *>self
-        wait = alone[me]
-        if wait.stream != stream_id or wait.key != self.key:
-            return self._tell_of_wait(stream_id, generation)
-        if not self.table_lock.take():
-            return self._tell_of_wait(stream_id, generation)
-        try:
-            last = self.listed(generation)  # another thread without the GIL may have listed a later generation
-            held = self.waits.get(self.key)
-            if last is not None:
-                wait = last
-            elif held is None:
-                self.waits[self.key] = alone
-            else:
-                held[me] = wait
-        finally:
-            self.table_lock.give()
-        return wait
+        cdef int64_t key = 0
+        if not self.find_list(stream_id, &key):
+            return None
+        if not self.behind_all:
+            wait = self.listed(key, place, generation)
+            if wait is not None:
+                return wait
+            if alone is None or stream_id != guess:
+                alone = {place: self.make_wait(self, generation, key, stream_id)}
+            if len(self.waits) < MANY_LISTS and self.table_lock.take():
+                return self.put_wait(key, place, generation, alone)
+        return self._tell_of_wait(stream_id, key, generation)
 
     cdef bint try_wait(self, stream, int64_t generation, int64_t slice_ns) except -1:
         cdef uintptr_t address
         cdef uint64_t stream_id = 0
+        cdef WaitList last
         cdef int result
         if self.look is None or not self.good():
             return False
@@ -100,13 +81,15 @@ cdef class Waits(Queries):
             self.look.shortcuts += 1
             return True
         # What follows the sleep is to be short. No object may be made under the lock: that may collect garbage.
+        last = self.lists[self.last_list]
+        place = <object><uintptr_t><PyObject *>self
         alone = None
-        if self.listed(generation) is None:
-            alone = {<uintptr_t><PyObject *>self: self.make_wait(self, generation, self.key, self.keyed)}
+        if self.listed(last.key, place, generation) is None:
+            alone = {place: self.make_wait(self, generation, last.key, last.stream)}
         with nogil:
             result = self.look_before(<Handle>address, generation, slice_ns, &stream_id)
         if result == 2:
-            wait = self.tell_of_wait(stream_id, generation, alone)
+            wait = self.tell_of_wait(stream_id, generation, place, last.stream, alone)
             if wait is None:
                 return False
             with nogil:
