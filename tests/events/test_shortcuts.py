@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -131,6 +132,41 @@ def test_a_record_behind_another_sessions_work_is_a_shortcut(client: ipcsync.Cli
             gate.open()
         behind[-1].synchronize(10)
         until(lambda: event.completed == 12, "all of them judged")
+        assert (event._engine.chain.entries, event._engine.line.bits) == ([], 0)
+
+
+def test_two_streams_in_turn_that_wait_and_record_take_shortcuts_only(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    other = ipcsync.connect(client._session.endpoint)
+    held, streams = ipcsync.Stream(), [ipcsync.Stream(), ipcsync.Stream()]
+    event = client.event("e", recorder=True, engine=engine, depth=16)
+    with other, other.event("above", recorder=True, engine=engine, depth=16) as above:
+
+        def follow(number: int, point: ipcsync.Point) -> ipcsync.Point:
+            point.wait(streams[number % 2])
+            return event.record(streams[number % 2])
+
+        def keep(behind: list[ipcsync.Point], number: int, point: ipcsync.Point) -> None:
+            behind.append(follow(number, point))
+
+        for number in range(16):  # opens both rings
+            follow(number, client.point(bytes(above.record(held)))).synchronize(10)
+        with StreamGate(held) as gate:
+            points = [client.point(bytes(above.record(held))) for _ in range(8)]
+            for number in range(2):  # makes the markers, and the chain's first entries
+                follow(number, points[number])
+            behind: list[ipcsync.Point] = []
+            for number in range(2, 8):
+                assert taken(client, partial(keep, behind, number, points[number])) == (2, 0)
+            later = client.event("later", recorder=True, engine=engine).record(streams[0])
+            own = [wait.generation for wait in queued.everything() if wait.view is event._engine]
+            assert sorted(own) == [22, 23], "each stream follows what was recorded on the other one"
+            assert not any(point.query() for point in (*behind, later))
+            gate.open()
+        later.synchronize(10)
+        behind[-1].synchronize(10)
+        until(lambda: event.completed == 24, "all of them judged")
         assert (event._engine.chain.entries, event._engine.line.bits) == ([], 0)
 
 
