@@ -224,7 +224,7 @@ class Engine(SlotUse):
     ) -> int:
         capture.refuse_capturing(handle, "record")
         if self._begun != self._recorded:
-            self._make_record(handle, self._id_of(handle), self._begun, ())
+            self._make_record(handle, self._id_of(handle), self._begun, after, behind)  # it may be a reservation's
         generation = self._begun + 1
         if generation > self._room:
             self._make_room(generation, timeout)

@@ -23,6 +23,7 @@ _events: dict[str, ipcsync.SharedEvent] = {}
 _streams: dict[str, ipcsync.Stream] = {}
 _gates: list[StreamGate] = []
 _points: dict[str, ipcsync.Point] = {}
+_reservations: list[ipcsync.Reservation] = []
 
 LOST_WITHIN_S = 20.0
 _PORTABLE_MAPPED = 1 | 2
@@ -239,6 +240,14 @@ def _interrupted(engine: Any, step: str, call: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         return
     raise AssertionError("not interrupted")
+
+
+def reserve_again_after_an_interrupt(data: bytes, engine: EngineName) -> bytes:
+    """A reservation whose first record Ctrl-C ends, and whose second one stands behind a point too."""
+    reservation = client().reserve(engine=engine)
+    _reservations.append(reservation)
+    _interrupted(reservation._event._engine, "_driver_record", lambda: reservation.record(stream()))
+    return bytes(reservation.record(stream(), after=[client().point(data)]))
 
 
 def die_before_the_record(name: str) -> None:

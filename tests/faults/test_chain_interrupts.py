@@ -39,6 +39,16 @@ def test_a_session_that_waited_ahead_for_an_event_records_it_with_a_chain_of_its
     timeline.assert_lost(c.call(do.await_end, point), pid)
 
 
+def test_a_reservation_whose_record_is_repeated_stands_behind_what_the_second_call_names(line: Line) -> None:
+    data = line.begin()
+    b, c = line.add("b", records=False), line.add("c", records=False)
+    b.call(do.keep, data)
+    point = b.call(do.reserve_again_after_an_interrupt, data, line.engine)
+    c.call(do.keep, point)
+    pid = line.kill_a()
+    line.assert_lost(c.call(do.await_end, point), pid)
+
+
 def test_a_record_that_was_never_made_does_not_keep_its_event_from_being_released(line: Line) -> None:
     data = line.begin()
     b = line.add("b")
