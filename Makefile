@@ -28,6 +28,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Four more than cores: a test mostly waits for another process, and leaves its core to the next.
 WORKERS ?= $(shell echo $$(($$(nproc) + 4)))
+BESIDE ?= $(shell nproc)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOAK_MINUTES ?= 10
 
@@ -60,7 +61,12 @@ driver_tests = $(if $(WITH_THOROUGH),$(all_tests),$(call tests,$(call marked,dri
 
 # What a change can break, once: all of it on the host driver, and what depends on the driver on CUDA's, a GPU's too if
 # there is one. `test-modes` has the other ways in which the software drivers can behave.
-test: test-host test-on-gpu test-simcuda
+# The passes run side by side: each mostly waits, one for a death and the other for a deadline. Their output comes once each ends.
+test: install
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-host test-cuda
+
+test-cuda:
+	@$(MAKE) --no-print-directory test-on-gpu test-simcuda WORKERS=$(BESIDE)
 
 test-modes: test-host-async test-simcuda-sync
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from cuda.bindings import driver as drv
 
 from tests.kit.until import DEADLINE_S, until
-from tests.simcuda.kit import IPC, code, handle_bytes, ok, stat
+from tests.simcuda.kit import IPC, SIM, code, handle_bytes, ok, stat
 from tests.simcuda.processes import MakeServers, py
 
 
@@ -250,3 +252,17 @@ def test_exec_starts_afresh() -> None:
     """,
         SIMCUDA_SEGMENT=f"selftest-z-{os.getpid()}",
     )
+
+
+def test_reaping_waits_for_another_process_that_looks_at_the_segment(servers: MakeServers) -> None:
+    server = servers()
+    assert server("stat", "processes") == 2
+    server.kill()
+    server.p.join()
+    with open(SIM.simcudaPath(), "r+b") as segment:
+        fcntl.flock(segment, fcntl.LOCK_EX)
+        looks = threading.Timer(0.1, fcntl.flock, (segment, fcntl.LOCK_UN))
+        looks.start()
+        stat("reap")
+        assert stat("processes") == 1
+        looks.join()

@@ -142,14 +142,15 @@ static bool proc_dead(u32 pi) {
   return atomic_load(&p->state) == 1 && !proc_alive(p->pid, p->start);
 }
 
-/* Look, at most every `every_ms`, whether process slot pi lives; clean up after it if not. */
+/* Look, at most every `every_ms`, whether process slot pi lives; clean up after it if not.  With 0 it is cleaned up on
+ * return; otherwise not if another process has the lock, even one that only looks for segments that nobody uses. */
 static void check_proc(u32 pi, u64 every_ms) {
   if (pi >= MAXPROC || pi == g_me) return;
   u64 t = now_ns(), seen = atomic_load_explicit(&g_seen[pi], memory_order_relaxed);
   if (t - seen < every_ms * 1000000ull) return;
   atomic_store_explicit(&g_seen[pi], t, memory_order_relaxed);
   if (!proc_dead(pi)) return;
-  int fd = ctl_lock(true);
+  int fd = ctl_lock(every_ms > 0);
   if (fd < 0) return; /* somebody is at it */
   if (proc_dead(pi)) release_proc(pi);
   ctl_unlock(fd);
