@@ -28,7 +28,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Four more than cores: a test mostly waits for another process, and leaves its core to the next.
 WORKERS ?= $(shell echo $$(($$(nproc) + 4)))
-BESIDE ?= $(shell nproc)
+# The workers of a pass that runs beside another one.
+WORKERS_BESIDE ?= $(shell nproc)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOAK_MINUTES ?= 10
 
@@ -61,12 +62,12 @@ driver_tests = $(if $(WITH_THOROUGH),$(all_tests),$(call tests,$(call marked,dri
 
 # What a change can break, once: all of it on the host driver, and what depends on the driver on CUDA's, a GPU's too if
 # there is one. `test-modes` has the other ways in which the software drivers can behave.
-# The passes run side by side: each mostly waits, one for a death and the other for a deadline. Their output comes once each ends.
+# The two passes run side by side, since each mostly waits; what one of them says is shown once it has ended.
 test: install
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-host test-cuda
 
 test-cuda:
-	@$(MAKE) --no-print-directory test-on-gpu test-simcuda WORKERS=$(BESIDE)
+	@$(MAKE) --no-print-directory test-on-gpu test-simcuda WORKERS=$(WORKERS_BESIDE)
 
 test-modes: test-host-async test-simcuda-sync
 
