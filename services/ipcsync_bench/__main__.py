@@ -37,6 +37,7 @@ FLEET: dict[str, tuple[str, str]] = {
     "flat_out": ("fleet", "between nodes: generations a second, beside bare messages"),
     "opening": ("fleet", "between nodes: opening a name"),
     "idle": ("fleet", "processor time of idle bridges"),
+    "beside": ("fleet", "local requests of a node with a bridge, beside one without"),
 }
 """The same between nodes: --fleet."""
 

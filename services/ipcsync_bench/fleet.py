@@ -16,7 +16,7 @@ from ipcsync_bench.rows import Row, alone, at_least, at_most, below, compare, in
 from ipcsync_bench.two_nodes import WAIT_S, Fleet, connect, two_nodes, why_not
 from ipcsync_bench.workers import Worker
 
-__all__ = ["flat_out", "idle", "opening", "why_not", "words"]
+__all__ = ["beside", "flat_out", "idle", "opening", "why_not", "words"]
 
 _PACE_S = 0.002
 
@@ -79,6 +79,22 @@ def _open(state: dict[str, Any], prefix: str, count: int, node: str | None, toge
     for event in opened:
         event.close()
     return times
+
+
+def _request(state: dict[str, Any], count: int) -> float:
+    """Seconds for so many requests, one after the other."""
+    began = time.perf_counter()
+    for _ in range(count):
+        state["client"].list_events()
+    return time.perf_counter() - began
+
+
+def _open_and_close(state: dict[str, Any], count: int) -> float:
+    """The same for events."""
+    began = time.perf_counter()
+    for _ in range(count):
+        state["client"].event("local", engine="timeline").close()
+    return time.perf_counter() - began
 
 
 def _create(state: dict[str, Any], prefix: str, count: int) -> None:
@@ -262,6 +278,21 @@ def idle(rounds: int, scale: float) -> Iterator[Row]:
                 shares = [_share(fleet.bridges[name].pid, seconds) for _ in range(rounds)]
                 what = f"{events} linked events" if events else "nothing linked"
                 yield alone(f"bridge {name}, idle, {what}", shares, "% of a core", below(limit, "% of a core"))
+
+
+def beside(rounds: int, scale: float) -> Iterator[Row]:
+    """What a node with a bridge does locally, beside one without: requests, and events, of which its bridge hears."""
+    count = max(50, int(500 * scale))
+    with two_nodes() as fleet, ipcsync.launch(log_level="error", lease_ttl=30) as alone, Worker() as other:
+        other.call(connect, alone.endpoint)
+        workers = {"ipcsync": fleet.a, "without a bridge": other}
+        for what, function in (("requests", _request), ("events opened and closed", _open_and_close)):
+            contest = {
+                peer: lambda worker=worker, function=function: count / worker.call(function, count)
+                for peer, worker in workers.items()
+            }
+            figures = interleave(contest, rounds)
+            yield from compare(f"local {what} of a node", figures, "1/s", {"without a bridge": at_least(0.95)})
 
 
 def _median_us(seconds: list[float]) -> float:

@@ -107,6 +107,53 @@ def test_slow_peer_is_conflated(pair: tuple[Node, Node], records: int) -> None:
     assert a.bridge().counts["tells"] <= told + 2
 
 
+def test_a_slow_peer_keeps_no_news_from_a_third_node(pair: tuple[Node, Node], new_node: Callable[..., Node]) -> None:
+    third = new_node("c", "--link-ttl", "30", lease_ttl=30)
+    third.await_bridge()
+    a, b, c = pair[0].client(), pair[1].client(), third.client()
+    event, stream = recorded(a, "kv"), ipcsync.Stream()
+    slow, seen = b.event("kv", node="a"), c.event("kv", node="a")
+    event.record(stream)
+    for one in (slow, seen):
+        one.at(1).synchronize(DEADLINE_S)
+    assert pair[1].bridge is not None
+    pair[1].bridge.send_signal(signal.SIGSTOP)
+    for _ in range(100):  # many times as many as may be told and not acknowledged
+        seen.at(event.record(stream).generation).synchronize(DEADLINE_S)
+    peers = {peer.name: peer for peer in a.bridge().peers}
+    assert (peers["b"].pending, peers["c"].pending) == (1, 0), "b is to be told the newest, c knows it"
+    assert slow.generation < seen.generation == 101
+    pair[1].bridge.send_signal(signal.SIGCONT)
+    slow.at(101).synchronize(DEADLINE_S)
+
+
+@pytest.mark.parametrize("linked", [0, 100])
+def test_an_idle_bridge_sleeps(pair: tuple[Node, Node], linked: int) -> None:
+    """What wakes it each second: two pings of the servers, one of its own, its coordinator's tick, its heartbeat."""
+    names = [f"e{number}" for number in range(linked)]
+    recorders = pair[0].client().events(names, recorder=True, engine="timeline")
+    followers = pair[1].client().events(names, node="a")
+    before, began = _wake_ups(pair), time.monotonic()
+    time.sleep(5.0)  # the length is tested: what wakes them in it
+    seconds = time.monotonic() - began
+    per_s = [(now - then) / seconds for now, then in zip(_wake_ups(pair), before, strict=True)]
+    assert max(per_s) < _MOST_WAKE_UPS, per_s
+    assert len(recorders) == len(followers) == linked
+
+
+_MOST_WAKE_UPS = 16.0  # a second; a loop or thread that looks every 50 ms has 20
+
+
+def _wake_ups(pair: tuple[Node, Node]) -> list[int]:
+    """How often each bridge has slept so far, all threads together."""
+    return [sum(map(_sleeps, Path(f"/proc/{node.bridge.pid}/task").iterdir())) for node in pair if node.bridge]
+
+
+def _sleeps(task: Path) -> int:
+    (line,) = (line for line in (task / "status").read_text().splitlines() if line.startswith("voluntary"))
+    return int(line.split()[1])
+
+
 @pytest.mark.parametrize("messages", [20_000, 100_000])
 def test_hostile_peer(pair: tuple[Node, Node], server: Server, messages: int) -> None:
     a, b = pair[0].client(), pair[1].client()
