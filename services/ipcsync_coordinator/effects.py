@@ -1,5 +1,5 @@
 """The effects of a registry's changes on the board, in the pool and on the feed. The order is always: the state on the
-board, then the waiters are woken, then the announcement.
+board, then the waiters are woken, then the announcement, which the feed sends once the replies are sent.
 
 `plan` reads what is to be stored, since the journal must have it before `carry_out` stores anything. A later
 coordinator that finds an effect in the journal without a mark that it was done stores the same (`redo`).
