@@ -67,7 +67,7 @@ def measure(name: str, rounds: int, scale: float) -> Iterator[Row]:
 @click.option(
     "--held-to",
     type=click.FloatRange(min=0, min_open=True),
-    help="With --before, the goal of each row: a ratio of at most so many times the older one.",
+    help="With --before, the goal of each row: at most so many times the older figure.",
 )
 @one_line_for_errors()
 def main(

@@ -69,8 +69,8 @@ def _before(row: Row, older: Older) -> tuple[float | None, float | None]:
 
 
 def held_to(rows: list[Row], older: Older, factor: float) -> list[Row]:
-    """The rows, each with the goal of being at most `factor` times what it was beside the same peer."""
-    return [kinds.held_to(row, _before(row, older)[1], factor) for row in rows]
+    """The rows, each with the goal of being at most `factor` times what it was."""
+    return [kinds.held_to(row, _before(row, older)[0], factor) for row in rows]
 
 
 _HEADS = ("row", "peer", "ipcsync", "peer's", "unit", "ratio", "spread", "goal", "reached")

@@ -102,12 +102,11 @@ def _row(row: str, peer: str, ours: list[float], theirs: list[float], unit: str,
     return Row(row, peer, mine, other, unit, ratio, (min(ratios), max(ratios)), text, met, len(ours))
 
 
-def held_to(row: Row, ratio_before: float | None, factor: float) -> Row:
-    """The row with another goal: a ratio of at most `factor` times that of an older run; None: it has no such row."""
-    if ratio_before is None:
+def held_to(row: Row, before: float | None, factor: float) -> Row:
+    """The row with another goal: at most `factor` times an older run's figure; None: that has no such row."""
+    if before is None:
         return replace(row, goal="", is_reached=None)
-    limit = factor * ratio_before
-    return replace(row, goal=f"<= {factor:g} x the ratio before", is_reached=row.ratio <= limit)
+    return replace(row, goal=f"<= {factor:g} x before", is_reached=row.ours <= factor * before)
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -29,7 +29,7 @@ class Run(NamedTuple):
     older: str  # which of the older runs stands beside it
     env: dict[str, str]
     only: tuple[str, ...] = ()
-    held_to: str = ""  # the goal of each row: at most so many times the older ratio
+    held_to: str = ""  # the goal of each row: at most so many times the older figure
 
 
 _CUDA = {"IPCSYNC_DRIVER": "cuda"}
