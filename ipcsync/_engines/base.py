@@ -30,7 +30,7 @@ from ipcsync._locks import holding
 from ipcsync._native import capture
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
-from ipcsync._native.stream import Stream, stream_handle
+from ipcsync._native.stream import Stream, parts_of, stream_handle
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DeviceMismatch, EventClosed, NotRecorder, Reentered
 from ipcsync.typing import EngineName, StreamLike
@@ -328,10 +328,13 @@ class Engine(SlotUse):
         if timeout is not None:
             deadline_of(timeout)
         self.check()
-        if type(stream) is not Stream:
+        if type(stream) is Stream:
+            handle, ordinal, is_default = parts_of(stream)
+        else:
             refuse_small_number(stream, 0)  # the default streams' numbers too: wait(1) was meant as a timeout
-        handle, ordinal = stream_handle(stream)
-        if self._is_default(handle):
+            handle, ordinal = stream_handle(stream)
+            is_default = self._is_default(handle)
+        if is_default:
             with OnDevice(ordinal):
                 capture.refuse_capturing(handle, "wait")
                 self._wait(generation, handle, ordinal, timeout, ahead)

@@ -368,6 +368,11 @@ def resolve(stream: StreamLike | None, device: int | None = None) -> Stream:
     return _wrap(*stream_handle(stream, device))
 
 
+def parts_of(stream: Stream) -> tuple[Any, int, bool]:
+    """As `stream_handle`, of a Stream of ours: also whether it is a default stream."""
+    return stream._handle, stream._index, stream._pointer in context.LEGACY
+
+
 def stream_handle(stream: StreamLike | None, device: int | None = None) -> tuple[Any, int]:
     """The same as (CUstream, device ordinal), for hot paths: no driver call is made for a Stream of ours.
 
