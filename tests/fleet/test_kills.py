@@ -31,7 +31,7 @@ class Stream:
         self.event = _recorded(recorder, "kv")
         self.seen = waiter.event("kv", node="a")
         self._pace_s = pace_s
-        self._is_over = threading.Event()
+        self._is_over, self._all_is_recorded = threading.Event(), threading.Event()
         self._began: dict[int, float] = {}
         self.recorded = self.waited = 0
         self.gaps: list[tuple[float, float]] = []
@@ -49,14 +49,17 @@ class Stream:
 
     def _record(self) -> None:
         stream = ipcsync.Stream()
-        while not self._is_over.wait(self._pace_s):
-            self._began[self.recorded + 1] = time.monotonic()
-            self.recorded = self.event.record(stream).generation
+        try:
+            while not self._is_over.wait(self._pace_s):
+                self._began[self.recorded + 1] = time.monotonic()
+                self.recorded = self.event.record(stream).generation
+        finally:
+            self._all_is_recorded.set()
 
     def _wait(self) -> None:
-        while not self._is_over.is_set() or self.waited < self.recorded:
+        while not self._all_is_recorded.is_set() or self.waited < self.recorded:
             if self.waited == self.recorded:
-                self._is_over.wait(self._pace_s)
+                self._all_is_recorded.wait(self._pace_s)
                 continue
             self.seen.at(self.waited + 1).synchronize(2 * DEADLINE_S)
             assert self.event.at(self.waited + 1).query(), "seen on the other node before it was complete"
