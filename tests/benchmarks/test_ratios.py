@@ -76,6 +76,10 @@ _USUAL = {
     "wait on a pending point (timeline)": 14.0,
     "wait and record behind it (event)": 30.0,
     "wait and record behind it (timeline)": 30.0,
+    "wait and record behind it, on two streams in turn (event)": 30.0,
+    "wait and record behind it, on two streams in turn (timeline)": 30.0,
+    "record (event) now and then, 4 busy threads, mean": 13.0,
+    "record on two streams in turn (event)": 5.0,
     # The bare futex takes a fifth of its usual time where its two processes happen to meet awake.
     "hand-over (event), p50": 3.0,
     "hand-over (timeline), p50": 3.0,
