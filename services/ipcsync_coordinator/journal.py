@@ -28,6 +28,7 @@ from ipcsync_holdings.journal_files import (
 _HEAD = 8  # of a record: its length and its checksum, 4 bytes each
 _LEAST_ROOM = 256 * 1024
 _LEAST_LIMIT = 512 * 1024  # a start reads all of it
+_GROWTH = 2  # a log is compacted once it has so many times the size that it was compacted to
 _POISON = 2  # a request is refused once so many coordinators died while they handled it
 
 
@@ -114,7 +115,7 @@ class Journal:
         self._words[CURRENT] = other
         os.ftruncate(self._log, 0)
         self._which, self._end, self._room = other, end, end
-        self._limit = max(_LEAST_LIMIT, 2 * end)
+        self._limit = max(_LEAST_LIMIT, _GROWTH * end)
 
     # --- the request in hand ------------------------------------------------------------------------------------------
 

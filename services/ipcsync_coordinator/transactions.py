@@ -46,7 +46,12 @@ class Transactions:
             self._touched.clear()
             self._graves.clear()
             self._effects.carry_out(steps)
+            self._keep(reply)  # before the log may be compacted: what is not kept is then in no log
             self.journal.carried_out()
+        else:
+            self._keep(reply)
+
+    def _keep(self, reply: Reply | None) -> None:
         if reply is not None:
             self._sessions.keep(reply.token, reply.id, reply.frame)
 

@@ -176,7 +176,7 @@ class Scene:
         held = {
             slot.index
             for slot in world.registry.slots.values()
-            if slot.engine == "timeline" and (slot.state == "broken" or slot.is_drained)
+            if slot.is_quarantined and slot.engine == "timeline" and (slot.state == "broken" or slot.is_drained)
         }
         assert set(world.effects.releaser._held) == held
         found = _folded(read)
@@ -207,6 +207,8 @@ def _play(scene: Scene) -> None:
         for who in ("writer", "reader"):
             scene.hello(who)
             scene.ask(who, messages.Ready())
+        unnamed = scene.ask("writer", messages.Open("", recorder=True, engine="timeline"))
+        scene.ask("writer", messages.Close(unnamed.slot, unnamed.incarnation))
         made = scene.ask("writer", messages.Open("made", recorder=True, engine="event", depth=2))
         scene.ask("reader", messages.Open("made"))
         scene.ask("reader", messages.Open("made", recorder=True))  # refused
