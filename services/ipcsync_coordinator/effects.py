@@ -194,6 +194,10 @@ class Effects:
             self.releaser.hold(slot.index, self.line(slot.index))
         self._quarantine(slot)
 
+    def free_again(self, slot: Slot) -> None:
+        """Store that a slot is free, where the board differs: a word still released lets a later use's waits pass."""
+        self._store_free(slot.index, self.line(slot.index).recorded)
+
     # --- what others are told -----------------------------------------------------------------------------------------
 
     def _opened(self, slot: Slot) -> None:

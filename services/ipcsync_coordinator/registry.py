@@ -79,8 +79,16 @@ class Registry:
                 self.sessions[serial].left.add(slot.index)
 
     def break_slot(self, slot: Slot) -> None:
-        """Break a use whose state is unknown, as its recorder's death would."""
-        self._finish(slot, "broken")
+        """Break a use whose state is unknown, as its recorder's expiry would: that session ends first.
+
+        As long as it lives, others count what is recorded behind this use, though waits for it were released. It does
+        not end if all was complete, nor if it is a bridge: what stands behind a mirror is judged by its word alone.
+        """
+        recorder, was_broken = slot.recorder, slot.state == "broken"
+        if recorder is not None and recorder.state == "live" and not slot.is_drained and slot.origin is None:
+            self.expire(recorder)
+        if was_broken or slot.state != "broken":
+            self._finish(slot, "broken")
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 

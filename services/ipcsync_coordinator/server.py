@@ -10,7 +10,6 @@ from functools import partial
 
 import zmq
 
-from ipcsync._board import FREE
 from ipcsync._linux.process import PidFd
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
@@ -207,7 +206,7 @@ class Server:
         for slot in self._differing:
             log.error("journal and board differ", extra=fields(slot=slot.index, name=slot.name, state=slot.state))
             if slot.state == "free":
-                self.board.slot(slot.index).finish(FREE)
+                self.effects.free_again(slot)
             else:
                 self.registry.break_slot(slot)
         self._transactions.commit()

@@ -19,10 +19,13 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._board import BROKEN, CLOSED, INT64_MAX
 from ipcsync._board.runtime_dir import OUTCOME, RELOAD
 from ipcsync._launch import Coordinator
 from ipcsync.typing import EngineName
+from tests.faults import chain_actions as do
 from tests.faults import fixtures, restart_figures, restart_storm
+from tests.faults.chain_line import Line, NewPeer
 from tests.faults.figures import Figures
 from tests.faults.fixtures import Blocked, has_ended, state_of
 from tests.kit.peer import Peer
@@ -70,6 +73,15 @@ def _kill(client: ipcsync.Client) -> int:
     pid = _pid(client)
     os.kill(pid, signal.SIGKILL)
     return pid
+
+
+@contextmanager
+def _dying(client: ipcsync.Client) -> Iterator[None]:
+    """What is done inside, the coordinator that serves does not see, and the next one finds."""
+    pid = _pid(client)
+    fixtures.stop(pid)
+    yield
+    os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -523,6 +535,36 @@ def test_row_58_a_journal_that_cannot_be_read_is_kept_and_everyone_is_told(
         file.write(b"\xff\xff\xff\xff")
     os.kill(pid, signal.SIGKILL)
     _assert_given_up(kept, client, event)
+
+
+def test_row_58_behind_a_use_that_the_board_has_otherwise_nothing_passes(
+    kept: Coordinator, client: ipcsync.Client, new_peer: NewPeer
+) -> None:
+    """The new coordinator breaks it, and so releases its waiters; its recorder lives."""
+    line = Line(kept.endpoint, new_peer, "timeline")
+    point = line.follow("b", line.begin())
+    waiter = line.add("c", records=False)
+    slot = client.event("a/out")._engine.line
+    with _dying(client):
+        slot.finish(CLOSED)
+    line.assert_lost(waiter.call(do.await_end, point), line.peers["a"].pid, DEADLINE_S)
+
+
+def test_row_58_a_free_slot_that_the_board_has_otherwise_lets_no_later_wait_pass(client: ipcsync.Client) -> None:
+    with client.event("one", recorder=True, engine="timeline") as event:
+        event.record().synchronize(DEADLINE_S)
+        slot = event._engine.line
+    until(lambda: client.stats()["pool_in_use"] == 0, "the slot is free")
+    with _dying(client):
+        slot.finish(BROKEN)
+        slot.store_completed(INT64_MAX)
+    with client.event("two", recorder=True, engine="timeline") as event:
+        assert event._engine.line.address == slot.address
+        stream = ipcsync.Stream()
+        event.at(1).wait(stream, ahead=True)
+        assert not stream.query()
+        event.record(ipcsync.Stream())
+        stream.synchronize()
 
 
 def test_row_58_a_coordinator_that_dies_again_and_again_is_given_up(

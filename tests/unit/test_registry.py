@@ -275,11 +275,24 @@ def test_how_a_session_ended_is_told_and_the_first_end_counts(scene: Scene) -> N
     assert states == ["expired", "expired", "closed", "closed", "closed", "closed"]
 
 
-def test_a_use_of_which_nothing_is_known_is_broken_and_written_down(scene: Scene) -> None:
+def test_a_use_of_which_nothing_is_known_is_broken_once_its_recorder_is_ended(scene: Scene) -> None:
     recorder = scene.session("r")
     slot = scene.open(recorder, "e", recorder=True)
     scene.registry.take_touched()
     scene.happened()
     scene.registry.break_slot(slot)
-    assert (slot.state, scene.registry.find("e"), scene.happened()) == ("broken", None, ["broken"])
-    assert scene.registry.take_touched() == ([slot], [])
+    assert (slot.state, recorder.state, scene.registry.find("e")) == ("broken", "expired", None)
+    assert scene.happened() == ["session_closed", "broken"]  # before waiters are released
+    assert scene.registry.take_touched() == ([slot], [recorder])
+    scene.registry.break_slot(slot)  # the journal had it broken already
+    assert scene.happened() == ["broken"]
+
+
+def test_a_use_of_which_only_is_known_that_all_was_complete_ends_no_session(scene: Scene) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, "e", recorder=True)
+    scene.open(waiter, "e")
+    scene.close(recorder, slot)
+    scene.happened()
+    scene.registry.break_slot(slot)
+    assert (slot.state, recorder.state, scene.happened()) == ("broken", "live", ["broken"])
