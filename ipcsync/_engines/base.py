@@ -274,9 +274,16 @@ class Engine(SlotUse):
             self._is_interrupted = True
             if not within:
                 lock.unwind()
+            if self.chain.entries and self._begun < generation:
+                self._unprove(generation)
             if self.marks_records and self._begun != self._recorded:
                 self._doubt(handle, stream_id, self.ordinal)
             raise
+
+    @holding("_lock")
+    def _unprove(self, generation: int) -> None:
+        """The driver was not asked for this record: the next one of that number may be on another stream."""
+        self.chain.unprove(generation)
 
     def _stand_behind(
         self,

@@ -81,6 +81,7 @@ class Chain:
         view = self._view
         if self.loss is not None:
             raise self.loss.error(view.name, view.label, generation)
+        self.unprove(generation, stream)
         fates = [(wait, self._fate(wait)) for wait in waits if not wait.is_for(view)]
         for wait, fate in fates:
             if isinstance(fate, Loss):
@@ -104,6 +105,16 @@ class Chain:
         view.line.store_as_of(newest)
         if not view.behind.first:
             view.line.store_behind(view.base + generation)
+
+    def unprove(self, generation: int, stream: int = 0) -> None:
+        """A record of `generation` failed, and is repeated on `stream`, 0 if that is not known yet.
+
+        If that is another one than before, its end does not prove that the waits there are over.
+        """
+        last = self.entries[-1] if self.entries else None
+        if last is not None and last.last >= generation and last.stream not in (0, stream):
+            kept = [last._replace(last=generation - 1)] if last.first < generation else []
+            self.entries = [*self.entries[:-1], *kept, last._replace(first=generation, stream=0)]
 
     def _add(self, entry: Entry) -> None:
         """Add an entry. Each change is one assignment, since an exception may come between any two."""

@@ -224,9 +224,9 @@ def interrupted_wait(data: bytes, on: str = "main") -> None:
     _interrupted(point._bound().engine, "_driver_stream_wait", lambda: point.wait(stream(on)))
 
 
-def interrupted_record(name: str) -> None:
-    """A record that Ctrl-C ends right before the driver's call."""
-    _interrupted(_events[name]._engine, "_driver_record", lambda: record(name))
+def interrupted_record(name: str, step: str = "_driver_record") -> None:
+    """A record that Ctrl-C ends right before that call of the driver."""
+    _interrupted(_events[name]._engine, step, lambda: record(name))
 
 
 def _interrupted(engine: Any, step: str, call: Callable[[], object]) -> None:

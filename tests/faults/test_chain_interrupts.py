@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import ipcsync
 from tests.faults import chain_actions as do
-from tests.faults.chain_line import Line
+from tests.faults.chain_line import Line, NewPeer, of_events
 from tests.kit.until import until
 
 
@@ -21,6 +22,32 @@ def test_a_wait_that_the_driver_never_got_is_not_proven_by_a_record_that_ends(li
     until(lambda: b.call(do.words, "b/out")["behind"] == 2, "the first one is settled")
     pid = line.kill_a()
     line.assert_lost(c.call(do.await_end, point), pid)
+
+
+def _assert_unproven(line: Line, step: str) -> None:
+    """B's record behind A is interrupted, and repeated on a stream that waits for nothing; the next one is behind A."""
+    data = line.begin()
+    b, c = line.add("b"), line.add("c", records=False)
+    b.call(do.record, "b/out", "other")
+    b.call(do.wait, data)
+    b.call(do.interrupted_record, "b/out", step)
+    ended = b.call(do.record, "b/out", "other")
+    assert c.call(do.await_end, ended) is None
+    until(lambda: b.call(do.beat) or b.call(do.is_settled, "b/out"), "it is settled")
+    point = b.call(do.record, "b/out")
+    pid = line.kill_a()
+    line.assert_lost(c.call(do.await_end, point), pid)
+
+
+def test_a_record_repeated_on_another_stream_does_not_prove_the_first_ones_waits(line: Line) -> None:
+    _assert_unproven(line, "_driver_stream_wait")
+
+
+def test_an_event_recorded_on_another_stream_after_an_interrupt_does_not_prove_the_first_ones_waits(
+    coordinator: ipcsync.Coordinator, new_peer: NewPeer
+) -> None:
+    """Its driver is not told to wait for the first stream: the record there may not have been made."""
+    _assert_unproven(of_events(coordinator, new_peer), "_driver_record")
 
 
 def test_a_session_that_waited_ahead_for_an_event_records_it_with_a_chain_of_its_own(timeline: Line) -> None:

@@ -43,6 +43,18 @@ def test_records_behind_the_same_are_one_entry_and_further_waits_another(row: Ro
     assert row.chain in queued.holders
 
 
+def test_a_record_that_failed_and_is_repeated_on_another_stream_proves_no_wait_of_the_first(row: Row) -> None:
+    wait = row.wait(0)
+    row.extend(1, wait)
+    row.extend(2, wait)
+    row.extend(2)
+    assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 2, STREAM)]
+    row.extend(2, stream=8)
+    assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 1, STREAM), (2, 2, 0)]
+    row.extend(3, stream=8)
+    assert len(row.chain.entries) == 2
+
+
 def test_what_is_good_already_is_stood_behind_by_nothing_and_leaves_its_list(row: Row) -> None:
     row.complete(0, 2)
     queued.add(KEY, row.theirs[0], 2, STREAM)
