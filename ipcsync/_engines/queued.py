@@ -199,7 +199,7 @@ class _Table:
         The listed wait, which may be an earlier one, and for a later generation.
         """
         wait = lists.get(key, {}).get(id(view))
-        if wait is None or wait.generation < generation or wait.verdict is True:
+        if wait is None or not _stands_for(wait, generation, stream):
             wait = Wait(view, generation, key, stream)
             lists.setdefault(key, {})[id(view)] = wait
         if len(lists) > self._sweep_at:  # including streams without further records
@@ -235,6 +235,14 @@ class _Table:
     def everything(self) -> list[Wait]:
         """The waits of all streams of this process."""
         return [wait for waits in list(lists.values()) for wait in list(waits.values())]
+
+
+def _stands_for(wait: Wait, generation: int, stream: int) -> bool:
+    """Whether a listed wait stands for one for `generation` on `stream` too."""
+    if wait.verdict is True or wait.generation < generation:
+        return False
+    # Blocking streams share a list: a wait that one of them did not get is not told to be queued when another gets it.
+    return wait.generation > generation or wait.is_queued or wait.stream == stream
 
 
 _table = _Table()

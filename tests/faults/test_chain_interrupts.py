@@ -24,6 +24,22 @@ def test_a_wait_that_the_driver_never_got_is_not_proven_by_a_record_that_ends(li
     line.assert_lost(c.call(do.await_end, point), pid)
 
 
+def test_a_wait_that_one_stream_never_got_is_not_proven_there_though_another_one_of_its_list_has_it(line: Line) -> None:
+    """Blocking streams share a list, and a record on the first one is behind nothing."""
+    data = line.begin()
+    b, c = line.add("b"), line.add("c", records=False)
+    for name in ("first", "second"):
+        b.call(do.use_blocking_stream, name)
+    b.call(do.interrupted_wait, data, "first")
+    b.call(do.wait, data, "second")
+    ended = b.call(do.record, "b/out", "first")
+    assert c.call(do.await_end, ended) is None
+    until(lambda: b.call(do.beat) or b.call(do.words, "b/out")["completed"] == 1, "it is settled")
+    point = b.call(do.record, "b/out", "second")
+    pid = line.kill_a()
+    line.assert_lost(c.call(do.await_end, point), pid)
+
+
 def _assert_unproven(line: Line, step: str) -> None:
     """B's record behind A is interrupted, and repeated on a stream that waits for nothing; the next one is behind A."""
     data = line.begin()

@@ -47,6 +47,15 @@ def test_of_one_event_a_stream_keeps_the_latest_wait_that_is_not_known_good(row:
     assert queued.lists == {}
 
 
+def test_a_wait_that_another_stream_of_the_list_did_not_get_does_not_stand_for_this_ones(row: Row) -> None:
+    interrupted = queued.add(KEY, row.theirs[0], 2, STREAM)
+    assert queued.add(KEY, row.theirs[0], 1, 8) is interrupted
+    other = queued.add(KEY, row.theirs[0], 2, 8)
+    assert (other is not interrupted, other.stream, queued.of(KEY)) == (True, 8, [other])
+    other.is_queued = True
+    assert queued.add(KEY, row.theirs[0], 2, STREAM) is other
+
+
 def test_the_blocking_streams_of_a_device_share_a_list_that_is_no_streams_own() -> None:
     driver = ipcsync._drivers.load()
     ipcsync.Stream()  # makes a context current
