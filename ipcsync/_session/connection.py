@@ -192,35 +192,39 @@ class Connection:
             request.deadline = deadline
             request.id = id_
         wanted = {request.id: request for request in requests}
+        left, oldest = len(requests), 0
         resend_at = sent_to = 0
         was_sent = False
         eager_until = time.monotonic_ns() + _EAGER_NS
-        while (missing := [r for r in requests if r.reply is None]) and (now := time.monotonic_ns()) < deadline:
+        while left and (now := time.monotonic_ns()) < deadline:
+            while requests[oldest].reply is not None:
+                oldest += 1
+            allowed = self._allowed(requests[oldest : oldest + self.window])
             if now >= resend_at or sent_to != self.starts():
                 # The same ids: if only a reply was lost, the coordinator sends it again and does nothing twice.
                 sent_to = self.starts()
-                was_sent = self._send_late_again(socket) and self._try_send(socket, self._allowed(missing))
+                was_sent = self._send_late_again(socket) and self._try_send(socket, allowed)
                 resend_at = now + _RETRY_NS if was_sent else 0
-            elif unsent := [request for request in self._allowed(missing) if not request.is_sent]:
+            elif unsent := [request for request in allowed if not request.is_sent]:
                 self._try_send(socket, unsent)
             longest = _EAGER_SLICE_NS if now < eager_until else _SLICE_NS
             slice_ms = max(1, min(longest, deadline - now) // 1_000_000)
             if not was_sent:
                 socket.poll(slice_ms, _IN_OR_OUT)
-            self._receive(socket, wanted, slice_ms if was_sent else 0)
-            if look is not None and any(r.reply is None for r in requests):
+            left -= self._receive(socket, wanted, left, slice_ms if was_sent else 0)
+            if look is not None and left:
                 look()
-        if missing:
-            self._receive(socket, wanted)  # a process that was stopped meanwhile may find its reply here
-            self.abandon([request for request in missing if request.reply is None])
+        if left:
+            self._receive(socket, wanted, left)  # a process that was stopped meanwhile may find its reply here
+            self.abandon([request for request in requests if request.reply is None])
 
-    def _allowed(self, missing: Sequence[Request]) -> list[Request]:
-        """Those of the unanswered requests that may be in flight now.
+    def _allowed(self, requests: Sequence[Request]) -> list[Request]:
+        """The unanswered ones of these that may be in flight now; the first is the oldest that is unanswered.
 
         Also many answered ones after an unanswered one count: the coordinator would forget that one's reply.
         """
-        end = missing[0].id + self.window
-        return [request for request in missing if request.id < end]
+        end = requests[0].id + self.window
+        return [request for request in requests if request.reply is None and request.id < end]
 
     def _open_socket(self) -> zmq.Socket[bytes]:
         if self._socket is None:
@@ -241,26 +245,29 @@ class Connection:
             self.sent += 1
         return True
 
-    def _receive(self, socket: zmq.Socket[bytes], wanted: dict[int, Request], wait_ms: int = 0) -> None:
-        """Read the replies that have arrived, waiting for the first; it ends with the last of the `wanted` ones."""
+    def _receive(self, socket: zmq.Socket[bytes], wanted: dict[int, Request], left: int = 0, wait_ms: int = 0) -> int:
+        """Read the replies that have arrived, waiting for the first; how many of the `wanted` ones were answered.
+
+        It ends with the last of these, `left` of which had no reply before.
+        """
         # A poll, since its limit holds across signals: a blocking receive starts its limit again after each.
         if wait_ms and not zmq_poll([(socket, _IN)], wait_ms):
-            return
-        left = sum(request.reply is None for request in wanted.values())
+            return 0
+        answered = 0
         while True:
             try:
                 frame = socket.recv(_NOW, copy=False)
             except zmq.Again:
-                return
+                return answered
             if frame.more:
                 raise ProtocolError("a reply of several frames", code="malformed")
             request_id, body = codec.decode_reply(frame.buffer)
             request = wanted.get(request_id) or self._late.get(request_id)
             if request is not None and request.reply is None:
                 request.reply = body
-                left -= request_id in wanted
-                if wanted and not left:
-                    return
+                answered += request_id in wanted
+                if left and answered == left:
+                    return answered
 
     def _send_late_again(self, socket: zmq.Socket[bytes]) -> bool:
         """Send requests that were given up to a new coordinator; whether all were sent.
