@@ -354,6 +354,15 @@ def test_a_chain_that_changes_meanwhile_is_left_to_the_python_engine(rig: Any) -
     assert not [name for name in steps if name.startswith(_CHANGES)]
 
 
+def test_a_number_that_was_given_to_a_record_which_failed_is_for_the_python_engine(rig: Any) -> None:
+    made = rig()
+    made.chain._entries, made.engine.has_chain = [Entry(1, 1, 5, (made.wait,), 0b1)], True
+    _go_to(made, 2)
+    steps, outcome = made.call()
+    assert outcome == "NotMeError"
+    assert not [step for step in steps if step.startswith(_CHANGES)]
+
+
 # --- wait and query ---------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +400,15 @@ def test_a_wait_is_said_to_be_queued_only_once_the_driver_has_it(rig: Any) -> No
     assert made.call()[1] == "ok"
     (listed,) = made.waits[_STREAM].values()
     assert (seen, listed.is_queued) == ([False], True)
+
+
+def test_a_wait_that_another_stream_of_the_list_did_not_get_is_not_said_to_be_queued(rig: Any) -> None:
+    made = _chained(rig, "wait")
+    other = Wait(made.engine, 1, _STREAM, _STREAM + 1)
+    made.waits[_STREAM] = {id(made.engine): other}
+    assert made.call()[1] == "ok"
+    (listed,) = made.waits[_STREAM].values()
+    assert (listed.stream, listed.is_queued, other.is_queued) == (_STREAM, True, False)
 
 
 @pytest.mark.parametrize("call", ["query", "wait"])

@@ -125,6 +125,8 @@ cdef class Core(Chained):
             return 0
         if chain._loss is not None or len(entries) >= chain.judge_at:
             return 0
+        if entries and entries[len(entries) - 1].last >= generation:  # a record that failed, and is repeated
+            return 0
         self.begin(&links)
         pending = self.waits_before(key, &links)
         if pending is None or (pending and not chain._is_holder):
@@ -162,7 +164,7 @@ cdef class Core(Chained):
             return 0
         try:
             if before is not None:
-                followed = self.put_wait(key, place, generation - 1, before)
+                followed = self.put_wait(key, place, generation - 1, stream_id, before)
             if later is not None:
                 self.has_chain = True
                 chain._entries = later

@@ -251,20 +251,23 @@ cdef class State:
                 return True
         return False
 
-    cdef object listed(self, int64_t key, place, int64_t generation):
-        """The wait in that list that stands for one for `generation` too, or None."""
+    cdef object listed(self, int64_t key, place, int64_t generation, uint64_t stream):
+        """The wait in that list that stands for one for `generation` on that stream too, or None."""
         cdef dict held = self.waits.get(key)
         last = None if held is None else held.get(place)
-        return last if last is not None and last.generation >= generation and last.verdict is not True else None
+        if last is None or last.verdict is True or last.generation < generation:
+            return None
+        # Blocking streams share a list: see `queued`.
+        return last if last.generation > generation or last.is_queued or last.stream == stream else None
 
-    cdef object put_wait(self, int64_t key, place, int64_t generation, dict alone):
+    cdef object put_wait(self, int64_t key, place, int64_t generation, uint64_t stream, dict alone):
         """Have the stream's next record stand behind the wait in `alone`; that, or one that stands for it too.
 
         With the table's lock, which it releases.
         """
         cdef dict held
         try:
-            wait = self.listed(key, place, generation)  # another thread may have listed a later generation
+            wait = self.listed(key, place, generation, stream)  # another thread may have listed a later generation
             if wait is None:
                 wait = alone[place]
                 held = self.waits.get(key)

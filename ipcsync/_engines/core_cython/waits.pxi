@@ -56,13 +56,13 @@ cdef class Waits(Queries):
         if not self.find_list(stream_id, &key):
             return None
         if not self.behind_all:
-            wait = self.listed(key, place, generation)
+            wait = self.listed(key, place, generation, stream_id)
             if wait is not None:
                 return wait
             if alone is None or stream_id != guess:
                 alone = {place: self.make_wait(self, generation, key, stream_id)}
             if len(self.waits) < MANY_LISTS and self.table_lock.take():
-                return self.put_wait(key, place, generation, alone)
+                return self.put_wait(key, place, generation, stream_id, alone)
         return self._tell_of_wait(stream_id, key, generation)
 
     cdef bint try_wait(self, stream, int64_t generation, int64_t slice_ns) except -1:
@@ -84,7 +84,7 @@ cdef class Waits(Queries):
         last = self.lists[self.last_list]
         place = <object><uintptr_t><PyObject *>self
         alone = None
-        if self.listed(last.key, place, generation) is None:
+        if self.listed(last.key, place, generation, last.stream) is None:
             alone = {place: self.make_wait(self, generation, last.key, last.stream)}
         with nogil:
             result = self.look_before(<Handle>address, generation, slice_ns, &stream_id)
