@@ -109,11 +109,19 @@ def table(rows: list[Row], older: Older) -> Table:
 
 
 def markdown(rows: list[Row], older: Older) -> str:
-    """The rows as a Markdown table."""
-    heads = _heads(older)
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    lines += ["| " + " | ".join(_cells(row, older)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    """The rows as a Markdown table, in fewer columns: a page is narrower than a terminal."""
+    lines = [_narrowed(_heads(older), older), *(_narrowed(_cells(row, older), older) for row in rows)]
+    columns = lines[0].count("|") - 1
+    return "\n".join([lines[0], "|" + "---|" * columns, *lines[1:]]) + "\n"
+
+
+def _narrowed(cells: list[str], older: Older) -> str:
+    """One line, with a figure and its ratio in one cell, and a goal and whether it was reached."""
+    *cells, goal, reached = cells
+    cells.append(f"{goal}: {reached}" if goal else "")
+    if older:
+        cells[2:4] = [", ".join(filter(None, cells[2:4]))]
+    return "| " + " | ".join(cells) + " |"
 
 
 def plot(rows: list[Row]) -> str:
