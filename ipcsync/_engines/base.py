@@ -211,6 +211,11 @@ class Engine(SlotUse):
             pid=pid,
         )
 
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether an exception ended a record that the GPU may have all the same: then it will write that number."""
+        return self.marks_records and self._begun != self._recorded
+
     def _await_turn(self, timeout: float | None) -> None:
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
@@ -245,8 +250,9 @@ class Engine(SlotUse):
         """Record and publish `generation`: the next one, or one whose record an exception interrupted.
 
         A number is never given to two records. After an exception in or behind the driver's call, it is unknown whether
-        that record was made. So the next call makes it again, behind its possible place and all records before it: when
-        the number is complete, all work up to either place is.
+        that record was made. So the next call makes it again, behind its possible place and all records before it, and
+        then one with a number of its own. On the event engine the number is complete with the second place; on timeline
+        the first one, if it was made, writes the word.
         """
         lock = self._lock
         within = lock.is_mine() and lock.is_held_below()

@@ -50,7 +50,8 @@ class Reservation:
         """Record after all work submitted to `stream` so far, and after the points `after`; the reserved point.
 
         Only once: another record, also of another thread while one is under way, raises EventClosed, and so does a
-        closed reservation. Raises as `SharedEvent.record`; if nothing was recorded, it can be called again.
+        closed reservation. Raises as `SharedEvent.record`; if nothing was recorded, it can be called again. On the
+        timeline engine a record that an exception ended may have been made: a further one raises EventClosed.
         """
         self._event._check()
         point = self._record(stream, after)
@@ -66,6 +67,11 @@ class Reservation:
         if engine.recorded_here:
             raise EventClosed(
                 f"this reservation ({engine.label}) was recorded: it is for one record; reserve a further one"
+            )
+        if engine.may_be_recorded:
+            raise EventClosed(
+                f"an exception ended the record of this reservation ({engine.label}), and the GPU may have it: "
+                "its point then covers what was submitted before that; close it, and reserve a further one"
             )
         self._event.record(stream, after=after)
         return self._point
