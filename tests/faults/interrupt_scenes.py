@@ -133,8 +133,14 @@ def record_reserved(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
     theirs = stage.peer.point(bytes(reservation.point))
 
     def after(_: Outcome) -> None:
-        with suppress(ipcsync.EventClosed):  # it was made, and then the exception came
+        try:
             reservation.record(stage.stream)
+        except ipcsync.EventClosed:  # it was made, and then the exception came; or on timeline it may have been
+            if not reservation.point.is_recorded:
+                reservation.close()
+                with suppress(ipcsync.RecorderLost):
+                    theirs.synchronize(stage.wait_s)
+                return
         theirs.synchronize(stage.wait_s)
         reservation.close()
 

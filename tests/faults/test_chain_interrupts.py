@@ -7,6 +7,7 @@ import pytest
 import ipcsync
 from tests.faults import chain_actions as do
 from tests.faults.chain_line import Line, NewPeer, of_events
+from tests.kit.peer import PeerError
 from tests.kit.until import until
 
 
@@ -86,6 +87,10 @@ def test_a_reservation_whose_record_is_repeated_stands_behind_what_the_second_ca
     data = line.begin()
     b, c = line.add("b", records=False), line.add("c", records=False)
     b.call(do.keep, data)
+    if line.engine == "timeline":  # the first record may have been made, and then writes the word
+        with pytest.raises(PeerError, match="EventClosed"):
+            b.call(do.reserve_again_after_an_interrupt, data, line.engine)
+        return
     point = b.call(do.reserve_again_after_an_interrupt, data, line.engine)
     c.call(do.keep, point)
     pid = line.kill_a()
