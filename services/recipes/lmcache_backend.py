@@ -41,6 +41,7 @@ def engine(endpoint: str, server: Connection) -> None:
                 theirs = backend.import_event(server.recv(), device)
             backend.wait_event(theirs, stream)
         backend.synchronize_event(theirs, device)
+        stream.synchronize()
         server.send(None)
         if not (backend.query_event(theirs) and block.holds(7)):
             raise SystemExit("engine: the block was copied before it was computed, or overwritten after it came back")

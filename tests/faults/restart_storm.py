@@ -77,8 +77,9 @@ class Storm:
 
     def kill(self) -> None:
         """The coordinator, or the spare, or one that is about to take over."""
-        for pid in self._random.sample(self._children(), k=min(1, len(self._children()))):
-            self._signal(pid, signal.SIGKILL)
+        present = self._children()
+        if present:
+            self._signal(self._random.choice(present), signal.SIGKILL)
 
     def kill_all(self) -> None:
         """All of them at once."""
