@@ -18,6 +18,7 @@ from ipcsync_holdings.journal_files import (
     CARRIED_OUT,
     CURRENT,
     IN_HAND,
+    KILLED_FROM_OUTSIDE,
     REPLIES,
     SUSPECT_COUNT,
     SUSPECTS,
@@ -29,7 +30,9 @@ _HEAD = 8  # of a record: its length and its checksum, 4 bytes each
 _LEAST_ROOM = 256 * 1024
 _LEAST_LIMIT = 512 * 1024  # a start reads all of it
 _GROWTH = 2  # a log is compacted once it has so many times the size that it was compacted to
-_POISON = 2  # a request is refused once so many coordinators died while they handled it
+# A request is refused once coordinators died twice while they handled it, or were killed four times: a kill usually has
+# nothing to do with the request, but the kernel's does if it used up the memory.
+_POISON, _DIED, _KILLED = 4, 2, 1
 
 
 class JournalError(Exception):
@@ -135,9 +138,10 @@ class Journal:
         words, looks = self._words, self._words[IN_HAND]
         places = [SUSPECTS + 2 * place for place in range(SUSPECT_COUNT)]
         if looks:
+            suspicion = _KILLED if words[KILLED_FROM_OUTSIDE] else _DIED
             known = [place for place in places if words[place] == looks]
             (place,) = known or [min(places, key=lambda place: words[place + 1])]
-            words[place + 1] = words[place + 1] + 1 if known else 1
+            words[place + 1] = words[place + 1] + suspicion if known else suspicion
             words[place] = looks
             words[IN_HAND] = 0
         return frozenset(words[place] for place in places if words[place + 1] >= _POISON)

@@ -19,8 +19,10 @@ UNREADABLE = 3
 CURRENT, VALID, CARRIED_OUT = 0, 1, 3
 # The fingerprint of the current request, 0: none; how many replies this start has sent; whether it is about to end.
 IN_HAND, REPLIES, IS_ENDING = 5, 6, 7
-# Requests during which coordinators died: pairs of fingerprint and number of deaths.
+# Requests during which coordinators died: pairs of fingerprint and suspicion.
 SUSPECTS, SUSPECT_COUNT = 8, 8
+# Whether the last coordinator was killed by another process than the keeper.
+KILLED_FROM_OUTSIDE = SUSPECTS + 2 * SUSPECT_COUNT
 
 
 class JournalFiles:

@@ -19,7 +19,7 @@ from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
 from ipcsync_holdings.answers import Answers
 from ipcsync_holdings.holdings import Fixed, Holdings
-from ipcsync_holdings.journal_files import IS_ENDING, REPLIES, UNREADABLE
+from ipcsync_holdings.journal_files import IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
 from ipcsync_keeper.child import Child
 from ipcsync_keeper.patience import Restarts
 from ipcsync_keeper.reload import Reloads
@@ -197,9 +197,9 @@ class Keeper:
             self._holdings.restarts["hung" if child.has_hung else "died"] += 1
             if self._reloads.is_under_way and self._candidate is None:
                 self._reloads.end(f"the new code ended before it served ({how}); trying again")
-            is_own_doing = child.was_killed or status != -signal.SIGKILL
+            words[KILLED_FROM_OUTSIDE] = from_outside = status == -signal.SIGKILL and not child.was_killed
             has_replied, lived_s = child.was_told and words[REPLIES] > 0, now - child.began
-            is_hopeless = self._restarts.see_end(lived_s, now, has_replied=has_replied, is_own_doing=is_own_doing)
+            is_hopeless = self._restarts.see_end(lived_s, now, has_replied=has_replied, is_own_doing=not from_outside)
             if status == UNREADABLE or is_hopeless:
                 self._give_up()
 

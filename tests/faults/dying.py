@@ -4,7 +4,7 @@ The script is a file of one line. "die N": SIGKILL at the N-th step from then on
 is emptied before. "crash": end at the start. "version": speak another version of the journal. "noise": greet the keeper
 as no coordinator does. "dismissed": at the next events that a request makes it waits until the keeper has let go of it,
 once. What is not there, or empty, says nothing. Whatever it says, a request for an event whose name
-begins with "poison" kills.
+begins with "poison" ends it, and one with "out of memory" has it killed.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def follow(path: str) -> None:
 
     def die_of_poison(self: Handlers, entry: Any, body: Any) -> Any:
         if body.name.startswith("poison"):
+            os._exit(7)
+        if body.name.startswith("out of memory"):
             os.kill(os.getpid(), signal.SIGKILL)
         return decide(self, entry, body)
 

@@ -300,12 +300,13 @@ def test_row_55_what_was_given_up_and_done_by_one_that_died_is_let_go_of(
     assert client.stats()["pool_in_use"] == 0
 
 
-def test_row_55_a_request_that_kills_is_refused_the_third_time(client: ipcsync.Client) -> None:
+@pytest.mark.parametrize(("name", "deaths"), [("poison", 2), ("out of memory", 4)])
+def test_row_55_a_request_that_coordinators_die_of_is_refused(client: ipcsync.Client, name: str, deaths: int) -> None:
     with client.event("other", recorder=True) as event:
         with pytest.raises(ipcsync.ProtocolError) as caught:
-            client.event("poison", timeout=DEADLINE_S)
+            client.event(name, timeout=DEADLINE_S)
         assert caught.value.code == "poison"
-        assert client.stats()["starts"] == 3
+        assert client.stats()["starts"] == 1 + deaths
         event.record().synchronize(timeout=DEADLINE_S)
 
 

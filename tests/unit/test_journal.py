@@ -44,15 +44,19 @@ def test_a_damaged_journal_is_not_believed(world: World, damage: str) -> None:
         world.begin(world.events.held())
 
 
-def test_a_request_that_two_coordinators_died_of_is_refused_and_no_other_is(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("killed_from_outside", "deaths"), [(False, 2), (True, 4)])
+def test_a_request_that_coordinators_died_of_is_refused_and_no_other_is(
+    world: World, monkeypatch: pytest.MonkeyPatch, killed_from_outside: bool, deaths: int
 ) -> None:
+    world.files.words[journal_files.KILLED_FROM_OUTSIDE] = killed_from_outside
     token = world.hello().token
     poison = codec.encode_request(7, messages.Open("poison"), token, 0)
     other = codec.encode_request(8, messages.Open("other"), token, 0)
     monkeypatch.setattr(Journal, "put_down", lambda _: None)
-    for _ in range(2):
-        world.dispatcher.handle(poison, SENDER, time.monotonic_ns())
+    for _ in range(deaths):
+        reply = world.dispatcher.handle(poison, SENDER, time.monotonic_ns())
+        assert reply is not None
+        assert isinstance(codec.decode_reply(reply)[1], messages.Attachment)
         world.begin(world.events.held())
     reply = world.dispatcher.handle(poison, SENDER, time.monotonic_ns())
     assert reply is not None
