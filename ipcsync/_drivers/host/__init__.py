@@ -123,7 +123,7 @@ from ipcsync._drivers.host.memory import (
     cuMemHostUnregister,
     cuPointerGetAttribute,
 )
-from ipcsync._drivers.host.stream import (
+from ipcsync._drivers.host.stream_calls import (
     cuCtxSynchronize,
     cuLaunchHostFunc,
     cuStreamCreate,
