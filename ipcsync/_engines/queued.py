@@ -89,13 +89,15 @@ class Wait:
     """A wait for `generation` of what `view` sees. Its `verdict` is None while open, then True or a Loss, for good.
 
     `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known. It is listed
-    before the driver's call, and `is_queued` after it: what ended before that was never behind it.
+    before the driver's call, and `is_queued` after it: what ended before that was never behind it. `others` are further
+    streams of its list, for whose waits for this generation or an earlier one it stands too.
     """
 
-    __slots__ = ("generation", "is_queued", "key", "stream", "verdict", "view")
+    __slots__ = ("generation", "is_queued", "key", "others", "stream", "verdict", "view")
 
     view: View
     verdict: Loss | bool | None
+    others: frozenset[int]
 
     def __init__(self, view: View, generation: int, key: int, stream: int) -> None:
         self.view = view
@@ -104,6 +106,7 @@ class Wait:
         self.stream = stream
         self.is_queued = False
         self.verdict = None
+        self.others = frozenset()
 
     @property
     def place(self) -> int:
@@ -134,9 +137,9 @@ class Wait:
         """The loss of a record that stands behind it."""
         return loss.behind(self.label)
 
-    def is_passed(self) -> bool:
-        """Whether its stream is past it; asks the driver."""
-        return self.view.has_passed(self.stream)
+    def is_passed(self, mine: int) -> bool:
+        """Whether all streams that it stands for are past it, `mine` aside; asks the driver."""
+        return all(self.view.has_passed(stream) for stream in (self.others | {self.stream}) - {mine})
 
     def judged(self) -> Loss | bool | None:
         """The verdict that a waiter would get now; asks the driver."""
@@ -156,6 +159,7 @@ class Lost(Wait):
         self.key = wait.key
         self.stream = wait.stream
         self.is_queued = wait.is_queued
+        self.others = wait.others
         self.verdict = wait.verdict
         self._label = wait.label
 
@@ -168,7 +172,7 @@ class Lost(Wait):
         """False."""
         return False
 
-    def is_passed(self) -> bool:
+    def is_passed(self, mine: int) -> bool:  # noqa: ARG002 - whichever it is
         """True: its engine was released only then."""
         return True
 
@@ -198,9 +202,14 @@ class _Table:
 
         The listed wait, which may be an earlier one, and for a later generation.
         """
-        wait = lists.get(key, {}).get(id(view))
-        if wait is None or not _stands_for(wait, generation, stream):
+        listed = lists.get(key, {}).get(id(view))
+        if listed is not None and _stands_for(listed, generation, stream):
+            wait = listed
+        else:
             wait = Wait(view, generation, key, stream)
+        if listed is not None and listed.verdict is not True:
+            wait.others = (listed.others | {listed.stream, stream}) - {wait.stream}
+        if wait is not listed:
             lists.setdefault(key, {})[id(view)] = wait
         if len(lists) > self._sweep_at:  # including streams without further records
             self.drop([each for each in self.everything() if each.known() is True])
@@ -285,7 +294,7 @@ def await_passed(
         return False
     with OnDevice(ordinal):
         mine = int(unwrap(context.driver().cuStreamGetId(handle), "cuStreamGetId"))
-    while not all(wait.stream == mine or wait.is_passed() for wait in waits):
+    while not all(wait.is_passed(mine) for wait in waits):
         check()
         if time.monotonic_ns() >= deadline_ns:
             return False

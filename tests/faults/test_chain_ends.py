@@ -250,6 +250,27 @@ def test_blocking_streams_are_resumed_once_each_of_them_is_past_its_lost_waits(l
     assert line.add("c", records=False).call(do.await_end, point) is None
 
 
+@pytest.mark.parametrize("further", [(2,), (2, 3), (1, 3)])
+def test_a_blocking_stream_that_waits_for_another_generation_is_not_resumed_with_the_others(
+    line: Line, further: tuple[int, ...]
+) -> None:
+    """One list has one wait for an event. Stream one is held before its own, and stream two gets past its `further`."""
+    first = line.begin()
+    a, b = line.peers["a"], line.add("b")
+    points = [first, a.call(do.record, "a/out"), a.call(do.record, "a/out")]
+    for each in ("one", "two"):
+        b.call(do.use_blocking_stream, each)
+    b.call(do.hold, "one")
+    b.call(do.wait, points[1 if 1 in further else 0], "one")
+    for generation in further:
+        b.call(do.wait, points[generation - 1], "two")
+    line.kill_a()
+    until(lambda: b.call(do.loss_of, do.record, "b/out", "two") is not None, "the loss is seen")
+    assert b.call(do.error_of, do.resume, "two", 0.2) == "WaitTimeout"
+    assert b.call(do.loss_of, do.record, "b/out", "one") is not None, "a silent pass"
+    b.call(do.open_gate)
+
+
 def test_loss_without_coordinator(coordinator: ipcsync.Coordinator, line: Line) -> None:
     """Nobody but the processes of the chain is needed for the verdict."""
     point = line.follow("b", line.begin())

@@ -123,7 +123,7 @@ cdef class Core(Chained):
         entries = chain._entries
         if not self.is_known(stream_id) or self.bit_words > MOST_BITS:
             return 0
-        if chain._loss is not None or len(entries) >= chain.judge_at:
+        if chain._loss is not None or len(entries) >= chain.judge_at or (follows and key < 0):
             return 0
         if entries and entries[len(entries) - 1].last >= generation:  # a record that failed, and is repeated
             return 0

@@ -257,20 +257,25 @@ cdef class State:
         last = None if held is None else held.get(place)
         if last is None or last.verdict is True or last.generation < generation:
             return None
-        # Blocking streams share a list: see `queued`.
-        return last if last.generation > generation or last.is_queued or last.stream == stream else None
+        if last.stream == stream:
+            return last
+        # Blocking streams share a list: `queued` notes both streams.
+        return last if key >= 0 and (last.generation > generation or last.is_queued) else None
 
     cdef object put_wait(self, int64_t key, place, int64_t generation, uint64_t stream, dict alone):
         """Have the stream's next record stand behind the wait in `alone`; that, or one that stands for it too.
 
-        With the table's lock, which it releases.
+        With the table's lock, which it releases. None: not me, since another blocking stream waits for this event too.
         """
         cdef dict held
         try:
             wait = self.listed(key, place, generation, stream)  # another thread may have listed a later generation
             if wait is None:
-                wait = alone[place]
                 held = self.waits.get(key)
+                last = None if held is None or key >= 0 else held.get(place)
+                if last is not None and (last.stream != stream or last.others):
+                    return None
+                wait = alone[place]
                 if held is None:
                     self.waits[key] = alone
                 else:

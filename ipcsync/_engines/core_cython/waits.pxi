@@ -62,7 +62,9 @@ cdef class Waits(Queries):
             if alone is None or stream_id != guess:
                 alone = {place: self.make_wait(self, generation, key, stream_id)}
             if len(self.waits) < MANY_LISTS and self.table_lock.take():
-                return self.put_wait(key, place, generation, stream_id, alone)
+                wait = self.put_wait(key, place, generation, stream_id, alone)
+                if wait is not None:
+                    return wait
         return self._tell_of_wait(stream_id, key, generation)
 
     cdef bint try_wait(self, stream, int64_t generation, int64_t slice_ns) except -1:
