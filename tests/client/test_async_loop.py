@@ -13,6 +13,7 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, turns_until, two_clients
+from tests.kit.scripts import run
 
 # --- nothing blocks the loop ------------------------------------------------------------------------------------------
 
@@ -148,6 +149,38 @@ def test_a_cancelled_wait_leaves_nothing_behind(coordinator: ipcsync.Coordinator
             assert waiter._client._session.waits.count == 0
 
     asyncio.run(scenario())
+
+
+PENDING_AT_EXIT = """
+    import asyncio
+    import ipcsync
+    from ipcsync.testing import StreamGate
+
+    async def main():
+        client = await ipcsync.aconnect(ENDPOINT)
+        reservation, stream = await client.reserve(engine="timeline"), ipcsync.Stream()
+        gate = StreamGate(stream).__enter__()
+        await (await client.point(bytes(reservation.point))).wait(stream, ahead=True)
+        await reservation.close()  # what the stream is to wait for is lost, and it does not get there
+
+        async def watch():
+            async for notice in client.watch():
+                pass
+
+        tasks = [asyncio.create_task(watch()), asyncio.create_task(client.resume(stream))]
+        done, pending = await asyncio.wait(tasks, timeout=0.2)
+        assert len(pending) == 2, done
+        return client, gate, tasks
+
+    loop = asyncio.new_event_loop()
+    kept = loop.run_until_complete(main())  # not asyncio.run, which would cancel the tasks
+"""
+
+
+def test_an_interpreter_ends_with_calls_pending_that_last_as_long_as_the_session(
+    coordinator: ipcsync.Coordinator,
+) -> None:
+    run(PENDING_AT_EXIT.replace("ENDPOINT", repr(coordinator.endpoint)))
 
 
 def test_a_record_that_is_cancelled_while_the_ring_is_full_is_not_made(coordinator: ipcsync.Coordinator) -> None:

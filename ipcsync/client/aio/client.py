@@ -11,7 +11,6 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import get_ident
 from types import TracebackType
@@ -26,7 +25,7 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeIn
 from ipcsync.client import over
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
 from ipcsync.client.aio.reservation import AsyncReservation
-from ipcsync.client.aio.runner import Runner, Threads, is_of_this_thread, run, run_alone
+from ipcsync.client.aio.runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone
 from ipcsync.client.client import Client
 from ipcsync.client.connecting import connect
 from ipcsync.client.event import SharedEvent
@@ -335,7 +334,7 @@ class AsyncClient:
             self._client._session.check_liveness()
 
         notices = self._client._notices(prefix, timeout, look)
-        own = ThreadPoolExecutor(1, "ipcsync-watch")
+        own = OwnThread("ipcsync-watch")
         try:
             while (notice := await run(own, partial(_next, notices))) is not None:
                 yield notice

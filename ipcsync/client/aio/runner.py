@@ -2,7 +2,8 @@
 
 There are two pools, so that one kind of call does not delay the other: requests, which end by their own timeouts, and
 driver calls, which do not wait. Waits for GPU work take no thread of their own: the session's thread that looks at all
-of them tells the loop.
+of them tells the loop. A call that may last as long as the session has a thread for itself, which an interpreter that
+ends does not wait for: the interpreter waits for a pool's threads before it closes the sessions.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
@@ -25,10 +27,12 @@ from ipcsync._native.stream import Stream
 from ipcsync._session.references import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
+from ipcsync._worker import start
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.errors import WaitTimeout
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _REQUESTS = 16
@@ -55,6 +59,49 @@ class Threads:
         """Have the threads end once they have finished their calls; the client is closed."""
         self._requests.shutdown(wait=False)
         self._driver.shutdown(wait=False)
+
+
+class OwnThread(Executor):
+    """An executor with one thread, which the end of the interpreter does not wait for."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._failure: BaseException | None = None
+        start(partial(_make_all, self._calls), name, self._fail)
+        weakref.finalize(self, self._calls.put, None).atexit = False
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        _make_all(self._calls)  # each of them says why
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have the thread call `fn(*args)` after the calls submitted before."""
+        future: Future[T] = Future()
+        self._calls.put(partial(self._make, future, partial(fn, *args, **kwargs)))
+        return future
+
+    def _make(self, future: Future[T], fn: Callable[[], T]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            if self._failure is not None:
+                raise self._failure
+            result = fn()
+        except BaseException as error:  # noqa: BLE001 - the awaiting task gets it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - waits for nothing
+        """End the thread after the calls submitted so far."""
+        self._calls.put(None)
+
+
+def _make_all(calls: SimpleQueue[Callable[[], object] | None]) -> None:
+    """Make the calls until there is a None."""
+    while (call := calls.get()) is not None:
+        call()
+        del call  # while the next one is awaited, it would keep what it used
 
 
 class Runner:
@@ -118,7 +165,7 @@ runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 """The runners of this process: an unpickled point looks for its own among them."""
 
 
-async def run(executor: ThreadPoolExecutor, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+async def run(executor: Executor, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """Return `fn()`, run on a thread of the executor with the CUDA context that is current on this one.
 
     If this is cancelled before `fn` begins, it never does; afterwards its result goes to `undo`.
@@ -137,8 +184,8 @@ async def run(executor: ThreadPoolExecutor, fn: Callable[[], T], undo: Callable[
 
 
 async def run_alone(fn: Callable[[], T]) -> T:
-    """As `run`, on a thread of its own: for calls that must not wait for a free thread of a pool."""
-    executor = ThreadPoolExecutor(1, "ipcsync-alone")
+    """As `run`, on a thread of its own: for calls that must not wait for a free thread of a pool, or may last long."""
+    executor = OwnThread("ipcsync-alone")
     try:
         return await run(executor, fn)
     finally:
