@@ -14,7 +14,17 @@ from ipcsync.errors import ClientClosed, SessionLost
 
 _lock = CallLock()  # a finalizer or a signal handler may ask in the middle of a connect
 _client: Client | None = None
-_listeners: list[Callable[[Client], object]] = []
+_listeners: list[_Listener] = []
+
+
+class _Listener:
+    """Whom to tell of each client, and of which one it was told last."""
+
+    __slots__ = ("tell", "told")
+
+    def __init__(self, tell: Callable[[Client], object]) -> None:
+        self.tell = tell
+        self.told: Client | None = None
 
 
 def default_client(*, on_connect: Callable[[Client], object] | None = None) -> Client:
@@ -22,8 +32,9 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
 
     It takes the coordinator of $IPCSYNC_ENDPOINT or of the runtime directory, as `connect` does, and is named by the
     program and its pid ("trainer-4711"), which is what others read in lists and errors. Events and points of a lost
-    session stay lost: compare `client.session_id` with the one you kept, or give `on_connect`. It is called with the
-    present client at once, and with each later one by the call that connects it, which raises its exceptions.
+    session stay lost: compare `client.session_id` with the one you kept, or give `on_connect`. It is called once with
+    the present client, at once, and once with each later one, by the call that connects it. That call raises its
+    exceptions; the next one then tells those that were not told yet.
 
     In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked
     afterwards, and the errors of `connect`.
@@ -44,9 +55,13 @@ def _name() -> str:
 
 def _get(on_connect: Callable[[Client], object] | None) -> Client:
     client = _present() or _connect()
-    if on_connect is not None and on_connect not in _listeners:
-        _listeners.append(on_connect)
-        on_connect(client)
+    if on_connect is not None and all(listener.tell != on_connect for listener in _listeners):
+        _listeners.append(_Listener(on_connect))
+    for listener in _listeners:
+        # A listener may ask for the client too, and so tell others, or get one that connected meanwhile.
+        if client is _client and listener.told is not client:
+            listener.told = client
+            listener.tell(client)
     return client
 
 
@@ -79,6 +94,4 @@ def _connect() -> Client:
         if _client is not client:
             client._drop()
         raise
-    for listener in _listeners:
-        listener(client)
     return client

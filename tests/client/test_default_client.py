@@ -127,6 +127,39 @@ def test_a_closed_one_is_followed_by_a_new_one(default_peer: Peer) -> None:
     assert default_peer.call(_listen) == [*seen, second]
 
 
+def _listen_twice_with_the_first_failing() -> tuple[list[str], list[str], list[str]]:
+    """The calls of a listener that fails, and one that it adds; and of a third. A client is closed in between."""
+    first: list[str] = []
+    second: list[str] = []
+    third: list[str] = []
+
+    def fail(client: ipcsync.Client) -> None:
+        first.append(client.session_id)
+        ipcsync.default_client(on_connect=within)
+        raise ValueError
+
+    def within(client: ipcsync.Client) -> None:
+        second.append(client.session_id)
+
+    def last(client: ipcsync.Client) -> None:
+        third.append(client.session_id)
+
+    for expected in (fail, last, None, None):
+        try:
+            client = ipcsync.default_client(on_connect=expected)
+        except ValueError:
+            continue
+        if expected is last:
+            client.close()
+    return first, second, third
+
+
+def test_each_listener_is_told_of_each_client_once_whichever_of_them_fails(default_peer: Peer) -> None:
+    first, second, third = default_peer.call(_listen_twice_with_the_first_failing)
+    assert len(set(first)) == 2
+    assert first == second == third
+
+
 def test_one_that_expired_is_followed_by_a_new_one(
     new_coordinator: NewCoordinator, new_peer: Callable[..., Peer]
 ) -> None:
