@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ipcsync_bridge.handover import State
 
 log = logging.getLogger("ipcsync.bridge")
+_T = TypeVar("_T")
 
 _FENCED = 3
 _ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": _FENCED}
@@ -58,11 +60,20 @@ def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: 
         return
     configure(log_level, as_json=log_json, libraries=("asyncio", "py.warnings", "nats"))
     signal.pthread_sigmask(signal.SIG_BLOCK, reload.SIGNALS)  # of each thread that is started before there are handlers
-    ended = asyncio.run(_serve(settings, directory))
+    ended = _run(_serve(settings, directory))
     if isinstance(ended, tuple):
         reload.go_on(*ended)
     if ended:
         raise SystemExit(ended)
+
+
+def _run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run it in uvloop's loop, in which a word takes a fifth less time, or in asyncio's if there is no uvloop."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
 
 
 async def _serve(settings: Settings, directory: str) -> int | tuple[State, dict[str, str]]:
