@@ -15,6 +15,7 @@ from ipcsync._engines.core_python import Links
 from ipcsync._engines.queued import Wait
 from ipcsync._linux.fork import ForkMark
 from tests.faults.board_world import MAX
+from tests.kit import boards
 
 STREAM = 4096
 MARKER = 77
@@ -128,8 +129,7 @@ class Rig:
     def close(self) -> None:
         """Remove the board."""
         self.core.set_hook(0)
-        self.board.close()
-        self.board.unlink()
+        boards.end(self.board)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ from tests.faults import board_world
 from tests.faults.board_recorder import Model
 from tests.faults.board_world import MAX, RECORDER, Process, Scenario, World
 from tests.faults.explorer import run_alone
+from tests.kit import boards
 
 # What the model does within a process that the code does too, but that nobody outside can see.
 _WITHIN = {"", "slept", "tell", "own seen", "own made", "own done", "own inside", "own has_import"}
@@ -159,8 +160,7 @@ class Rig:
 
     def close(self) -> None:
         """Remove the board."""
-        self.board.close()
-        self.board.unlink()
+        boards.end(self.board)
 
     # A futex, a lock, a guard, a peer.
 

@@ -11,6 +11,7 @@ import ipcsync
 from ipcsync._board import Board
 from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
+from tests.kit import boards
 from tests.unit.attachment_scene import Scene
 from tests.unit.chain_row import Row
 from tests.unit.coordinator_world import World
@@ -24,8 +25,7 @@ def board(tmp_path: Path) -> Iterator[Board]:
     """A board of the test's own, made by this process."""
     board = Board.create(str(tmp_path / "board"), EPOCH, SESSIONS, SLOTS)
     yield board
-    board.unlink()
-    board.close()
+    boards.end(board)
 
 
 @pytest.fixture

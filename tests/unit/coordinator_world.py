@@ -30,6 +30,7 @@ from ipcsync_coordinator.transactions import Transactions
 from ipcsync_holdings.events import EventStore, SharedCudaEvent, served_devices
 from ipcsync_holdings.holdings import Fixed, Terms
 from ipcsync_holdings.journal_files import JournalFiles
+from tests.kit import boards
 
 SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5, max_streams=4, remembered_requests=3)
 
@@ -133,5 +134,4 @@ class World:
         self.bury_all()
         self.pool.close()
         self.files.close()
-        self.board.close()
-        self.board.unlink()
+        boards.end(self.board)
