@@ -221,7 +221,10 @@ class Chain:
         for wait in entry.waits:
             fate = self._fate(wait)
             if isinstance(fate, Loss):
-                self.loss, self.lost_from = wait.behind(fate), entry.first
+                loss = wait.behind(fate)
+                # On this board the serial of another coordinator's session is nobody's, or somebody else's.
+                is_here = wait.view.board.epoch == self._view.board.epoch
+                self.loss, self.lost_from = loss if is_here else loss._replace(serial=0), entry.first
                 return
 
     def waits(self) -> Iterable[Wait]:

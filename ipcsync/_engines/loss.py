@@ -6,13 +6,14 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ipcsync.errors import NodeLost, RecorderLost
 
-Cause: TypeAlias = Literal["died", "expired", "closed", "behind"]
+Cause: TypeAlias = Literal["died", "expired", "closed", "behind", "orphaned"]
 Reason: TypeAlias = Literal["silent", "restarted", "bridge", "replaced", "stopped"]
 
 _ENDS: dict[Cause, str] = {
     "died": "died",
     "expired": "was silent for longer than its lease's TTL, and its session expired",
     "closed": "closed the event before it recorded this generation",
+    "orphaned": "lost its coordinator, which owned the event, before that was known complete",
 }
 _NODE_ENDS: dict[Reason, str] = {
     "silent": "has not been heard from for longer than the bridge's link TTL",
@@ -26,8 +27,9 @@ _NODE_ENDS: dict[Reason, str] = {
 class Loss(NamedTuple):
     """Why a generation will never count. `serial`, `session` and `pid` are of the session that ended.
 
-    `root`, of cause "behind": what was lost first, as a text; empty if it is known from the board only. `node`: the
-    recorder's node, empty for this one; `reason`: why that whole node is lost, None if it is not.
+    "orphaned" is the cause of a wait only, which a process queued before it lost the coordinator. `root`, of cause
+    "behind": what was lost first, as a text; empty if it is known from the board only. `node`: the recorder's node,
+    empty for this one; `reason`: why that whole node is lost, None if it is not.
     """
 
     cause: Cause
@@ -60,6 +62,7 @@ class Loss(NamedTuple):
 
     def error(self, event: str, label: str, generation: int, *, over: bool | None = None) -> RecorderLost:
         """The error for `generation` of an event, which is `label` in texts; `over` as in RecorderLost."""
+        assert self.cause != "orphaned", "a wait's; the events of such a coordinator raise CoordinatorLost"
         if self.cause == "behind":
             root = self.root or f"work of the session{self.who}, which ended before that was known complete"
             text = (

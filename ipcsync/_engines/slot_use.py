@@ -214,7 +214,7 @@ class SlotUse(SlotView, ABC):
         # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
         # release.
         for wait in queued.waits_on(self):
-            wait.verdict = wait.verdict or self._loss(wait.generation)
+            wait.verdict = wait.verdict or self.fate(wait.generation) or self._loss(wait.generation)
         queued.release(self)
         self._destroy_markers()
         return self._destroy_imports()

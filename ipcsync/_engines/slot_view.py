@@ -201,9 +201,11 @@ class SlotView(Core):
             return True
         state = self._words[self._state_index]
         is_over = state == BROKEN or (state == CLOSED and generation > self.generation) or self._lost_from <= generation
-        if not is_over and self.recorder_is_alive() and not self.behind.is_lost(generation):
-            return None
-        return self._is_on_board(generation) or self._loss(generation)
+        if is_over or not self.recorder_is_alive() or self.behind.is_lost(generation):
+            return self._is_on_board(generation) or self._loss(generation)
+        if self._is_orphaned:  # no later answer about it counts, so it would stay open for ever
+            return self._is_on_board(generation) or self._loss(generation)._replace(cause="orphaned")
+        return None
 
     def _is_on_board(self, generation: int) -> bool:
         return generation <= min(self._board_completed(), self.generation, self._lost_from - 1)

@@ -13,6 +13,8 @@ import ipcsync
 from ipcsync._native import pinned
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults import chain_actions as do
+from tests.kit.peer import Peer
 
 pytestmark = pytest.mark.driver
 
@@ -73,6 +75,35 @@ def test_calls_that_are_made_as_it_dies_say_so_and_not_what_the_driver_says(
 
     with pytest.raises(ipcsync.CoordinatorLost):
         go_on()
+
+
+@pytest.mark.usefixtures("nothing_queued")
+@pytest.mark.parametrize("ends", ["its coordinator", "its recorder"])
+def test_a_record_with_another_one_is_lost_with_the_wait_before_it(
+    client: ipcsync.Client,
+    kill: Callable[[], None],
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+    new_peer: Callable[..., Peer],
+    engine: EngineName,
+    ends: str,
+) -> None:
+    """A stream waits for an event of one coordinator, and is recorded on with another one's."""
+    stream, recorder, waiter, second = ipcsync.Stream(), new_peer(), new_peer(), new_coordinator()
+    recorder.call(do.connect, client.endpoint, "a")
+    recorder.call(do.open_event, "a/out", engine)
+    recorder.call(do.hold)
+    client.point(recorder.call(do.record, "a/out")).wait(stream)
+    waiter.call(do.connect, second.endpoint, "c")
+    with ipcsync.connect(second.endpoint, name="b") as other:
+        event = other.event("b/out", recorder=True, engine=engine)
+        point = event.record(stream)
+        kill() if ends == "its coordinator" else recorder.kill()
+        loss = waiter.call(do.await_end, bytes(point))
+        assert loss is not None
+        assert (loss["cause"], loss["session"], loss["pid"]) == ("behind", "", 0)  # nobody of its own coordinator
+        with pytest.raises(ipcsync.RecorderLost, match="a/out") as seen:
+            event.record(stream)
+        assert seen.value.session == "a"
 
 
 @pytest.mark.process
