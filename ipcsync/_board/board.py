@@ -225,10 +225,11 @@ class Board:
     def stop(self) -> None:
         """Store that the coordinator ends, and wake every waiter (coordinator)."""
         self.words[layout.H_STATE] = layout.STOPPED
-        for index in range(self.slots):
-            line = self.slot(index)
-            if line.state != layout.FREE:
-                line.futex.wake()
+        first = layout.slots_offset(self.sessions) // 8 + layout.L_STATE
+        states = self.words[first : first + self.slots * layout.WORDS : layout.WORDS]
+        for index, state in enumerate(states):  # many: no line is made for a free slot
+            if state != layout.FREE:
+                self.slot(index).futex.wake()
 
     def hold_lifeline(self, line: SessionLine) -> bool:
         """Take the lock that shows that this session's process lives; False if another process has it (client)."""
