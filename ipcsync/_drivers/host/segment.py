@@ -266,11 +266,7 @@ class Segment:
         living = _living(self._fd, self.words)
         if self.serial:
             living[self.serial] = self.line
-        dead = {
-            line: serial
-            for line in range(layout.MAX_PROCESSES)
-            if (serial := self.words[layout.process(line)]) and serial not in living
-        }
+        dead = [line for line, serial in enumerate(_serials(self.words)) if serial and serial not in living]
         if dead:
             self._sweep(living)
             for line in dead:
@@ -354,8 +350,14 @@ def _living_in(fd: int) -> bool:
 def _living(fd: int, words: memoryview) -> dict[int, int]:
     """The lines of the living processes by their serials, but for the process whose open file `fd` is."""
     namespace = process.pid_namespace()
-    serials = ((line, words[layout.process(line) + layout.P_SERIAL]) for line in range(layout.MAX_PROCESSES))
-    return {serial: line for line, serial in serials if serial and _is_living(fd, words, line, namespace)}
+    return {
+        serial: line for line, serial in enumerate(_serials(words)) if serial and _is_living(fd, words, line, namespace)
+    }
+
+
+def _serials(words: memoryview) -> list[int]:
+    """The serials in all lines for processes, 0 where none is."""
+    return words[layout.PROCESSES + layout.P_SERIAL : layout.STREAMS : layout.PROCESS_WORDS].tolist()
 
 
 def _is_living(fd: int, words: memoryview, line: int, namespace: int) -> bool:
