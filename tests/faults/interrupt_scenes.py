@@ -355,6 +355,7 @@ def default_client(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
         outcome.forget()
         ipcsync.default_client().close()
         until(lambda: len(stage.peer.list_sessions()) <= before, "no session is left", stage.wait_s)
+        del os.environ["IPCSYNC_ENDPOINT"]  # later tests of this process start programs that heed it
 
     return ipcsync.default_client, after
 
