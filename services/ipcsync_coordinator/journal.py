@@ -65,14 +65,13 @@ class Journal:
         if len(data) != self._end:
             raise JournalError(f"the log has {len(data)} bytes, and {self._end} are said to be valid")
         records, at = [], 0
-        decode = msgspec.msgpack.Decoder(Record).decode
         while at < self._end:
             length = int.from_bytes(data[at : at + 4], "little")
             body = data[at + _HEAD : at + _HEAD + length]
             if len(body) != length or zlib.crc32(body) != int.from_bytes(data[at + 4 : at + _HEAD], "little"):
                 raise JournalError(f"the record at byte {at} is damaged")
             try:
-                records.append(decode(body))
+                records.append(msgspec.msgpack.decode(body, type=Record))
             except msgspec.MsgspecError as error:
                 raise JournalError(f"the record at byte {at} is invalid: {error}") from None
             at += _HEAD + length
