@@ -58,7 +58,6 @@ QUICK: dict[str, Scenario] = {
     "the first one stopped, timeline": _pair(TIMELINE, TIMELINE, stops=1, stoppable=(0,), kills=0),
     "recorded again behind what is settled, timeline": Scenario(_AGAIN, (TIMELINE, TIMELINE), 2, killable=(0,)),
     "a wait interrupted and repeated, event": Scenario(_INTERRUPTED, (EVENT, EVENT), 2, killable=(0,)),
-    "a wait interrupted and repeated, timeline": Scenario(_INTERRUPTED, (TIMELINE, TIMELINE), 2, killable=(0,)),
     "ahead, the first one may close first": Scenario(
         ((CLOSE,), (_ahead(0), REC)), (TIMELINE, TIMELINE), 1, killable=(0,)
     ),
@@ -67,6 +66,7 @@ QUICK: dict[str, Scenario] = {
 }
 
 THOROUGH: dict[str, Scenario] = {
+    "a wait interrupted and repeated, timeline": Scenario(_INTERRUPTED, (TIMELINE, TIMELINE), 2, killable=(0,)),
     "the second one's first generation, event": _pair(EVENT, EVENT, wanted=1),
     "recorded again behind what is settled, event": Scenario(_AGAIN, (EVENT, EVENT), 2, killable=(0,)),
     "ahead, the first one records and closes": Scenario(
