@@ -186,9 +186,9 @@ def _run(command: list[str], path: list[str]) -> list[str] | None:
 
 
 def _end(status: int) -> NoReturn:
-    """End as an interpreter does, but destroy no module: that copies all the memory that is still the zygote's, in 25 ms.
+    """End as an interpreter does, but destroy no module: that copies all memory that is still the zygote's, in 25 ms.
 
-    Processes that were started by exec do it; so do these where an exception that nobody caught ends them.
+    Processes that were started by exec do it; so do these if an exception that nobody caught ends them.
     """
     threading._shutdown()  # type: ignore[attr-defined] # waits for its threads
     atexit._run_exitfuncs()
