@@ -40,7 +40,9 @@ def wait_all(
     """Have all work submitted to `stream` from now on wait for every point.
 
     The host blocks only until each record is made, at most `timeout` seconds in all. `lost` and the result are as in
-    `synchronize_all`. If it raises, the stream may wait for some of the points already.
+    `synchronize_all`. If it raises, the stream may wait for some of the points already. If a recorder dies once the
+    driver has the wait, also with `lost="skip"`, the stream stands behind lost work: its next record raises
+    RecorderLost, until `Client.resume`. Wait for such points on the host instead, by `synchronize_all`.
 
     Raises as `Point.wait`, WaitTimeout for the first that is not recorded, ValueError for another `lost` or a
     timeout that is negative or NaN.

@@ -38,7 +38,9 @@ def test_a_record_is_of_the_events_own_device(row: Row) -> None:
 
 def test_streams_that_come_and_go_leave_no_more_than_a_few_markers(row: Row) -> None:
     for _ in range(40):
-        _record(row.mine, ipcsync.Stream())
+        stream = ipcsync.Stream()
+        _record(row.mine, stream)
+        stream.synchronize()
     assert 0 < len(row.mine._markers) <= 16
     held = [ipcsync.Stream() for _ in range(20)]
     gates = [StreamGate(stream) for stream in held]
@@ -300,6 +302,7 @@ def test_with_many_entries_a_record_judges_first(row: Row) -> None:
     for generation in range(1, 60):
         row.record(0, generation)
         row.mine.record(streams[generation % 2]._handle, 0, 1, [(row.theirs[0], generation)])
+        streams[generation % 2].synchronize()
         row.complete(0, generation)
     assert len(row.chain.entries) <= 32
     assert row.mine.completed == 59
