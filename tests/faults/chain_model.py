@@ -171,7 +171,7 @@ class Waiters(Recorders):
         for what, *point in self.scenario.programs[i]:
             if what in ("wait", "ahead"):
                 waits.append((int(point[0]), int(point[1])))
-            elif what == "rec":
+            elif what == "rec":  # a record that fails has the number of the next one
                 made += 1
                 if made == generation:
                     break
@@ -191,23 +191,34 @@ class Model(Waiters):
     def _stream(self, world: World, i: int) -> Steps:
         """A GPU does the next of a stream's work."""
         stage = world.stages[i]
-        if not stage.queue:
-            return
-        kind, up, generation = stage.queue[0]
-        following = world.stage(i, queue=stage.queue[1:])
+        if stage.queue:
+            further = world.stage(i, queue=stage.queue[1:])
+            for label, following, is_torn in self._work(further, i, stage.queue[0], is_torn=stage.is_torn):
+                yield label, following.stage(i, is_torn=is_torn)
+        other = stage.other
+        if other.queue:
+            for label, following, is_torn in self._work(world, i, other.queue[0], is_torn=other.is_torn):
+                left = other._replace(queue=other.queue[1:], is_torn=is_torn)
+                yield f"{label}, on the other stream", following.stage(i, other=left)
+
+    def _work(
+        self, world: World, i: int, work: tuple[str, int, int], *, is_torn: bool
+    ) -> Iterator[tuple[str, World, bool]]:
+        """One piece of work is done: (label, the world, whether its stream is torn from then on)."""
+        kind, up, generation = work
         if kind == "wait":
             if self.driver_says(world, up, generation):
-                is_torn = stage.is_torn or not world.slots[up].truth >> generation & 1
-                yield f"stream of {i} goes past ({up}, {generation})", following.stage(i, is_torn=is_torn)
+                is_torn = is_torn or not world.slots[up].truth >> generation & 1
+                yield f"stream of {i} goes past ({up}, {generation})", world, is_torn
             return
         slot = world.slots[i]
         values = {
             "physical": slot.physical | 1 << generation,
-            "truth": slot.truth | (0 if stage.is_torn else 1 << generation),
+            "truth": slot.truth | (0 if is_torn else 1 << generation),
         }
         if self.is_timeline(i):
             values["completed"] = generation
-        yield f"GPU of {i} completes {generation}", following.slot(i, **values)
+        yield f"GPU of {i} completes {generation}", world.slot(i, **values), is_torn
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 

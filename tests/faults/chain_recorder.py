@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.faults.chain_world import BROKEN, LIVE, Entry, Looks, Point, World
+from tests.faults.chain_world import BROKEN, LIVE, Entry, Looks, Point, Stage, Stream, World
 
 Steps = Iterator[tuple[str, World]]
 
@@ -58,16 +58,18 @@ class Recorders(Looks):
             elif self.is_lost(world, up, generation):
                 yield "RecorderLost at the wait", _to(world, i, "stop", was_told=True)
         elif what == "interrupt":
-            waits = (*stage.waits, (point[0], point[1]))
-            yield (
-                "lists a wait, and is interrupted",
-                _to(world, i, "next", op=stage.op + 1, waits=waits, unqueued=waits),
-            )
+            listed = () if (point[0], point[1]) in stage.waits else ((point[0], point[1]),)
+            values = {"waits": (*stage.waits, *listed), "unqueued": (*stage.unqueued, *listed)}
+            yield "lists a wait, and is interrupted", _to(world, i, "next", op=stage.op + 1, **values)
         elif what == "ahead":
             yield "waits ahead", _to(world, i, "queue")
         elif what == "stream":  # another stream, which follows the last record
             queue = (*stage.queue, ("wait", i, stage.made))
             yield "takes another stream", _to(world, i, "next", op=stage.op + 1, queue=queue, waits=())
+        elif what == "other":
+            mine = Stream(stage.queue, stage.is_torn, stage.waits, stage.unqueued)
+            taken = {**stage.other._asdict(), "other": mine, "is_other": not stage.is_other}
+            yield "takes the other stream", _to(world, i, "next", op=stage.op + 1, **taken)
         elif what == "beats":
             yield from self._beat(world, i)
             yield "goes on", _to(world, i, "next", op=stage.op + 1)
@@ -95,22 +97,38 @@ class Recorders(Looks):
     # --- record -------------------------------------------------------------------------------------------------------
 
     def _begin_record(self, world: World, i: int) -> Steps:
+        world = self._unprove(world, i)
         stage, slot = world.stages[i], world.slots[i]
         waits = tuple(wait for wait in stage.waits if not self.on_board(world, *wait))
+        pending = self._before(world, stage._replace(waits=waits))
         if slot.lost and not self.scenario.is_today:
             yield "RecorderLost: the event is lost", _to(world, i, "stop", was_told=True)
-        elif self.scenario.is_today or not waits:
+        elif self.scenario.is_today or not pending:
             yield "records, behind nothing new", _to(world, i, "record", waits=waits)
-        elif any(self.is_lost(world, *wait) for wait in waits):
+        elif any(self.is_lost(world, *wait) for wait in pending):
             yield "RecorderLost at the record", _to(world, i, "stop", was_told=True, waits=waits)
         else:
             yield "loads newest", _to(world, i, "evidence", world.newest, waits=waits)
+
+    def _before(self, world: World, stage: Stage) -> tuple[Point, ...]:
+        """The waits that a record stands behind."""
+        others = stage.other.waits if self.scenario.behind_all else ()
+        rest = (wait for wait in others if wait not in stage.waits and not self.on_board(world, *wait))
+        return (*stage.waits, *rest)
+
+    def _unprove(self, world: World, i: int) -> World:
+        """A record that failed is repeated: it proves nothing, since it may be on another stream now."""
+        entries, made = world.stages[i].entries, world.stages[i].made
+        if not entries or entries[-1].generation <= made or self.has("repeat proves"):
+            return world
+        return world.stage(i, entries=(*entries[:-1], entries[-1]._replace(proves=())))
 
     def _evidence(self, world: World, i: int) -> Steps:
         """Whom the next record stands behind: checked later than `newest` was read."""
         stage, slot = world.stages[i], world.slots[i]
         own, bits = 1 << i, 0
-        for up, generation in stage.waits:
+        pending = self._before(world, stage)
+        for up, generation in pending:
             if self.is_lost(world, up, generation):
                 yield "RecorderLost at the record", _to(world, i, "stop", was_told=True)
                 return
@@ -119,8 +137,8 @@ class Recorders(Looks):
             bits |= own  # those of the older records: still theirs?
         unqueued = () if self.has("listed is queued") else stage.unqueued
         proves = tuple(wait for wait in stage.waits if wait not in unqueued)
-        entry = Entry(stage.made + 1, stage.waits, bits, proves)
-        entries = (*stage.entries, entry)
+        entry = Entry(stage.made + 1, pending, bits, proves, stage.is_other)
+        entries = _with(stage.entries, entry)
         row = _row(entries)
         if self.has("as_of late"):
             yield "checks whom it stands behind", _to(world, i, "late", row, entries=entries)
@@ -162,8 +180,15 @@ class Recorders(Looks):
     def _record(self, world: World, i: int) -> Steps:
         stage, slot = world.stages[i], world.slots[i]
         generation = stage.made + 1
-        queue = (*stage.queue, ("record", i, generation))
-        recorded = _to(world, i, "publish", *stage.registers, queue=queue, made=generation)
+        if self.scenario.programs[i][stage.op] == ("fail",):
+            failed = _to(world, i, "next", op=stage.op + 1)
+            yield "is interrupted before the driver's record", self._unprove(failed, i)
+            return
+        follows = stage.made and stage.is_other != stage.made_on
+        before = (("wait", i, stage.made),) if follows else ()
+        queue = (*stage.queue, *before, ("record", i, generation))
+        values = {"queue": queue, "made": generation, "made_on": stage.is_other}
+        recorded = _to(world, i, "publish", *stage.registers, **values)
         yield "the driver's record", recorded.slot(i, sent=slot.sent | 1 << generation)
 
     def _publish(self, world: World, i: int) -> Steps:
@@ -194,9 +219,12 @@ class Recorders(Looks):
     def _judge(self, world: World, i: int) -> Steps:
         stage, slot = world.stages[i], world.slots[i]
         done, back = stage.registers
-        entries, lost, waits = stage.entries, slot.lost, stage.waits
+        entries, lost, waits, other = stage.entries, slot.lost, stage.waits, stage.other
         if entries and not lost and self.bits_are_good(world, i, slot.bits, slot.as_of):
-            waits = _left(waits, entries, done)
+            proves_all = self.has("proves all")
+            waits = _left(waits, entries, done, None if proves_all else stage.is_other)
+            left = _left(other.waits, entries, done, None if proves_all else not stage.is_other)
+            other = other._replace(waits=left)
             entries = tuple(entry for entry in entries if entry.generation > done)
         else:
             entries, lost = self._one_by_one(world, entries, lost, done)
@@ -205,9 +233,9 @@ class Recorders(Looks):
         asks = stage.asks or bool(lost and (settled >= lost - 1 or self.has("break at once")))
         label = "judges: lost" if lost else f"judges: settled to {settled}"
         if stores:
-            yield label, _to(world, i, "tell", back, *stores, asks, entries=entries, waits=waits)
+            yield label, _to(world, i, "tell", back, *stores, asks, entries=entries, waits=waits, other=other)
         else:
-            yield label, _to(world, i, back, entries=entries, waits=waits, asks=asks)
+            yield label, _to(world, i, back, entries=entries, waits=waits, other=other, asks=asks)
 
     def _one_by_one(
         self, world: World, entries: tuple[Entry, ...], lost: int, done: int
@@ -275,7 +303,20 @@ def _row(entries: tuple[Entry, ...]) -> int:
     return bits
 
 
-def _left(waits: tuple[Point, ...], entries: tuple[Entry, ...], done: int) -> tuple[Point, ...]:
-    """The stream's waits without those queued before a record that is settled: they were satisfied."""
-    over = {wait for entry in entries if entry.generation <= done for wait in entry.proves}
+def _with(entries: tuple[Entry, ...], entry: Entry) -> tuple[Entry, ...]:
+    """The entries and a further one, which is merged with that of the same number: a record that failed."""
+    if not entries or entries[-1].generation < entry.generation:
+        return (*entries, entry)
+    last = entries[-1]
+    waits = (*last.waits, *(wait for wait in entry.waits if wait not in last.waits))
+    return (*entries[:-1], last._replace(waits=waits, bits=last.bits | entry.bits))
+
+
+def _left(waits: tuple[Point, ...], entries: tuple[Entry, ...], done: int, is_other: bool | None) -> tuple[Point, ...]:
+    """A stream's waits without those queued before a record there that is settled: they were satisfied.
+
+    `is_other`: which stream it is; None takes the records on either.
+    """
+    settled = [each for each in entries if each.generation <= done and is_other in (None, each.is_other)]
+    over = {wait for entry in settled for wait in (entry.waits if is_other is None else entry.proves)}
     return tuple(wait for wait in waits if wait not in over)

@@ -15,10 +15,11 @@ MAX = 99  # stands for INT64_MAX
 Point = tuple[int, int]  # slot, generation
 Op = tuple[Any, ...]
 """One of ("rec",), ("wait", slot, generation), ("ahead", slot, generation), ("interrupt", slot, generation),
-("close",), ("stream",), ("beats",).
+("close",), ("stream",), ("other",), ("fail",), ("beats",).
 
-"interrupt": a wait that an exception ends before the driver has it. "beats": here the heartbeat's thread judges as
-often as it likes, and not only once the program is over.
+"interrupt": a wait that an exception ends before the driver has it. "fail": such a record, whose number the next one
+gets. "stream": another stream, which has waited for nothing. "other": the other one of two, and back. "beats": here the
+heartbeat's thread judges as often as it likes, and not only once the program is over.
 """
 
 
@@ -42,6 +43,8 @@ MISTAKES = {
     "lost by death": "a dead recorder makes its waiters lost, whatever the board says is complete",
     "evidence unchecked": "a record takes over another slot's bits without checking them",
     "all at once": "a lost wait loses every generation not settled, not from the first one behind it",
+    "repeat proves": "a record that failed is repeated on another stream, and proves the waits of the first one",
+    "proves all": "a record that stands behind the waits of every stream proves those of the others too",
     "listed is queued": "a record that ends proves the waits listed before it, also those that the driver never had",
 }
 
@@ -73,12 +76,25 @@ class Line(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A generation that is not settled: what it stands behind, whose work that is, and what it proves by its end."""
+    """A generation that is not settled: what it stands behind, whose work that is, and what it proves by its end.
+
+    It proves waits of the stream on which it was recorded, `is_other` or not.
+    """
 
     generation: int
     waits: tuple[Point, ...]
     bits: int
     proves: tuple[Point, ...] = ()
+    is_other: bool = False
+
+
+class Stream(NamedTuple):
+    """The one of a session's two streams that is not recorded on now; its words are as those of `Stage`."""
+
+    queue: tuple[tuple[str, int, int], ...] = ()
+    is_torn: bool = False
+    waits: tuple[Point, ...] = ()
+    unqueued: tuple[Point, ...] = ()
 
 
 class Stage(NamedTuple):
@@ -93,6 +109,9 @@ class Stage(NamedTuple):
     unqueued: tuple[Point, ...] = ()  # of these, what the driver does not have
     entries: tuple[Entry, ...] = ()
     made: int = 0
+    is_other: bool = False  # which of the two streams it is
+    made_on: bool = False  # and on which the last record was made
+    other: Stream = Stream()
     is_alive: bool = True
     has_expired: bool = False
     was_told: bool = False  # RecorderLost was raised to its user
@@ -148,6 +167,7 @@ class Scenario:
     stoppable: tuple[int, ...] = (0, 1)
     reuses: int = 0
     is_today: bool = False  # as if nobody told whom it stands behind
+    behind_all: bool = False  # records stand behind the waits of both streams
     lies: bool = True  # the driver may call dead work complete; else it never does
     mistakes: frozenset[str] = frozenset()
 

@@ -18,6 +18,8 @@ EVENT, TIMELINE = "event", "timeline"
 REC: Op = ("rec",)
 CLOSE: Op = ("close",)
 OTHER_STREAM: Op = ("stream",)
+OTHER: Op = ("other",)
+BEATS: Op = ("beats",)
 
 
 def _wait(slot: int, generation: int = 1) -> Op:
@@ -43,7 +45,10 @@ def _two_waits(engine: str, *programs: Op, **options: Any) -> Scenario:
     return Scenario(((REC,), (REC,), programs), (engine,) * 3, **options)
 
 
-_INTERRUPTED = ((REC,), (("interrupt", 0, 1), REC, _wait(0), ("beats",), REC))
+_INTERRUPTED = ((REC,), (("interrupt", 0, 1), REC, _wait(0), BEATS, REC))
+# Two streams: what is recorded on the other one is not behind the wait, and proves nothing of it.
+_REPEATED = ((REC,), (_wait(0), ("fail",), OTHER, REC, BEATS, OTHER, REC))
+_ELSEWHERE = ((REC,), (_wait(0), OTHER, REC, BEATS, OTHER, REC))
 _BEHIND_TWO = (_wait(0), REC, _wait(1), REC)
 _FIRST_THEN_LOST = ((REC,), (REC, _wait(0), REC), (_wait(1), REC))
 _AGAIN = ((REC,), (_wait(0), REC, REC))
@@ -66,7 +71,13 @@ QUICK: dict[str, Scenario] = {
 }
 
 THOROUGH: dict[str, Scenario] = {
+    "repeated on another stream, event": Scenario(_REPEATED, (EVENT, EVENT), 2, killable=(0,)),
+    "another stream, behind all waits, event": Scenario(_ELSEWHERE, (EVENT, EVENT), 2, killable=(0,), behind_all=True),
     "a wait interrupted and repeated, timeline": Scenario(_INTERRUPTED, (TIMELINE, TIMELINE), 2, killable=(0,)),
+    "repeated on another stream, timeline": Scenario(_REPEATED, (TIMELINE, TIMELINE), 2, killable=(0,)),
+    "another stream, behind all waits, timeline": Scenario(
+        _ELSEWHERE, (TIMELINE, TIMELINE), 2, killable=(0,), behind_all=True
+    ),
     "the second one's first generation, event": _pair(EVENT, EVENT, wanted=1),
     "recorded again behind what is settled, event": Scenario(_AGAIN, (EVENT, EVENT), 2, killable=(0,)),
     "ahead, the first one records and closes": Scenario(
@@ -123,6 +134,8 @@ FOUND_IN = {
     "lost by death": QUICK["event, one death"],
     "evidence unchecked": THOROUGH["three, a line given anew, event"],
     "all at once": THOROUGH["behind each of two, event"],
+    "repeat proves": THOROUGH["repeated on another stream, event"],
+    "proves all": THOROUGH["another stream, behind all waits, event"],
     "listed is queued": QUICK["a wait interrupted and repeated, event"],
 }
 
