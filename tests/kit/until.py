@@ -8,12 +8,17 @@ from typing import Any
 
 DEADLINE_S = 30.0
 """How long a test waits for what must happen. Nothing takes that long but what never comes."""
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.02
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S) -> Any:
-    """The condition's first true value; AssertionError if there is none within `seconds`."""
-    deadline = time.monotonic() + seconds
+    """The condition's first true value; AssertionError if there is none within `seconds`.
+
+    It is asked for less often the longer it takes: many conditions are requests, which keep two processes busy.
+    """
+    began = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.002)
+        now = time.monotonic()
+        assert now - began < seconds, f"not within {seconds:g} s: {what}"
+        time.sleep(min(_SHORTEST_PAUSE_S + (now - began) / 20, _LONGEST_PAUSE_S))
     return value
