@@ -44,6 +44,12 @@ def _parked_tasks(pid: int) -> list[Path]:
     return [task for task in tasks if (task / "comm").read_text().strip() == "ipcsync-parked"]
 
 
+def _await_parked_tasks(pid: int, count: int) -> list[Path]:
+    """That many of its threads: one that is counted may not have its name yet."""
+    until(lambda: len(_parked_tasks(pid)) >= count, f"{count} threads with the name")
+    return _parked_tasks(pid)
+
+
 class Held:
     """A point of another process's, of work behind a closed gate."""
 
@@ -100,7 +106,7 @@ def test_whoever_sleeps_on_the_slots_word_is_woken_and_not_only_let_sleep(held: 
 
 def test_many_that_wait_for_one_event_need_one_thread(held: Held) -> None:
     calls = [held.waiting() for _ in range(6)]
-    assert len(_parked_tasks(held.peer.pid)) == 1
+    assert len(_await_parked_tasks(held.peer.pid, 1)) == 1
     held.open()
     assert [call.outcome() for call in calls] == [None] * 6
 
@@ -198,7 +204,7 @@ def test_a_signal_ends_a_wait_at_once(held: Held) -> None:
 
 def test_signals_of_the_process_are_not_for_the_thread_in_the_driver(held: Held) -> None:
     call = held.waiting()
-    (task,) = _parked_tasks(held.peer.pid)
+    (task,) = _await_parked_tasks(held.peer.pid, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
         assert _blocked_signals(task) & 1 << (number - 1)
     held.open()
@@ -213,7 +219,7 @@ def test_more_events_than_threads_end_in_any_order(client: ipcsync.Client, engin
     points = [event.record(stream) for event, stream in zip(events, streams, strict=True)]
     calls = [Blocked(point.synchronize, "_driver_wait") for point in points]
     until(lambda: compiled.parked()[0] == _BERTHS, "as many in the driver's wait as there may be")
-    assert len(_parked_tasks(os.getpid())) == _BERTHS
+    assert len(_await_parked_tasks(os.getpid(), _BERTHS)) == _BERTHS
     for number in [6, 0, 5, 1, 4, 2, 3]:
         gates[number].open()
         assert calls[number].outcome() is None
