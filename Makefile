@@ -28,7 +28,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Four more than cores: a test mostly waits for another process, and leaves its core to the next.
 WORKERS ?= $(shell echo $$(($$(nproc) + 4)))
-# The workers of a pass that runs beside another one.
+# The workers of a pass that runs beside another one, or is short: each takes seconds to start.
 WORKERS_BESIDE ?= $(shell nproc)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOAK_MINUTES ?= 10
@@ -53,7 +53,7 @@ marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 # What is marked `alone` runs last, in processes of its own: elsewhere an earlier test may have left a stream that waits
 # for the dead, and never ends. (5: no test was chosen, as by ARGS="-k …".)
 tests = $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) && \
-  { $(PYTEST) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; }
+  { $(PYTEST) -n $(WORKERS_BESIDE) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; }
 
 # All tests, and those that depend on the driver; with WITH_THOROUGH=1 all of them in each case.
 WITH_THOROUGH ?=
