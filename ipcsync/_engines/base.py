@@ -191,7 +191,7 @@ class Engine(SlotUse):
             if ordinal != self.ordinal:
                 raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
             if self._is_default(handle):
-                with OnDevice(ordinal):
+                with OnDevice(ordinal) as inside, inside:
                     generation = self._record(handle, timeout, after, behind)
             else:
                 generation = self._record(handle, timeout, after, behind)
@@ -348,7 +348,7 @@ class Engine(SlotUse):
             handle, ordinal = stream_handle(stream)
             is_default = self._is_default(handle)
         if is_default:
-            with OnDevice(ordinal):
+            with OnDevice(ordinal) as inside, inside:
                 capture.refuse_capturing(handle, "wait")
                 self._wait(generation, handle, ordinal, timeout, ahead)
         else:

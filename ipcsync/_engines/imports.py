@@ -38,7 +38,7 @@ class Imports:
         """
         self._users.setdefault(key, set()).add(user)
         if key not in self._events:
-            with OnDevice(ordinal):
+            with OnDevice(ordinal) as inside, inside:
                 data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
                 result = relaxed_call(_drivers.load().cuIpcOpenEventHandle, data)
             self._events.setdefault(key, unwrap(result, "cuIpcOpenEventHandle", HandleError))

@@ -276,7 +276,7 @@ def lost_on(handle: DriverObject, ordinal: int) -> list[Wait]:
 
 def on_stream(handle: DriverObject, ordinal: int) -> list[Wait]:
     """The waits that were queued on a stream of device `ordinal`."""
-    with OnDevice(ordinal):
+    with OnDevice(ordinal) as inside, inside:
         driver = context.driver()
         stream_id = int(unwrap(driver.cuStreamGetId(handle), "cuStreamGetId"))
         return of(key_of(driver, handle, stream_id, ordinal))
@@ -292,7 +292,7 @@ def await_passed(
     """
     if not _await_stream(handle, ordinal, deadline_ns, check):
         return False
-    with OnDevice(ordinal):
+    with OnDevice(ordinal) as inside, inside:
         mine = int(unwrap(context.driver().cuStreamGetId(handle), "cuStreamGetId"))
     while not all(wait.is_passed(mine) for wait in waits):
         check()
@@ -305,7 +305,7 @@ def await_passed(
 def _await_stream(handle: DriverObject, ordinal: int, deadline_ns: int, check: Callable[[], None]) -> bool:
     """Block until a stream has finished all that is queued there now; False if `deadline_ns` passes before."""
     driver = context.driver()
-    with OnDevice(ordinal):
+    with OnDevice(ordinal) as inside, inside:
         event = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
     try:
         unwrap(driver.cuEventRecord(event, handle), "cuEventRecord")

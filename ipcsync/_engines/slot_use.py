@@ -115,7 +115,7 @@ class SlotUse(SlotView, ABC):
         if marker is None:
             if len(self._markers) >= _MANY_MARKERS:
                 self._drop_markers()  # a program may make a stream for each piece of work
-            with OnDevice(ordinal):
+            with OnDevice(ordinal) as inside, inside:
                 marker = unwrap(self._driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
             marker = self._markers.setdefault(stream_id, marker)
             self._keep_marker(stream_id, marker)

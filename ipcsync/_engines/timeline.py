@@ -56,7 +56,7 @@ class TimelineEngine(Engine):
     @holding("_lock")
     def open_first(self) -> None:
         """Register the word's page on the event's device, to test that this works. Raises DriverError."""
-        with OnDevice(self.ordinal):
+        with OnDevice(self.ordinal) as inside, inside:
             self._pointer()
 
     def _pointer(self) -> int:

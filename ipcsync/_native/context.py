@@ -119,7 +119,13 @@ def ensure_context(ordinal: int) -> None:
 
 
 class OnDevice:
-    """A `with` block in which a context of the device `ordinal` is current on this thread.
+    """A `with` block in which a context of the device `ordinal` is current on this thread; it is entered twice.
+
+        with OnDevice(ordinal) as inside, inside:
+            …
+
+    A signal's handler may raise in an `__exit__` before its first step. Here the outer one then does what the inner one
+    did not: the user's next call would go to another device.
 
     Afterwards the thread's earlier context is current again. A thread that had none keeps this one, as after any first
     call of the CUDA runtime. The current one is replaced, and none pushed: an exception between the driver's call and
@@ -131,11 +137,19 @@ class OnDevice:
     def __init__(self, ordinal: int, context: DriverObject = None) -> None:
         self._ordinal = ordinal
         self._context = context  # this one, instead of any of the device
-        self._before: DriverObject = None
+        self._before: DriverObject = None  # None if nothing is to be undone
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Inside:
+        inside = _Inside(self)
+        try:
+            self._enter()
+            return inside  # inside of the block, so that an exception at this very step is seen too
+        except BaseException:
+            self.leave()
+            raise
+
+    def _enter(self) -> None:
         api = driver()
-        self._before = None
         if self._context is None:
             result = api.cuCtxGetDevice()
             if bad_context(result):
@@ -144,24 +158,40 @@ class OnDevice:
             if _ordinal(unwrap(result, "cuCtxGetDevice")) == self._ordinal:
                 return
         context = primary(self._ordinal) if self._context is None else self._context
-        before = unwrap(api.cuCtxGetCurrent(), "cuCtxGetCurrent")
-        try:
-            unwrap(api.cuCtxSetCurrent(context), "cuCtxSetCurrent")
-            self._before = before
-            return  # inside of the block, so that an exception at this very step is seen too
-        except BaseException:
-            api.cuCtxSetCurrent(before)
-            raise
+        self._before = unwrap(api.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        unwrap(api.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Make the earlier context current again; a second call does nothing."""
         if self._before is not None:
             try:
                 unwrap(driver().cuCtxSetCurrent(self._before), "cuCtxSetCurrent")
             except BaseException:
                 driver().cuCtxSetCurrent(self._before)
                 raise
+            self._before = None
+
+
+class _Inside:
+    """The inner of the two blocks."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: OnDevice) -> None:
+        self._block = block
+
+    def __enter__(self) -> None:
+        """Nothing: the outer block was entered."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._block.leave()
 
 
 def stream_call(
@@ -176,7 +206,7 @@ def stream_call(
         result = function(*args)
         if not bad_context(result):
             return result
-    with OnDevice(ordinal):
+    with OnDevice(ordinal) as inside, inside:
         return function(*args)
 
 
@@ -185,7 +215,7 @@ def ordinal_of_context(context: DriverObject) -> int:
     for ordinal, known in tuple(_primary.items()):  # retained, so no other context can have its address
         if known == context:
             return ordinal
-    with OnDevice(0, context):
+    with OnDevice(0, context) as inside, inside:
         return _ordinal(unwrap(driver().cuCtxGetDevice(), "cuCtxGetDevice"))
 
 

@@ -316,7 +316,7 @@ def synchronize(device: DeviceLike | None = None) -> None:
     current = api.cuCtxGetDevice()
     if (context.bad_context(current) or current_ordinal() != ordinal) and not has_primary_context(ordinal):
         return
-    with OnDevice(ordinal):
+    with OnDevice(ordinal) as inside, inside:
         unwrap(relaxed_call(api.cuCtxSynchronize), "cuCtxSynchronize")
 
 

@@ -101,7 +101,7 @@ class Event:
         event._imported = True
         event._index = index
         event._export = data
-        with OnDevice(index):
+        with OnDevice(index) as inside, inside:
             result = context.driver().cuIpcOpenEventHandle(_drivers.handle_from_bytes(CUipcEventHandle, data))
         if result[0] != SUCCESS:
             raise _cannot_open(result[0])
@@ -195,7 +195,7 @@ class Event:
                     name="CUDA_ERROR_INVALID_HANDLE",
                     call="cuIpcGetEventHandle",
                 )
-            with OnDevice(self._index):
+            with OnDevice(self._index) as inside, inside:
                 self._export = _drivers.handle_bytes(
                     unwrap(context.driver().cuIpcGetEventHandle(self._handle), "cuIpcGetEventHandle")
                 )
@@ -234,7 +234,7 @@ class Event:
         if self._handle is not None:
             return
         api = context.driver()
-        with OnDevice(index, _context_for(stream)):
+        with OnDevice(index, _context_for(stream)) as inside, inside:
             handle = unwrap(api.cuEventCreate(self._flags), "cuEventCreate")
             if self._flags & EVENT_INTERPROCESS:
                 # Now, because it needs a current context. If it fails, `ipc_handle` raises the same later: within this

@@ -43,7 +43,7 @@ def wait_for_all(joined: Stream) -> None:
     Raises StreamCapturing while a stream of the context is being captured; the capture stays valid if the stream is
     known here. If the driver cannot record a context, `joined` waits for the known streams, with a RuntimeWarning.
     """
-    with OnDevice(joined.device_index):
+    with OnDevice(joined.device_index) as inside, inside:
         if _records_contexts():
             living.use(lambda made: _refuse_captures(_known(made, joined.device_index)))
             _wait_for_context(joined)
@@ -108,7 +108,7 @@ def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:
     Raises StreamCapturing if one of them is being captured; `joined` then waits for none of them.
     """
     for stream in streams:
-        with OnDevice(stream.device_index):
+        with OnDevice(stream.device_index) as inside, inside:
             capture.refuse_capturing(stream._handle, _WHAT)
     for stream in streams:
         joined.wait_stream(stream)

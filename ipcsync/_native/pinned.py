@@ -77,7 +77,7 @@ def unpin(address: int, length: int) -> bool:
 def _unregister(address: int, length: int) -> bool:
     for start in [start for start in _ordinals if address <= start < address + length]:
         try:
-            with context.OnDevice(_ordinals[start]):
+            with context.OnDevice(_ordinals[start]) as inside, inside:
                 result = relaxed_call(_drivers.load().cuMemHostUnregister, start)
             if start in _registered or result[0] != _NOT_REGISTERED:
                 unwrap(result, "cuMemHostUnregister")

@@ -66,7 +66,7 @@ class Stream:
         fork.arm()
         if stream_id is None and device_index is None and device_type is None:
             index = parse(device)
-            with OnDevice(index):
+            with OnDevice(index) as inside, inside:
                 self._bind(_create(priority), index, owned=True)
             living.add(self._handle, index)
             return
@@ -135,7 +135,7 @@ class Stream:
     def priority_range() -> tuple[int, int]:
         """The (least, greatest) priority on the current device; the greatest is the lower number."""
         fork.arm()
-        with OnDevice(parse(None)):
+        with OnDevice(parse(None)) as inside, inside:
             least, greatest = unwrap(context.driver().cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
         return int(least), int(greatest)
 
@@ -145,13 +145,13 @@ class Stream:
         context.driver()
         if self._pointer not in context.LEGACY:
             return capture.is_capturing(self._handle)
-        with OnDevice(self._index):
+        with OnDevice(self._index) as inside, inside:
             return capture.is_capturing(self._handle)
 
     def query(self) -> bool:
         """Whether all work submitted so far is done. Raises StreamCapturing rather than spoil a capture."""
         fork.check()
-        with OnDevice(self._index):
+        with OnDevice(self._index) as inside, inside:
             result = relaxed_call(self._ask, "query", context.driver().cuStreamQuery)
         if result[0] == ERROR_NOT_READY:
             return False
@@ -161,7 +161,7 @@ class Stream:
     def synchronize(self) -> None:
         """Block until all work submitted so far is done, with the GIL released. Raises StreamCapturing as `query`."""
         fork.check()
-        with OnDevice(self._index):
+        with OnDevice(self._index) as inside, inside:
             unwrap(relaxed_call(self._ask, "synchronize", context.driver().cuStreamSynchronize), "cuStreamSynchronize")
 
     def _ask(self, what: str, function: Callable[[DriverObject], tuple[Any, ...]]) -> tuple[Any, ...]:

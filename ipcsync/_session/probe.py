@@ -32,7 +32,7 @@ def of_engines(reply: ProbeReply, ordinal: int, board: Board) -> EngineChecks:
 
 def _why_not_event(handle: bytes, ordinal: int) -> str | None:
     driver = _drivers.load()
-    with OnDevice(ordinal), Relaxed():
+    with OnDevice(ordinal) as inside, inside, Relaxed():
         try:
             data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
             event = unwrap(driver.cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle", HandleError)
@@ -43,7 +43,7 @@ def _why_not_event(handle: bytes, ordinal: int) -> str | None:
 
 
 def _why_not_timeline(board: Board, ordinal: int) -> str | None:
-    with OnDevice(ordinal), Relaxed():
+    with OnDevice(ordinal) as inside, inside, Relaxed():
         try:
             pinned.page(board.page_of_slots)
             pointer = pinned.page(board.address) + board.probe_offset

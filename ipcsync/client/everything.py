@@ -65,7 +65,7 @@ class Everything:
         A stream that still waits may do so for ever, since a recorder may be dead. It serves as well as an idle one for
         a record of everything, which stands behind the kept streams too.
         """
-        with OnDevice(ordinal):
+        with OnDevice(ordinal) as inside, inside:
             kept = self._kept.setdefault(int(unwrap(_drivers.load().cuCtxGetCurrent(), "cuCtxGetCurrent")), [])
             try:
                 idle = next((stream for stream in kept if stream.query()), None)

@@ -52,7 +52,7 @@ class StreamGate:
         fork.arm()
         self._stream = resolve(None) if stream is None else stream  # kept alive as long as the gate
         handle, ordinal = stream_handle(self._stream)
-        with OnDevice(ordinal):
+        with OnDevice(ordinal) as inside, inside:
             if capture.is_capturing(handle):
                 raise StreamCapturing("cannot hold a stream that is being captured into a CUDA graph")
         self._word = _take(ordinal)
@@ -151,7 +151,7 @@ def _take(ordinal: int) -> _Word:
 
 
 def _add_page(ordinal: int) -> None:
-    with OnDevice(ordinal):
+    with OnDevice(ordinal) as inside, inside:
         relaxed_call(_allocate, ordinal)
 
 

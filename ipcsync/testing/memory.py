@@ -54,7 +54,7 @@ class Memory:
         self.size = size
         self._kind: Kind = "pinned" if pinned else "device" if handle is None else "opened"
         self._ordinal = devices.parse(device)
-        with OnDevice(self._ordinal):
+        with OnDevice(self._ordinal) as inside, inside:
             self.address: int = _opened(handle) if handle is not None else _allocated(size, pinned=pinned)
 
     @property
@@ -72,7 +72,7 @@ class Memory:
         self._check()
         if self._kind != "device":
             raise ValueError(f"only device memory that was allocated here has a handle, and this is {self._kind}")
-        with OnDevice(self._ordinal):
+        with OnDevice(self._ordinal) as inside, inside:
             return _drivers.handle_bytes(relaxed_call(_call, "cuIpcGetMemHandle", self.address))
 
     def fill(self, value: int, stream: StreamLike | None = None) -> None:
@@ -103,7 +103,7 @@ class Memory:
         if self.is_pinned:
             ctypes.memmove(self.address, content, self.size)
             return
-        with OnDevice(self._ordinal):
+        with OnDevice(self._ordinal) as inside, inside:
             relaxed_call(_finish, "cuMemcpyHtoDAsync", self.address, content, self.size)
 
     def read(self) -> bytes:
@@ -112,7 +112,7 @@ class Memory:
         if self.is_pinned:
             return ctypes.string_at(self.address, self.size)
         data = bytearray(self.size)
-        with OnDevice(self._ordinal):
+        with OnDevice(self._ordinal) as inside, inside:
             _call("cuMemcpyDtoH", data, self.address, self.size)
         return bytes(data)
 
@@ -133,7 +133,7 @@ class Memory:
         if not address or fork.is_in_bad_fork():
             return
         name = {"device": "cuMemFree", "pinned": "cuMemFreeHost", "opened": "cuIpcCloseMemHandle"}[self._kind]
-        with OnDevice(self._ordinal):
+        with OnDevice(self._ordinal) as inside, inside:
             relaxed_call(_call, name, address)
 
     def _check(self) -> None:

@@ -322,7 +322,7 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setattr("ipcsync._native.context.driver", lambda: rig)
         monkeypatch.setattr(base, "stream_handle", lambda *_: (_STREAM, 0))
         monkeypatch.setattr(capture, "_status", rig.cuStreamIsCapturing)
-        monkeypatch.setattr(slot_use, "OnDevice", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(slot_use, "OnDevice", lambda _: contextlib.nullcontext(contextlib.nullcontext()))
         monkeypatch.setattr(slot_view, "peer_of", lambda *_: rig)
         monkeypatch.setattr(queued, "lists", {})
         monkeypatch.setattr(imports, "acquire", lambda *_: "ring")
@@ -409,7 +409,7 @@ def test_the_engines_take_the_steps_of_the_model_in_its_order(name: str, new_rig
 def test_a_stream_is_asked_for_its_id_once_and_a_default_stream_each_time(
     new_rig: Callable[[Case], Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(base, "OnDevice", lambda _: contextlib.nullcontext(contextlib.nullcontext()))
     rig = new_rig(Case("record", depth=8))
     engine, default = _engine(rig), 1
     handles: list[Any] = [_STREAM, _STREAM, _Handle(), _STREAM, default, default]

@@ -217,7 +217,7 @@ def is_of_this_thread(stream: Stream) -> bool:
         # The legacy or the per-thread one: cuda-bindings decides by a variable, which some versions take for true if it
         # is "0".
         ask = context.driver().cuStreamGetId
-        with OnDevice(stream.device_index):
+        with OnDevice(stream.device_index) as inside, inside:
             null, legacy = (int(unwrap(ask(handle), "cuStreamGetId")) for handle in (_NULL, _LEGACY))
         return null != legacy
     return stream.stream_id == _PER_THREAD
