@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._board import Board, SlotLine
@@ -21,6 +21,9 @@ from ipcsync._locks import holding
 from ipcsync._native import context
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _DISABLE_TIMING = 2
@@ -190,48 +193,95 @@ def key_of(driver: DriverObject, handle: DriverObject, stream_id: int, ordinal: 
 
 
 class _Table:
-    """The changes of `lists`."""
+    """The changes of `lists`.
+
+    A finalizer or a signal's handler may change them too within any change, on the same thread, and so between a look
+    and the store that follows from it. What such calls add is in `_log` before it is in a list, and the outermost
+    change puts back what it has overwritten or taken out.
+    """
 
     def __init__(self) -> None:
         self._lock = lists_lock
         self._sweep_at = _MANY
+        self._log: list[Wait] = []
 
-    @holding("_lock")
     def add(self, key: int, view: View, generation: int, stream: int) -> Wait:
         """Have the stream's next record stand behind `generation`; called before the wait is queued.
 
         The listed wait, which may be an earlier one, and for a later generation.
         """
+        return self._change(self._add, key, view, generation, stream)
+
+    def drop(self, waits: Iterable[Wait]) -> None:
+        """Remove waits that are known good, or to be forgotten."""
+        self._change(self._drop, waits)
+
+    def release(self, view: View) -> None:
+        """Remove the waits for a view, which have their verdicts; of the lost ones a `Lost` stays."""
+        self._change(self._release, view)
+
+    @holding("_lock")
+    def everything(self) -> list[Wait]:
+        """The waits of all streams of this process."""
+        return [wait for waits in list(lists.values()) for wait in list(waits.values())]
+
+    def _change(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        lock = self._lock
+        within = lock.is_mine() and lock.is_held_below()
+        try:
+            with lock:
+                try:
+                    return change(*args, **kwargs)
+                finally:
+                    if not within:
+                        self._put_back()
+        except BaseException:
+            if not within:
+                lock.unwind()
+            raise
+
+    def _add(self, key: int, view: View, generation: int, stream: int) -> Wait:
         listed = lists.get(key, {}).get(id(view))
         if listed is not None and _stands_for(listed, generation, stream):
             wait = listed
         else:
             wait = Wait(view, generation, key, stream)
-        if listed is not None and listed.verdict is not True:
-            wait.others = (listed.others | {listed.stream, stream}) - {wait.stream}
-        if wait is not listed:
-            lists.setdefault(key, {})[id(view)] = wait
+        self._log.append(wait)
+        self._put(wait, listed, stream)
         if len(lists) > self._sweep_at:  # including streams without further records
-            self.drop([each for each in self.everything() if each.known() is True])
+            self._drop([each for each in self.everything() if each.known() is True])
             self._sweep_at = max(_MANY, 2 * len(lists))
         return wait
 
-    @holding("_lock")
-    def drop(self, waits: Iterable[Wait]) -> None:
-        """Remove waits that are known good, or to be forgotten."""
+    def _put(self, wait: Wait, listed: Wait | None, stream: int) -> None:
+        """List a wait, in place of the one that is listed; it stands for that one, and for a wait on `stream`."""
+        if listed is not None and listed.verdict is not True:
+            wait.others = (wait.others | listed.others | {listed.stream, stream}) - {wait.stream}
+        if wait is not listed:
+            lists.setdefault(wait.key, {})[wait.place] = wait
+
+    def _put_back(self) -> None:
+        while self._log:
+            wait = self._log.pop()
+            listed = lists.get(wait.key, {}).get(wait.place)
+            is_stood_for = listed is wait or (listed is not None and _stands_for(listed, wait.generation, wait.stream))
+            if wait.verdict is not True and not is_stood_for:
+                self._put(wait, listed, wait.stream)
+
+    def _drop(self, waits: Iterable[Wait]) -> None:
         for wait in waits:
             self._take_out(wait)
 
     def _take_out(self, wait: Wait) -> None:
+        if wait in self._log:
+            self._log.remove(wait)
         held = lists.get(wait.key, {})
         if held.get(wait.place) is wait:
             del held[wait.place]
             if not held:
                 lists.pop(wait.key, None)
 
-    @holding("_lock")
-    def release(self, view: View) -> None:
-        """Remove the waits for a view, which have their verdicts; of the lost ones a `Lost` stays."""
+    def _release(self, view: View) -> None:
         for wait in self.everything():
             if not wait.is_for(view):
                 continue
@@ -239,11 +289,6 @@ class _Table:
                 lost = Lost(wait)
                 lists[wait.key][lost.place] = lost  # first, so that a lost wait is in the list at every moment
             self._take_out(wait)
-
-    @holding("_lock")
-    def everything(self) -> list[Wait]:
-        """The waits of all streams of this process."""
-        return [wait for waits in list(lists.values()) for wait in list(waits.values())]
 
 
 def _stands_for(wait: Wait, generation: int, stream: int) -> bool:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
 import pytest
 
 import ipcsync
@@ -139,3 +145,55 @@ def test_a_dead_recorders_work_is_accepted_by_nobody(row: Row) -> None:
     loss = wait.judged()
     assert isinstance(loss, Loss)
     assert (loss.cause, loss.session) == ("died", "s0")
+
+
+def _with_a_call_at(number: int, outer: Callable[[], object], inner: Callable[[], object]) -> bool:
+    """Call `outer`, and `inner` within it at that line of `queued`, as a handler does; whether there is such a line."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != queued.__file__:
+            return None
+        count += event == "line"
+        if count == number and event == "line":
+            sys.settrace(None)
+            inner()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        outer()
+    finally:
+        sys.settrace(before)
+    return count >= number
+
+
+@pytest.mark.parametrize("first", ["nothing", "an earlier wait", "one of another stream"])
+@pytest.mark.parametrize("call", ["wait", "drop", "release"])
+def test_a_wait_within_any_change_of_the_lists_is_stood_behind(row: Row, call: str, first: str) -> None:
+    """A signal's handler, or a finalizer, has the same stream wait while the lists are changed."""
+    view, other = row.theirs[:2]
+    row.record(0, 9)
+    number = 0
+    is_there = True
+    while is_there:
+        number += 1
+        queued.lists.clear()
+        if first != "nothing":
+            queued.add(KEY, view, 1, STREAM if first == "an earlier wait" else 8).verdict = call == "drop" or None
+        queued.add(KEY, other, 1, STREAM).verdict = True
+        waits = queued.of(KEY)
+        calls: dict[str, Callable[[], object]] = {
+            "wait": partial(queued.add, KEY, view, 2, STREAM),
+            "drop": partial(queued.drop, waits),
+            "release": partial(queued.release, other),
+        }
+        is_there = _with_a_call_at(number, calls[call], partial(queued.add, KEY, view, 3, STREAM))
+        if is_there:
+            (kept,) = [wait for wait in queued.of(KEY) if wait.view is view]
+            assert kept.generation == 3, number
+            assert first != "one of another stream" or call == "drop" or 8 in (kept.stream, *kept.others)
+    assert number > 10
+    assert not queued._table._log
