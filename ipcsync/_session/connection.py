@@ -27,7 +27,8 @@ _RETRY_NS = 1_000_000_000
 _SLICE_NS = 50_000_000
 _EAGER_NS, _EAGER_SLICE_NS = 250_000_000, 10_000_000  # at first, since another coordinator may follow a dead one
 _LONGEST_S = 1e9
-_NOW, _IN, _IN_OR_OUT = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)  # ints cost less than enums
+_NOW, _EVENTS = int(zmq.NOBLOCK), int(zmq.EVENTS)  # ints cost less than enums
+_IN, _IN_OR_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 
 _contexts: dict[None, zmq.Context[zmq.Socket[bytes]]] = {}
 
@@ -211,7 +212,10 @@ class Connection:
             slice_ms = max(1, min(longest, deadline - now) // 1_000_000)
             if not was_sent:
                 socket.poll(slice_ms, _IN_OR_OUT)
-            left -= self._receive(socket, wanted, left, slice_ms if was_sent else 0)
+            if answered := self._receive(socket, wanted, left, slice_ms if was_sent else 0):
+                left -= answered
+                # While replies come, the others are on their way: one that is lost keeps the window from moving on.
+                resend_at = time.monotonic_ns() + _RETRY_NS if was_sent else 0
             if look is not None and left:
                 look()
         if left:
@@ -254,11 +258,9 @@ class Connection:
         if wait_ms and not zmq_poll([(socket, _IN)], wait_ms):
             return 0
         answered = 0
-        while True:
-            try:
-                frame = socket.recv(_NOW, copy=False)
-            except zmq.Again:
-                return answered
+        # Asked for, since the exception of an empty socket takes longer than a reply.
+        while socket.getsockopt(_EVENTS) & _IN:  # type: ignore[operator] # an int
+            frame = socket.recv(_NOW, copy=False)
             if frame.more:
                 raise ProtocolError("a reply of several frames", code="malformed")
             request_id, body = codec.decode_reply(frame.buffer)
@@ -267,7 +269,8 @@ class Connection:
                 request.reply = body
                 answered += request_id in wanted
                 if left and answered == left:
-                    return answered
+                    break
+        return answered
 
     def _send_late_again(self, socket: zmq.Socket[bytes]) -> bool:
         """Send requests that were given up to a new coordinator; whether all were sent.

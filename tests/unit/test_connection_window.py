@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -84,4 +85,32 @@ def test_further_requests_go_out_as_soon_as_the_oldest_is_answered_and_never_mor
             connection.close()
     assert [*first, *second, *third, *last] == [request.id for request in requests]
     assert connection.sent == len(requests), "none was sent twice"
+    assert all(request.reply is not None for request in requests)
+
+
+def test_requests_are_sent_again_once_no_reply_has_come_for_a_second_and_not_while_replies_come(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 0
+    monkeypatch.setattr("ipcsync._session.connection.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+    connection = Connection(side.endpoint)
+    connection.window = _WINDOW
+    requests = [Request(messages.Stats()) for _ in range(10)]
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(connection.exchange, requests, b"t" * 16, 3600.0)
+        try:
+            sent = side.next(_WINDOW)
+            while len(sent) < len(requests):
+                now_ns += 900_000_000
+                side.answer(sent[-_WINDOW])
+                sent += side.next(1)
+            assert sent == [request.id for request in requests], "none was sent twice"
+            assert side.nothing_comes()
+            now_ns += 1_100_000_000
+            assert side.next(_WINDOW) == sent[-_WINDOW:]
+            side.answer(*sent[-_WINDOW:])
+            asked.result(_WAIT_S)
+        finally:
+            now_ns = 1 << 60  # past the deadline, so that the call ends
+            connection.close()
     assert all(request.reply is not None for request in requests)
