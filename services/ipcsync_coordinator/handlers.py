@@ -179,7 +179,7 @@ class Handlers:
 
     def _ready(self, entry: SessionEntry, _: messages.Ready) -> messages.Message:
         entry.is_ready = True
-        self._registry.touched_sessions.add(entry.session)
+        self._registry.touched.sessions.add(entry.session)
         entry.watch.has_lifeline = entry.watch.holds_lifeline()
         return _DONE
 

@@ -9,7 +9,7 @@ import msgspec
 from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
-from ipcsync_coordinator.state import Session, Slot
+from ipcsync_coordinator.state import Session, Slot, Touched
 
 
 class Effect(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -21,7 +21,7 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A slot as the registry has it; sessions by serial, CUDA events too."""
+    """A slot as the registry has it, with all its attachments; sessions by serial, CUDA events too."""
 
     index: int
     state: str
@@ -68,6 +68,25 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             slot.good,
             slot.is_grave,
         )
+
+
+class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One session's attachment to a slot: "active", "lingering" or "left", "" if there is none any more.
+
+    A slot's own record has as many as hold it, so the record of each that comes or goes would grow with their number.
+    """
+
+    index: int
+    serial: int
+    state: str
+
+    @classmethod
+    def of(cls, slot: Slot, serial: int) -> AttachmentRecord:
+        """The record of a session's attachment to a slot."""
+        for state, serials in (("active", slot.active), ("lingering", slot.lingering), ("left", slot.left)):
+            if serial in serials:
+                return cls(slot.index, serial, state)
+        return cls(slot.index, serial, "")
 
 
 class SessionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -122,7 +141,10 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The objects that a transition touched, as they are afterwards, its effects on the board, and the reply."""
+    """The objects that a transition touched, as they are afterwards, its effects on the board, and the reply.
+
+    A slot is in it either as a whole, or with those of its attachments that changed.
+    """
 
     count: int = 0  # of sessions there ever were
     high_water: int = 0
@@ -133,20 +155,20 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     replies: list[Reply] = []
     effects: list[Effect] = []
     graves: list[tuple[bytes, int, int, str, int, str]] = []  # new ones: epoch, slot, incarnation, node, good, reason
+    attachments: list[AttachmentRecord] = []
 
 
 def record_of(
     registry: Registry,
     table: SessionTable,
-    slots: Iterable[Slot],
-    sessions: Iterable[Session],
+    touched: Touched,
     effects: list[Effect],
     replies: list[Reply],
     graves: Iterable[tuple[Origin, Grave]] = (),
 ) -> Record:
-    """The record of a transition that touched those slots and sessions."""
+    """The record of a transition that touched that."""
     known, gone, streams = [], [], {}
-    for session in sessions:
+    for session in touched.sessions:
         entry = table.of_serial(session.serial)
         if session.serial not in registry.sessions or entry is None:
             gone.append(session.serial)
@@ -154,13 +176,58 @@ def record_of(
         known.append(SessionRecord.of(session, entry))
         for name in session.streams:
             streams[name] = registry.streams[name]
-    touched = [SlotRecord.of(slot) for slot in slots]
+    slots = [SlotRecord.of(slot) for slot in touched.slots]
+    others = [(slot, serial) for slot, serial in touched.attachments if slot not in touched.slots]
+    attachments = [AttachmentRecord.of(slot, serial) for slot, serial in others]
     dug = [(*origin, *grave) for origin, grave in graves]
-    return Record(registry.count, registry.high_water, touched, known, gone, streams, replies, effects, dug)
+    return Record(registry.count, registry.high_water, slots, known, gone, streams, replies, effects, dug, attachments)
 
 
 def whole(registry: Registry, table: SessionTable) -> Record:
     """The record of everything."""
-    slots, sessions = registry.slots.values(), registry.sessions.values()
+    everything = Touched(set(registry.slots.values()), set(registry.sessions.values()))
     replies = [Reply(*each) for each in table.replies()]
-    return record_of(registry, table, slots, sessions, [], replies, registry.graves.everything())
+    return record_of(registry, table, everything, [], replies, registry.graves.everything())
+
+
+def folded(records: Iterable[Record]) -> Record:
+    """What those records come to, as one record of everything, with slots by index and replies in order.
+
+    KeyError if one is of an attachment to a slot, or names a stream, that none has.
+    """
+    last = Record()
+    slots: dict[int, SlotRecord] = {}
+    attachments: dict[int, dict[int, str]] = {}  # by slot and session
+    sessions: dict[int, SessionRecord] = {}
+    streams: dict[str, tuple[str, int]] = {}
+    replies: list[Reply] = []
+    graves: list[tuple[bytes, int, int, str, int, str]] = []
+    for last in records:
+        for slot in last.slots:
+            slots[slot.index] = slot
+            states = {"active": slot.active, "lingering": slot.lingering, "left": slot.left}
+            attachments[slot.index] = {serial: state for state, serials in states.items() for serial in serials}
+        for each in last.attachments:
+            attachments[each.index][each.serial] = each.state
+        sessions.update((session.serial, session) for session in last.sessions)
+        for serial in last.gone:
+            sessions.pop(serial, None)
+        streams.update(last.streams)
+        replies += last.replies
+        graves += last.graves
+    return Record(
+        last.count,
+        last.high_water,
+        [_with_attachments(slots[index], attachments[index]) for index in sorted(slots)],
+        [sessions[serial] for serial in sorted(sessions)],
+        streams={name: streams[name] for session in sessions.values() for name in session.streams},
+        replies=replies,
+        graves=graves,
+    )
+
+
+def _with_attachments(slot: SlotRecord, states: dict[int, str]) -> SlotRecord:
+    lists: dict[str, list[int]] = {"active": [], "lingering": [], "left": [], "": []}
+    for serial in sorted(states):
+        lists[states[serial]].append(serial)
+    return msgspec.structs.replace(slot, active=lists["active"], lingering=lists["lingering"], left=lists["left"])

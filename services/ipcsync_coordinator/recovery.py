@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ipcsync._board import BROKEN, CLOSED, FREE, OPEN, Board
 from ipcsync_coordinator.effects import Effects
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.pool import Pool
-from ipcsync_coordinator.records import Record, SessionRecord, SlotRecord
+from ipcsync_coordinator.records import Record, SessionRecord, SlotRecord, folded
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Session, Slot
@@ -28,26 +26,15 @@ def recover(
     records, is_carried_out = journal.read()
     if not records:
         return []
-    slots: dict[int, SlotRecord] = {}
-    sessions: dict[int, SessionRecord] = {}
-    streams: dict[str, tuple[str, int]] = {}
-    for record in records:
-        slots.update((slot.index, slot) for slot in record.slots)
-        sessions.update((session.serial, session) for session in record.sessions)
-        for serial in record.gone:
-            sessions.pop(serial, None)
-        streams.update(record.streams)
-        for grave in record.graves:
-            registry.graves.restore(Origin(*grave[:3]), Grave(*grave[3:]))
     try:
-        _restore(registry, effects.pool, board, slots.values(), sessions.values())
+        left = folded(records)
+        _restore(registry, effects.pool, board, left)
     except KeyError as error:
         raise JournalError(f"it names {error}, which does not exist") from None
-    registry.count, registry.high_water = records[-1].count, records[-1].high_water
-    registry.streams = {name: streams[name] for each in sessions.values() for name in each.streams}
-    for each in sessions.values():
+    for each in left.sessions:
         table.add(_entry(registry.sessions[each.serial], each, board, now_ns))
-    _keep_replies(table, records)
+    for reply in left.replies:
+        table.keep(reply.token, reply.id, reply.frame)
     if not is_carried_out:
         effects.redo(records[-1].effects)
         journal.carried_out()
@@ -58,14 +45,15 @@ def recover(
     return [slot for slot in registry.slots.values() if board.slot(slot.index).state != _STATES[slot.state]]
 
 
-def _restore(
-    registry: Registry, pool: Pool, board: Board, slots: Iterable[SlotRecord], sessions: Iterable[SessionRecord]
-) -> None:
-    known = {each.serial: _session(each) for each in sessions}
+def _restore(registry: Registry, pool: Pool, board: Board, left: Record) -> None:
+    known = {each.serial: _session(each) for each in left.sessions}
     lines = {session.line for session in known.values()}
     # By the last session of each line: which line has been free for longest is unknown.
     free = sorted(set(range(board.sessions)) - lines, key=lambda line: board.session(line).serial)
-    registry.restore(list(known.values()), [_slot(each, known, pool) for each in slots], free)
+    registry.restore(list(known.values()), [_slot(each, known, pool) for each in left.slots], free)
+    registry.count, registry.high_water, registry.streams = left.count, left.high_water, left.streams
+    for grave in left.graves:
+        registry.graves.restore(Origin(*grave[:3]), Grave(*grave[3:]))
 
 
 def _session(record: SessionRecord) -> Session:
@@ -110,9 +98,3 @@ def _entry(session: Session, record: SessionRecord, board: Board, now_ns: int) -
     entry.why_not_event, entry.is_ready, entry.forgotten = record.why_not_event, record.is_ready, record.forgotten
     entry.was_confirmed = record.is_confirmed
     return entry
-
-
-def _keep_replies(table: SessionTable, records: Iterable[Record]) -> None:
-    for record in records:
-        for reply in record.replies:
-            table.keep(reply.token, reply.id, reply.frame)

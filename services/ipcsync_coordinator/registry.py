@@ -26,7 +26,7 @@ from ipcsync.errors import (
     RecorderTaken,
 )
 from ipcsync_coordinator.mirrors import Grave, Graves, Origin
-from ipcsync_coordinator.state import Change, FinishedState, Limits, Session, SessionState, Slot
+from ipcsync_coordinator.state import Change, FinishedState, Limits, Session, SessionState, Slot, Touched
 
 
 class Registry:
@@ -41,8 +41,7 @@ class Registry:
         self.slots: dict[int, Slot] = {}
         self.streams: dict[str, tuple[str, int]] = {}
         self.changes: list[Change] = []
-        self.touched_slots: set[Slot] = set()  # changed since the journal was last appended to
-        self.touched_sessions: set[Session] = set()
+        self.touched = Touched()  # since the journal was last appended to
         self.high_water = 0
         self.in_use = 0
         self._free: list[int] = []
@@ -54,13 +53,6 @@ class Registry:
         """The changes since the last call, in order."""
         changes, self.changes = self.changes, []
         return changes
-
-    def take_touched(self) -> tuple[list[Slot], list[Session]]:
-        """The slots and sessions that changed since the last call."""
-        slots, sessions = list(self.touched_slots), list(self.touched_sessions)
-        self.touched_slots.clear()
-        self.touched_sessions.clear()
-        return slots, sessions
 
     def restore(self, sessions: list[Session], slots: list[Slot], free_lines: Iterable[int]) -> None:
         """Fill this empty registry with another one's sessions and slots; the rest is derived from them."""
@@ -104,7 +96,7 @@ class Registry:
         line = self._free_lines.popleft()
         session = Session(session_id, (self.count << 16) | line, line, name, role=role)
         self.sessions[session.serial] = session
-        self.touched_sessions.add(session)
+        self.touched.sessions.add(session)
         self.changes.append(Change("session_opened", session=session))
         return session
 
@@ -126,7 +118,7 @@ class Registry:
         was_live = session.state == "live"
         if was_live:
             session.state = state
-            self.touched_sessions.add(session)
+            self.touched.sessions.add(session)
             self.changes.append(Change("session_closed", session=session))
         for index in sorted(session.attached):
             self._leave(self.slots[index], session, breaks=breaks, released=released)
@@ -135,7 +127,7 @@ class Registry:
                 self.streams.pop(name, None)
         session.streams.clear()
         if not session.attached and (released or session.state != "expired"):
-            self.touched_sessions.add(session)
+            self.touched.sessions.add(session)
             for index in session.left:
                 self.slots[index].left.discard(session.serial)
             del self.sessions[session.serial]
@@ -170,7 +162,7 @@ class Registry:
         self._attach(session, slot)
         if recorder and slot.recorder is None:
             slot.recorder = session
-            self.touched_slots.add(slot)
+            self.touched.slots.add(slot)
             self.changes.append(Change("recorder", slot=slot))
 
     def create(
@@ -205,6 +197,7 @@ class Registry:
             self.mirrors[origin] = slot
         elif name:
             self.names[name] = slot
+        self.touched.slots.add(slot)
         self.changes.append(Change("opened", slot=slot))
         self.join(session, slot, recorder=recorder, device="", engine="auto")
         return slot
@@ -308,7 +301,7 @@ class Registry:
         elif device and device != known[0]:
             raise DeviceMismatch(f"the stream {name!r} is on device {known[0]}, not {device}")
         session.streams.add(name)
-        self.touched_sessions.add(session)
+        self.touched.sessions.add(session)
         return known
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -329,7 +322,7 @@ class Registry:
             self._check_attachments(session)
         session.attached.add(slot.index)
         slot.left.discard(session.serial)
-        self.touched_slots.add(slot)
+        self.touched.attachments.add((slot, session.serial))
         slot.lingering.discard(session.serial)
         slot.active.add(session.serial)
 
@@ -339,7 +332,7 @@ class Registry:
         A bridge that leaves a mirror breaks it, unless all its records are complete.
         """
         breaks = breaks or (slot.origin is not None and not drained)
-        self.touched_slots.add(slot)
+        self.touched.attachments.add((slot, session.serial))
         slot.active.discard(session.serial)
         if released:
             slot.lingering.discard(session.serial)
@@ -368,10 +361,11 @@ class Registry:
     def _drain(self, slot: Slot) -> None:
         if not slot.is_drained:
             slot.is_drained = True
+            self.touched.slots.add(slot)
             self.changes.append(Change("drained", slot=slot))
 
     def _finish(self, slot: Slot, state: FinishedState) -> None:
-        self.touched_slots.add(slot)
+        self.touched.slots.add(slot)
         first = slot.state == "open"
         slot.state = state
         if state == "broken" and slot.origin is not None and not slot.reason:
@@ -383,6 +377,7 @@ class Registry:
 
     def _release(self, slot: Slot) -> None:
         was_broken, slot.state = slot.state == "broken", "free"
+        self.touched.slots.add(slot)
         slot.active, slot.lingering = set(), set()  # new ones, since an emptied set keeps its memory
         if slot.origin is not None:
             self.mirrors.pop(slot.origin, None)

@@ -218,7 +218,7 @@ class Server:
     def _confirm(self, entry: SessionEntry, sender: Sender) -> None:
         if entry.watch.confirm(sender, self._loop, partial(self.handlers.lose, entry, "pidfd")):
             entry.session.pid, entry.session.started = entry.watch.pid, entry.watch.started
-            self.registry.touched_sessions.add(entry.session)
+            self.registry.touched.sessions.add(entry.session)
 
     def _forget(self, session: Session) -> None:
         self.handlers.forget(session)

@@ -108,6 +108,27 @@ class Slot:
         return self.state in ("broken", "closed")
 
 
+@dataclass
+class Touched:
+    """What changed, and is in no record of the journal yet.
+
+    `attachments`: (slot, serial) of sessions that attached to a slot or left it, which alone does not touch the slot.
+    """
+
+    slots: set[Slot] = field(default_factory=set)
+    sessions: set[Session] = field(default_factory=set)
+    attachments: set[tuple[Slot, int]] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.sessions or self.attachments)
+
+    def clear(self) -> None:
+        """Forget it: a record has it."""
+        self.slots.clear()
+        self.sessions.clear()
+        self.attachments.clear()
+
+
 @dataclass(frozen=True)
 class Change:
     """A consequence of a transition, to be carried out on the board, in the pool and on the feed.

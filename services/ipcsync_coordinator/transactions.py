@@ -11,7 +11,6 @@ from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.records import Record, Reply, record_of
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionTable
-from ipcsync_coordinator.state import Session, Slot
 
 
 class Transactions:
@@ -23,8 +22,6 @@ class Transactions:
         self._effects = effects
         self.journal = journal
         self._steps: list[Step] = []
-        self._slots: set[Slot] = set()
-        self._touched: set[Session] = set()
         self._graves: list[tuple[Origin, Grave]] = []
 
     def commit(self, reply: Reply | None = None, *, is_refusal: bool = False) -> None:
@@ -35,15 +32,10 @@ class Transactions:
         registry = self._registry
         if registry.changes:
             self._steps += self._effects.plan(registry.take_changes())
-        if registry.touched_slots or registry.touched_sessions or self._steps or (reply and not is_refusal):
-            self._slots |= registry.touched_slots
-            self._touched |= registry.touched_sessions
-            registry.touched_slots.clear()
-            registry.touched_sessions.clear()
+        if registry.touched or self._steps or (reply and not is_refusal):
             self.journal.append(self._record(None if is_refusal else reply))
             steps, self._steps = self._steps, []
-            self._slots.clear()
-            self._touched.clear()
+            registry.touched.clear()
             self._graves.clear()
             self._effects.carry_out(steps)
             self._keep(reply)  # before the log may be compacted: what is not kept is then in no log
@@ -56,7 +48,8 @@ class Transactions:
             self._sessions.keep(reply.token, reply.id, reply.frame)
 
     def _record(self, reply: Reply | None) -> Record:
+        registry = self._registry
         effects = [step.effect for step in self._steps if step.effect is not None]
         replies = [] if reply is None else [reply]
-        self._graves += self._registry.graves.take_new()
-        return record_of(self._registry, self._sessions, self._slots, self._touched, effects, replies, self._graves)
+        self._graves += registry.graves.take_new()
+        return record_of(registry, self._sessions, registry.touched, effects, replies, self._graves)

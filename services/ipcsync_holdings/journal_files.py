@@ -10,7 +10,7 @@ import mmap
 import os
 import time
 
-VERSION = 1
+VERSION = 2
 UNREADABLE = 3
 """The exit status of a coordinator that cannot read the journal."""
 

@@ -189,16 +189,23 @@ class Scene:
 def _folded(read: list[records.Record]) -> object:
     """What records come to, but for the replies: refusals are not in the journal."""
     slots: dict[int, object] = {}
+    holders: dict[int, dict[int, str]] = {}
     sessions: dict[int, object] = {}
     for record in read:
-        slots.update((slot.index, slot) for slot in record.slots)
-        sessions.update((each.serial, msgspec.structs.replace(each, forgotten=0)) for each in record.sessions)
+        for slot in record.slots:
+            slots[slot.index] = msgspec.structs.replace(slot, active=[], lingering=[], left=[])
+            holders[slot.index] = dict.fromkeys(slot.active, "active")
+            holders[slot.index] |= dict.fromkeys(slot.lingering, "lingering") | dict.fromkeys(slot.left, "left")
+        for each in record.attachments:
+            holders[each.index][each.serial] = each.state
+        sessions.update((one.serial, msgspec.structs.replace(one, forgotten=0)) for one in record.sessions)
         for serial in record.gone:
             sessions.pop(serial, None)
-    for index, slot in slots.items():
-        assert isinstance(slot, records.SlotRecord)
-        slots[index] = [serial for serial in slot.left if serial in sessions], msgspec.structs.replace(slot, left=[])
-    return slots, sessions, read[-1].count if read else 0
+    there = {
+        index: {serial: state for serial, state in states.items() if state and serial in sessions}
+        for index, states in holders.items()
+    }
+    return slots, there, sessions, read[-1].count if read else 0
 
 
 def _play(scene: Scene) -> None:

@@ -119,3 +119,17 @@ def test_a_log_does_not_grow_with_the_number_of_starts(world: World, monkeypatch
         longest = max(longest, *(world.files.words[journal_files.VALID + which] for which in (0, 1)))
         world.begin(world.events.held())
     assert longest < 50_000
+
+
+def test_what_an_attachment_adds_does_not_grow_with_the_number_of_sessions(world: World) -> None:
+    first = world.hello()
+    opened = world.ask(messages.Open("one", engine="timeline"), first.token)
+    assert isinstance(opened, messages.Attachment)
+    sizes = set()
+    for _ in range(5):
+        token = world.hello().token
+        for body in (messages.Open("one"), messages.Close(opened.slot, opened.incarnation, released=False)):
+            before = world.files.words[journal_files.VALID]
+            assert not isinstance(world.ask(body, token), messages.Failure)
+            sizes.add((type(body), world.files.words[journal_files.VALID] - before))
+    assert len(sizes) == 2, sizes

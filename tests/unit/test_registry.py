@@ -278,12 +278,12 @@ def test_how_a_session_ended_is_told_and_the_first_end_counts(scene: Scene) -> N
 def test_a_use_of_which_nothing_is_known_is_broken_once_its_recorder_is_ended(scene: Scene) -> None:
     recorder = scene.session("r")
     slot = scene.open(recorder, "e", recorder=True)
-    scene.registry.take_touched()
+    scene.registry.touched.clear()
     scene.happened()
     scene.registry.break_slot(slot)
     assert (slot.state, recorder.state, scene.registry.find("e")) == ("broken", "expired", None)
     assert scene.happened() == ["session_closed", "broken"]  # before waiters are released
-    assert scene.registry.take_touched() == ([slot], [recorder])
+    assert (scene.registry.touched.slots, scene.registry.touched.sessions) == ({slot}, {recorder})
     scene.registry.break_slot(slot)  # the journal had it broken already
     assert scene.happened() == ["broken"]
 

@@ -294,8 +294,8 @@ class Machine(RuleBasedStateMachine):
         ]
         new.restore(list(known.values()), slots, list(old._free_lines))
         new.count, new.high_water, new.streams = old.count, old.high_water, dict(old.streams)
-        new.touched_slots.update(slots)
-        new.touched_sessions.update(known.values())
+        new.touched.slots.update(slots)
+        new.touched.sessions.update(known.values())
         assert not any(_NOBODY in slot.left for slot in slots)
         for serial, session in known.items():
             assert session.attached == old.sessions[serial].attached
@@ -385,9 +385,15 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_not_touched_is_as_it_was(self) -> None:
-        slots, sessions = self.registry.take_touched()
-        self.journal.update((("slot", slot.index), _slot_as_it_is(slot)) for slot in slots)
-        for session in sessions:
+        touched = self.registry.touched
+        for slot, serial in touched.attachments:
+            if slot not in touched.slots:
+                *rest, active, lingering, left = self.journal["slot", slot.index]
+                sets = zip((active, lingering, left), (slot.active, slot.lingering, slot.left), strict=True)
+                changed = ((was - {serial}) | (now & {serial}) for was, now in sets)
+                self.journal["slot", slot.index] = (*rest, *changed)
+        self.journal.update((("slot", slot.index), _slot_as_it_is(slot)) for slot in touched.slots)
+        for session in touched.sessions:
             if session.serial in self.registry.sessions:
                 self.journal["session", session.serial] = (session.state, frozenset(session.streams))
             else:
@@ -401,7 +407,8 @@ class Machine(RuleBasedStateMachine):
         for session in self.registry.sessions.values():
             now["session", session.serial] = (session.state, frozenset(session.streams))
         assert self.journal == now
-        assert self.registry.take_touched() == ([], [])
+        touched.clear()
+        assert not touched
 
     @invariant()
     def nothing_grows_that_should_not(self) -> None:
