@@ -50,7 +50,8 @@ def _pipelined(send: Callable[[], None], receive: Callable[[], object], count: i
 
 def _request_frame(state: dict[str, Any]) -> bytes:
     """What `client.list_events` sends."""
-    return codec.encode_request(next(state["ids"]), messages.ListEvents(), state["client"]._session.token, _FOREVER)
+    number = next(state["ids"])  # also in the deadline, as those of separate calls differ
+    return codec.encode_request(number, messages.ListEvents(), state["client"]._session.token, _FOREVER + number)
 
 
 def _flow(state: dict[str, Any], peer: str, count: int, window: int) -> float:

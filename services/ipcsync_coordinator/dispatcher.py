@@ -29,6 +29,7 @@ _NEEDS_ROOM = _CHANGING | {"hello", "ready"}  # in the journal
 class Dispatcher:
     """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC.
 
+    `is_one_of_many` says of the last frame whether its call has sent others, all of whose replies the call waits for.
     `on_confirm` is called for each request of a session whose process no pidfd watches yet. `strikes` counts the
     invalid messages of each connection. `transactions` carries out the effects of a request before its reply is sent.
     """
@@ -53,9 +54,11 @@ class Dispatcher:
         self._transactions = transactions
         self._journal = transactions.journal
         self._on_confirm = on_confirm
+        self.is_one_of_many = False
 
     def handle(self, frame: bytes, sender: Sender, now_ns: int) -> bytes | None:
         """The reply to a frame, None if its client does not wait for one any more."""
+        self.is_one_of_many = False
         is_poison = self._journal.take_in_hand(frame)
         try:
             return self._refuse_poison(frame) if is_poison else self._handle(frame, sender, now_ns)
@@ -105,6 +108,8 @@ class Dispatcher:
             kept = self._sessions.final_reply(request.token, request.id)
         else:
             self._strikes.clear(sender.routing)
+            self.is_one_of_many = 0 < request.deadline_ns == entry.deadline_ns
+            entry.deadline_ns = request.deadline_ns
             kept = entry.replies.get(request.id)
         if kept is not None:
             return kept  # before the deadline: a client asks about requests that it gave up

@@ -5,6 +5,8 @@ read again after each drain and after its replies. A drain ends after a budget, 
 
 A client's first reply of a drain is sent at once. The later ones are sent when there is no further request, or after
 2 ms: otherwise a client with many requests in flight would be woken for each reply, and compete for the processor.
+While many clients have many in flight, each has one reply in 2 ms, since ZeroMQ takes their requests in turn. Such a
+call waits for all of its replies, so these are held until there are several, or until the drain ends.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from ipcsync_coordinator.dispatcher import Dispatcher
 _BUDGET = 512
 _HOLD_NS = 2_000_000
 _LOOK_EVERY = 8
+_SEVERAL = 16  # of a window of 64
 _EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # ints, since an enum costs as much as the call
 
@@ -49,6 +52,7 @@ class Requests:
         self._on_sent = on_sent
         self._is_serving = False
         self._held: dict[bytes, list[bytes]] = {}  # later replies of a drain, by routing id
+        self._wait_for_many: set[bytes] = set()  # those of them whose last request was one of many
         self._send_at = 0
 
     def drain(self) -> bool:
@@ -88,11 +92,11 @@ class Requests:
         else:
             now_ns = time.monotonic_ns()
             if now_ns > self._send_at:
-                self._send_replies()
+                self._send_replies(_SEVERAL)
                 self._send_at = now_ns + _HOLD_NS
             reply = self._dispatcher.handle(frame.bytes, sender, now_ns)
             if reply is not None:
-                self._answer(routing, reply)
+                self._answer(routing, reply, is_one_of_many=self._dispatcher.is_one_of_many)
         if self._strikes.take_due():
             self._cut(sender)
 
@@ -103,22 +107,30 @@ class Requests:
             count += 1
         return count
 
-    def _answer(self, routing: bytes, reply: bytes) -> None:
-        """Send a client's first reply of a drain at once, and hold the later ones."""
+    def _answer(self, routing: bytes, reply: bytes, *, is_one_of_many: bool = False) -> None:
+        """Send a client's first reply of a drain at once, and hold the later ones, and those of a call among others."""
         held = self._held.get(routing)
+        if is_one_of_many:
+            self._wait_for_many.add(routing)
+            if held is None and self._held:
+                held = self._held[routing] = []
+        else:
+            self._wait_for_many.discard(routing)
         if held is None:
             self._held[routing] = []
             self.send(routing, reply)
         else:
             held.append(reply)
 
-    def _send_replies(self) -> None:
-        """Send the held replies, those of one client together, so that it wakes once."""
-        while self._held:
-            routing = next(iter(self._held))
-            for reply in self._held.pop(routing):
-                self.send(routing, reply)
-        self._on_sent()
+    def _send_replies(self, least: int = 0) -> None:
+        """Send the held replies, those of one client together, so that it wakes once; of a call, `least` or more."""
+        for routing in list(self._held):
+            if routing not in self._wait_for_many or len(self._held[routing]) >= least:
+                self._wait_for_many.discard(routing)
+                for reply in self._held.pop(routing):
+                    self.send(routing, reply)
+        if not self._held:
+            self._on_sent()
 
     def deliver(self, routing: bytes, reply: bytes) -> None:
         """Send the reply to an earlier request; during a drain it is one of that drain's."""

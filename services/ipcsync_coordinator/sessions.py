@@ -26,6 +26,7 @@ class SessionEntry:
     was_confirmed: bool = False  # by a coordinator before this one
     replies: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     forgotten: int = 0  # the highest request id whose reply is no longer kept
+    deadline_ns: int = 0  # of its last request; all requests of one call have the same
 
 
 class SessionTable:

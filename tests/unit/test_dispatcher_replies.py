@@ -240,3 +240,15 @@ def test_replies_are_kept_in_their_order_and_what_falls_out_is_remembered_by_its
     assert one.forgotten == 5
     table.keep(one.token, 7, b"7")
     assert one.forgotten == 5, "what falls out later may have the lower number"
+
+
+def test_the_requests_of_one_call_are_known_by_their_deadline(world: World) -> None:
+    tokens = [world.hello().token, world.hello().token]
+    later = time.monotonic_ns() + 1_000_000_000_000
+    found = []
+    for who, deadline in ((0, later), (0, later), (1, later), (0, later), (0, later + 1), (0, 0), (0, 0)):
+        world.handle(codec.encode_request(next(world.ids), messages.ListEvents(), tokens[who], deadline))
+        found.append(world.dispatcher.is_one_of_many)
+    assert found == [False, True, False, True, False, False, False]
+    world.handle(b"malformed")
+    assert not world.dispatcher.is_one_of_many

@@ -24,6 +24,7 @@ class Answers:
 
     def __init__(self) -> None:
         self.count = 0
+        self.is_one_of_many = False
         self.at_each: Callable[[int], None] = lambda _: None
 
     def handle(self, frame: bytes, _sender: Sender, _now_ns: int) -> bytes:
@@ -77,6 +78,15 @@ def served(tmp_path: Any) -> Iterator[Served]:
         yield served
         for socket in served.sockets:
             socket.close(linger=0)
+
+
+def _arrived(socket: zmq.Socket[bytes]) -> int:
+    """How many replies there are, which are read."""
+    count = 0
+    while socket.poll(0):
+        socket.recv()
+        count += 1
+    return count
 
 
 def _pipeline(socket: zmq.Socket[bytes], count: int, window: int) -> list[bytes]:
@@ -135,6 +145,34 @@ def test_of_several_clients_each_ones_first_reply_is_sent_at_once(served: Served
     served.serve(lambda: served.answers.count == 3)
     assert found == [False, True, True]
     assert [client.recv() for client in clients] == [b"request"] * 3
+
+
+def test_replies_to_calls_that_wait_for_many_are_held_until_there_are_several_and_no_others(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 5_000_000
+    monkeypatch.setattr("ipcsync_coordinator.requests.time.monotonic_ns", lambda: now_ns)
+    clients = [served.client(_AT_ONCE) for _ in range(3)]
+    rounds = 20
+    found: list[list[int]] = []
+
+    def work(_: int) -> None:
+        """A request that takes 2 ms; how many replies each client has got until then. The last client sends singly."""
+        nonlocal now_ns
+        found.append([_arrived(client) for client in clients])
+        now_ns += 2_100_000
+        served.answers.is_one_of_many = served.answers.count % len(clients) != len(clients) - 1
+
+    served.answers.at_each = work
+    for number in range(rounds):
+        for client in clients:
+            client.send(b"%d" % number)
+    served.serve(lambda: served.answers.count == rounds * len(clients))
+    found.append([_arrived(client) for client in clients])
+    first, second, alone = ([count for count in counts if count] for counts in zip(*found, strict=True))
+    assert first == [1, 16, 1, 2], "the drain's first reply of all, and one behind several, goes at once"
+    assert second == [1, 16, 3]
+    assert alone == [1] * rounds
 
 
 def test_a_reply_to_who_is_gone_keeps_none_from_the_others(served: Served) -> None:
