@@ -198,7 +198,7 @@ OLDEST := .venv-oldest
 test-oldest: BIN := $(OLDEST)/bin
 test-oldest:
 	$(PYTHON) -m venv $(OLDEST)
-	sed -n '/^dependencies/,/^]/s/^ *"\([a-z-]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml > $(OLDEST)/constraints.txt
+	sed -n '/^dependencies/,/^]/{/python_version/d;s/^ *"\([a-z-]*\)>=\([0-9.]*\).*/\1==\2/p}' pyproject.toml > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
 	$(OLDEST)/bin/python -m pip install --quiet --editable '.[observer]' --group test --constraint $(OLDEST)/constraints.txt
 	export IPCSYNC_DRIVER=host; $(all_tests)

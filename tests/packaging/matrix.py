@@ -9,11 +9,13 @@ told by name. Options behind `--` go to pytest.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,7 +27,7 @@ _NAMES = ("python3.10", "python3.11", "python3.12", "python3.13", "python3.14", 
 _TESTS = ["tests/unit", "tests/contract", "tests/events/test_shared_event.py"]
 _QUICK = ["-m", "not thorough and not benchmark and not alone"]
 _DEADLINE_S = 3600
-_EXTRAS = ("observer",)
+_EXTRAS = ("observer", "fleet")
 
 
 def _works(python: Path, name: str) -> bool:
@@ -50,20 +52,25 @@ def _found(name: str) -> Path | None:
     return next((python for python in candidates if _works(python, name)), None)
 
 
-def _oldest() -> str:
-    """Constraints to the oldest libraries that pyproject.toml allows."""
+def _oldest(version: str) -> str:
+    """Constraints to the oldest libraries that pyproject.toml allows on this version of Python."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     wanted = project["dependencies"] + [name for extra in _EXTRAS for name in project["optional-dependencies"][extra]]
-    return "\n".join(re.sub(r"^([\w-]+)>=([\d.]+).*$", r"\1==\2", name) for name in wanted if ";" not in name)
+    oldest: dict[str, Version] = {}
+    for each in map(Requirement, wanted):
+        if each.marker is None or each.marker.evaluate({"python_version": version}):
+            floors = [Version(one.version) for one in each.specifier if one.operator == ">="]
+            oldest[each.name] = max([*floors, oldest.get(each.name, Version("0"))])
+    return "\n".join(f"{name}=={floor}" for name, floor in oldest.items())
 
 
-def _run(python: Path, directory: Path, libraries: str, options: list[str]) -> str:
+def _run(python: Path, version: str, directory: Path, libraries: str, options: list[str]) -> str:
     """What pytest said last, or what failed before it."""
     shutil.rmtree(directory, ignore_errors=True)
     subprocess.run([python, "-m", "venv", directory], check=True)
     own = str(directory / "bin" / "python")
     constraints = directory / "constraints.txt"
-    constraints.write_text(_oldest() if libraries == "oldest" else "")
+    constraints.write_text(_oldest(version) if libraries == "oldest" else "")
     pip = [own, "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, "--upgrade", "pip"], check=True)
     install = [*pip, "--editable", f".[{','.join(_EXTRAS)}]", "--group", "test", "--constraint", str(constraints)]
@@ -84,8 +91,10 @@ def main(out: Path, options: list[str]) -> int:
     rows = []
     for name in _NAMES:
         python = _found(name)
+        version = name.removeprefix("python").rstrip("t")
         for libraries in ("oldest", "newest"):
-            said = "not here" if python is None else _run(python, out / f"{name}-{libraries}", libraries, options)
+            directory = out / f"{name}-{libraries}"
+            said = "not here" if python is None else _run(python, version, directory, libraries, options)
             rows.append((name, libraries, said))
             sys.stdout.write(f"{name:12} {libraries:7} {said}\n")
             sys.stdout.flush()
