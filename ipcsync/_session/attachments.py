@@ -69,10 +69,11 @@ class AttachmentTable:
     @holding("_lock")
     def share(self, opening: Opening, another: Opening) -> None:
         """Have `another` be a further opening of the same use. EventClosed if `opening` is closed."""
-        if opening.attached is None or opening not in self._opened.get(opening.key, ()):
+        openings = self._opened.get(opening.key, set())
+        if opening.attached is None or opening not in openings:
             raise EventClosed("the event was closed in this process")
         another.bind(self, opening.key, opening.attached)
-        self._opened[opening.key].add(another)
+        openings.add(another)
 
     @property
     def is_in_use_below(self) -> bool:
@@ -133,7 +134,7 @@ class AttachmentTable:
     def _put(
         self, key: Key, engine: EventEngine | TimelineEngine, reply: Attachment, opening: Opening | None
     ) -> AttachmentRef | None:
-        """None if another thread's close, the last one of the use, has ended it meanwhile."""
+        """None if another close, the last one of the use, has ended it meanwhile."""
         if self._is_closed:
             raise ClientClosed("the client was closed while the event was opened")
         if engine.is_closed:
@@ -151,7 +152,7 @@ class AttachmentTable:
         if engine.node:
             self._mirrors[engine.origin] = key
         self._engines[key] = engine
-        return attached
+        return None if engine.is_closed else attached  # by a call within this one
 
     def close_one(self, opening: Opening, *, wait: bool) -> None:
         """Close the share of one event object; the last one ends the attachment."""
@@ -170,18 +171,31 @@ class AttachmentTable:
         openings.discard(opening)
         if not openings:
             self._begin_close(opening.key)
-            self._opened.pop(opening.key, None)
+            self._forget_openings(opening.key)
+
+    def _forget_openings(self, key: Key) -> None:
+        left = self._opened.pop(key, None)
+        if left:  # a call within this one has opened the event again
+            self._opened.setdefault(key, set()).update(left)
 
     @holding("_lock")
     def _begin_close(self, key: Key) -> None:
         """Close a use, which then drains until it is released."""
         engine = self._engines.get(key)
-        if engine is not None:
-            self.draining.add(engine)
-            engine.close()
-            self._mirrors.pop(engine.origin, None)
+        if engine is None:
+            return
+        self.draining.add(engine)
+        engine.close()
+        reference = self._held.get(key)
+        held = None if reference is None else reference()
+        # A finalizer or a signal's handler may have done all this meanwhile, and attached to the same use again.
+        if held is None or held.engine is engine:
             self._held.pop(key, None)
-            del self._engines[key]
+        known = self._engines.pop(key, engine)
+        if known is not engine:
+            self._engines.setdefault(key, known)
+        elif self._mirrors.get(engine.origin) == key:
+            self._mirrors.pop(engine.origin, None)
 
     def give_back(self, late: Attachment) -> None:
         """Close an attachment whose request was given up, or whose call an exception ended."""
@@ -224,7 +238,7 @@ class AttachmentTable:
         is_over = engine.is_closed or key in self._opened
         if is_over or reference is None or reference() is None:
             self._begin_close(key)
-            self._opened.pop(key, None)
+            self._forget_openings(key)
         self._abandoned.discard(key)
 
     def relieve(self) -> None:

@@ -84,9 +84,10 @@ class PendingCloses:
         try:
             if not lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
                 raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
-            self._flush(timeout)
-            if self._pending:
-                raise WaitTimeout(f"the coordinator did not take an earlier close within {timeout} s", timeout=timeout)
+            while self._pending:  # a call within this one may add one at any moment
+                if not self._flush(timeout):
+                    text = f"the coordinator did not take an earlier close within {timeout} s"
+                    raise WaitTimeout(text, timeout=timeout)
             result = fn()
             lock.release()
         except BaseException:
@@ -111,12 +112,14 @@ class PendingCloses:
             lock.unwind()
             raise
 
-    def _flush(self, timeout: float) -> None:
+    def _flush(self, timeout: float) -> bool:
+        """Whether all were told."""
         while pending := self._pending[:1]:
             if not self._flush_one(*pending[0], timeout):
-                return
+                return False
             with suppress(ValueError):  # the goodbye, on the session's thread, told it meanwhile
                 self._pending.remove(pending[0])
+        return True
 
     def _flush_one(self, body: Close, whose: _Whose, timeout: float) -> bool:
         key = (body.slot, body.incarnation)

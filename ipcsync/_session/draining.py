@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from ipcsync._engines import Engine
 from ipcsync._locks import CallLock, holding
@@ -73,7 +74,8 @@ class Draining:
         if engine not in self.engines:
             return False
         self.closes.add(engine)  # first: an exception in between tells twice rather than never
-        self.engines.remove(engine)
+        with suppress(ValueError):  # a call within this one was first
+            self.engines.remove(engine)
         return True
 
     @holding("_lock")
