@@ -22,13 +22,14 @@ _KEPT = 8
 class Everything:
     """The two steps of `Client.record_all`: a stream is made to wait for the others, and is recorded on.
 
-    Such a stream is used for nothing else. Thread-safe: two threads may share one, whose points then wait for more than
-    they have to.
+    Such a stream is used for nothing else, and for one record at a time: what another thread makes it wait for may
+    never be complete. Thread-safe.
     """
 
     def __init__(self, unnamed: UnnamedEvents) -> None:
         self._unnamed = unnamed
-        self._kept: dict[int, list[Stream]] = {}  # by context
+        self._kept: dict[int, list[Stream]] = {}  # by context; those that no record uses now
+        self._homes: dict[int, list[Stream]] = {}  # of those that one does, by their addresses
 
     def record(
         self,
@@ -39,28 +40,42 @@ class Everything:
         after: Sequence[tuple[Engine, int]],
     ) -> Point:
         """Record on the stream that `join` returned, behind the waits that it returned."""
-        key = (joined.stream_id, 0, joined.device_index, engine)
-        event = self._unnamed.events.get(key)
-        if event is None or event.is_lost:
-            event = self._unnamed.take(key, UNNAMED_DEPTH)
-        return event._record_on(joined._handle, joined.device_index, timeout, after, waits)
+        try:
+            key = (joined.stream_id, 0, joined.device_index, engine)
+            event = self._unnamed.events.get(key)
+            if event is None or event.is_lost:
+                event = self._unnamed.take(key, UNNAMED_DEPTH)
+            return event._record_on(joined._handle, joined.device_index, timeout, after, waits)
+        finally:
+            self._give_back(joined)
+
+    def _give_back(self, joined: Stream) -> None:
+        home = self._homes.pop(joined.stream_id, None)
+        if home is not None and len(home) < _KEPT:
+            home.append(joined)
 
     def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, list[Wait]]:
         """A stream that waits for all work submitted to `streams` so far, and the waits that this work stands behind.
 
         None means all streams of a context of device `ordinal`.
         """
-        if streams is None:
-            joined = self._take(ordinal, must_be_idle=False)
-            joining.wait_for_all(joined)
-            return joined, queued.everything()
-        joined = self._take(ordinal, must_be_idle=True)
-        joining.wait_for_each(joined, streams)
-        # Read after the driver's calls: a wait is listed before it is queued, so all that they cover are in the list.
-        return joined, [wait for stream in streams for wait in queued.on_stream(stream._handle, stream._index)]
+        joined = self._take(ordinal, must_be_idle=streams is not None)
+        try:
+            # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
+            # cover are in the list.
+            if streams is None:
+                joining.wait_for_all(joined)
+                return joined, queued.everything()
+            joining.wait_for_each(joined, streams)
+            return joined, [wait for stream in streams for wait in queued.on_stream(stream._handle, stream._index)]
+        except BaseException:
+            self._give_back(joined)
+            raise
 
     def _take(self, ordinal: int, *, must_be_idle: bool) -> Stream:
         """An idle stream if there is one, else a new one, which is dropped after its record if enough are kept.
+
+        Until `record` gives it back, no other call gets it.
 
         A stream that still waits may do so for ever, since a recorder may be dead. It serves as well as an idle one for
         a record of everything, which stands behind the kept streams too.
@@ -72,14 +87,20 @@ class Everything:
             except DriverError:  # their context was destroyed, and another one has its address
                 kept.clear()
                 idle = None
-            if idle is not None:
-                return idle
-            if kept and not must_be_idle:
-                return kept[-1]
-            made = Stream(ordinal)
-        if len(kept) < _KEPT:
-            kept.append(made)
-        return made
+            taken = idle if idle is not None or must_be_idle or not kept else kept[-1]
+            if taken is None or not _take_out(kept, taken):
+                taken = Stream(ordinal)
+        self._homes[taken.stream_id] = kept
+        return taken
+
+
+def _take_out(kept: list[Stream], stream: Stream) -> bool:
+    """Whether the stream was still there: another thread may have been first."""
+    try:
+        kept.remove(stream)
+    except ValueError:
+        return False
+    return True
 
 
 def chosen(streams: Iterable[StreamLike | None] | None) -> list[Stream] | None:

@@ -372,3 +372,16 @@ def test_what_is_no_point_is_refused(client: ipcsync.Client) -> None:
     wrong: Any = ["p"]
     with pytest.raises(TypeError):
         client.record_all(after=wrong)
+
+
+def test_two_that_record_at_a_time_share_no_stream(client: ipcsync.Client, engine: EngineName) -> None:
+    """What one of them waits for may never be complete, and the other one named the streams that will be."""
+    both, stream = client._everything, ipcsync.Stream()
+    for _ in range(3):  # the first leaves an idle stream, which only one of the next two can have
+        named, some = both.join(0, [stream])
+        joined, all_ = both.join(0, None)
+        assert named != joined
+        for taken, waits in ((named, some), (joined, all_)):
+            both.record(taken, waits, engine, 10, ()).synchronize(10)
+    assert [len(kept) for kept in both._kept.values()] == [2]
+    assert not both._homes
