@@ -68,6 +68,7 @@ def _interrupted(call: Callable[[], object], longest_s: float) -> bool:
         finally:
             disarm()
     except Alarm:
+        disarm()  # if it came before the one above could begin
         return True
     return False
 

@@ -46,6 +46,7 @@ def _signalled(fn: Call, seconds: float) -> Outcome:
         finally:
             disarm()
     except Alarm:
+        disarm()  # if it came before the one above could begin
         outcome.where = outcome.stack = "a signal"
     except BaseException as error:  # noqa: BLE001 - told to the caller
         outcome.error = error
