@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,7 +80,11 @@ def new_coordinator() -> Iterator[Callable[..., ipcsync.Coordinator]]:
         return running[-1]
 
     yield start
-    statuses = [coordinator.stop() for coordinator in running]
+    _end(running)
+
+
+def _end(coordinators: list[ipcsync.Coordinator]) -> None:
+    statuses = [coordinator.stop() for coordinator in coordinators]
     if -signal.SIGKILL in statuses:
         # What a killed one leaves, the next one removes. Here there may be no next one.
         for board in filter(is_abandoned, _boards()):
@@ -90,6 +95,47 @@ def new_coordinator() -> Iterator[Callable[..., ipcsync.Coordinator]]:
 def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
     """A coordinator of the test's own."""
     return new_coordinator()
+
+
+_Served = tuple[ipcsync.Coordinator, dict[str, str]]
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[list[_Served]]:
+    """The coordinator of `any_coordinator`, if there is one, and the settings that it was started with."""
+    one: list[_Served] = []
+    yield one
+    _end([coordinator for coordinator, _ in one])
+
+
+@pytest.fixture
+def any_coordinator(served: list[_Served]) -> Iterator[ipcsync.Coordinator]:
+    """The coordinator of earlier tests, or another one if they have left anything in it or it has other settings."""
+    settings = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
+    if served and served[0][1] != settings:
+        _end([served.pop()[0]])
+    if not served:
+        served.append((ipcsync.launch(), settings))
+    yield served[0][0]
+    if not _has_nothing_left(served[0][0]):
+        _end([served.pop()[0]])
+
+
+_SETTINGS = ("CUDA_", "IPCSYNC_", "SIMCUDA_")  # how those begin that a coordinator or its driver reads
+_LEAVE_S = 0.1  # in which the sessions of peers that have just ended end
+
+
+def _has_nothing_left(coordinator: ipcsync.Coordinator) -> bool:
+    try:
+        with ipcsync.connect(coordinator.endpoint, timeout=_LEAVE_S) as client:
+            deadline = time.monotonic() + _LEAVE_S
+            while (stats := client.stats())["sessions"] > 1 or stats["pool_in_use"]:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.005)
+    except ipcsync.IpcSyncError:
+        return False
+    return not any(stats["deaths"].values())
 
 
 @pytest.fixture
@@ -135,7 +181,14 @@ def peer(new_peer: Callable[..., Peer]) -> Peer:
     return new_peer()
 
 
-_STARTS_PROCESSES = {"ipcsync_coordinator", "ipcsync_spawn", "new_coordinator", "new_peer", "pytester"}
+_STARTS_PROCESSES = {
+    "any_coordinator",
+    "ipcsync_coordinator",
+    "ipcsync_spawn",
+    "new_coordinator",
+    "new_peer",
+    "pytester",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

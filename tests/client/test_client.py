@@ -24,6 +24,12 @@ NewClient = Callable[..., ipcsync.Client]
 # --- connecting -------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
+    """A coordinator of the test's own: what it has counted and told is looked at."""
+    return new_coordinator()
+
+
 def test_a_client_says_what_it_is_connected_to(coordinator: ipcsync.Coordinator) -> None:
     with ipcsync.connect(coordinator.endpoint, name="worker") as client:
         assert (client.endpoint, client.name, client.is_connected) == (coordinator.endpoint, "worker", True)

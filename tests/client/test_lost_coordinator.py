@@ -21,6 +21,12 @@ pytestmark = pytest.mark.driver
 
 
 @pytest.fixture
+def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
+    """A coordinator of the test's own: what it has counted and told is looked at."""
+    return new_coordinator()
+
+
+@pytest.fixture
 def kill(
     coordinator: ipcsync.Coordinator, new_coordinator: Callable[..., ipcsync.Coordinator]
 ) -> Iterator[Callable[[], None]]:

@@ -20,6 +20,12 @@ NAMES = [f"cache/{number}" for number in range(150)]
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 
 
+@pytest.fixture
+def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
+    """A coordinator of the test's own: what it has counted and told is looked at."""
+    return new_coordinator()
+
+
 @pytest.mark.parametrize(
     ("remembered", "reply_queue", "window"),
     [

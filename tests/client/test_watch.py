@@ -20,6 +20,12 @@ LONG_S = 30.0
 STORM = 1500  # events, of two announcements each
 
 
+@pytest.fixture
+def coordinator(new_coordinator: Callable[..., ipcsync.Coordinator]) -> ipcsync.Coordinator:
+    """A coordinator of the test's own: what it has counted and told is looked at."""
+    return new_coordinator()
+
+
 def told(notices: Iterator[ipcsync.Notice], count: int) -> list[tuple[NoticeKind, str]]:
     """Kind and name of the next `count` notices."""
     found = [(notice.kind, notice.name) for notice in islice(notices, count)]

@@ -17,6 +17,12 @@ _GLOBAL = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
 
 @pytest.fixture
+def coordinator(any_coordinator: ipcsync.Coordinator) -> ipcsync.Coordinator:
+    """These tests are of what happens between its clients: any will do."""
+    return any_coordinator
+
+
+@pytest.fixture
 def stage(new_client: NewClient, engine: EngineName) -> Iterator[Stage]:
     one = Stage(new_client, engine)
     yield one

@@ -45,6 +45,12 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 
 
 @pytest.fixture
+def coordinator(any_coordinator: ipcsync.Coordinator) -> ipcsync.Coordinator:
+    """These tests are of what happens between its clients: any will do."""
+    return any_coordinator
+
+
+@pytest.fixture
 def stage(coordinator: ipcsync.Coordinator, engine: EngineName) -> Iterator[Stage]:
     """A recorder and a peer."""
     made = Stage(coordinator, engine)
