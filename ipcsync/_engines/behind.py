@@ -56,7 +56,8 @@ class Behind:
     @property
     def first(self) -> int:
         """The first such generation, 0 for none."""
-        return max(int(self._words[self._behind_index]) - self._base, 0)
+        first: int = self._words[self._behind_index] - self._base
+        return first if first > 0 else 0  # `max` would take longer than the rest
 
     def is_lost(self, generation: int) -> bool:
         """Whether the recorder has said that `generation` is lost."""

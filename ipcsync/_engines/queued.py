@@ -255,10 +255,13 @@ class _Table:
 
     def _put(self, wait: Wait, listed: Wait | None, stream: int) -> None:
         """List a wait, in place of the one that is listed; it stands for that one, and for a wait on `stream`."""
+        if wait is listed:
+            if stream != wait.stream and stream not in wait.others:
+                wait.others |= {stream}
+            return
         if listed is not None and listed.verdict is not True:
             wait.others = (wait.others | listed.others | {listed.stream, stream}) - {wait.stream}
-        if wait is not listed:
-            lists.setdefault(wait.key, {})[wait.place] = wait
+        lists.setdefault(wait.key, {})[wait.place] = wait
 
     def _put_back(self) -> None:
         while self._log:
