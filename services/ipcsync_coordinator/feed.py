@@ -53,6 +53,10 @@ class Feed:
         if len(self._frames) == 1:
             self._soon(self.flush)
 
+    def has_any(self) -> bool:
+        """Whether something was announced and is not sent yet."""
+        return bool(self._frames)
+
     def flush(self) -> None:
         """Send what was announced."""
         frames, self._frames = self._frames, []

@@ -6,7 +6,8 @@ read again after each drain and after its replies. A drain ends after a budget, 
 A client's first reply of a drain is sent at once. The later ones are sent when there is no further request, or after
 2 ms: otherwise a client with many requests in flight would be woken for each reply, and compete for the processor.
 While many clients have many in flight, each has one reply in 2 ms, since ZeroMQ takes their requests in turn. Such a
-call waits for all of its replies, so these are held until there are several, or until the drain ends.
+call waits for all of its replies, so these are held until there are several, until the drain ends, or until others are
+to be told of something.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Requests:
     """A bound ROUTER and its peers. `refuse` counts refusals by reason, and logs some of them with fields.
 
     `on_sent` is called when held replies have been sent: what others are told of these requests goes out after them.
+    `has_news` says whether there is anything to tell.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Requests:
         strikes: StrikeCounter,
         refuse: Callable[..., None],
         on_sent: Callable[[], None] = lambda: None,
+        has_news: Callable[[], bool] = lambda: False,
     ) -> None:
         self.socket = socket
         self._max_frames = settings.max_frames
@@ -50,6 +53,7 @@ class Requests:
         self._strikes = strikes
         self._refuse = refuse
         self._on_sent = on_sent
+        self._has_news = has_news
         self._is_serving = False
         self._held: dict[bytes, list[bytes]] = {}  # later replies of a drain, by routing id
         self._wait_for_many: set[bytes] = set()  # those of them whose last request was one of many
@@ -92,7 +96,7 @@ class Requests:
         else:
             now_ns = time.monotonic_ns()
             if now_ns > self._send_at:
-                self._send_replies(_SEVERAL)
+                self._send_replies(0 if self._has_news() else _SEVERAL)
                 self._send_at = now_ns + _HOLD_NS
             reply = self._dispatcher.handle(frame.bytes, sender, now_ns)
             if reply is not None:

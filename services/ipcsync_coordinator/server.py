@@ -88,7 +88,9 @@ class Server:
         dispatcher = Dispatcher(
             settings, self.handlers, self.sessions, self.metrics, strikes, self._transactions, self._confirm
         )
-        self._requests = Requests(self._take_router(), settings, dispatcher, strikes, self._refuse, self.feed.flush)
+        self._requests = Requests(
+            self._take_router(), settings, dispatcher, strikes, self._refuse, self.feed.flush, self.feed.has_any
+        )
         self.fleet.deliver = self._requests.deliver
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))

@@ -48,7 +48,17 @@ class Served:
         router.bind(_AT_ONCE)
         answers: Any = self.answers
         self.sockets = [router]
-        self.requests = Requests(router, Settings(), answers, StrikeCounter(100, 10), self._refuse)
+        self.has_news = False
+        self.told: list[int] = []  # how many requests had been answered whenever others were told
+        self.requests = Requests(
+            router,
+            Settings(),
+            answers,
+            StrikeCounter(100, 10),
+            self._refuse,
+            lambda: self.told.append(self.answers.count),
+            lambda: self.has_news,
+        )
 
     def _refuse(self, reason: str, **_: object) -> None:
         self.refused.append(reason)
@@ -173,6 +183,29 @@ def test_replies_to_calls_that_wait_for_many_are_held_until_there_are_several_an
     assert first == [1, 16, 1, 2], "the drain's first reply of all, and one behind several, goes at once"
     assert second == [1, 16, 3]
     assert alone == [1] * rounds
+
+
+@pytest.mark.parametrize("has_news", [False, True])
+def test_replies_to_calls_that_wait_for_many_are_not_held_while_others_are_to_be_told_of_something(
+    served: Served, monkeypatch: pytest.MonkeyPatch, has_news: bool
+) -> None:
+    now_ns = 5_000_000
+    monkeypatch.setattr("ipcsync_coordinator.requests.time.monotonic_ns", lambda: now_ns)
+    clients = [served.client(_AT_ONCE) for _ in range(3)]
+    served.answers.is_one_of_many, served.has_news = True, has_news
+
+    def work(_: int) -> None:
+        nonlocal now_ns
+        now_ns += 2_100_000
+
+    served.answers.at_each = work
+    for _ in range(3):
+        for client in clients:
+            client.send(b"request")
+    served.serve(lambda: served.answers.count == 9)
+    assert [_arrived(client) for client in clients] == [3, 3, 3]
+    while_it_drained = [count for count in served.told if 1 < count < 9]
+    assert while_it_drained == ([2, 3, 4, 5, 6, 7, 8] if has_news else [])
 
 
 def test_a_reply_to_who_is_gone_keeps_none_from_the_others(served: Served) -> None:
