@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._board import Board, SlotLine
-from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._engines.behind import Behind
 from ipcsync._engines.compiled import CallLock
 from ipcsync._engines.loss import Loss
@@ -80,6 +80,12 @@ class View(Protocol):
     def has_passed(self, stream: int) -> bool:
         """Whether the stream with that id is past all waits for this slot; asks the driver."""
 
+    def give_unpassed(self, streams: Iterable[int]) -> dict[int, Any]:
+        """Of these streams, those that are not past all waits for this slot, and the markers behind these.
+
+        The caller destroys the markers.
+        """
+
 
 class Holder(Protocol):
     """A holder of waits besides the streams."""
@@ -144,6 +150,9 @@ class Wait:
         """Whether all streams that it stands for are past it, `mine` aside; asks the driver."""
         return all(self.view.has_passed(stream) for stream in (self.others | {self.stream}) - {mine})
 
+    def end(self) -> None:
+        """It is not listed any more, for good."""
+
     def judged(self) -> Loss | bool | None:
         """The verdict that a waiter would get now; asks the driver."""
         fate = self.known()
@@ -153,9 +162,12 @@ class Wait:
 
 
 class Lost(Wait):
-    """A lost wait whose engine was released: it keeps the verdict and its text only."""
+    """A lost wait whose engine was released: it keeps the verdict and its text, and what shows who is past it.
 
-    __slots__ = ("_label",)
+    If the coordinator is lost, an engine is released although some streams are not.
+    """
+
+    __slots__ = ("_label", "_unpassed")
 
     def __init__(self, wait: Wait) -> None:
         self.generation = wait.generation
@@ -165,6 +177,7 @@ class Lost(Wait):
         self.others = wait.others
         self.verdict = wait.verdict
         self._label = wait.label
+        self._unpassed: dict[int, Any] = wait.view.give_unpassed(wait.others | {wait.stream})
 
     @property
     def place(self) -> int:
@@ -175,9 +188,16 @@ class Lost(Wait):
         """False."""
         return False
 
-    def is_passed(self, mine: int) -> bool:  # noqa: ARG002 - whichever it is
-        """True: its engine was released only then."""
-        return True
+    def is_passed(self, mine: int) -> bool:
+        """Whether all streams that it stands for are past it, `mine` aside; asks the driver."""
+        query = context.driver().cuEventQuery
+        markers = (marker for stream, marker in self._unpassed.items() if stream != mine)
+        return all(relaxed_call(query, marker)[0] is SUCCESS for marker in markers)
+
+    def end(self) -> None:
+        """Destroy the markers, complete or not."""
+        while self._unpassed:
+            context.driver().cuEventDestroy(self._unpassed.popitem()[1])
 
     @property
     def label(self) -> str:
@@ -283,6 +303,7 @@ class _Table:
             del held[wait.place]
             if not held:
                 lists.pop(wait.key, None)
+            wait.end()
 
     def _release(self, view: View) -> None:
         for wait in self.everything():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -274,6 +275,19 @@ class SlotUse(SlotView, ABC):
     def _try_passed(self, stream: int) -> bool:
         marker = self._markers.get(stream)  # None: it was found complete
         return stream not in self._doubtful and (marker is None or self._is_done(marker))
+
+    def give_unpassed(self, streams: Iterable[int]) -> dict[int, Any]:
+        """Of these streams, those that are not past all waits for this slot, and the markers behind these.
+
+        The caller destroys the markers. Called with the lock held.
+        """
+        found = {}
+        for stream in streams:
+            marker = self._markers.get(stream)
+            if marker is not None and not self._is_done(marker):
+                self._keep_marker(stream, 0)
+                found[stream] = self._markers.pop(stream)
+        return found
 
     def _decide_waits(self) -> bool:
         """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""

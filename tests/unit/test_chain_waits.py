@@ -17,6 +17,8 @@ from ipcsync._drivers import unwrap
 from ipcsync._engines import queued
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued import Wait
+from ipcsync.testing import StreamGate
+from tests.kit.until import until
 from tests.unit.chain_row import BASE, COUNT, KEY, STREAM, Row
 
 
@@ -145,6 +147,31 @@ def test_a_dead_recorders_work_is_accepted_by_nobody(row: Row) -> None:
     loss = wait.judged()
     assert isinstance(loss, Loss)
     assert (loss.cause, loss.session) == ("died", "s0")
+
+
+def test_what_a_lost_coordinator_leaves_is_passed_once_every_stream_is_past_it(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine is released then although its queued waits are pending."""
+    view, held, other = row.theirs[0], ipcsync.Stream(), ipcsync.Stream()
+    row.record(0, 1)
+    mine, theirs = (view._id_of(stream._handle) for stream in (other, held))
+    with StreamGate(held) as gate:
+        for stream in (held, other):
+            queued.add(-1, view, 1, view._id_of(stream._handle)).is_queued = True
+            view._add_marker(stream._handle, view._id_of(stream._handle), 0)
+        monkeypatch.setattr(row.guard, "coordinator_is_alive", lambda: False)
+        monkeypatch.setattr(type(view), "_is_orphaned", True)
+        view.close()
+        assert view.try_release()
+        (lost,) = queued.of(-1)
+        assert isinstance(lost.known(), Loss)
+        assert lost.is_passed(theirs) or not other.query()
+        assert not lost.is_passed(mine), "a silent pass"
+        gate.open()
+        until(lambda: lost.is_passed(mine), "the held stream is past it")
+    queued.drop([lost])
+    assert queued.lists == {}
 
 
 def _with_a_call_at(number: int, outer: Callable[[], object], inner: Callable[[], object]) -> bool:
