@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
 import ipcsync
@@ -40,7 +41,7 @@ def serve(pid: int, endpoint: str) -> None:
         tell(engine=event.engine, check=client.check(), point=bytes(point).hex())
         theirs = client.point(bytes.fromhex(sys.stdin.readline()))
         while not theirs.is_recorded:
-            continue
+            time.sleep(0.001)
         tell(recorded=True)
         try:
             theirs.synchronize(30)
