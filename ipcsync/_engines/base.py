@@ -307,6 +307,8 @@ class Engine(SlotUse):
         if not (self.chain.entries or after or behind or key in queued.lists or self.guard.stands_behind_all):
             return None
         for view, point in after:
+            if view is self and point >= generation:
+                raise ValueError(f"generation {generation} of {self.label} cannot stand behind its generation {point}")
             fate = view.fate(point)
             view.check()  # after the words were read; and once the wait is listed, or a close could be before that
             if isinstance(fate, Loss):

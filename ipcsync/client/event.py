@@ -119,7 +119,8 @@ class SharedEvent(EventBase):
 
         The record stands behind every wait that this library queued on `stream` earlier, and behind the points `after`:
         name those that the stream waits for by other means (torch, CUDA events, a graph), which ipcsync cannot see. If
-        any of them is lost, nothing is recorded, and RecorderLost of cause "behind" says which session ended.
+        any of them is lost, nothing is recorded, and RecorderLost of cause "behind" says which session ended. Raises
+        ValueError for a point of this event that is not recorded before this one.
         """
         if not (self._is_open and self._is_recorder):
             self._refuse_record()

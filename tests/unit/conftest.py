@@ -43,6 +43,7 @@ def row(board: Board) -> Iterator[Row]:
     """Sessions and their events on it, as in a process that has queued no wait yet."""
     queued.lists.clear()
     yield Row(board)
+    ipcsync.synchronize()  # streams write the board, which ends next
     queued.lists.clear()
 
 

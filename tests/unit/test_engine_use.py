@@ -280,6 +280,18 @@ def test_a_record_behind_further_points_names_those_too_and_none_that_is_good_or
     assert row.mine.generation == 1
 
 
+def test_a_record_is_not_made_behind_itself_or_a_later_one(row: Row) -> None:
+    stream = ipcsync.Stream()
+    _record(row.mine, stream)
+    for later in (2, 7):
+        text = rf"^generation 2 of 'e4' cannot stand behind its generation {later}$"
+        with pytest.raises(ValueError, match=text):
+            row.mine.record(stream._handle, 0, 1, [(row.mine, later)])
+    assert row.mine.generation == 1
+    row.mine.record(stream._handle, 0, 1, [(row.mine, 1)])
+    assert row.mine.generation == 2
+
+
 def test_a_record_on_another_stream_stands_behind_the_one_before_it_while_that_is_open(row: Row) -> None:
     first, second = ipcsync.Stream(), ipcsync.Stream()
     row.record(0, 1)
