@@ -220,7 +220,7 @@ def test_a_message_that_does_not_fit_itself_is_refused() -> None:
     worker = _worker()
     good = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]], "points": {}, "tensors": {}}
     worker.parse_update_info(good)
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="same length"):
         worker.parse_update_info({**good, "shapes": []})
     with pytest.raises(ValueError, match="one point"):
         worker.parse_update_info({**good, "points": {"cpu": ""}})
