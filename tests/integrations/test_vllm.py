@@ -226,7 +226,7 @@ def test_a_message_that_does_not_fit_itself_is_refused() -> None:
         worker.parse_update_info({**good, "points": {"cpu": ""}})
     with pytest.raises(ValueError, match="Invalid update_info"):
         worker.parse_update_info({**good, "ipc_handles_pickled": "x"})
-    with pytest.raises(ValueError, match="no dtype"):
+    with pytest.raises(ValueError, match="'nn' is not a dtype"):
         message.dtype_of("nn")
 
 
