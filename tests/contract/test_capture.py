@@ -87,7 +87,7 @@ def test_each_capture_has_an_id_of_its_own(drv: ModuleType, begin: New) -> None:
 def test_captured_operations_are_not_executed(drv: ModuleType, begin: New, new_event: New) -> None:
     memory, target = ok(drv.cuMemAlloc(8)), bytearray(8)
     ok(drv.cuMemsetD8(memory, 1, 8))
-    ok(drv.cuCtxSynchronize())
+    finish(drv.CUstream(kit.LEGACY))
     stream = begin()
     ok(drv.cuMemsetD8Async(memory, 2, 8, stream))
     assert end(drv, stream) == kit.SUCCESS

@@ -36,7 +36,7 @@ def test_sets_fill_bytes_and_words(drv: ModuleType, stream: Any) -> None:
     memory, target = ok(drv.cuMemAlloc(64)), bytearray(64)
     ok(drv.cuMemsetD8(memory, 7, 64))
     ok(drv.cuMemsetD32(drv.CUdeviceptr(int(memory) + 32), 0x01020304, 4))
-    ok(drv.cuCtxSynchronize())
+    finish(drv.CUstream(kit.LEGACY))
     ok(drv.cuMemcpyDtoH(target, memory, 64))
     assert target == b"\7" * 32 + b"\4\3\2\1" * 4 + b"\7" * 16
     ok(drv.cuMemFree(memory))
@@ -92,7 +92,7 @@ def test_a_memory_handle_is_64_bytes_and_is_not_opened_by_the_process_that_expor
 def test_memory_of_one_process_is_read_and_written_by_another(drv: ModuleType, ctx: Any, peer: Peer) -> None:
     memory, target = ok(drv.cuMemAlloc(SIZE)), bytearray(SIZE)
     ok(drv.cuMemsetD8(memory, 1, SIZE))
-    ok(drv.cuCtxSynchronize())
+    finish(drv.CUstream(kit.LEGACY))
     handle = handle_bytes(ok(drv.cuIpcGetMemHandle(memory)))
     assert peer.call(actions.open_memory, "m", handle) == kit.SUCCESS
     assert peer.call(actions.read_memory, "m", SIZE) == b"\1" * SIZE

@@ -167,7 +167,7 @@ def test_a_write_into_device_memory_lets_another_stream_go_on(drv: ModuleType, n
     writer, waiter = new_stream(), new_stream()
     memory = ok(drv.cuMemAlloc(8))
     ok(drv.cuMemsetD8(memory, 0, 8))
-    ok(drv.cuCtxSynchronize())
+    finish(drv.CUstream(kit.LEGACY))
     latch = Latch(writer)
     ok(drv.cuStreamWriteValue64(writer, memory, 2**40, 0))
     ok(drv.cuStreamWaitValue64(waiter, memory, 2**40, kit.GEQ))
@@ -202,6 +202,7 @@ def registered(drv: ModuleType, page: kit.Page, ctx: Any) -> Iterator[tuple[kit.
     assert page.unregister() == kit.SUCCESS
 
 
+@pytest.mark.alone
 def test_a_stream_writes_a_registered_page_of_tmpfs(drv: ModuleType, stream: Any, registered: Any) -> None:
     page, address = registered
     latch = Latch(stream)
@@ -212,6 +213,7 @@ def test_a_stream_writes_a_registered_page_of_tmpfs(drv: ModuleType, stream: Any
     assert page.words[511] == INT64_MAX
 
 
+@pytest.mark.alone
 def test_two_processes_order_their_streams_by_a_word_of_one_page(
     drv: ModuleType, stream: Any, registered: Any, page_path: str, peer: Peer
 ) -> None:
@@ -231,6 +233,7 @@ def test_two_processes_order_their_streams_by_a_word_of_one_page(
     assert peer.call(actions.unregister_page, "page") == kit.SUCCESS
 
 
+@pytest.mark.alone
 def test_a_stream_of_another_process_writes_and_ours_goes_on(
     drv: ModuleType, stream: Any, registered: Any, page_path: str, peer: Peer
 ) -> None:
@@ -246,6 +249,7 @@ def test_a_stream_of_another_process_writes_and_ours_goes_on(
     assert page.words[1] == 4
 
 
+@pytest.mark.alone
 def test_a_plain_store_of_another_process_into_the_page_lets_a_waiting_stream_go_on(
     drv: ModuleType, stream: Any, registered: Any, page_path: str, peer: Peer
 ) -> None:
@@ -257,6 +261,7 @@ def test_a_plain_store_of_another_process_into_the_page_lets_a_waiting_stream_go
     finish(stream)
 
 
+@pytest.mark.alone
 def test_registering_twice_and_unregistering_what_is_not_registered_are_refused(
     drv: ModuleType, registered: Any, page: kit.Page
 ) -> None:

@@ -92,6 +92,7 @@ def test_synchronize_returns_after_the_streams_work(
     assert code(drv.cuStreamQuery(stream)) == kit.SUCCESS
 
 
+@pytest.mark.alone
 def test_synchronizing_the_context_returns_after_the_work_of_all_its_streams(
     drv: ModuleType, ctx: Any, new_stream: New, launch: Launch
 ) -> None:
