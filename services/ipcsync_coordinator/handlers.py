@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ipcsync._board import Board
+from ipcsync._board import Board, over
 from ipcsync._linux.process import pid_namespace, resident_bytes, shm_identity, time_namespace
 from ipcsync._logs import fields
 from ipcsync._wire import messages
@@ -212,10 +212,22 @@ class Handlers:
             self._journal.make_room(self._size_of_end(session))
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
         if how == "pidfd" or not (entry.is_ready or entry.watch.holds_lifeline()):
-            self._registry.bury(session)
+            self._bury(entry)
         else:
             self._registry.expire(session)
         self._commit()
+
+    def _bury(self, entry: SessionEntry) -> None:
+        """End the session of a dead process. What a GPU may still write for it is kept until that is over.
+
+        A child forked from it keeps the driver's files, and so its work.
+        """
+        line = self._board.session(entry.session.line)
+        works_on = line.end_is_shown and not over.is_over(self._board, entry.session.serial)
+        if not (works_on and entry.is_dead):
+            self._registry.bury(entry.session, works_on=works_on)
+        entry.is_dead = True
+        entry.watch.close()  # its pidfd would call at every turn of the loop
 
     # --- events -------------------------------------------------------------------------------------------------------
 

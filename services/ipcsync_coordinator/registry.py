@@ -108,11 +108,17 @@ class Registry:
         """End an expired session. Names and roles are free; slots and line stay until it releases them or is dead."""
         self._end(session, "expired", breaks=True, released=False)
 
-    def bury(self, session: Session) -> None:
-        """End a session whose process is proven dead, and so cannot touch any slot."""
-        self._end(session, "closed", breaks=True, released=True)
+    def bury(self, session: Session, *, works_on: bool = False) -> None:
+        """End a session whose process is proven dead, and so cannot touch any slot.
 
-    def _end(self, session: Session, state: SessionState, *, breaks: bool, released: bool) -> None:
+        `works_on`: what it submitted to a GPU may go on. The words that this may write stay its own, until a call
+        without it.
+        """
+        self._end(session, "closed", breaks=True, released=True, works_on=works_on)
+
+    def _end(
+        self, session: Session, state: SessionState, *, breaks: bool, released: bool, works_on: bool = False
+    ) -> None:
         if self.sessions.get(session.serial) is not session:
             return
         was_live = session.state == "live"
@@ -121,7 +127,9 @@ class Registry:
             self.touched.sessions.add(session)
             self.changes.append(Change("session_closed", session=session))
         for index in sorted(session.attached):
-            self._leave(self.slots[index], session, breaks=breaks, released=released)
+            slot = self.slots[index]
+            is_written = works_on and slot.engine == "timeline" and slot.recorder is session and not slot.is_drained
+            self._leave(slot, session, breaks=breaks, released=released and not is_written)
         for name in session.streams:
             if not any(name in other.streams for other in self.sessions.values() if other is not session):
                 self.streams.pop(name, None)

@@ -277,7 +277,7 @@ class Server:
             self.stop()
 
     def _check(self, entry: SessionEntry, now_ns: int) -> None:
-        if entry.watch.lifeline_is_cut():
+        if entry.is_dead or entry.watch.lifeline_is_cut():
             self.handlers.lose(entry, "pidfd")
         elif entry.session.state == "live":
             # It never goes back: the line's last user may have been stopped within its own store.

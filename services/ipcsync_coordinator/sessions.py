@@ -24,6 +24,7 @@ class SessionEntry:
     why_not_event: str | None = None
     is_ready: bool = False
     was_confirmed: bool = False  # by a coordinator before this one
+    is_dead: bool = False  # its process is, and what that submitted to a GPU may go on
     replies: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     forgotten: int = 0  # the highest request id whose reply is no longer kept
     deadline_ns: int = 0  # of its last request; all requests of one call have the same

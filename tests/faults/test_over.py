@@ -177,6 +177,23 @@ def test_a_forked_child_keeps_the_drivers_files_and_so_the_recorder_is_not_over(
     assert client.wait_over(point, DEADLINE_S)
 
 
+def test_what_a_dead_recorders_work_may_write_is_not_used_again_before_that_is_over(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, sleepers: list[int]
+) -> None:
+    _recorder_of(peer, coordinator.endpoint, "timeline")
+    peer.call(actions.open_event, "other", "event")
+    (info,) = client.list_events("e")
+    sleepers.append(peer.call(over_actions.fork_sleeper, "os.fork", os.getpid()))
+    peer.kill()
+    until_lost(client, "pidfd")
+    with client.event("e", recorder=True, engine="timeline") as anew:
+        assert anew._engine.slot != info.slot
+        assert client.stats()["quarantined"] == 1, "what no GPU writes for the dead is free"
+        assert len(client.list_sessions()) == 1
+        os.kill(sleepers[0], signal.SIGKILL)
+        until(lambda: client.stats()["quarantined"] == 0, "the word is given up")
+
+
 def test_a_program_that_was_started_keeps_nothing(
     client: ipcsync.Client, point: ipcsync.Point, peer: Peer, sleepers: list[int]
 ) -> None:
