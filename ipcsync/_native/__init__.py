@@ -6,7 +6,7 @@ The layers above import from the modules: `fork.check` and `fork.at_child`, `dev
 managers `device` and `stream` are not named here, since they would hide the modules of those names.
 """
 
-from ipcsync._native.capture import Relaxed, refuse_capturing, relaxed_call
+from ipcsync._native.capture import refuse_capturing, relaxed_call
 from ipcsync._native.context import OnDevice, driver, ensure_context, ordinal_of, stream_call, uuid_of
 from ipcsync._native.device import Device, DeviceProperties, parse
 from ipcsync._native.event import Event
@@ -18,7 +18,6 @@ __all__ = [
     "Event",
     "ExternalStream",
     "OnDevice",
-    "Relaxed",
     "Stream",
     "current_stream",
     "driver",

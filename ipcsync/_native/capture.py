@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar
 
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
@@ -20,7 +19,7 @@ from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_IMPLICIT
 from ipcsync._native import context
 from ipcsync.errors import StreamCapturing
 
-__all__ = ["Relaxed", "is_capturing", "refuse_capturing", "relaxed_call"]
+__all__ = ["is_capturing", "refuse_capturing", "relaxed_call"]
 
 T = TypeVar("T")
 
@@ -58,21 +57,6 @@ def restore(previous: DriverObject | None) -> None:
         previous = _thread.mode if now == _RELAXED else now
     _thread.mode = previous
     exchange(previous)
-
-
-class Relaxed:
-    """A `with` block in relaxed thread capture mode, for more driver calls than one."""
-
-    __slots__ = ("_previous",)
-
-    def __enter__(self) -> None:
-        exchange = _drivers.load().cuThreadExchangeStreamCaptureMode
-        self._previous = unwrap(exchange(_RELAXED), "cuThreadExchangeStreamCaptureMode")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        _drivers.load().cuThreadExchangeStreamCaptureMode(self._previous)
 
 
 def _status(handle: DriverObject) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from ipcsync._board import Board
 from ipcsync._drivers import unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING, STREAM_WAIT_VALUE_GEQ
 from ipcsync._native import pinned
-from ipcsync._native.capture import Relaxed
+from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
 from ipcsync._wire.messages import ProbeReply
 from ipcsync.errors import DriverError, HandleError
@@ -31,28 +31,36 @@ def of_engines(reply: ProbeReply, ordinal: int, board: Board) -> EngineChecks:
 
 
 def _why_not_event(handle: bytes, ordinal: int) -> str | None:
+    with OnDevice(ordinal) as inside, inside:
+        return relaxed_call(_open, handle)
+
+
+def _open(handle: bytes) -> str | None:
     driver = _drivers.load()
-    with OnDevice(ordinal) as inside, inside, Relaxed():
-        try:
-            data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
-            event = unwrap(driver.cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle", HandleError)
-        except HandleError as error:
-            return f"a handle of the coordinator does not open here: {error}"
-        unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+    try:
+        data = _drivers.handle_from_bytes(CUipcEventHandle, handle)
+        event = unwrap(driver.cuIpcOpenEventHandle(data), "cuIpcOpenEventHandle", HandleError)
+    except HandleError as error:
+        return f"a handle of the coordinator does not open here: {error}"
+    unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
     return None
 
 
 def _why_not_timeline(board: Board, ordinal: int) -> str | None:
-    with OnDevice(ordinal) as inside, inside, Relaxed():
-        try:
-            pinned.page(board.page_of_slots)
-            pointer = pinned.page(board.address) + board.probe_offset
-        except DriverError as error:
-            return f"the board's page cannot be registered here: {error}"
-        try:
-            passed = _wait_passes(pointer, board.probe)
-        except DriverError as error:
-            return f"a stream cannot wait for a word of the board here: {error}"
+    with OnDevice(ordinal) as inside, inside:
+        return relaxed_call(_wait_for_the_board, board)
+
+
+def _wait_for_the_board(board: Board) -> str | None:
+    try:
+        pinned.page(board.page_of_slots)
+        pointer = pinned.page(board.address) + board.probe_offset
+    except DriverError as error:
+        return f"the board's page cannot be registered here: {error}"
+    try:
+        passed = _wait_passes(pointer, board.probe)
+    except DriverError as error:
+        return f"a stream cannot wait for a word of the board here: {error}"
     return None if passed else f"a stream's wait for a word of the board did not end within {_PASS_S} s"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from cuda.bindings.driver import CUstreamCaptureMode
 
 import ipcsync
 from ipcsync._drivers import load, unwrap
-from ipcsync._native.capture import Relaxed, refuse_capturing, relaxed_call
+from ipcsync._native import capture
+from ipcsync._native.capture import refuse_capturing, relaxed_call
+from ipcsync._session import probe
+from ipcsync._wire.messages import ProbeReply
 
 pytestmark = pytest.mark.driver
 
@@ -118,11 +123,7 @@ def test_the_threads_own_mode_comes_back() -> None:
     assert mode() == GLOBAL
     assert relaxed_call(mode) == RELAXED
     assert mode() == GLOBAL
-    with Relaxed():
-        assert mode() == RELAXED
-        with Relaxed():
-            assert relaxed_call(mode) == RELAXED
-        assert mode() == RELAXED
+    assert relaxed_call(lambda: (relaxed_call(mode), mode())) == (RELAXED, RELAXED)
     assert mode() == GLOBAL
 
     def fails() -> None:
@@ -131,3 +132,38 @@ def test_the_threads_own_mode_comes_back() -> None:
     with pytest.raises(KeyError):
         relaxed_call(fails)
     assert mode() == GLOBAL
+
+
+def test_an_interrupt_anywhere_in_a_check_of_the_engines_leaves_the_threads_mode() -> None:
+    no_board: Any = None
+    ipcsync.set_device(0)
+
+    def interrupt_at(number: int) -> bool:
+        """Whether the check had so many steps."""
+        count = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal count
+            if frame.f_code.co_filename not in (capture.__file__, probe.__file__) or event not in ("call", "line"):
+                return trace
+            count += 1
+            if count == number:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        earlier = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            assert probe.of_engines(ProbeReply(b"", None, "not asked"), 0, no_board)["event"]["ok"] is False
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(earlier)
+        return False
+
+    steps = 1
+    while interrupt_at(steps):
+        assert mode() == GLOBAL, steps
+        steps += 1
+    assert steps > 10
