@@ -123,7 +123,7 @@ class Handlers:
         room = self._room()
         if len(self._sessions) >= room:
             raise QuotaExceeded(f"the file descriptors allow {room} sessions (raise `ulimit -n`)", limit=room)
-        session = self._registry.open_session(os.urandom(4).hex(), hello.name, hello.role)
+        session = self._registry.open_session(os.urandom(4).hex(), hello.name, hello.role, self._is_held)
         watch = ProcessWatch(sender.pid, sender.routing, self._board, session.line)
         # Without a start time the pid is useless to others, which then check the lifeline.
         session.pid, session.started = watch.pid if watch.started else 0, watch.started
@@ -132,6 +132,10 @@ class Handlers:
         self._sessions.add(entry)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
         return self._welcome(entry)
+
+    def _is_held(self, line: int) -> bool:
+        # By a child that C code forked, after its parent's death: who gets the line would wait for the child's end.
+        return self._board.has_lifeline(self._board.session(line))
 
     def _refuse_second_bridge(self, hello: messages.Hello) -> None:
         if hello.role != "bridge":

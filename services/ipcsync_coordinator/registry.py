@@ -13,7 +13,7 @@ What it promises, and the tests check against a model:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ipcsync._wire import names
@@ -45,7 +45,7 @@ class Registry:
         self.high_water = 0
         self.in_use = 0
         self._free: list[int] = []
-        # The longest free first: a child that C code forked may still hold the lock of its parent's line.
+        # The longest free first: a closed session's process may still hold the lock of its line.
         self._free_lines = deque(range(limits.sessions))
         self.count = 0  # of sessions there ever were
 
@@ -84,8 +84,13 @@ class Registry:
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    def open_session(self, session_id: str, name: str, role: str = "") -> Session:
-        """A new live session; QuotaExceeded if there are too many."""
+    def open_session(
+        self, session_id: str, name: str, role: str = "", is_held: Callable[[int], bool] = lambda _: False
+    ) -> Session:
+        """A new live session; QuotaExceeded if there are too many.
+
+        `is_held`: whether a process still has the lock of a free line. Such a line is given only if there is no other.
+        """
         if name:
             self._check_name(name, "a session's name")
         if not self._free_lines:
@@ -93,6 +98,10 @@ class Registry:
                 f"there are {self.limits.sessions} sessions already (--max-sessions)", limit=self.limits.sessions
             )
         self.count += 1
+        for _ in range(len(self._free_lines)):
+            if not is_held(self._free_lines[0]):
+                break
+            self._free_lines.rotate(-1)
         line = self._free_lines.popleft()
         session = Session(session_id, (self.count << 16) | line, line, name, role=role)
         self.sessions[session.serial] = session

@@ -194,6 +194,19 @@ def test_what_a_dead_recorders_work_may_write_is_not_used_again_before_that_is_o
         until(lambda: client.stats()["quarantined"] == 0, "the word is given up")
 
 
+@pytest.mark.parametrize("kind", ["os.fork", "PyDLL"])
+def test_the_line_of_the_dead_is_nobodys_while_a_child_holds_its_lock(
+    peer: Peer, sleepers: list[int], kind: str
+) -> None:
+    with ipcsync.launch(max_sessions=3) as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+        peer.call(actions.connect, coordinator.endpoint, "parent")
+        sleepers.append(peer.call(over_actions.fork_sleeper, kind, os.getpid()))
+        peer.kill()
+        until_lost(client, "pidfd")
+        for _ in range(4):
+            ipcsync.connect(coordinator.endpoint, timeout=DEADLINE_S).close()
+
+
 def test_a_program_that_was_started_keeps_nothing(
     client: ipcsync.Client, point: ipcsync.Point, peer: Peer, sleepers: list[int]
 ) -> None:
