@@ -311,7 +311,6 @@ def test_of_two_threads_one_records(client: ipcsync.Client, engine: EngineName) 
             reservation.point.synchronize(DEADLINE_S)
 
 
-@pytest.mark.alone  # its stream may never go on
 def test_it_stands_behind_what_its_stream_waits_for(
     client: ipcsync.Client, reserver: Peer, point: ipcsync.Point, engine: EngineName
 ) -> None:
