@@ -75,7 +75,7 @@ class PendingCloses:
         """Tell the pending closes, then return `fn()`, all with `changing` held.
 
         WaitTimeout if other threads hold it for `timeout` seconds, or if the coordinator does not take an earlier
-        close: sent later, that would end the new attachment. Reentered within another change of this thread.
+        close: sent later, that would end the new attachment. Reentered within another change or request of this thread.
         """
         deadline_of(timeout)  # raises ValueError for an invalid one
         lock = self.changing
@@ -98,15 +98,16 @@ class PendingCloses:
     def flush(self, timeout: float, *, wait: bool) -> None:
         """Tell the pending closes; a later beat repeats those that the coordinator does not take in `timeout` seconds.
 
-        `wait`: wait as long for another thread's request that attaches or closes, too. Within a change of this thread
-        nothing is sent, and the heartbeat's thread does it later.
+        `wait`: wait as long for another thread's request that attaches or closes, too. Within a change or
+        request of this thread nothing is sent, and the heartbeat's thread does it later.
         """
         lock = self.changing
         if not self._pending or (lock.is_mine() and lock.is_held_below()):
             return
         try:
             if lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX) if wait else 0):
-                self._flush(timeout)
+                with suppress(Reentered):
+                    self._flush(timeout)
                 lock.release()
         except BaseException:
             lock.unwind()
@@ -134,8 +135,10 @@ class PendingCloses:
             body = replace(body, released=False)  # another use of this process still touches the slot
         try:
             self._send(body, timeout)
-        except (WaitTimeout, ConnectError, Reentered):
+        except (WaitTimeout, ConnectError):
             return False  # sent again later, under a new id: a second close does nothing
+        except Reentered:
+            raise
         except IpcSyncError as error:
             log.debug("closing slot %d: %s", body.slot, error)  # its session or use is over already
         return True

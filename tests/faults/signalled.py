@@ -181,13 +181,15 @@ def handlers(coordinator: ipcsync.Coordinator, count: int, engine: EngineName) -
 
         signal.signal(signal.SIGALRM, on_alarm)
         signal.setitimer(signal.ITIMER_REAL, 0.0015, 0.0015)
-        while seen[mode] < count:
-            point = event.record(stream, timeout=20)
-            point.query()
-            point.wait(stream)
-            client.stats(timeout=20)
-            client.event(f"y{next(_numbers)}", recorder=True, timeout=20).close()
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            while seen[mode] < count:
+                point = event.record(stream, timeout=20)
+                point.query()
+                point.wait(stream)
+                client.stats(timeout=20)
+                client.event(f"y{next(_numbers)}", recorder=True, timeout=20).close()
+        finally:  # an interpreter that ends has no handler any more
+            signal.setitimer(signal.ITIMER_REAL, 0)
         client.close()
     sys.stdout.write(f"{dict(seen)}\n")
 

@@ -96,6 +96,18 @@ def test_a_close_that_is_not_taken_is_told_later_and_before_anything_is_attached
     assert not scene.table.closes.has_any
 
 
+def test_within_a_request_of_the_thread_an_opening_says_so_and_a_close_is_told_later(scene: Scene) -> None:
+    opening = scene.open()
+    scene.coordinator.refusal = Reentered("a request is under way on this thread")
+    opening.close()
+    assert scene.table.closes.has_any
+    with pytest.raises(Reentered, match="under way"):
+        scene.table.closes.change(1, lambda: pytest.fail("nothing may be attached before it is told"))
+    scene.coordinator.refusal = None
+    scene.table.closes.flush(1, wait=True)
+    assert scene.coordinator.heard() == [Close(0, 1)]
+
+
 def test_a_close_that_the_coordinator_refuses_is_not_told_again(scene: Scene) -> None:
     opening = scene.open()
     scene.coordinator.refusal = SessionExpired("over already")
