@@ -260,7 +260,10 @@ class Connection:
         answered = 0
         # Asked for, since the exception of an empty socket takes longer than a reply.
         while socket.getsockopt(_EVENTS) & _IN:  # type: ignore[operator] # an int
-            frame = socket.recv(_NOW, copy=False)
+            try:
+                frame = socket.recv(_NOW, copy=False)
+            except zmq.Again:
+                break  # what was there went with a coordinator that died
             if frame.more:
                 raise ProtocolError("a reply of several frames", code="malformed")
             request_id, body = codec.decode_reply(frame.buffer)
