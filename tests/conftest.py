@@ -37,6 +37,7 @@ from ipcsync._engines import queued
 from ipcsync.typing import EngineName
 from tests.kit import zygote
 from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S
 
 if os.environ.get("IPCSYNC_TEST_KEEPER"):  # the same tests, over coordinators that have a keeper
     (ipcsync.launch.__kwdefaults__ or {})["keeper"] = True
@@ -217,7 +218,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
     before = session.config.stash[_BEFORE]
-    left = sorted(path for path in _boards() - before if is_abandoned(path))
+    deadline = time.monotonic() + DEADLINE_S  # a test of a run beside this one may have just killed its coordinator
+    while (left := sorted(filter(is_abandoned, _boards() - before))) and time.monotonic() < deadline:
+        time.sleep(0.1)
     if left:
         sys.stderr.write(f"left in shared memory: {left}\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -114,3 +115,30 @@ def test_requests_are_sent_again_once_no_reply_has_come_for_a_second_and_not_whi
             now_ns = 1 << 60  # past the deadline, so that the call ends
             connection.close()
     assert all(request.reply is not None for request in requests)
+
+
+def test_a_request_whose_reply_went_with_its_coordinator_is_sent_again(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive, lost = zmq.Socket.recv, [True]
+
+    def recv(socket: zmq.Socket[bytes], *flags: Any, **options: Any) -> Any:
+        if socket.type == zmq.DEALER and lost:
+            lost.pop()
+            receive(socket, *flags, **options)
+            raise zmq.Again
+        return receive(socket, *flags, **options)
+
+    monkeypatch.setattr(zmq.Socket, "recv", recv)
+    monkeypatch.setattr("ipcsync._session.connection._RETRY_NS", 10_000_000)
+    connection = Connection(side.endpoint)
+    request = Request(messages.Stats())
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(connection.exchange, [request], b"t" * 16, _WAIT_S)
+        try:
+            for _ in range(2):
+                side.answer(*side.next(1))
+            asked.result(_WAIT_S)
+        finally:
+            connection.close()
+    assert (request.reply, lost) == (messages.Done(), [])
