@@ -8,6 +8,7 @@ was not found.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -136,12 +137,14 @@ def find(mending: Mending) -> interrupts.Result:
     with ipcsync.launch(log_level="error", pool=96) as coordinator:
         stage = Stage(coordinator, mending.engine)
         stage.wait_s = 1.0
+        gc.disable()  # it may end what a mistake leaves open, at a moment of its own
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(interrupts, "ENOUGH", 1)
                 mending.plant(patch)
                 return interrupts.interrupt(stage, mending.call, "line")
         finally:
+            gc.enable()
             stage.unwind()
             stage.close()
 
