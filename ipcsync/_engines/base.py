@@ -218,7 +218,16 @@ class Engine(SlotUse):
 
     def _await_turn(self, timeout: float | None) -> None:
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
+            self._raise_no_turn(timeout)
+
+    def _raise_no_turn(self, timeout: float | None) -> NoReturn:
+        """Raise WaitTimeout: another thread's record of this event was under way for `timeout` seconds."""
+        self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
+
+    @property
+    def oldest_in_the_way(self) -> int:
+        """The generation that has to be complete before there is room for a further record; 0 if there is room."""
+        return self._recorded + 1 - self.depth if self._recorded >= self._room else 0
 
     def _record(
         self,

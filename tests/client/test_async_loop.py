@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, turns_until, two_clients
 from tests.kit.scripts import run
+from tests.kit.until import until
 
 # --- nothing blocks the loop ------------------------------------------------------------------------------------------
 
@@ -183,6 +185,36 @@ def test_an_interpreter_ends_with_calls_pending_that_last_as_long_as_the_session
     run(PENDING_AT_EXIT.replace("ENDPOINT", repr(coordinator.endpoint)))
 
 
+def test_a_task_records_once_another_threads_record_is_made_whatever_is_complete(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    is_held, let_go = threading.Event(), threading.Event()
+
+    def hold(lock: Any) -> None:
+        with lock:
+            is_held.set()
+            let_go.wait(LONG_S)
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = ipcsync.Stream()
+            with StreamGate(stream):
+                async with await client.event("e", recorder=True, engine=engine) as event:
+                    holding = threading.Thread(target=hold, args=(event._event._engine._record_lock,))
+                    holding.start()
+                    is_held.wait(LONG_S)
+                    recording = asyncio.create_task(event.record(stream))
+                    with pytest.raises(ipcsync.WaitTimeout, match=r"another thread's record .* within 0\.01 s"):
+                        await event.record(stream, timeout=0.01)
+                    let_go.set()
+                    point = await asyncio.wait_for(recording, LONG_S)
+                    assert point.generation == 1
+                    assert not await point.query()
+                    holding.join()
+
+    asyncio.run(scenario())
+
+
 def test_a_record_that_is_cancelled_while_the_ring_is_full_is_not_made(coordinator: ipcsync.Coordinator) -> None:
     async def scenario() -> None:
         async with await ipcsync.aconnect(coordinator.endpoint) as client:
@@ -242,6 +274,68 @@ def test_an_event_that_is_there_when_the_cancellation_comes_is_closed_again(
             await asyncio.to_thread(_await_notice, notices, "closed", "e")
 
     asyncio.run(scenario())
+
+
+def _abandon(call: Callable[[], Awaitable[object]], is_under_way: Callable[[], object]) -> None:
+    """Begin a call in a loop that is then closed."""
+
+    async def begin() -> None:
+        task = asyncio.ensure_future(call())
+        assert isinstance(task, asyncio.Task)
+        task._log_destroy_pending = False  # type: ignore[attr-defined] # which is what this is about
+        await turns_until(is_under_way, "it is under way")
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+
+
+def _collects(condition: Callable[[], object]) -> Callable[[], object]:
+    """The condition, asked after a collection: the thread that makes a call keeps its task until it has ended."""
+
+    def ask() -> object:
+        gc.collect()
+        return condition()
+
+    return ask
+
+
+@pytest.mark.parametrize("opens", ["event", "events"])
+def test_what_an_abandoned_loop_opens_is_closed_again(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, opens: str
+) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+    loop = asyncio.new_event_loop()
+    other = loop.run_until_complete(ipcsync.aconnect(coordinator.endpoint, timeout=LONG_S))
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "event": lambda: other.event("e", recorder=True, timeout=LONG_S),
+        "events": lambda: other.events(["e"], timeout=LONG_S),
+    }
+    try:
+        with stopped(coordinator):
+            before = other.messages_sent
+            _abandon(calls[opens], lambda: other.messages_sent > before)
+        _await_notice(notices, "opened", "e")
+        until(_collects(lambda: not client.list_events()), "it is closed", LONG_S)
+    finally:
+        loop.run_until_complete(other.close())
+        loop.close()
+
+
+def test_a_connect_of_an_abandoned_loop_closes_its_session(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+    with stopped(coordinator):
+        before = threads_named("ipcsync-requests")
+        _abandon(
+            lambda: ipcsync.aconnect(coordinator.endpoint, name="late", timeout=LONG_S),
+            lambda: threads_named("ipcsync-requests") - before,
+        )
+    _await_notice(notices, "session_opened", "late")
+    until(_collects(lambda: len(client.list_sessions()) == 1), "it is closed", LONG_S)
 
 
 def test_a_cancelled_connect_closes_its_session(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:

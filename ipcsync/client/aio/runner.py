@@ -9,7 +9,7 @@ ends does not wait for: the interpreter waits for a pool's threads before it clo
 from __future__ import annotations
 
 import asyncio
-import threading
+import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,11 +32,14 @@ from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.errors import WaitTimeout
 
+log = logging.getLogger("ipcsync")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _REQUESTS = 16
 _DRIVER = 4
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 _NULL, _LEGACY, _PER_THREAD = range(3)
 
 
@@ -133,15 +136,22 @@ class Runner:
     ) -> Point:
         """Record as soon as there is room in the ring. `owner` is the object that the stream was taken from."""
         deadline = deadline_of(timeout)
+        engine, pause_s = event._engine, _FIRST_PAUSE_S
         while True:
             try:
                 return await self.drive(partial(event.record, stream, timeout=0, after=after), stream, owner)
-            except WaitTimeout as full:
-                oldest = full.generation
-            left = None if timeout is None else max(0.0, (deadline - time.monotonic_ns()) / 1e9)
-            engine = event._engine
+            except WaitTimeout:
+                oldest = engine.oldest_in_the_way
+            left_s = max(0.0, (deadline - time.monotonic_ns()) / 1e9)
+            if not oldest:  # another task's or thread's record was under way, which may end at any moment
+                if not left_s:
+                    engine._raise_no_turn(timeout)
+                await asyncio.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            pause_s = _FIRST_PAUSE_S
             try:
-                await self.over(event._attached, Pending(engine, oldest, left))
+                await self.over(event._attached, Pending(engine, oldest, None if timeout is None else left_s))
             except WaitTimeout:
                 engine._raise_full(oldest, timeout)
 
@@ -168,7 +178,8 @@ runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 async def run(executor: Executor, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """Return `fn()`, run on a thread of the executor with the CUDA context that is current on this one.
 
-    If this is cancelled before `fn` begins, it never does; afterwards its result goes to `undo`.
+    If this is cancelled before `fn` begins, it never does; afterwards its result goes to `undo`. So it does if the
+    coroutine is closed, as that of a task is whose loop was abandoned.
     """
     fork.check()
     try:
@@ -177,7 +188,7 @@ async def run(executor: Executor, fn: Callable[[], T], undo: Callable[[T], objec
         return fn()
     try:
         return await asyncio.wrap_future(future)
-    except asyncio.CancelledError:
+    except BaseException:
         if undo is not None and not future.cancel():
             future.add_done_callback(partial(_undo, undo))
         raise
@@ -193,9 +204,9 @@ async def run_alone(fn: Callable[[], T]) -> T:
 
 
 def _undo(undo: Callable[[T], object], done: Future[T]) -> None:
-    """Undo on a thread of its own, since this may be called on the loop's thread, after a late cancellation."""
+    """Undo on a thread of its own, since this may be called on the loop's thread, or by the garbage collector."""
     if done.exception() is None:
-        threading.Thread(target=undo, args=(done.result(),), name="ipcsync-undo").start()
+        start(partial(undo, done.result()), "ipcsync-undo", partial(log.error, "nothing is undone: %s"))
 
 
 def _current_context() -> DriverObject:
