@@ -52,8 +52,8 @@ marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 
 # What is marked `alone` runs last, in processes of its own: elsewhere an earlier test may have left a stream that waits
 # for the dead, and never ends. (5: no test was chosen, as by ARGS="-k …".)
-tests = $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) && \
-  { $(PYTEST) -n $(WORKERS_BESIDE) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; }
+tests = failed=0; $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) || failed=1; \
+  { $(PYTEST) -n $(WORKERS_BESIDE) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; } && [ $$failed = 0 ]
 
 # All tests, and those that depend on the driver; with WITH_THOROUGH=1 all of them in each case.
 WITH_THOROUGH ?=
@@ -276,15 +276,19 @@ test-deploy: install
 test-matrix: install
 	nice $(BIN)/python -m tests.packaging.matrix build/matrix $(if $(ARGS),-- $(ARGS))
 
-# A process that is killed by SIGKILL takes with it what it ran.
-coverage: PYTEST = $(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal
-coverage: install
+# What `make test` runs, the tests of fleets, and the benchmarks in their quick form, by a Python that notes the lines
+# that run (sys.monitoring, from 3.12 on): tests/kit/lines.py. A test that fails does not end it, but fails it.
+COVERAGE := .venv-coverage
+coverage:
+	@python="$$($(PYTHON) -m tests.packaging.pythons 3.12)" && $(MAKE) --no-print-directory VENV=$(COVERAGE) PYTHON="$$python" measured
+
+measured: install
 	$(BIN)/python -m pip install --quiet --group coverage
-	rm -rf build/coverage && mkdir -p build/coverage
-	-export IPCSYNC_DRIVER=host; $(all_tests)
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage json --quiet -o build/coverage/lines.json
-	$(BIN)/python -m tests.kit.covered build/coverage/lines.json
+	$(BIN)/python -m tests.kit.covered begin
+	@status=0; $(MAKE) --no-print-directory test || status=1; \
+	IPCSYNC_DRIVER=host $(PYTEST) tests/fleet -m thorough $(ARGS) || status=1; \
+	IPCSYNC_DRIVER=host $(BIN)/python -m pytest tests/benchmarks $(ARGS) || status=1; \
+	$(BIN)/python -m tests.kit.covered show && exit $$status
 
 # PARTS="registry effects" for some of them, ARGS="--sample 200" for some mutants of each.
 mutants: install
@@ -325,7 +329,7 @@ wheels: install
 	$(BIN)/python -m tests.packaging.wheels dist/wheels
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(COVERAGE) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # Every target but the files.
 .PHONY: $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))

@@ -1,7 +1,6 @@
 """ipcsync on every Python that is here, with the oldest and the newest libraries.
 
-A Python is found by its name on the path, in pyenv's versions, or at a path in $MATRIX_PYTHONS. What is not here is
-told by name. Options behind `--` go to pytest.
+`pythons` says where one is looked for; what is not here is told by name. Options behind `--` go to pytest.
 
     python -m tests.packaging.matrix DIRECTORY
 """
@@ -17,39 +16,18 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from tests.packaging.pythons import NAMES, found
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
 _ROOT = Path(__file__).parents[2]
-_NAMES = ("python3.10", "python3.11", "python3.12", "python3.13", "python3.14", "python3.14t")
 _TESTS = ["tests/unit", "tests/contract", "tests/events/test_shared_event.py"]
 _QUICK = ["-m", "not thorough and not benchmark and not alone"]
 _DEADLINE_S = 3600
 _EXTRAS = ("observer", "fleet")
-
-
-def _works(python: Path, name: str) -> bool:
-    """Whether it is what its name says: a shim of pyenv's may lead nowhere."""
-    ask = (
-        "import sys, sysconfig; "
-        "print('python%d.%d' % sys.version_info[:2], sysconfig.get_config_var('Py_GIL_DISABLED'))"
-    )
-    try:
-        said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False).stdout.split()
-    except OSError:
-        return False
-    return bool(said) and said[0] + "t" * (said[1] == "1") == name
-
-
-def _found(name: str) -> Path | None:
-    candidates = [Path(path) for path in os.environ.get("MATRIX_PYTHONS", "").split(os.pathsep) if path]
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-    candidates += sorted(pyenv.glob(f"*/bin/{name}"), reverse=True)
-    on_path = shutil.which(name)
-    candidates += [Path(on_path)] if on_path else []
-    return next((python for python in candidates if _works(python, name)), None)
 
 
 def _oldest(version: str) -> str:
@@ -89,8 +67,8 @@ def _run(python: Path, version: str, directory: Path, libraries: str, options: l
 def main(out: Path, options: list[str]) -> int:
     """1 if a Python that is here failed."""
     rows = []
-    for name in _NAMES:
-        python = _found(name)
+    for name in NAMES:
+        python = found(name)
         version = name.removeprefix("python").rstrip("t")
         for libraries in ("oldest", "newest"):
             directory = out / f"{name}-{libraries}"
