@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from ipcsync_bench.__main__ import BENCHMARKS
+from ipcsync_bench.__main__ import BENCHMARKS, FLEET
+from ipcsync_bench.two_nodes import why_not
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.process]
 
@@ -64,6 +65,18 @@ def test_no_row_is_many_times_worse_than_it_was(name: str) -> None:
     for _ in range(_TRIES - 1):
         too_slow = too_slow and too_slow & _too_slow(name)
     assert not too_slow
+
+
+@pytest.mark.timeout(_TIMEOUT_S + 10)
+@pytest.mark.parametrize("name", FLEET)
+def test_between_nodes_each_row_has_a_figure(name: str) -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    rows = _measure(name)
+    assert rows
+    for row in rows:
+        assert row["ours"] > 0 or row["unit"] == "% of a core", row
 
 
 # How many times the limit's time a row takes, from RESULTS.md, where it is more than 2.

@@ -78,6 +78,61 @@ def test_allocating_nothing_is_an_invalid_value(drv: ModuleType, ctx: Any) -> No
     assert code(drv.cuMemAlloc(0)) == kit.INVALID_VALUE
 
 
+def test_allocating_more_than_there_is_fails_and_takes_nothing(drv: ModuleType, ctx: Any) -> None:
+    free, total = ok(drv.cuMemGetInfo())
+    assert code(drv.cuMemAlloc(int(total) + 1)) == kit.OUT_OF_MEMORY
+    memory = ok(drv.cuMemAlloc(SIZE))
+    assert ok(drv.cuMemGetInfo())[0] <= free
+    ok(drv.cuMemFree(memory))
+
+
+def test_memory_is_freed_once_by_its_first_byte_and_by_its_own_call(drv: ModuleType, ctx: Any) -> None:
+    memory, host = ok(drv.cuMemAlloc(SIZE)), ok(drv.cuMemAllocHost(SIZE))
+    assert code(drv.cuMemFree(drv.CUdeviceptr(int(memory) + 8))) == kit.INVALID_VALUE
+    ok(drv.cuMemFree(memory))
+    assert code(drv.cuMemFree(memory)) == kit.INVALID_VALUE
+    ok(drv.cuMemFree(drv.CUdeviceptr(0)))
+    ok(drv.cuMemFreeHost(host))
+    assert code(drv.cuMemFreeHost(host)) == kit.INVALID_VALUE
+
+
+def test_attributes_tell_device_memory_from_host_memory_and_from_any_other(drv: ModuleType, ctx: Any) -> None:
+    def ask(what: str, address: Any) -> Any:
+        attribute = getattr(drv.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{what}")
+        return drv.cuPointerGetAttribute(attribute, drv.CUdeviceptr(int(address)))
+
+    memory, host = ok(drv.cuMemAlloc(SIZE)), ok(drv.cuMemHostAlloc(SIZE, 0))
+    assert int(ok(ask("MEMORY_TYPE", memory))) == int(drv.CUmemorytype.CU_MEMORYTYPE_DEVICE)
+    assert int(ok(ask("MEMORY_TYPE", int(host) + 1))) == int(drv.CUmemorytype.CU_MEMORYTYPE_HOST)
+    assert ok(ask("DEVICE_ORDINAL", memory)) == 0
+    ok(drv.cuMemFreeHost(host))
+    ok(drv.cuMemFree(memory))
+    assert code(ask("MEMORY_TYPE", memory)) == kit.INVALID_VALUE
+
+
+def test_the_device_has_a_pointer_to_host_memory_and_to_no_other(drv: ModuleType, ctx: Any) -> None:
+    host, memory = ok(drv.cuMemHostAlloc(SIZE, 0)), ok(drv.cuMemAlloc(SIZE))
+    assert int(ok(drv.cuMemHostGetDevicePointer(host, 0))) == int(host)
+    assert code(drv.cuMemHostGetDevicePointer(host, 1)) == kit.INVALID_VALUE
+    own = ctypes.create_string_buffer(16)
+    assert code(drv.cuMemHostGetDevicePointer(ctypes.addressof(own), 0)) == kit.INVALID_VALUE
+    assert code(drv.cuMemHostAlloc(SIZE, 1 << 20)) == kit.INVALID_VALUE
+    ok(drv.cuMemFreeHost(host))
+    ok(drv.cuMemFree(memory))
+
+
+def test_memory_that_is_opened_twice_has_one_address_and_is_closed_twice(drv: ModuleType, ctx: Any, peer: Peer) -> None:
+    handle = handle_from_bytes(drv.CUipcMemHandle, peer.call(actions.share_memory, "m", SIZE))
+    first, second = ok(drv.cuIpcOpenMemHandle(handle, 1)), ok(drv.cuIpcOpenMemHandle(handle, 1))
+    assert int(first) == int(second)
+    assert code(drv.cuMemFree(first)) == kit.INVALID_VALUE
+    assert code(drv.cuIpcGetMemHandle(drv.CUdeviceptr(8))) == kit.INVALID_VALUE
+    ok(drv.cuIpcCloseMemHandle(first))
+    ok(drv.cuMemsetD8(first, 1, SIZE))
+    ok(drv.cuIpcCloseMemHandle(first))
+    assert code(drv.cuIpcCloseMemHandle(first)) == kit.INVALID_VALUE
+
+
 def test_a_memory_handle_is_64_bytes_and_is_not_opened_by_the_process_that_exports_it(
     drv: ModuleType, ctx: Any
 ) -> None:

@@ -18,6 +18,7 @@ from tests.kit.until import DEADLINE_S, until
 # Result codes (CUresult), by the names in the driver API reference.
 SUCCESS = 0
 INVALID_VALUE = 1
+OUT_OF_MEMORY = 2
 NOT_INITIALIZED = 3
 INVALID_CONTEXT = 201
 MAP_FAILED = 205
