@@ -240,8 +240,8 @@ class Engine(SlotUse):
         if self._begun != self._recorded:
             self._make_record(handle, self._id_of(handle), self._begun, after, behind)  # it may be a reservation's
         generation = self._begun + 1
-        if generation > self._room:
-            self._make_room(generation, timeout)
+        if generation > self._room and self._make_room(generation, timeout):
+            capture.refuse_capturing(handle, "record")  # again: another thread may have begun one meanwhile
         self._make_record(handle, self._id_of(handle), generation, after, behind)
         self.line.futex.wake()
         if self._words[self._state_index] != OPEN:
@@ -379,6 +379,7 @@ class Engine(SlotUse):
         else:
             if self._words[self._recorded_index] < self.base + generation or self.is_closed:
                 self.await_recorded(generation, deadline_of(timeout), timeout)
+                capture.refuse_capturing(handle, "wait")  # again: another thread may have begun one meanwhile
             if self._words[self._state_index] != OPEN:
                 self._raise_if_finished(generation)
         stream_id = self._id_of(handle)
@@ -462,8 +463,9 @@ class Engine(SlotUse):
     def _open_import(self, generation: int) -> None:
         """Open what a wait for `generation` needs. Called with the lock held."""
 
-    def _make_room(self, generation: int, timeout: float | None) -> None:
-        """Wait until there is room for a record of `generation`."""
+    def _make_room(self, generation: int, timeout: float | None) -> bool:  # noqa: ARG002 - there always is
+        """Wait until there is room for a record of `generation`; whether it had to wait."""
+        return False
 
     def _publish_known(self, generation: int) -> None:
         """Store in `completed` what the recorder itself found complete."""

@@ -59,11 +59,11 @@ class EventEngine(Engine):
     def _open_import(self, generation: int) -> None:
         self._event(generation)
 
-    def _make_room(self, generation: int, timeout: float | None) -> None:
+    def _make_room(self, generation: int, timeout: float | None) -> bool:
         oldest = generation - self.depth
         self._look_for_room(is_first=True)
         if oldest <= self._completed:
-            return
+            return False
         self.guard.count_full_ring()
         deadline = deadline_of(timeout)
         while oldest > self._completed:
@@ -76,6 +76,7 @@ class EventEngine(Engine):
             if is_done and oldest > self._completed:  # it stands behind something that is not judged yet
                 self.behind.nudge(self.recorder)
                 self.behind.await_answer(deadline)
+        return True
 
     @holding("_lock")
     def _look_for_room(self, *, is_first: bool) -> None:

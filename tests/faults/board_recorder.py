@@ -44,11 +44,15 @@ class Records(Waits):
         if self.is_timeline or generation - depth <= done or self.has("harvest after overwrite"):
             return ""
         yield from self.under_lock(me, "r", self.publish_unless_closed, me)
+        has_waited = False
         while not self.has("record into a full ring"):
             done = yield self.own(me, "done")
             if generation - depth <= done:
+                if has_waited:
+                    yield self.note("cuStreamIsCapturing")
                 return ""
             del done
+            has_waited = True
             yield from self.in_driver(me, "r", generation - depth)
             yield from self.guard(me, "guard.check_liveness")
             yield from self.under_lock(me, "r", self.publish_if_open, me)

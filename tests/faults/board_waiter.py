@@ -324,6 +324,7 @@ class Waits(SlotView):
                 del is_closed
             if not is_there:
                 yield from self.await_recorded(me, generation)
+                yield self.note("cuStreamIsCapturing")
             del is_there
         yield from (self.raise_if_finished if ahead else self.raise_if_not_open)(me, generation)
         yield self.note("cuStreamGetId")

@@ -19,6 +19,7 @@ import ipcsync
 from ipcsync._drivers import load, unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit.failing import Failing
 from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
@@ -168,6 +169,43 @@ def test_row_40_what_comes_first_spoils_no_capture_either(client: ipcsync.Client
 def test_row_40_a_process_may_connect_and_close_amid_a_capture(client: ipcsync.Client) -> None:
     with Capturing(), ipcsync.connect(client.endpoint) as second:
         _look_at_all(second, second.event("second's", recorder=True))
+
+
+def _sleeps_until_recorded(thread: threading.Thread, event: ipcsync.SharedEvent) -> bool:
+    word = event._engine.line.futex.address
+    return f"{word:#x} " in Path(f"/proc/self/task/{thread.native_id}/syscall").read_text()
+
+
+@pytest.mark.parametrize("timeout", [None, 15])
+def test_row_40_a_wait_that_slept_until_the_record_is_not_put_into_a_graph(
+    client: ipcsync.Client, event: ipcsync.SharedEvent, timeout: float | None
+) -> None:
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    with ipcsync.connect(client.endpoint) as second, second.event(event.name) as seen:
+        event.record(other)
+        seen.at(1).wait(stream)  # so that the next one may be a shortcut
+        waiting = Failing(lambda: seen.at(2).wait(stream, timeout=timeout))
+        until(lambda: _sleeps_until_recorded(waiting, seen), "it waits for the record")
+        begin(stream)
+        event.record(other)
+        assert isinstance(waiting.raised(), ipcsync.StreamCapturing)
+        end(stream)
+
+
+def test_row_40_a_record_that_waited_for_room_is_not_put_into_a_graph(client: ipcsync.Client) -> None:
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    with client.event("full", recorder=True, engine="event", depth=1) as event:
+        with StreamGate(other) as gate:
+            event.record(other)
+            before = client.stats()["client"]["full_ring_waits"]
+            recording = Failing(lambda: event.record(stream, timeout=15))
+            until(lambda: client.stats()["client"]["full_ring_waits"] > before, "it waits for room")
+            begin(stream)
+            gate.open()
+            assert isinstance(recording.raised(), ipcsync.StreamCapturing)
+        end(stream)
+        assert event.generation == 1
+        assert event.record(stream).generation == 2
 
 
 # --- row 35 -----------------------------------------------------------------------------------------------------------

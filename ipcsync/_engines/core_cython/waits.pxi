@@ -15,6 +15,8 @@ cdef class Waits(Queries):
         if <int64_t>(self.load(LOAD_RECORDED, RECORDED) - self.base) < generation or self.closed():
             if not self.await_record(generation, ipcsync_now() + slice_ns if slice_ns else 0):
                 return 0
+            if not self.is_usable(stream):  # another thread may have begun a capture meanwhile
+                return 0
         if not self.is_open():
             return 0
         step(GET_ID)
