@@ -224,6 +224,8 @@ class Session:
         return expect(self.connection.request(body, self.token, seconds, self.lease.check_liveness), kind)
 
     def _send_close(self, body: messages.Close | messages.Break, timeout: float) -> None:
+        if threading.current_thread() is self._thread:
+            self.lease.beat()  # many may be pending, and each may take its whole time
         self.connection.request(body, self.token, timeout, self.lease.check_coordinator)
 
     def open_remote(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import ipcsync
+from ipcsync._session.connection import Connection
+from ipcsync._wire.messages import Close, Message
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.until import until
@@ -131,3 +134,29 @@ def test_threads_may_close_at_once(new_client: NewClient) -> None:
         thread.join(10)
     assert len(other.list_sessions()) == 1
     assert not client.is_connected
+
+
+def test_many_closes_that_each_take_their_time_cost_no_session(
+    new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = new_client(lease_ttl=0.5)
+    session = client._session
+    events = client.events([f"e{number}" for number in range(20)], recorder=True)
+    told: list[object] = []
+    request = Connection.request
+
+    def slow(self: Connection, body: Message, *args: Any) -> Message:
+        reply = request(self, body, *args)
+        if isinstance(body, Close):
+            threading.Event().wait(0.045)  # the coordinator has others to serve; the heartbeat's thread allows 50 ms
+            told.append(body)
+        return reply
+
+    monkeypatch.setattr(Connection, "request", slow)
+    with monkeypatch.context() as patch:
+        patch.setattr(session.attachments.closes, "flush", lambda *_, **__: None)
+        for event in events:
+            event.close()
+    session.lease.wake()
+    until(lambda: len(told) == len(events), "all were told")
+    client.check()
