@@ -2,7 +2,8 @@
 
 The file is a header page and four tables, each on pages of its own: session lines, slot lines, the slots' bits, and the
 sessions' names. A line is 128 bytes: the coordinator writes the first half, a client or the GPU the second, so that the
-two never share a cache line. All words are 8 bytes, aligned, native-endian.
+two never share a cache line. (Two words of the slot's first half change so seldom that they may stand there too: by
+them a waiter asks to be woken.) All words are 8 bytes, aligned, native-endian.
 
 Counts never go back: a generation g of a slot's present use stands in `recorded` and `completed` as base + g, where
 base is what `recorded` held when that use began. So no word is ever reset, and a timeline word may only grow.
@@ -39,6 +40,7 @@ S_HEARTBEAT, S_OWNER, S_NUDGE = 8, 9, 10  # `nudge` is never stored to: a futex 
 S_SHOWS_END = 11  # the session's serial, if a lock shows its process's end
 # Slot words: the coordinator's, then the recorder's (on the timeline engine the GPU writes `completed`).
 L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED, L_REASON = range(6)
+L_AWAITED, L_FOLLOWED = 6, 7  # 1: a record is to wake who waits, or the bridge; the waiters' and the bridge's
 L_RECORDED, L_COMPLETED, L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT = range(8, 14)
 
 WORDS = LINE // 8

@@ -6,10 +6,12 @@ from ipcsync._board.fence import fence
 from ipcsync._board.layout import (
     BROKEN,
     L_AS_OF,
+    L_AWAITED,
     L_BEHIND,
     L_COMPLETED,
     L_CULPRIT,
     L_EXPIRED,
+    L_FOLLOWED,
     L_INCARNATION,
     L_LOST,
     L_REASON,
@@ -59,6 +61,11 @@ class SlotLine:
     def recorders_indices(self) -> tuple[int, int]:
         """The same of recorded and completed."""
         return self._first + L_RECORDED, self._first + L_COMPLETED
+
+    @property
+    def waiters_indices(self) -> tuple[int, int]:
+        """The same of awaited and followed: whether a record is to wake anybody, asked behind a full fence."""
+        return self._first + L_AWAITED, self._first + L_FOLLOWED
 
     @property
     def chain_indices(self) -> tuple[int, int, int]:
@@ -187,7 +194,7 @@ class SlotLine:
         words[first + L_WATERMARK] = 0
         words[first + L_REASON] = 0
         # The last recorder's: if it ended before it published a record, these are about one that the new use will make.
-        for index in (L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT):
+        for index in (L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT, L_AWAITED, L_FOLLOWED):
             words[first + index] = 0
         self.store_bits(0)
         words[first + L_INCARNATION] = incarnation
@@ -234,5 +241,16 @@ class SlotLine:
         self.futex.wake()
 
     def wait_recorded(self, seen: int, timeout_ns: int) -> None:
-        """Sleep while `recorded` still is `seen`, for at most `timeout_ns`."""
+        """Sleep while `recorded` still is `seen`, for at most `timeout_ns`.
+
+        From then on each record of this use wakes its waiters: nobody counts them, so one that dies leaves nothing to
+        repair. The kernel compares the word behind a barrier, so of the recorder and the waiter one sees the other.
+        """
+        words, place = self._words, self._first + L_AWAITED
+        if not words[place]:  # it stays 1: a store would take the cache line from the recorder
+            words[place] = 1
         self.futex.wait(seen & 0xFFFFFFFF, timeout_ns)
+
+    def follow(self, asleep: bool) -> None:
+        """Store whether the bridge is about to sleep until the next record (bridge)."""
+        self._words[self._first + L_FOLLOWED] = asleep

@@ -5,12 +5,14 @@ Both ends are on one machine, so one way is told by the clock that both share.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import ipcsync
+from ipcsync._linux.futex import Futex
 from ipcsync_bench import bare_nats
 from ipcsync_bench.rows import Row, alone, at_least, at_most, below, compare, interleave, percentile
 from ipcsync_bench.two_nodes import WAIT_S, Fleet, connect, two_nodes, why_not
@@ -113,20 +115,29 @@ def _drop(state: dict[str, Any], prefix: str) -> None:
 
 
 def _record_flat_out(state: dict[str, Any], prefix: str, seconds: float) -> int:
-    """Generations published in so many seconds, all complete at once: the stores and the wake of a record, no more."""
+    """Generations published in so many seconds, all complete at once: the stores of a record, and its wake if need be.
+
+    As the compiled core does it, which asks whether anybody waits; with one fence for each pass over the events.
+    """
     words = state["client"]._session.lease.board.words
     lines = []
     for event in state[prefix]:
         recorded, completed = event._engine.line.recorders_indices
-        lines.append((event._engine.base, recorded, completed, event._engine.line.futex.wake))
+        lines.append((event._engine.base, recorded, completed))
+    asked = [event._engine.line.waiters_indices for event in state[prefix]]
+    wakes = [event._engine.line.futex.wake for event in state[prefix]]
+    fence = Futex(ctypes.addressof(state.setdefault("nobody's", ctypes.c_uint32(0)))).wake  # the kernel has one in it
     first: int = state.get(f"last {prefix}", 0)
     until, generation = time.perf_counter() + seconds, first
     while time.perf_counter() < until:
         for _ in range(max(1, 1000 // len(lines))):
             generation += 1
-            for base, recorded, completed, wake in lines:
+            for base, recorded, completed in lines:
                 words[completed] = words[recorded] = base + generation
-                wake()
+            fence()
+            for (awaited, followed), wake in zip(asked, wakes, strict=True):
+                if words[awaited] or words[followed]:
+                    wake()
     state[f"last {prefix}"] = generation
     return generation - first
 

@@ -2,9 +2,11 @@
 
 A thread looks at no more events than one `futex_waitv` takes. While any of them has work in flight it looks every
 50 µs, ever slower up to 1 ms, since a GPU wakes nobody; else it sleeps until a recorder publishes, or the coordinator
-finishes an event. All looks together take no more than an eighth of a core: where events change all the time, the rest
-is left to the recorders, and what they record meanwhile is told by the newest state. A wake that comes between look and
-sleep is lost; the next look is a second later at most, and the coordinator's feed tells of an end besides.
+finishes an event. It tells each recorder whether to wake it, which is a system call for each record: not while work is
+in flight, nor while many records are made between two looks. All looks together take no more than an eighth of a core:
+where events change all the time, the rest is left to the recorders, and what they record meanwhile is told by the
+newest state. A wake that comes between look and sleep is lost; the next look is a second later at most, and the
+coordinator's feed tells of an end besides.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ipcsync_bridge.wire import Key, Row
 
 _FIRST_NS, _LONGEST_NS = 50_000, 1_000_000
 _IDLE_NS = 1_000_000_000
+_MANY = 8  # records between two looks
 _SHARE = 1 / 8  # of a core, for the looks of all threads
 _CREDIT_S = 0.002  # unused time is kept up to this: a look now and then never has to rest
 _LONGEST_REST_S = 0.05
@@ -42,9 +45,20 @@ class Export:
         self.is_in_flight = False
         """Whether a GPU may complete more of it at any moment, which wakes nobody."""
         self.is_unclear = False  # what it stands behind is not judged yet
+        self.is_busy = False
+        """Whether many records were made since the last look but one."""
+        self._is_followed = False
         self.futex_address = self._line.futex.address
         self.words = self._line.all_words
         self.seen = memoryview(b"")
+
+    def follow(self) -> bool:
+        """Whether it is to be looked at soon; if not, its next record is to wake the bridge."""
+        soon = self.is_busy or self.is_in_flight
+        if soon is self._is_followed:
+            self._is_followed = not soon
+            self._line.follow(self._is_followed)
+        return soon
 
     def look(self) -> Row:
         """Its state, read in the order in which a local waiter reads it."""
@@ -173,7 +187,8 @@ class Watcher:
             if rest_s > 0:
                 time.sleep(rest_s)
             self._futexes.count = 1 + len(self._exports)
-            if any(export.is_in_flight for export in self._exports):
+            soon = [export for export in self._exports if export.follow()]
+            if soon:
                 self._futexes.wait(pause)
                 pause = min(2 * pause, _LONGEST_NS)
             else:
@@ -192,10 +207,12 @@ class Watcher:
     def _look(self, index: int, export: Export) -> bool:
         """Whether its row differs from that of the last look."""
         if export.words == export.seen and not export.is_unclear:
+            export.is_busy = False
             return False
         export.seen = memoryview(export.words.tobytes()).cast("Q")  # before the look: what changes then is seen again
         self._futexes.expect(index, export.seen[L_RECORDED])
         row = export.look()
+        export.is_busy = row.recorded - export.row.recorded >= _MANY
         if row == export.row:
             return False
         export.row = row

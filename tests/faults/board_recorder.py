@@ -74,11 +74,26 @@ class Records(Waits):
         yield self.note("cuStreamIsCapturing")
         yield from self.make_room(me, generation)
         yield self.note("cuStreamGetId")
+        is_awaited = True
+        if self.has("awaited before publish"):
+            is_awaited = yield self.load("awaited")
         yield from self.under_lock(me, "r", self.record_and_publish, me, generation, stream, last)
-        if not self.has("wake before publish"):
+        if not is_awaited:
+            yield Op("", do.owe_nothing)
+        elif self.scenario.asks and not self.has("awaited before publish"):
+            is_awaited = yield from self.is_awaited()
+        if is_awaited and not self.has("wake before publish"):
             yield Op("wake", do.wake)
+        del is_awaited
         yield from self.raise_unless_open(me)
         return ""
+
+    def is_awaited(self) -> Program:
+        """With the bridge a waiter like others: its word is its own."""
+        awaited = yield Op("load awaited", do.ask_awaited)
+        if not awaited:
+            yield self.note("load followed")
+        return awaited
 
     def record_and_publish(self, me: int, generation: int, stream: int, last: int) -> Program:
         yield from self.raise_if_closed(me)
@@ -270,6 +285,8 @@ class Model(Records):
         yield self.store("watermark", 0)
         for word in ("behind", "as_of", "lost", "culprit"):
             yield self.note(f"store {word}")
+        yield self.ask_to_be_woken(0)
+        yield self.note("store followed")
         yield self.store("incarnation", 2)
         yield self.store("state", OPEN)
         yield Op("a new recorder's work", do.work_anew, (base + 2,))

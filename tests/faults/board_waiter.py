@@ -25,6 +25,7 @@ class SlotView:
             "watermark": ends or scenario.reuse or (self.is_timeline and scenario.closes),
             "recorded": True,
             "completed": True,
+            "awaited": scenario.asks,
         }
         self._shared = {RECORDER} if scenario.heartbeat else set()  # processes of two threads
         self._shared |= scenario.closers
@@ -42,6 +43,10 @@ class SlotView:
     def store(self, name: str, value: Any) -> Op:
         """One store of a word."""
         return Op(f"store {name}", do.store, (name, value))
+
+    def ask_to_be_woken(self, value: int = 1) -> Op:
+        """The store of `awaited`."""
+        return Op("store awaited", do.store, ("awaited", value), not self.scenario.asks)
 
     def own(self, me: int, name: str) -> Op:
         """One load of an engine's attribute."""
@@ -207,6 +212,11 @@ class Waits(SlotView):
                 yield from self.last_look(me)
                 return ""
             yield from self.raise_if_finished(me, generation)
+            if not self.has("asleep unawaited"):
+                awaited = yield self.load("awaited")
+                if not awaited:
+                    yield self.ask_to_be_woken()
+                del awaited
             yield Op("sleep", do.sleep, (me, recorded))
             yield Op("slept", do.slept, (me,))
             again = yield self.load("recorded")

@@ -35,6 +35,8 @@ MISTAKES = {
     "no look at the coordinator": "what the driver says of the coordinator's events counts whether or not it lives",
     "no last look at an orphan": "whether this use was closed is not asked after the guard, which is silent then",
     "told of an orphan": "the recorder tells the board what the driver says, whether or not the coordinator lives",
+    "awaited before publish": "whether anybody waits is read before `recorded` is stored, as without a fence between",
+    "asleep unawaited": "a waiter sleeps, and does not say so before",
     "let go undrained": "a timeline's recorder lets go while a write of its own is queued",
 }
 
@@ -68,6 +70,7 @@ class World(NamedTuple):
     watermark: int = 0
     recorded: int = 0
     completed: int = 0
+    awaited: int = 0  # whether a record is to wake anybody
     ring: tuple[int, ...] = (0,)
     gpu: tuple[tuple[int, int, int], ...] = ()  # recorded, not complete: (generation, stream, generation it follows)
     truth: frozenset[int] = frozenset()  # complete, really
@@ -107,6 +110,7 @@ class Scenario:
     waiters_die: bool = False
     heartbeat: bool = False  # the recorder's other thread harvests
     reuse: bool = False  # the slot is used anew once it is free
+    asks: bool = False  # the recorder wakes only if anybody waits, as the compiled core does
     mistakes: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -145,6 +149,16 @@ def store_completed(world: World, count: int) -> Moves:
     if not world.is_true(count):
         world = world._replace(wrong=f"`completed` became {count}, which is not complete")
     return ((None, world._replace(completed=count)),)
+
+
+def ask_awaited(world: World) -> Moves:
+    """Whether a record is to wake anybody; if not, it owes no wake."""
+    return ((world.awaited, world._replace(owes_wake=world.owes_wake and bool(world.awaited))),)
+
+
+def owe_nothing(world: World) -> Moves:
+    """The recorder wakes nobody."""
+    return ((None, world._replace(owes_wake=False)),)
 
 
 def wake(world: World, is_break: bool = False) -> Moves:

@@ -68,6 +68,7 @@ class Rig:
         recorder.assign(1 << 16 | _SESSION, 1, 1, 1, 1)
         self.board.words[recorder.indices[1]] = 1 if case.is_alive else 0x4000_0001
         self.put("incarnation", 1)
+        self.put("awaited", int(case.is_awaited))
         self.put("recorder", 1 << 16 | _SESSION)
         for name in ("recorded", "completed", "state", "watermark"):
             self.put(name, getattr(case, name))
@@ -118,7 +119,8 @@ class Rig:
 
     def put(self, name: str, value: int) -> None:
         """Somebody stores a word."""
-        names = ["incarnation", "state", "recorder", "watermark", "", "", "", "", "recorded", "completed"]
+        names = ["incarnation", "state", "recorder", "watermark", "", "", "awaited", "followed"]
+        names += ["recorded", "completed"]
         first = (self.line.address - self.board.address) // 8
         self.board.words[first + names.index(name)] = INT64_MAX if value == MAX else value
 

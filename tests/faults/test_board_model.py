@@ -59,6 +59,19 @@ for _call in CALLS:
         f"{_call}, recorder and coordinator die": Scenario(calls=_one(_call, 1), recorded=1, dies=True, orphans=True),
     }
 
+SCENARIOS |= {
+    f"{_name}, the recorder looks who waits": dataclasses.replace(SCENARIOS[_name], asks=True)
+    for _name in (
+        "two records",
+        "synchronize, a ring of one, two streams, the recorder dies",
+        "synchronize, a ring of two, two streams, the recorder expires",
+        "wait, a ring of one, two streams, the recorder dies",
+    )
+}
+SCENARIOS["two sleep, the recorder looks who waits"] = Scenario(
+    calls=((("synchronize", 1),), (("synchronize", 2),)), depth=2, streams=(1, 1), asks=True
+)
+
 TIMELINES: dict[str, Scenario] = {
     "ahead, the recorder expires": Scenario(
         engine="timeline", calls=_one("ahead", 2), streams=(1, 1), recorded=1, expires=True
@@ -130,6 +143,8 @@ FOUND_IN: dict[str, Scenario] = {
     "no look at the coordinator": SCENARIOS["wait, a ring of one, the heartbeat harvests, the coordinator dies"],
     "no last look at an orphan": SCENARIOS["query, another thread closes, the coordinator dies"],
     "told of an orphan": SCENARIOS["query, a ring of one, the heartbeat harvests, the coordinator dies"],
+    "awaited before publish": SCENARIOS["two records, the recorder looks who waits"],
+    "asleep unawaited": SCENARIOS["two records, the recorder looks who waits"],
     "let go undrained": TIMELINES["an expired recorder's writes pull the word down, reuse"],
 }
 

@@ -50,6 +50,7 @@ class Case:
     is_alive: bool = True  # the recorder
     is_orphaned: bool = False  # the coordinator died
     is_closed: bool = False  # here, by another thread
+    is_awaited: bool = False  # somebody has slept until a record
     made: int = 0  # by the recorder, of which `done` are known complete
     done: int = 0
     stream: int = 1  # the one before was 1
@@ -76,6 +77,9 @@ CASES: dict[str, Case] = {
     "synchronize: complete by the driver": Case("synchronize", recorded=1, says_complete=True),
     "synchronize: the recorder dead": Case("synchronize", recorded=1, says_complete=True, is_alive=False),
     "synchronize: recorded while it sleeps": Case("synchronize", says_complete=True, meanwhile={"recorded": 1}),
+    "synchronize: recorded while it sleeps, as others do": Case(
+        "synchronize", says_complete=True, is_awaited=True, meanwhile={"recorded": 1}
+    ),
     "synchronize: nothing recorded, the recorder dead": Case("synchronize", is_alive=False),
     "synchronize: broken while it sleeps": Case("synchronize", meanwhile={"state": BROKEN}),
     "synchronize: pending, broken": Case("synchronize", recorded=1, state=BROKEN),
@@ -91,6 +95,7 @@ CASES: dict[str, Case] = {
     "record: the first": Case("record"),
     "record: room in the ring": Case("record", depth=4, recorded=1, made=1),
     "record: room after a look": Case("record", recorded=1, made=1, says_complete=True),
+    "record: awaited": Case("record", depth=4, recorded=1, made=1, is_awaited=True),
     "record: another stream": Case("record", depth=4, recorded=1, made=1, stream=2),
     "record: finished": Case("record", state=BROKEN),
     "record: closed here": Case("record", is_closed=True),
@@ -119,7 +124,7 @@ class Words:
         self._words = words
         self._log = log
         names = {0: "incarnation", 1: "state", 2: "recorder", 3: "watermark", 8: "recorded", 9: "completed"}
-        names |= {10: "behind", 11: "as_of", 12: "lost", 13: "culprit"}
+        names |= {6: "awaited", 7: "followed", 10: "behind", 11: "as_of", 12: "lost", 13: "culprit"}
         self._names = {first + offset: name for offset, name in names.items()}
         self.places = {name: first + offset for offset, name in names.items()}
 
@@ -153,6 +158,7 @@ class Rig:
         self.line.futex = self  # type: ignore[assignment] # wake and wait, below
         for name in ("recorded", "completed", "state", "watermark"):
             self.words.put(name, getattr(case, name))
+        self.words.put("awaited", int(case.is_awaited))
         self.words.put("incarnation", 1)
         self.words.put("recorder", 1)
         self.serial = 1
@@ -366,16 +372,19 @@ def _run_code(rig: Rig) -> tuple[list[str], str]:
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def _run_model(case: Case) -> tuple[list[str], str]:
-    model = Model(
-        Scenario(engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True, orphans=case.is_orphaned)
+def _run_model(case: Case, *, asks: bool = False) -> tuple[list[str], str]:
+    orphans = case.is_orphaned
+    scenario = Scenario(
+        engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True, orphans=orphans, asks=asks
     )
+    model = Model(scenario)
     process = Process(is_closed=case.is_closed, made=case.made, done=case.done)
     world = World(
         state=case.state,
         watermark=case.watermark,
         recorded=case.recorded,
         completed=case.completed,
+        awaited=int(case.is_awaited),
         ring=tuple(range(1, case.depth + 1)),
         truth=frozenset(range(1, 9) if case.says_complete else ()),
         lies=not case.is_alive,

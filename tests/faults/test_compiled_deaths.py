@@ -21,7 +21,7 @@ pytestmark = [
     ),
 ]
 
-_STEPS = {"event": 14, "timeline": 15}  # of a record; a wait that is queued takes no more than these
+_STEPS = {"event": 15, "timeline": 16}  # of a record; a wait that is queued takes no more than these
 _WAIT_STEPS = {"event": 23, "timeline": 24}
 _BEFORE_PUBLISHED = {"event": 9, "timeline": 10}
 
@@ -92,7 +92,7 @@ def test_row_03_a_waiter_killed_before_any_compiled_step_harms_nobody(
     until(lambda: client.stats()["pool_in_use"] == 0, "the slot free again")
 
 
-_CHAINED_STEPS = {"event": 33, "timeline": 35}  # of a record behind a wait
+_CHAINED_STEPS = {"event": 34, "timeline": 36}  # of a record behind a wait
 
 
 def _warm_chain(

@@ -39,12 +39,14 @@ MINE = [
     "synchronize: complete on the board",
     "synchronize: complete by the driver",
     "synchronize: recorded while it sleeps",
+    "synchronize: recorded while it sleeps, as others do",
     "wait: complete on the board",
     "wait: recorded",
     "wait: recorded while it sleeps",
     "wait: timeline",
     "record: room in the ring",
     "record: room after a look",
+    "record: awaited",
     "record: another stream",
     "record: the first",
     "record: timeline",
@@ -74,7 +76,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., tuple[list[str], str]]]:
 def expected(case: Case) -> tuple[list[str], str]:
     """The model's steps. A synchronize by shortcut waits for the record, then asks as `query` does."""
     if case.call != "synchronize":
-        steps, outcome = _run_model(case)
+        steps, outcome = _run_model(case, asks=True)
         # Asked once for each stream, by the Python engine: where it was not, the wait is none for a shortcut.
         return [step for step in steps if step != "cuStreamGetFlags"], outcome
     model = Model(Scenario(engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True))
@@ -82,6 +84,7 @@ def expected(case: Case) -> tuple[list[str], str]:
         state=case.state,
         recorded=case.recorded,
         completed=case.completed,
+        awaited=int(case.is_awaited),
         ring=tuple(range(1, case.depth + 1)),
         truth=frozenset(range(1, 9) if case.says_complete else ()),
         lies=not case.is_alive,
@@ -115,13 +118,24 @@ def test_any_other_call_changes_nothing_and_is_left_to_the_python_engine(name: s
         assert steps == expected(CASES[name])[0][: len(steps)]
     else:
         assert outcome == "NotMeError"
-        assert not [step for step in steps if step.startswith(_CHANGES)]
+        changes = [step for step in steps if step.startswith(_CHANGES)]
+        assert changes == (["store awaited"] if "sleep" in steps else []), "who has slept has said so before"
     assert steps.count("lock") == steps.count("unlock")
 
 
 def test_a_fence_stands_between_the_record_and_the_look_at_the_state(run: Any) -> None:
     steps, _ = run(CASES["record: room in the ring"])
     assert steps[steps.index("store recorded") + 1] == "fence"
+
+
+def test_a_record_wakes_the_bridge_too(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def followed(rig: Rig, *_: int) -> int:
+        rig.put("followed", 1)
+        return 0
+
+    monkeypatch.setattr(Rig, "cuEventRecord", followed)
+    steps, _ = run(CASES["record: room in the ring"])
+    assert steps[steps.index("load followed") + 1] == "wake"
 
 
 def test_an_event_that_breaks_during_a_record_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +168,7 @@ def test_each_slice_of_a_sleep_ends_with_the_looks_of_who_lives(
     assert outcome == "NotMeError"
     assert steps.count("sleep") == 2, "all was well after the first one"
     first = steps.index("sleep")
+    assert steps.index("store awaited") < first, "who sleeps says so before"
     looks = ["load recorded", "guard.check", "own is_closed", "load incarnation", "load recorder", "recorder alive?"]
     assert steps[first + 1 : first + 8] == [*looks, "coordinator?"]
 
@@ -166,6 +181,8 @@ def test_the_core_and_the_board_agree_on_where_each_word_lies() -> None:
         board.L_INCARNATION,
         board.L_STATE,
         board.L_RECORDER,
+        board.L_AWAITED,
+        board.L_FOLLOWED,
         board.L_RECORDED,
         board.L_COMPLETED,
         board.L_BEHIND,
@@ -196,6 +213,8 @@ MISTAKES = {
     6: ("the fence left out", "record: room in the ring"),
     7: ("the recorder asked before the driver", "query: complete by the driver"),
     8: ("no look after the wait", "wait: recorded"),
+    11: ("who waits looked at before the record", "record: awaited"),
+    12: ("asleep without a word", "synchronize: recorded while it sleeps"),
 }
 _SOURCE = Path(compiled.__file__).with_name("core_cython") / "core.pyx"
 

@@ -90,10 +90,7 @@ cdef class Queries(State):
             left = until - ipcsync_now() if until else 0
             if left <= 0:
                 return False
-            step(SLEEP)
-            is_interrupted = ipcsync_futex_wait(
-                self.place + RECORDED, False, <uint32_t>recorded, min(left, <int64_t>SLICE_NS)
-            )
+            is_interrupted = self.sleep(recorded, min(left, <int64_t>SLICE_NS))
             if self.load(LOAD_RECORDED, RECORDED) == recorded and (
                 is_interrupted or not self.good() or not self.recorder_lives() or not self.look.coordinator_is_good()
             ):

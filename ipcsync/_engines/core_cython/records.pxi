@@ -39,11 +39,13 @@ cdef class Core(Chained):
 
     cdef int64_t record_and_give(self, Handle stream, uint64_t stream_id, int64_t generation) noexcept nogil:
         """The rest of it, behind all that may say "not me"; releases the lock."""
-        cdef bint is_made = self.record_and_publish(stream, stream_id, generation)
+        cdef bint is_made
+        cdef bint is_awaited = MISTAKE == 11 and self.is_awaited()
+        is_made = self.record_and_publish(stream, stream_id, generation)
         self.give()
         if not is_made:
             return 0
-        if MISTAKE != 2:
+        if MISTAKE != 2 and (is_awaited or (MISTAKE != 11 and self.is_awaited())):
             self.wake()
         if MISTAKE != 3 and not self.is_open():
             return -1

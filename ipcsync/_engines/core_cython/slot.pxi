@@ -293,11 +293,22 @@ cdef class State:
         ipcsync_store(self.place + RECORDED, self.base + generation)
         if MISTAKE != 6:
             step(FENCE)
-            ipcsync_fence()  # before the look at `state`: the coordinator stores that, then looks who sleeps
+            ipcsync_fence()  # before the looks at `state` and at who waits: those store, then look what is recorded
+
+    cdef inline bint is_awaited(self) noexcept nogil:
+        return self.load(LOAD_AWAITED, AWAITED) != 0 or self.load(LOAD_FOLLOWED, FOLLOWED) != 0
 
     cdef inline void wake(self) noexcept nogil:
         step(WAKE)
         ipcsync_futex_wake(self.place + RECORDED, False, 0x7FFFFFFF)
+
+    cdef inline bint sleep(self, uint64_t recorded, int64_t ns) noexcept nogil:
+        """Sleep while `recorded` is that; whether a signal ended it."""
+        if MISTAKE != 12 and self.load(LOAD_AWAITED, AWAITED) == 0:
+            step(STORE_AWAITED)
+            ipcsync_store(self.place + AWAITED, 1)
+        step(SLEEP)
+        return ipcsync_futex_wait(self.place + RECORDED, False, <uint32_t>recorded, ns)
 
     cdef inline void store(self, int64_t done) noexcept nogil:
         if done <= self._completed or not self.look.coordinator_is_good():

@@ -23,6 +23,8 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     INCARNATION = 0
     STATE = 1
     RECORDER = 2
+    AWAITED = 6
+    FOLLOWED = 7
     RECORDED = 8
     COMPLETED = 9
     BEHIND = 10
@@ -40,5 +42,5 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     OWNER_DIED = 0x40000000
     MANY_MARKERS = 16
 
-LAYOUT = (HEADER, NEWEST, INCARNATION, STATE, RECORDER, RECORDED, COMPLETED, BEHIND, AS_OF, LOST, S_STATE, S_SERIAL,
+LAYOUT = (HEADER, NEWEST, INCARNATION, STATE, RECORDER, AWAITED, FOLLOWED, RECORDED, COMPLETED, BEHIND, AS_OF, LOST, S_STATE, S_SERIAL,
           S_OWNER, S_NUDGE, FIRST_SESSION, LINE, LIVE, OPEN, BROKEN, OWNER_DIED, MANY_MARKERS)

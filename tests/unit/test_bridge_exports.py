@@ -1,0 +1,111 @@
+"""The bridge's looks at this node's events: who wakes it, and who need not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ipcsync._board import OPEN, Board, SlotLine
+from ipcsync._wire.messages import Attachment
+from ipcsync_bridge.exports import Export, Exports
+from tests.kit import boards
+from tests.kit.until import until
+
+
+class Recorder:
+    """One slot's, as the compiled core is one: it wakes whoever asked for it."""
+
+    def __init__(self, line: SlotLine, words: memoryview) -> None:
+        self._line = line
+        self._words = words
+        self.count = self.wakes = 0
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the next record is to wake anybody."""
+        return any(self._words[index] for index in self._line.waiters_indices)
+
+    def record(self, *, completes: bool = True) -> None:
+        """One more, which is complete at once."""
+        self.count += 1
+        self._line.publish(self.count)
+        if completes:
+            self._line.store_completed(self.count)
+        if self.is_asked:
+            self.wakes += 1
+            self._line.futex.wake()
+
+
+class Scene:
+    """A board with one slot, exported."""
+
+    def __init__(self, path: Path) -> None:
+        self.board = Board.create(str(path), b"e" * 16, 1, 1)
+        line = self.board.slot(0)
+        line.open(1)
+        assert line.state == OPEN
+        self.recorder = Recorder(line, self.board.words)
+        self.told: list[int] = []
+        self.exports = Exports(self.board, self._changed, self._failed)
+        self.exports.put(
+            Attachment(
+                name="e",
+                slot=0,
+                incarnation=1,
+                base=0,
+                device="",
+                engine="timeline",
+                depth=1,
+                recorder=False,
+                handles=[b""],
+                serials=[0],
+            )
+        )
+
+    def _changed(self, changed: list[Export]) -> None:
+        self.told += [export.row.completed for export in changed]
+
+    def _failed(self, error: Exception) -> None:
+        raise error
+
+    def close(self) -> None:
+        self.exports.close()
+        boards.end(self.board)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path / "board")
+    yield scene
+    scene.close()
+
+
+def test_a_record_wakes_the_bridge_that_sleeps(scene: Scene) -> None:
+    for count in range(1, 20):
+        until(lambda: scene.recorder.is_asked, "the bridge is about to sleep")
+        scene.recorder.record()
+        until(lambda count=count: count in scene.told, "it was told")  # type: ignore[misc]
+    assert scene.recorder.wakes >= 19
+
+
+def test_many_records_between_two_looks_wake_nobody_until_the_bridge_sleeps_again(scene: Scene) -> None:
+    until(lambda: scene.recorder.is_asked, "the bridge is about to sleep")
+    for _ in range(1_000_000):
+        scene.recorder.record()
+        if not scene.recorder.is_asked:
+            break
+    assert not scene.recorder.is_asked, "the bridge looks by itself"
+    until(lambda: scene.recorder.is_asked, "it sleeps again")
+    until(lambda: scene.told[-1:] == [scene.recorder.count], "the newest state was told")
+    scene.recorder.record()
+    until(lambda: scene.told[-1:] == [scene.recorder.count], "and the next one")
+
+
+def test_work_in_flight_is_looked_for_and_wakes_nobody(scene: Scene) -> None:
+    scene.recorder.record(completes=False)
+    until(lambda: not scene.recorder.is_asked, "the bridge looks by itself")
+    scene.recorder.record()
+    until(lambda: scene.told[-1:] == [2], "it was told")
+    until(lambda: scene.recorder.is_asked, "it sleeps again")
