@@ -86,6 +86,18 @@ def test_allocating_more_than_there_is_fails_and_takes_nothing(drv: ModuleType, 
     ok(drv.cuMemFree(memory))
 
 
+def test_copies_and_sets_stay_inside_of_what_they_are_given(drv: ModuleType, stream: Any) -> None:
+    memory = ok(drv.cuMemAlloc(16))
+    assert code(drv.cuMemsetD8(memory, 1, 1 << 40)) == kit.INVALID_VALUE
+    assert code(drv.cuMemsetD32(drv.CUdeviceptr(int(memory) + 2), 1, 1)) == kit.INVALID_VALUE
+    target = bytearray(16)
+    ok(drv.cuMemsetD32Async(memory, 0x01020304, 4, stream))
+    ok(drv.cuMemcpyDtoHAsync(target, memory, 16, stream))
+    finish(stream)
+    assert target == b"\4\3\2\1" * 4
+    ok(drv.cuMemFree(memory))
+
+
 def test_memory_is_freed_once_by_its_first_byte_and_by_its_own_call(drv: ModuleType, ctx: Any) -> None:
     memory, host = ok(drv.cuMemAlloc(SIZE)), ok(drv.cuMemAllocHost(SIZE))
     assert code(drv.cuMemFree(drv.CUdeviceptr(int(memory) + 8))) == kit.INVALID_VALUE

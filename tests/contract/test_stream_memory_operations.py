@@ -88,6 +88,30 @@ def test_a_write_is_seen_when_the_record_after_it_is_complete(
     assert word64.value == 9
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_misaligned_or_unknown_word_and_an_unknown_comparison_are_invalid_values(
+    drv: ModuleType, stream: Any, word64: Word, bits: int
+) -> None:
+    write, wait = getattr(drv, f"cuStreamWriteValue{bits}"), getattr(drv, f"cuStreamWaitValue{bits}")
+    for address in (int(word64.pointer) + 1, 8):
+        misplaced = drv.CUdeviceptr(address)
+        assert code(write(stream, misplaced, 1, 0)) == kit.INVALID_VALUE
+        assert code(wait(stream, misplaced, 1, kit.GEQ)) == kit.INVALID_VALUE
+    assert code(wait(stream, word64.pointer, 1, 1 << 20)) == kit.INVALID_VALUE
+    assert code(write(stream, word64.pointer, 1, 1 << 20)) == kit.INVALID_VALUE
+    finish(stream)
+    assert word64.value == 0
+
+
+def test_captured_writes_and_waits_are_not_executed(drv: ModuleType, stream: Any, word64: Word) -> None:
+    ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(kit.RELAXED)))
+    ok(drv.cuStreamWriteValue64(stream, word64.pointer, 5, 0))
+    ok(drv.cuStreamWaitValue64(stream, word64.pointer, 7, kit.EQ))
+    ok(drv.cuGraphDestroy(ok(drv.cuStreamEndCapture(stream))))
+    finish(stream)
+    assert word64.value == 0
+
+
 # What the word holds, what is waited for, and a value that lets the wait pass.
 CYCLIC = [
     (0, 1, 1),
