@@ -82,6 +82,43 @@ def test_every_name_of_the_client_is_there(coordinator: ipcsync.Coordinator) -> 
     asyncio.run(scenario())
 
 
+def test_clients_events_and_points_tell_what_the_plain_ones_do(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            plain = one._client
+            assert (one.session_id, one.lease_ttl) == (plain.session_id, plain.lease_ttl)
+            one.timeout = 7.5
+            assert one.timeout == plain.timeout == 7.5
+            event = await one.event("e", recorder=True, engine=engine, depth=2)
+            point = await event.record(ipcsync.Stream())
+            sync = event._event
+            for name in ("engine", "depth", "handles", "handle", "node", "is_lost", "generation", "state"):
+                assert getattr(event, name) == getattr(sync, name), name
+            assert (event.engine, event.node, point.node, event.is_lost) == (engine, "", "", False)
+            assert [repr(one), repr(event), repr(point)] == [
+                repr(plain).replace("Client", "AsyncClient"),
+                repr(sync).replace("SharedEvent", "AsyncSharedEvent"),
+                repr(point._point).replace("Point", "AsyncPoint"),
+            ]
+            seen = await two.event("e")
+            told = await two.list_attachments("e")
+            assert {(row.event, row.session, row.role) for row in told} == {
+                ("e", "one", "records"),
+                ("e", "two", "waits"),
+            }
+            await seen.close()
+            with pytest.raises(ipcsync.NoBridge):
+                await one.bridge()
+            with pytest.raises(ipcsync.NoBridge):
+                await one.nodes()
+            with pytest.raises(TypeError, match="callable"):
+                point.add_done_callback(None)  # type: ignore[arg-type]
+
+    asyncio.run(scenario())
+
+
 def test_a_reserved_point_is_waited_for_before_its_record(coordinator: ipcsync.Coordinator, engine: EngineName) -> None:
     async def scenario() -> None:
         async with two_clients(coordinator.endpoint) as (one, two):

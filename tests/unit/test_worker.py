@@ -9,8 +9,9 @@ from queue import SimpleQueue
 import pytest
 
 from ipcsync import _worker
-from ipcsync._worker import Latch, Worker
+from ipcsync._worker import Errand, Latch, Worker
 from tests.faults.interrupting import interrupted
+from tests.kit.until import DEADLINE_S
 
 Start = tuple[Callable[[], object], Callable[[BaseException], object]]
 
@@ -88,6 +89,52 @@ def test_an_exception_amid_the_start_leaves_a_worker_that_starts_again(
     assert queue.empty()
 
 
+def test_work_that_raises_is_told_and_the_rest_is_done_by_the_same_thread(
+    caplog: pytest.LogCaptureFixture, queue: SimpleQueue[str], done: list[str], starts: list[Start]
+) -> None:
+    def work() -> None:
+        what = queue.get()
+        if what == "bad":
+            raise OSError(what)
+        done.append(what)
+
+    worker = Worker("test", lambda: not queue.empty(), work)
+    for what in ("bad", "good"):
+        queue.put(what)
+    worker.ensure()
+    starts[0][0]()
+    assert done == ["good"]
+    assert "the thread test failed, and goes on" in caplog.text
+    assert len(starts) == 1
+
+
+def test_a_thread_that_waits_for_its_own_work_does_not_wait_for_ever(queue: SimpleQueue[str], done: list[str]) -> None:
+    def work() -> None:
+        done.append(queue.get())
+        joining.join(1e9)
+
+    joining = Worker("test", lambda: not queue.empty(), work)
+    queue.put("once")
+    joining.ensure()
+    joining.join(DEADLINE_S)
+    assert done == ["once"]
+
+
+def test_who_asks_for_a_thread_that_there_is_no_room_for_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: SimpleQueue[BaseException] = SimpleQueue()
+    undone: list[int] = []
+
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    _worker.start(lambda: None, "test", told.put)
+    assert "can't start" in str(told.get(timeout=DEADLINE_S))
+    with pytest.raises(RuntimeError, match="can't start"):
+        Errand(lambda: 1, undone.append).run()
+    assert undone == []
+
+
 def test_a_latch_is_set_for_all_who_wait_and_for_who_comes_later() -> None:
     latch, seen = Latch(), []
     waiters = [threading.Thread(target=lambda: seen.append(latch.wait(20))) for _ in range(3)]
@@ -115,3 +162,23 @@ def test_a_wait_for_a_latch_that_an_exception_ends_anywhere_keeps_nobody_else() 
         assert not other.is_alive(), f"left at point {point}"
         assert latch.wait(20)
     assert left >= 5
+
+
+class _Left(Latch):
+    """One whose wait is ended by a signal's handler."""
+
+    def wait(self, timeout: float = 0.0) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_what_an_errand_made_for_a_caller_who_left_is_undone_once(starts: list[Start]) -> None:
+    undone: list[str] = []
+    errand = Errand(lambda: "made", undone.append)
+    errand._is_done = _Left()
+    with pytest.raises(KeyboardInterrupt):
+        errand.run()
+    assert undone == []
+    starts[0][0]()
+    assert undone == ["made"]
+    errand._undo_if_unwanted()
+    assert undone == ["made"]
