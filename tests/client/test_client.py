@@ -306,3 +306,23 @@ def test_a_client_has_one_timeout_for_all_requests_and_each_call_may_say_another
         assert client.point(data).generation == 1, "what is attached already asks nobody"
     finally:
         os.kill(coordinator.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda client: client.event("e", node="not a node!"), ValueError, "a node's name"),
+        (lambda client: client.event("e", node="b", recorder=True), ValueError, "is recorded there"),
+        (lambda client: client.event("e", node="b", engine="event"), ipcsync.EngineMismatch, "'timeline'"),
+        (lambda client: client.event("e", fleet=True, engine="event"), ipcsync.EngineMismatch, "'timeline'"),
+        (lambda client: client.event("e", node="b"), ipcsync.NoBridge, "ipcsync bridge"),
+        (lambda client: client.event("e", fleet=True), ipcsync.NoBridge, "ipcsync bridge"),
+    ],
+)
+def test_what_cannot_be_opened_on_another_node_is_refused_and_leaves_nothing(
+    client: ipcsync.Client, call: Callable[[ipcsync.Client], object], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        call(client)
+    assert client.stats()["pool_in_use"] == 0
+    assert client.list_attachments() == []

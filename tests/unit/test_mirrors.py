@@ -10,7 +10,8 @@ import pytest
 
 from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire import codec, messages
-from ipcsync.errors import CoordinatorLost, EventClosed, NoBridge, NodeLost, ProtocolError
+from ipcsync.errors import CoordinatorLost, EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded
+from ipcsync_coordinator import fleet
 from ipcsync_coordinator.mirrors import Grave, Graves, Origin
 from ipcsync_holdings.events import SharedCudaEvent
 from tests.unit.coordinator_world import World
@@ -100,6 +101,44 @@ def test_without_a_bridge_it_is_another_coordinators_and_after_one_there_is_none
     assert isinstance(told, messages.Failure)
     assert told.kind == "NoBridge"
     assert isinstance(desk.failure(_ATTACH, asker), NoBridge)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (messages.Remote("dance"), "unknown question"),
+        (messages.Remote("attach", epoch=b"short", slot=3, incarnation=7), "another epoch"),
+    ],
+)
+def test_a_question_to_other_nodes_that_means_nothing_is_invalid(desk: Desk, body: messages.Remote, says: str) -> None:
+    desk.session("bridge")
+    error = desk.failure(body, desk.session())
+    assert isinstance(error, ProtocolError)
+    assert says in str(error)
+
+
+def test_a_point_of_this_very_coordinator_is_not_asked_of_other_nodes(desk: Desk) -> None:
+    desk.session("bridge")
+    own = messages.Remote("attach", epoch=desk.board.epoch, slot=3, incarnation=7)
+    assert "another epoch" in str(desk.failure(own, desk.session()))
+
+
+def test_a_mirror_ends_as_the_protocol_says_and_in_no_other_way(desk: Desk) -> None:
+    bridge, asker = desk.session("bridge"), desk.session()
+    mirror = desk.linked(asker, bridge)
+    error = desk.failure(messages.Finish(mirror.slot, mirror.incarnation, "tired"), bridge)
+    assert isinstance(error, ProtocolError)
+    assert "not as 'tired'" in str(error)
+
+
+def test_questions_that_nobody_answers_are_limited(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "MOST_WANTS", 2)
+    desk.session("bridge")
+    for name in ("one", "two"):
+        assert desk.put(messages.Remote("open", "a", name), desk.session()) is None
+    error = desk.failure(messages.Remote("open", "a", "three"), desk.session())
+    assert isinstance(error, QuotaExceeded)
+    assert error.limit == 2
 
 
 def test_a_second_bridge_is_refused_while_one_lives(desk: Desk) -> None:

@@ -1,0 +1,67 @@
+"""Coordinators that cannot start, and those that end by themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ipcsync
+from tests.kit.until import DEADLINE_S
+from tests.kit.zygote import IPCSYNC
+
+pytestmark = pytest.mark.process
+
+
+def _start(directory: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [*IPCSYNC, "coordinator", "--runtime-dir", str(directory), *flags]
+    env = {**os.environ, "IPCSYNC_DRIVER": "host"}
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("keeper", ["--keeper", "--no-keeper"])
+def test_a_coordinator_for_a_device_that_is_not_there_says_so_and_leaves_nothing(tmp_path: Path, keeper: str) -> None:
+    process = _start(tmp_path / "run", keeper, "--devices", "0,7")
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert "cannot start" in said
+    assert "there is no device 7: 1 are visible" in said
+    assert "Traceback" not in said or "InvalidDevice" in said
+    assert not list((tmp_path / "run").glob("*.sock"))
+
+
+def test_a_second_coordinator_in_a_directory_says_who_serves_it(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
+    one = new_coordinator()
+    process = _start(Path(one.runtime_dir), "--no-keeper")
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert str(one.pid) in said
+    with ipcsync.connect(one.endpoint) as client:
+        assert client.is_connected
+
+
+@pytest.mark.parametrize("keeper", ["--keeper", "--no-keeper"])
+def test_an_idle_coordinator_ends_once_its_last_session_is_gone_and_not_before(tmp_path: Path, keeper: str) -> None:
+    for idle_s in (0.3, 5.0):  # on a busy machine it may be idle for the shorter time before the client has come
+        process = _start(tmp_path / "run", keeper, "--exit-when-idle", str(idle_s))
+        try:
+            client = ipcsync.connect(f"ipc://{tmp_path / 'run'}/coordinator.sock", timeout=DEADLINE_S)
+        except ipcsync.ConnectError:
+            assert process.wait(DEADLINE_S) == 0
+            continue
+        break
+    with client:
+        until = time.monotonic() + 2 * idle_s
+        while time.monotonic() < until:
+            assert client.list_sessions()
+            time.sleep(idle_s / 10)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, said
+    assert "reason=idle" in said
+    assert not list((tmp_path / "run").glob("*.sock"))
