@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -12,21 +14,44 @@ from tests.faults import actions
 from tests.faults.forking import FORKS
 
 _LONGEST_S = 100.0
+_AWAKE_S = 8.0
+_TRIES = 3
 
 
 def fork_sleeper(kind: str, tester: int, generations: int = 1) -> int:
-    """Fork a child (or a child's child) that lives until it is killed or `tester` is gone; its pid."""
-    read, write = os.pipe()
-    if FORKS[kind]() == 0:
-        if generations > 1 and FORKS[kind]() != 0:
+    """Fork a child (or a child's child) that lives until it is killed or `tester` is gone; its pid.
+
+    One that C forks at a bad moment never runs (`forking`): it is killed, and forked anew.
+    """
+    for _ in range(_TRIES):
+        read, write = os.pipe()
+        pid = FORKS[kind]()
+        if pid == 0:
+            if generations > 1 and (grandchild := FORKS[kind]()) != 0:
+                os.write(write, b"%d\n" % grandchild)
+                os._exit(0)
+            os.write(write, b"!")
+            _sleep_beside(tester)
             os._exit(0)
-        os.write(write, str(os.getpid()).encode())
-        _sleep_beside(tester)
-        os._exit(0)
-    os.close(write)
-    pid = int(os.read(read, 16))
+        os.close(write)
+        said = _said(read, b"!\n" if generations > 1 else b"!")
+        if generations > 1 and b"\n" in said:
+            pid = int(said.replace(b"!", b""))
+        if b"!" in said:
+            return pid
+        os.kill(pid, signal.SIGKILL)
+    raise AssertionError(f"no child of {_TRIES} began to run")
+
+
+def _said(read: int, wanted: bytes) -> bytes:
+    """What comes until each of the bytes has come; what came by then if it takes too long."""
+    said = b""
+    while not set(wanted) <= set(said) and select.select([read], [], [], _AWAKE_S)[0]:
+        if not (chunk := os.read(read, 16)):
+            break
+        said += chunk
     os.close(read)
-    return pid
+    return said
 
 
 def _sleep_beside(tester: int) -> None:

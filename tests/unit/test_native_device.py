@@ -191,6 +191,7 @@ def test_a_device_has_no_peer_access_to_itself() -> None:
         ipcsync.can_device_access_peer(0, 99)
 
 
+@pytest.mark.alone
 def test_synchronize_takes_any_name_of_a_device() -> None:
     for way in (None, 0, "cuda", "cuda:0", ipcsync.Device(0)):
         ipcsync.synchronize(way)
