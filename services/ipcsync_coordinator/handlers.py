@@ -224,10 +224,11 @@ class Handlers:
     def _bury(self, entry: SessionEntry) -> None:
         """End the session of a dead process. What a GPU may still write for it is kept until that is over.
 
-        A child forked from it keeps the driver's files, and so its work.
+        A child forked from it keeps the driver's files, and so its work. Without a lock that shows their end, as under
+        CUDA MPS, it is never known.
         """
         line = self._board.session(entry.session.line)
-        works_on = line.end_is_shown and not over.is_over(self._board, entry.session.serial)
+        works_on = not (line.end_is_shown and over.is_over(self._board, entry.session.serial))
         if not (works_on and entry.is_dead):
             self._registry.bury(entry.session, works_on=works_on)
         entry.is_dead = True

@@ -137,8 +137,9 @@ class Registry:
             self.changes.append(Change("session_closed", session=session))
         for index in sorted(session.attached):
             slot = self.slots[index]
-            is_written = works_on and slot.engine == "timeline" and slot.recorder is session and not slot.is_drained
-            self._leave(slot, session, breaks=breaks, released=released and not is_written)
+            self._leave(
+                slot, session, breaks=breaks, released=released and not (works_on and _is_written(slot, session))
+            )
         for name in session.streams:
             if not any(name in other.streams for other in self.sessions.values() if other is not session):
                 self.streams.pop(name, None)
@@ -401,3 +402,8 @@ class Registry:
         self.in_use -= 1
         self._free.append(slot.index)
         self.changes.append(Change("freed", slot=slot, was_broken=was_broken))
+
+
+def _is_written(slot: Slot, session: Session) -> bool:
+    """Whether GPU work that `session` submitted may write the slot's word; the bridge itself writes a mirror's."""
+    return slot.engine == "timeline" and slot.origin is None and slot.recorder is session and not slot.is_drained

@@ -224,7 +224,8 @@ class Server:
 
     def _forget(self, session: Session) -> None:
         self.handlers.forget(session)
-        self._idle_since = time.monotonic()
+        if not self.sessions.has_living:
+            self._idle_since = time.monotonic()
 
     def _tick(self) -> None:
         if self._done.is_set():
@@ -252,7 +253,9 @@ class Server:
         self._drain_link()
         self._transactions.commit()  # changes that could not be appended earlier
         limit = self._settings.exit_when_idle
-        if limit and not self.sessions and now - self._idle_since > limit:
+        if self.sessions.has_living:
+            self._idle_since = now
+        if limit and now - self._idle_since > limit:
             log.info("stopping", extra=fields(reason="idle", idle_s=limit))
             self._given.tell_ending()
             self.stop()
@@ -271,7 +274,7 @@ class Server:
                 "any more; this coordinator ends with its last session",
                 extra=fields(path=self._given.place.path, sessions=len(self.sessions)),
             )
-        if self._is_lost and not self.sessions:
+        if self._is_lost and not self.sessions.has_living:
             self.status = 1
             self._given.tell_ending()
             self.stop()

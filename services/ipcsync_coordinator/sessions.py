@@ -53,6 +53,11 @@ class SessionTable:
     def __iter__(self) -> Iterator[SessionEntry]:
         return iter(list(self._by_token.values()))
 
+    @property
+    def has_living(self) -> bool:
+        """Whether there is a session of a process that is not known to be dead."""
+        return any(not entry.is_dead for entry in self._by_token.values())
+
     def bridge(self) -> SessionEntry | None:
         """The live session that links this coordinator's events with those of other nodes."""
         bridges = (entry for entry in self._by_token.values() if entry.session.role == "bridge")

@@ -329,6 +329,21 @@ def test_under_mps_it_is_never_known(
     assert _lost(point).over is None
 
 
+def test_under_mps_what_a_dead_recorders_work_may_write_is_never_used_again(new_peer: NewPeer, tmp_path: Path) -> None:
+    with ipcsync.launch(exit_when_idle=0.2) as coordinator:
+        with ipcsync.connect(coordinator.endpoint) as client:
+            peer = new_peer(**_mps(tmp_path, "there is a control daemon"))
+            _recorder_of(peer, coordinator.endpoint, "timeline")
+            peer.call(actions.open_event, "other", "event")
+            (info,) = client.list_events("e")
+            peer.kill()
+            until_lost(client, "pidfd")
+            with client.event("e", recorder=True, engine="timeline") as anew:
+                assert anew._engine.slot != info.slot
+            until(lambda: client.stats()["quarantined"] == 1, "all but the word is free")
+        until(lambda: not coordinator.is_running, "it has no use for a coordinator either")
+
+
 def test_a_file_of_the_drivers_that_survives_exec_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outliving, "_DEVICE_FILES", "/dev/null")
     fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)

@@ -112,6 +112,7 @@ class Scene:
     def hello(self, who: str) -> None:
         welcome = self.ask(who, messages.Hello(who.encode().ljust(16), _drivers.name(), who))
         self.tokens[who], self.serials[welcome.serial] = welcome.token, who
+        self.world.board.session(welcome.serial & 0xFFFF).shows_end()  # as a client does; here it has no lock
 
     def die(self, who: str) -> None:
         entry = self.world.sessions.find(self.tokens[who])
