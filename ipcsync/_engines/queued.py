@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._board import Board, SlotLine
@@ -22,7 +22,6 @@ from ipcsync._native import context
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -245,13 +244,13 @@ class _Table:
         """The waits of all streams of this process."""
         return [wait for waits in list(lists.values()) for wait in list(waits.values())]
 
-    def _change(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _change(self, change: Callable[..., T], *args: Any) -> T:
         lock = self._lock
         within = lock.is_mine() and lock.is_held_below()
         try:
             with lock:
                 try:
-                    return change(*args, **kwargs)
+                    return change(*args)
                 finally:
                     if not within:
                         self._put_back()
