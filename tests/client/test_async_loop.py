@@ -276,6 +276,38 @@ def test_an_event_that_is_there_when_the_cancellation_comes_is_closed_again(
     asyncio.run(scenario())
 
 
+def test_a_close_goes_on_though_it_is_cancelled_before_it_began(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    async def scenario() -> None:
+        other = await ipcsync.aconnect(coordinator.endpoint)
+        event, reservation = await other.event("e", recorder=True), await other.reserve()
+        for closing, left in ((event.close, (1, 2)), (reservation.close, (0, 2)), (other.close, (0, 1))):
+            task = asyncio.create_task(closing())
+            await asyncio.sleep(0)
+            await cancel(task)
+
+            def is_closed(left: tuple[int, int] = left) -> bool:
+                return (len(client.list_events()), len(client.list_sessions())) == left
+
+            await asyncio.to_thread(until, is_closed, "it is closed", LONG_S)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_record_of_everything_goes_on(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            task = asyncio.create_task(client.record_all())
+            await asyncio.sleep(0)
+            await cancel(task)
+            events = client._client._unnamed.events
+            await turns_until(lambda: [event.generation for event in events.values()] == [1], "it is recorded")
+            await turns_until(lambda: not client._client._everything._homes, "its stream is given back")
+
+    asyncio.run(scenario())
+
+
 def _abandon(call: Callable[[], Awaitable[object]], is_under_way: Callable[[], object]) -> None:
     """Begin a call in a loop that is then closed."""
 

@@ -30,7 +30,7 @@ from ipcsync.client.client import Client
 from ipcsync.client.connecting import connect
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.everything import chosen
-from ipcsync.client.point import bound
+from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import Reservation
 from ipcsync.client.unnamed import UNNAMED_DEPTH
 from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
@@ -244,11 +244,14 @@ class AsyncClient:
         points = bound([point._point for point in after])
         ordinal, named = parse(device), chosen(streams)
         everything = self._client._everything
-        join = partial(everything.join, ordinal, named)
         is_ours = any(is_of_this_thread(stream) for stream in named or ())
-        joined, waits = join() if is_ours else await self._runner.threads.drive(join)
-        record = partial(everything.record, joined, waits, engine, timeout, points)
-        return AsyncPoint(await run_alone(record), self._runner)
+        made = everything.join(ordinal, named) if is_ours else None
+
+        def record() -> Point:
+            joined, waits = made or everything.join(ordinal, named)
+            return everything.record(joined, waits, engine, timeout, points)
+
+        return AsyncPoint(await run_alone(record, surely=True), self._runner)
 
     async def reserve(
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None
@@ -349,7 +352,7 @@ class AsyncClient:
         """Close the session and all that it opened, as `Client.close`. If it is cancelled, the close goes on."""
         if fork.is_in_bad_fork():
             return
-        await run_alone(self._close)
+        await run_alone(self._close, surely=True)
 
     def _close(self) -> None:
         self._client.close()

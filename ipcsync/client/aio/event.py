@@ -113,7 +113,7 @@ class AsyncSharedEvent:
     async def close(self) -> None:
         """Close this object, as `SharedEvent.close`. If it is cancelled, the close goes on."""
         if self._event._is_open and not fork.is_in_bad_fork():
-            await run_alone(self._event.close)
+            await run_alone(self._event.close, surely=True)
 
     async def __aenter__(self) -> Self:
         return self

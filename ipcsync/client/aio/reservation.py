@@ -43,7 +43,7 @@ class AsyncReservation:
     async def close(self) -> None:
         """Close it, as `Reservation.close`. If it is cancelled, the close goes on."""
         if not fork.is_in_bad_fork():
-            await run_alone(self._reservation.close)
+            await run_alone(self._reservation.close, surely=True)
 
     async def __aenter__(self) -> Self:
         return self

@@ -65,9 +65,13 @@ class Threads:
 
 
 class OwnThread(Executor):
-    """An executor with one thread, which the end of the interpreter does not wait for."""
+    """An executor with one thread, which the end of the interpreter does not wait for.
 
-    def __init__(self, name: str) -> None:
+    `is_sure`: its calls are made also if they are cancelled before they begin.
+    """
+
+    def __init__(self, name: str, *, is_sure: bool = False) -> None:
+        self._is_sure = is_sure
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         start(partial(_make_all, self._calls), name, self._fail)
@@ -80,11 +84,13 @@ class OwnThread(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have the thread call `fn(*args)` after the calls submitted before."""
         future: Future[T] = Future()
+        if self._is_sure:
+            future.set_running_or_notify_cancel()
         self._calls.put(partial(self._make, future, partial(fn, *args, **kwargs)))
         return future
 
     def _make(self, future: Future[T], fn: Callable[[], T]) -> None:
-        if not future.set_running_or_notify_cancel():
+        if not self._is_sure and not future.set_running_or_notify_cancel():
             return
         try:
             if self._failure is not None:
@@ -194,9 +200,12 @@ async def run(executor: Executor, fn: Callable[[], T], undo: Callable[[T], objec
         raise
 
 
-async def run_alone(fn: Callable[[], T]) -> T:
-    """As `run`, on a thread of its own: for calls that must not wait for a free thread of a pool, or may last long."""
-    executor = OwnThread("ipcsync-alone")
+async def run_alone(fn: Callable[[], T], *, surely: bool = False) -> T:
+    """As `run`, on a thread of its own: for calls that must not wait for a free thread of a pool, or may last long.
+
+    `surely`: `fn` is called also if this is cancelled before.
+    """
+    executor = OwnThread("ipcsync-alone", is_sure=surely)
     try:
         return await run(executor, fn)
     finally:
