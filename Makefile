@@ -113,13 +113,14 @@ gpu-wheels: install
 # dead process's work pending for ever.
 SIMCUDA := build/simcuda
 ON_SIMCUDA := LD_LIBRARY_PATH="$(CURDIR)/$(SIMCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" IPCSYNC_DRIVER=cuda
+SIMCUDA_ITSELF ?= 1
 test-simcuda: install
 	@if ! command -v $(CC) >/dev/null; then \
 	  echo "cuda half: not run on the software libcuda (tests/simcuda): there is no C compiler ($(CC)) to build it with"; \
 	else \
 	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); \
-	  SIMCUDA_SELFTEST=1 $(PYTEST) tests/simcuda $(ARGS); \
-	  SIMCUDA_SELFTEST=1 SIMCUDA_ASYNC=1 $(PYTEST) tests/simcuda $(ARGS); \
+	  $(if $(SIMCUDA_ITSELF),SIMCUDA_SELFTEST=1 $(PYTEST) tests/simcuda $(ARGS);) \
+	  $(if $(SIMCUDA_ITSELF),SIMCUDA_SELFTEST=1 SIMCUDA_ASYNC=1 $(PYTEST) tests/simcuda $(ARGS);) \
 	  export SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending; $(driver_tests); \
 	fi
 
@@ -276,8 +277,8 @@ test-deploy: install
 test-matrix: install
 	nice $(BIN)/python -m tests.packaging.matrix build/matrix $(if $(ARGS),-- $(ARGS))
 
-# What `make test` runs, the tests of fleets, and the benchmarks in their quick form, by a Python that notes the lines
-# that run (sys.monitoring, from 3.12 on): tests/kit/lines.py. A test that fails does not end it, but fails it.
+# What `make test` runs of the product, the tests of fleets, and the benchmarks in their quick form, by a Python that notes
+# each line as it first runs (sys.monitoring, from 3.12 on): tests/kit/lines.py. A failed test does not end it, but fails it.
 COVERAGE := .venv-coverage
 coverage:
 	@python="$$($(PYTHON) -m tests.packaging.pythons 3.12)" && $(MAKE) --no-print-directory VENV=$(COVERAGE) PYTHON="$$python" measured
@@ -285,10 +286,11 @@ coverage:
 measured: install
 	$(BIN)/python -m pip install --quiet --group coverage
 	$(BIN)/python -m tests.kit.covered begin
-	@status=0; $(MAKE) --no-print-directory test || status=1; \
-	IPCSYNC_DRIVER=host $(PYTEST) tests/fleet -m thorough $(ARGS) || status=1; \
-	IPCSYNC_DRIVER=host $(BIN)/python -m pytest tests/benchmarks $(ARGS) || status=1; \
-	$(BIN)/python -m tests.kit.covered show && exit $$status
+	@failed=0; $(MAKE) --no-print-directory test SIMCUDA_ITSELF= || failed=1; \
+	export IPCSYNC_DRIVER=host; $(PYTEST) tests/fleet -m thorough $(ARGS) || failed=1; \
+	$(BIN)/python -m pytest tests/benchmarks $(ARGS) || failed=1; \
+	if [ -e $(SIMCUDA)/libcuda.so.1 ]; then $(ON_SIMCUDA) $(BIN)/python -m pytest tests/benchmarks -k wake_up $(ARGS) || failed=1; fi; \
+	$(BIN)/python -m tests.kit.covered show && exit $$failed
 
 # PARTS="registry effects" for some of them, ARGS="--sample 200" for some mutants of each.
 mutants: install
