@@ -312,6 +312,20 @@ def test_a_folder_without_traces_is_told_so(tmp_path: Path) -> None:
     assert "there is no trace in" in done.output
 
 
+def test_a_merged_trace_goes_to_stdout_and_to_no_file_that_cannot_be_written(
+    tmp_path: Path, coordinator: ipcsync.Coordinator
+) -> None:
+    with ipcsync.connect(coordinator.endpoint, trace=tmp_path) as client:
+        client.record(ipcsync.Stream()).synchronize(10)
+    done = CliRunner().invoke(main, ["trace", "merge", str(tmp_path), "-o", "-"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["traceEvents"]
+    assert "1 processes, 1 records" in done.stderr
+    done = CliRunner().invoke(main, ["trace", "merge", str(tmp_path), "-o", str(tmp_path / "none" / "trace.json")])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "cannot write" in done.stderr
+
+
 def test_files_that_are_no_traces_are_left_out_and_named(tmp_path: Path, coordinator: ipcsync.Coordinator) -> None:
     """A process that was killed as it made its file, a copy that broke off, and a FIFO, which would block a reader."""
     with ipcsync.connect(coordinator.endpoint, trace=tmp_path) as client:

@@ -62,6 +62,22 @@ def test_point_is_48_bytes_and_the_same_everywhere(pair: tuple[Node, Node], new_
     assert home.node == ""
 
 
+def test_the_own_node_is_one_of_the_fleet_too(new_node: Callable[..., Node]) -> None:
+    node = new_node("a")
+    node.await_bridge()
+    recorder, waiter = node.client(), node.client()
+    event = recorded(recorder, "kv")
+    seen = waiter.event("kv", node="a")
+    point = event.record(ipcsync.Stream())
+    seen.at(1).synchronize(WAIT_S)
+    assert (bytes(seen.at(1)), seen.node) == (bytes(point), "")
+    assert [row.name for row in waiter.list_events("k", node="a")] == ["kv"]
+    assert [info.name for info in waiter.nodes()] == ["a"]
+    seen.close()
+    event.close()
+    until(lambda: recorder.stats()["pool_in_use"] == 0, "the bridge to hold nothing")
+
+
 @pytest.mark.driver
 def test_wait_before_record_and_before_open(pair: tuple[Node, Node]) -> None:
     a, b = pair[0].client(), pair[1].client()

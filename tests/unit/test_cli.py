@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import pytest
 
 import ipcsync
 from ipcsync.cli import COMMANDS, main
+from tests.kit.until import DEADLINE_S
 from tests.kit.zygote import IPCSYNC
 
 _EXAMPLE = re.compile(r"^ {2,}((?:[A-Z_]+=\S+ )*)ipcsync ?(.*?)(?: {2,}.*)?$", re.MULTILINE)
@@ -226,6 +228,28 @@ def test_status_as_json_can_be_read_by_a_program(
     assert [row["name"] for row in found["sessions"]] == ["decoder"]
     assert [(row["name"], row["state"]) for row in found["events"]] == [("kv/1", "open")]
     assert found["stats"]["events"] == 1
+
+
+def test_status_says_how_often_the_coordinator_was_started_and_why(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
+    one = new_coordinator(keeper=True)
+    with ipcsync.connect(one.endpoint) as client:
+        os.kill(client.stats()["pid"], signal.SIGKILL)
+        assert client.stats(timeout=DEADLINE_S)["starts"] == 2
+        done = run("status", "--endpoint", one.endpoint)
+    assert done.returncode == 0
+    assert re.search(r"2 \(1 died\); the last \d+ s ago, after \d+ ms", done.stdout)
+    assert re.search(rf"pid \d+, \d+ MB; keeper {one.pid}, \d+ MB", done.stdout)
+
+
+@pytest.mark.process
+def test_a_runtime_directory_that_is_too_long_for_a_socket_is_one_line(tmp_path: Path) -> None:
+    for command in (("status",), ("top", "--json"), ("doctor",)):
+        done = run(*command, IPCSYNC_RUNTIME_DIR=str(tmp_path / ("long" * 30)), IPCSYNC_ENDPOINT="")
+        assert (done.returncode, done.stdout) == (1, ""), command
+        assert "choose a shorter runtime directory" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_status_of_an_idle_coordinator_says_that_there_is_nothing(coordinator: ipcsync.Coordinator) -> None:
