@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import Engine
 from ipcsync._worker import Worker
-from ipcsync.errors import IpcSyncError, WaitTimeout
+from ipcsync.errors import DriverError, IpcSyncError, WaitTimeout
 
 log = logging.getLogger("ipcsync")
 
@@ -22,6 +22,7 @@ _ALONE_S = 0.005
 _AMONG_S = 0.001
 _LOOK_NS = 50_000_000
 _STUCK_S = 1.0
+_FAILING_S = 1.0
 
 
 class Pending:
@@ -73,6 +74,8 @@ class Pending:
                 self._engine.await_recorded(self._generation, deadline_of(seconds), seconds)
             else:
                 self._engine.await_complete(self._generation, seconds)
+        except DriverError:
+            time.sleep(seconds)  # the next look may succeed
         except IpcSyncError:
             return  # the next look raises it
 
@@ -80,7 +83,7 @@ class Pending:
 class WaitEntry:
     """One wait of `Waits`, and what to call when it is over: with None, or with the error that ended it."""
 
-    __slots__ = ("error", "is_callback", "pending", "settle")
+    __slots__ = ("_failing_since", "error", "is_callback", "pending", "settle")
 
     def __init__(
         self, pending: Pending, settle: Callable[[Exception | None], object], *, is_callback: bool = False
@@ -89,14 +92,28 @@ class WaitEntry:
         self.settle: Callable[[Exception | None], object] = settle
         self.is_callback: bool = is_callback
         self.error: Exception | None = None
+        self._failing_since = 0.0
 
     def is_over(self) -> bool:
         """Whether it is over; `error` is then None or the error that ended it."""
         try:
-            return self.pending.is_over()
+            is_over = self.pending.is_over()
         except Exception as error:  # noqa: BLE001 - the waiter gets it
             self.error = error
-            return True
+            return not (self.is_callback and self._may_pass(error))
+        self.error, self._failing_since = None, 0.0
+        return is_over
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Whether a later look may succeed, and the point still be complete.
+
+        A callback is not given the error, and asks the point what happened: by then that may say that nothing did.
+        """
+        if isinstance(error, IpcSyncError) and not isinstance(error, DriverError):
+            return False
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        return now - self._failing_since < _FAILING_S
 
     def call(self) -> None:
         """Call `settle`. An exception of it is logged, also one that would end a thread (SystemExit)."""

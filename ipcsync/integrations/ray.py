@@ -204,9 +204,7 @@ class PointTransport(TensorTransportManager):
             raise WaitTimeout(text, event=point.event_name, generation=point.generation, timeout=timeout)
         if fetch_request.is_aborted:
             raise TransferAborted(f"Ray gave up the transfer of object {fetch_request.obj_id}")
-        error = point.exception()
-        if error is not None:
-            raise error
+        point.synchronize(None if timeout < 0 else timeout)  # it is over: this raises what ended it
         return _placed(fetch_request.tensors, fetch_request.targets)
 
     def abort_transport(self, obj_id: str, communicator_metadata: object) -> None:  # noqa: ARG002

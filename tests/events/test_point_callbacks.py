@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import ipcsync
+from ipcsync._session import waits
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import remote
@@ -68,6 +69,39 @@ def test_callbacks_are_called_in_the_order_of_their_points_and_in_which_they_wer
         assert order.index(first) < order.index(first + 4), "of one point, in the order in which they were added"
     for added in (range(4), range(4, 8)):
         assert [number for number in order if number in added] == list(added), "older generations first"
+
+
+@pytest.mark.parametrize("error", [ipcsync.DriverError("not this time"), MemoryError()], ids=["driver", "memory"])
+def test_a_look_that_fails_now_and_then_does_not_end_it(
+    event: ipcsync.SharedEvent, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    stream, calls, looks, ask = ipcsync.Stream(), Calls(), [0], event._engine.query
+
+    def query(generation: int) -> bool:
+        looks[0] += 1
+        if looks[0] % 2:
+            raise error
+        return ask(generation)
+
+    monkeypatch.setattr(event._engine, "query", query)
+    with StreamGate(stream) as gate:
+        event.record(stream).add_done_callback(calls)
+        until(lambda: looks[0] > 8, "it is looked at again")
+        assert calls.points == []
+        gate.open()
+        until(lambda: bool(calls.points), "the callback is called")
+
+
+def test_a_look_that_fails_again_and_again_ends_it(event: ipcsync.SharedEvent, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+
+    def query(_: int) -> bool:
+        raise ipcsync.DriverError("for ever")
+
+    monkeypatch.setattr(waits, "_FAILING_S", 0.05)
+    monkeypatch.setattr(event._engine, "query", query)
+    event.at(1).add_done_callback(calls)
+    until(lambda: bool(calls.points), "the callback is called")
 
 
 def test_a_callback_that_raises_stops_no_other(event: ipcsync.SharedEvent, caplog: pytest.LogCaptureFixture) -> None:
