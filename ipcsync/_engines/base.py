@@ -181,20 +181,22 @@ class Engine(SlotUse):
         self.check()  # before the lock, which may be held for ever in a forked child
         if not self.is_recorder:
             self._raise_not_recorder()
+        began = 0  # the wait for room: it is part of that for this call's turn, if there is one
         lock = self._record_lock
         if lock.is_mine() and lock.is_held_below():
             raise Reentered(f"a record of {self.label} is under way on this thread, and this record interrupts it")
         try:
             if not lock.acquire(False):
+                began = time.monotonic_ns()
                 self._await_turn(timeout)
                 self.check()
             if ordinal != self.ordinal:
                 raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
             if self._is_default(handle):
                 with OnDevice(ordinal) as inside, inside:
-                    generation = self._record(handle, timeout, after, behind)
+                    generation = self._record(handle, timeout, after, behind, began)
             else:
-                generation = self._record(handle, timeout, after, behind)
+                generation = self._record(handle, timeout, after, behind, began)
             lock.release()
         except BaseException:
             lock.unwind()
@@ -234,13 +236,14 @@ class Engine(SlotUse):
         handle: DriverObject,
         timeout: float | None,
         after: Sequence[tuple[Engine, int]],
-        behind: Sequence[Wait] = (),
+        behind: Sequence[Wait],
+        began: int,
     ) -> int:
         capture.refuse_capturing(handle, "record")
         if self._begun != self._recorded:
             self._make_record(handle, self._id_of(handle), self._begun, after, behind)  # it may be a reservation's
         generation = self._begun + 1
-        if generation > self._room and self._make_room(generation, timeout):
+        if generation > self._room and self._make_room(generation, timeout, began):
             capture.refuse_capturing(handle, "record")  # again: another thread may have begun one meanwhile
         self._make_record(handle, self._id_of(handle), generation, after, behind)
         self.line.futex.wake()
@@ -463,8 +466,11 @@ class Engine(SlotUse):
     def _open_import(self, generation: int) -> None:
         """Open what a wait for `generation` needs. Called with the lock held."""
 
-    def _make_room(self, generation: int, timeout: float | None) -> bool:  # noqa: ARG002 - there always is
-        """Wait until there is room for a record of `generation`; whether it had to wait."""
+    def _make_room(self, generation: int, timeout: float | None, began: int) -> bool:  # noqa: ARG002 - there always is
+        """Wait until there is room for a record of `generation`, `timeout` seconds from now or from `began` in ns.
+
+        Returns whether it had to wait.
+        """
         return False
 
     def _publish_known(self, generation: int) -> None:

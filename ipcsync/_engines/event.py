@@ -59,13 +59,13 @@ class EventEngine(Engine):
     def _open_import(self, generation: int) -> None:
         self._event(generation)
 
-    def _make_room(self, generation: int, timeout: float | None) -> bool:
+    def _make_room(self, generation: int, timeout: float | None, began: int) -> bool:
         oldest = generation - self.depth
         self._look_for_room(is_first=True)
         if oldest <= self._completed:
             return False
         self.guard.count_full_ring()
-        deadline = deadline_of(timeout)
+        deadline = deadline_of(timeout, began)
         while oldest > self._completed:
             now = time.monotonic_ns()
             if now >= deadline:

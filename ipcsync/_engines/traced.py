@@ -117,12 +117,13 @@ class Traced(Engine):
         handle: DriverObject,
         timeout: float | None,
         after: Sequence[tuple[Engine, int]],
-        behind: Sequence[Wait] = (),
+        behind: Sequence[Wait],
+        began: int,
     ) -> int:
-        began = monotonic_ns()
+        since = monotonic_ns()
         with self._range(Kind.RECORD):
-            generation = super()._record(handle, timeout, after, behind)
-        self._put(_RECORD, self._use, generation, self._last_stream, began, monotonic_ns())
+            generation = super()._record(handle, timeout, after, behind, began)
+        self._put(_RECORD, self._use, generation, self._last_stream, since, monotonic_ns())
         return generation
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
@@ -130,7 +131,7 @@ class Traced(Engine):
         began = monotonic_ns()
         try:
             super().wait(generation, stream, timeout, ahead)
-        except StreamCapturing:  # raised before `_wait`, which writes its own failures
+        except StreamCapturing:  # of other failures `_wait` writes
             self._put(_WAIT, self._use, generation, 0, began, monotonic_ns(), _FAILED)
             raise
 
@@ -141,6 +142,8 @@ class Traced(Engine):
         try:
             with self._range(Kind.WAIT):
                 stream_id = super()._wait(generation, handle, ordinal, timeout, ahead)
+        except StreamCapturing:
+            raise
         except BaseException:
             self._put(_WAIT, self._use, generation, 0, began, monotonic_ns(), _FAILED)
             raise

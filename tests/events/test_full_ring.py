@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import ipcsync
@@ -52,3 +54,26 @@ def test_a_record_awaits_its_turn_behind_another_threads_and_says_so(stage: Stag
     assert (further.raised(), last.raised()) == (None, None)
     assert made.generation == 3
     assert made.record(held, timeout=float("inf")).generation == 4
+
+
+@pytest.mark.parametrize("engine", ["event"])
+def test_what_its_turn_took_is_not_waited_for_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = stage.open(depth=1)
+    held, seconds = ipcsync.Stream(), 0.05
+    await_turn, in_driver = made._engine._await_turn, []
+
+    def await_turn_until_the_end(timeout: float | None) -> None:
+        await_turn(None)
+        until(lambda: time.monotonic() > began + seconds, "all of the time is over")
+        assert timeout == seconds
+
+    monkeypatch.setattr(made._engine, "_await_turn", await_turn_until_the_end)
+    with StreamGate(held):
+        made.record(held)
+        monkeypatch.setattr(made._engine, "_wait_in_driver", lambda *_: in_driver.append(1))
+        with made._engine._record_lock:
+            began = time.monotonic()
+            last = Failing(lambda: made.record(held, timeout=seconds))
+            until(lambda: time.monotonic() > began + seconds, "it waits for its turn")
+        assert isinstance(last.raised(), ipcsync.WaitTimeout)
+        assert in_driver == []
