@@ -10,6 +10,7 @@ promise was broken or anything is left at the end.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import ipcsync
@@ -89,7 +91,7 @@ def _lane(engine: EngineName, seed: str, seconds: float) -> int:
     with ipcsync.launch(log_level="error") as coordinator:
         Stage(coordinator, engine).close()  # what a process opens once
         ipcsync.Event(interprocess=True).ipc_handle()
-        before, threads = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
+        before, threads = _descriptors(), set(threading.enumerate())
         counts, wrong = _rounds(coordinator, engine, seed, seconds)
         wrong += _left(coordinator, before, threads)
     for name, count in sorted(counts.items()):
@@ -99,17 +101,28 @@ def _lane(engine: EngineName, seed: str, seconds: float) -> int:
     return 1 if wrong or not counts["by a signal"] else 0
 
 
-def _left(coordinator: ipcsync.Coordinator, descriptors: int, threads: set[threading.Thread]) -> list[str]:
+def _descriptors() -> Counter[str]:
+    """What this process has open: how many of each kind."""
+    found: Counter[str] = Counter()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile
+            found[os.readlink(f"/proc/self/fd/{number}").partition(":[")[0]] += 1
+    return found
+
+
+def _left(coordinator: ipcsync.Coordinator, before: Counter[str], threads: set[threading.Thread]) -> list[str]:
     """What is not given back once the clients are closed."""
 
     def counts() -> dict[str, object]:
+        gc.collect()  # an exception's traceback may keep a closed client, whose board stays mapped as long
         with ipcsync.connect(coordinator.endpoint) as client:
             stats = client.stats()
+        more = _descriptors() - before
         found = {
             "slots": stats["pool_in_use"],
             "sessions": stats["sessions"] - 1,
             "threads": [thread.name for thread in set(threading.enumerate()) - threads],
-            "descriptors": max(0, len(os.listdir("/proc/self/fd")) - descriptors - _SPARE),
+            "descriptors": dict(more) if more.total() > _SPARE else {},
         }
         return {what: count for what, count in found.items() if count}
 
