@@ -19,7 +19,7 @@ from ipcsync._engines.compiled import CallLock
 from ipcsync._engines.loss import Loss
 from ipcsync._locks import holding
 from ipcsync._native import context
-from ipcsync._native.capture import relaxed_call
+from ipcsync._native.capture import refuse_capturing, relaxed_call
 from ipcsync._native.context import OnDevice
 
 T = TypeVar("T")
@@ -374,6 +374,7 @@ def _await_stream(handle: DriverObject, ordinal: int, deadline_ns: int, check: C
     """Block until a stream has finished all that is queued there now; False if `deadline_ns` passes before."""
     driver = context.driver()
     with OnDevice(ordinal) as inside, inside:
+        refuse_capturing(handle, "resume")  # the event would go into the graph, and a question about it spoil that
         event = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
     try:
         unwrap(driver.cuEventRecord(event, handle), "cuEventRecord")

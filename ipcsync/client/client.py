@@ -291,6 +291,7 @@ class Client:
         Records on it raise RecorderLost until then. The caller has to repeat the work that ran behind the lost waits.
         The legacy default stream and all blocking streams of a device count as one: all of them have to be past these.
         WaitTimeout if the stream does not get past them, which a driver may never allow: use a new stream then.
+        StreamCapturing, and the capture stays valid.
         """
         self._session.check()
         deadline = deadline_of(timeout)

@@ -171,6 +171,22 @@ def test_row_40_a_process_may_connect_and_close_amid_a_capture(client: ipcsync.C
         _look_at_all(second, second.event("second's", recorder=True))
 
 
+def test_row_40_a_resume_of_a_capturing_stream_is_refused_and_forgets_nothing(client: ipcsync.Client) -> None:
+    stream = ipcsync.Stream()
+    with ipcsync.connect(client.endpoint) as second, second.reserve(engine="timeline") as reservation:
+        point = client.point(bytes(reservation.point))
+        point.wait(stream, ahead=True)
+    until(point.exception, "it is lost")
+    begin(stream)
+    with pytest.raises(ipcsync.StreamCapturing):
+        client.resume(stream, 15)
+    end(stream)
+    with pytest.raises(ipcsync.RecorderLost):
+        client.record(stream)
+    client.resume(stream, 15)
+    client.record(stream).synchronize(15)
+
+
 def _sleeps_until_recorded(thread: threading.Thread, event: ipcsync.SharedEvent) -> bool:
     word = event._engine.line.futex.address
     return f"{word:#x} " in Path(f"/proc/self/task/{thread.native_id}/syscall").read_text()
