@@ -23,7 +23,7 @@ from ipcsync._engines.chains import Entry
 from ipcsync._engines.compiled import COMPILED, CallLock, bind_driver, know_streams
 from ipcsync._engines.core_python import Links
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued import Wait
+from ipcsync._engines.queued_wait import Wait
 from ipcsync._engines.slot_use import SlotUse
 from ipcsync._engines.slot_view import Guard
 from ipcsync._locks import holding

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ipcsync._board import LIVE
 from ipcsync._engines import queued
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued import View, Wait
+from ipcsync._engines.queued_wait import View, Wait
 
 _MANY = 16
 

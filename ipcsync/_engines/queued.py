@@ -1,7 +1,7 @@
 """The waits that this process has queued: for each stream, those that its next record stands behind.
 
 All clients of the process share these lists. A wait leaves its list once it is known good. A lost one stays until
-`drop`, and no record on the stream is possible meanwhile. Neither keeps an engine that was released.
+`drop`, and no record on the stream is possible meanwhile.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ipcsync import _drivers
-from ipcsync._board import Board, SlotLine
-from ipcsync._drivers import SUCCESS, DriverObject, unwrap
-from ipcsync._engines.behind import Behind
+from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._engines.compiled import CallLock
 from ipcsync._engines.loss import Loss
+from ipcsync._engines.queued_wait import Holder, Lost, View, Wait
 from ipcsync._locks import holding
 from ipcsync._native import context
 from ipcsync._native.capture import refuse_capturing, relaxed_call
@@ -38,170 +37,6 @@ lists: dict[int, dict[int, Wait]] = {}
 
 lists_lock = CallLock()
 """Held while they change."""
-
-
-class View(Protocol):
-    """The part of an engine that a wait and a chain need."""
-
-    name: str
-    node: str
-    board: Board
-    line: SlotLine
-    base: int
-    behind: Behind
-    has_chain: bool
-
-    @property
-    def is_released(self) -> bool:
-        """Whether its use of the slot is over; each wait that was queued there had its verdict before."""
-
-    @property
-    def label(self) -> str:
-        """The event's name in texts."""
-
-    @property
-    def generation(self) -> int:
-        """The last generation recorded, by whichever session."""
-
-    @property
-    def recorder(self) -> int:
-        """The serial of the session that records, 0 while there is none."""
-
-    def recorder_is_alive(self) -> bool:
-        """Whether the recorder's process lives; True while there is no recorder."""
-
-    def fate(self, generation: int) -> Loss | bool | None:
-        """The fate of `generation`, by the board and this process's memory: True (good), a Loss, or None (open)."""
-
-    def accepts(self, generation: int) -> bool:
-        """Whether a waiter would accept `generation` now; asks the driver."""
-
-    def has_passed(self, stream: int) -> bool:
-        """Whether the stream with that id is past all waits for this slot; asks the driver."""
-
-    def give_unpassed(self, streams: Iterable[int]) -> dict[int, Any]:
-        """Of these streams, those that are not past all waits for this slot, and the markers behind these.
-
-        The caller destroys the markers.
-        """
-
-
-class Holder(Protocol):
-    """A holder of waits besides the streams."""
-
-    def waits(self) -> Iterable[Wait]:
-        """Its waits, those without a verdict included."""
-
-
-class Wait:
-    """A wait for `generation` of what `view` sees. Its `verdict` is None while open, then True or a Loss, for good.
-
-    `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known. It is listed
-    before the driver's call, and `is_queued` after it: what ended before that was never behind it. `others` are further
-    streams of its list, for whose waits for this generation or an earlier one it stands too.
-    """
-
-    __slots__ = ("generation", "is_queued", "key", "others", "stream", "verdict", "view")
-
-    view: View
-    verdict: Loss | bool | None
-    others: frozenset[int]
-
-    def __init__(self, view: View, generation: int, key: int, stream: int) -> None:
-        self.view = view
-        self.generation = generation
-        self.key = key
-        self.stream = stream
-        self.is_queued = False
-        self.verdict = None
-        self.others = frozenset()
-
-    @property
-    def place(self) -> int:
-        """Its key within its list: one for each view."""
-        return id(self.view)
-
-    def is_for(self, view: View) -> bool:
-        """Whether it waits for a generation of this view."""
-        return self.view is view
-
-    @property
-    def label(self) -> str:
-        """What it waits for, in a text."""
-        return f"generation {self.generation} of {self.view.label}"
-
-    def known(self) -> Loss | bool | None:
-        """The verdict by the board and this process's memory."""
-        if self.verdict is None:
-            fate = self.view.fate(self.generation)
-            # If the use was released meanwhile, the words just read may be the slot's next use's. The wait has its
-            # verdict then, unless it was listed later: for such a one nothing was queued.
-            is_released = self.view.is_released
-            if self.verdict is None:
-                self.verdict = is_released or fate
-        return self.verdict
-
-    def behind(self, loss: Loss) -> Loss:
-        """The loss of a record that stands behind it."""
-        return loss.behind(self.label)
-
-    def is_passed(self, mine: int) -> bool:
-        """Whether all streams that it stands for are past it, `mine` aside; asks the driver."""
-        return all(self.view.has_passed(stream) for stream in (self.others | {self.stream}) - {mine})
-
-    def end(self) -> None:
-        """It is not listed any more, for good."""
-
-    def judged(self) -> Loss | bool | None:
-        """The verdict that a waiter would get now; asks the driver."""
-        fate = self.known()
-        if fate is None and self.view.accepts(self.generation) and self.verdict is None:
-            self.verdict = True
-        return self.verdict
-
-
-class Lost(Wait):
-    """A lost wait whose engine was released: it keeps the verdict and its text, and what shows who is past it.
-
-    If the coordinator is lost, an engine is released although some streams are not.
-    """
-
-    __slots__ = ("_label", "_unpassed")
-
-    def __init__(self, wait: Wait) -> None:
-        self.generation = wait.generation
-        self.key = wait.key
-        self.stream = wait.stream
-        self.is_queued = wait.is_queued
-        self.others = wait.others
-        self.verdict = wait.verdict
-        self._label = wait.label
-        self._unpassed: dict[int, Any] = wait.view.give_unpassed(wait.others | {wait.stream})
-
-    @property
-    def place(self) -> int:
-        """Its own id: a later engine may get the id of the released one."""
-        return id(self)
-
-    def is_for(self, view: View) -> bool:  # noqa: ARG002 - nobody's any more
-        """False."""
-        return False
-
-    def is_passed(self, mine: int) -> bool:
-        """Whether all streams that it stands for are past it, `mine` aside; asks the driver."""
-        query = context.driver().cuEventQuery
-        markers = (marker for stream, marker in self._unpassed.items() if stream != mine)
-        return all(relaxed_call(query, marker)[0] is SUCCESS for marker in markers)
-
-    def end(self) -> None:
-        """Destroy the markers, complete or not."""
-        while self._unpassed:
-            context.driver().cuEventDestroy(self._unpassed.popitem()[1])
-
-    @property
-    def label(self) -> str:
-        """What it waited for, in a text."""
-        return self._label
 
 
 def key_of(driver: DriverObject, handle: DriverObject, stream_id: int, ordinal: int) -> int:

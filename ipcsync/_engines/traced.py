@@ -21,7 +21,7 @@ from ipcsync._board import BROKEN, Board
 from ipcsync._drivers import DriverObject
 from ipcsync._engines.base import Engine
 from ipcsync._engines.event import EventEngine
-from ipcsync._engines.queued import Wait
+from ipcsync._engines.queued_wait import Wait
 from ipcsync._engines.slot_view import Guard
 from ipcsync._engines.timeline import TimelineEngine
 from ipcsync._locks import CallLock, holding

@@ -12,7 +12,7 @@ from typing import Any
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
 from ipcsync._engines.chains import Entry
 from ipcsync._engines.core_python import Links
-from ipcsync._engines.queued import Wait
+from ipcsync._engines.queued_wait import Wait
 from ipcsync._linux.fork import ForkMark
 from tests.faults.board_world import MAX
 from tests.kit import boards

@@ -13,7 +13,7 @@ from ipcsync._board import LIVE, layout
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Entry
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued import Wait
+from ipcsync._engines.queued_wait import Wait
 from tests.faults import chain_world
 from tests.faults.chain_model import Model
 from tests.faults.chain_world import Scenario, World

@@ -22,7 +22,7 @@ from ipcsync._board.session_line import SessionLine
 from ipcsync._engines import compiled
 from ipcsync._engines.chains import Entry
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued import Wait
+from ipcsync._engines.queued_wait import Wait
 from tests.faults.chain_world import World
 from tests.faults.compiled_rig import Rig
 from tests.faults.test_board_order import Case

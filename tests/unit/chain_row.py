@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ipcsync._board import Board, layout
 from ipcsync._engines import EventEngine, TimelineEngine
-from ipcsync._engines.queued import Wait
+from ipcsync._engines.queued_wait import Wait
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._native import context
 from ipcsync._wire import messages

@@ -8,7 +8,7 @@ from ipcsync._board import EXPIRED, Board
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Entry
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued import Wait
+from ipcsync._engines.queued_wait import Wait
 from ipcsync.errors import RecorderLost
 from tests.unit.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from ipcsync._board import EXPIRED
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued import Wait
+from ipcsync._engines.queued_wait import Wait
 from ipcsync.errors import RecorderLost
 from tests.unit.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
 

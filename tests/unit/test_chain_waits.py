@@ -16,7 +16,7 @@ from ipcsync._board import EXPIRED
 from ipcsync._drivers import unwrap
 from ipcsync._engines import queued
 from ipcsync._engines.loss import Loss
-from ipcsync._engines.queued import Wait
+from ipcsync._engines.queued_wait import Wait
 from ipcsync.testing import StreamGate
 from tests.kit.until import until
 from tests.unit.chain_row import BASE, COUNT, KEY, STREAM, Row

@@ -14,6 +14,7 @@ import pytest
 import ipcsync
 from ipcsync._board import BROKEN, CLOSED, EXPIRED, INT64_MAX, Board, layout
 from ipcsync._engines import TimelineEngine, queued
+from ipcsync._engines.queued_wait import Lost
 from ipcsync._linux.robust import OWNER_DIED
 from ipcsync._native import context
 from ipcsync._wire.messages import Attachment
@@ -244,7 +245,7 @@ def test_what_was_released_keeps_its_verdict(chain: Chain) -> None:
         assert fate is not True
         chain.board.words[chain._owner(0)] = 1  # the line is another's now
         assert wait.known() is fate
-        left = queued.Lost(wait)
+        left = Lost(wait)
         assert (left.generation, left.verdict, left.label) == (1, fate, wait.label)
         assert not left.is_for(chain.mine)
 

@@ -13,7 +13,7 @@ from ipcsync._board import CLOSED, INT64_MAX
 from ipcsync._drivers.constants import STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
 from ipcsync._engines import EventEngine, TimelineEngine, base, queued
 from ipcsync._engines.chains import Entry
-from ipcsync._engines.queued import Wait
+from ipcsync._engines.queued_wait import Wait
 from ipcsync._native import context
 from ipcsync.errors import DeviceMismatch, EventClosed, RecorderLost
 from ipcsync.testing import StreamGate
