@@ -169,6 +169,8 @@ def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
     if has_shortcuts():
         with engine._lock:
             engine._open_import(engine._recorded + 1)  # else the record is none for a shortcut
+        awaited, _ = engine.line.waiters_indices
+        engine.line._words[awaited] = 1  # as by one who sleeps: else nobody is woken
         signal_at_compiled_step(
             {
                 "before the driver's call": ("cuEventRecord", "cuStreamWriteValue64"),
