@@ -215,6 +215,10 @@ class SessionLease:
                 self.look.good_until = -1
             self._line.heartbeat = now
 
+    def show_heartbeat(self) -> None:
+        """Store the heartbeat of a session that said goodbye, and judges its last records: others may wait for that."""
+        self._line.heartbeat = monotonic_ns()
+
     def wake(self) -> None:
         """Have the thread run a beat now; nothing once it has ended, or in a forked child."""
         if not fork.is_in_bad_fork():

@@ -38,9 +38,11 @@ class Shutdown:
         self._has_begun = True
 
     def at_beat(self) -> None:
-        """Say goodbye again, if the coordinator did not take it."""
+        """Say goodbye again, if the coordinator did not take it; while records drain, show that this process runs."""
         if self._has_begun and not self._has_said_goodbye:
             self._say_goodbye(0.05)
+        if self._attachments.draining.has_any:
+            self._lease.show_heartbeat()
 
     def _say_goodbye(self, timeout: float, beat: Callable[[], None] | None = None) -> None:
         """Tell the coordinator that the session is over, except for what still drains.

@@ -109,7 +109,7 @@ class Effects:
         if slot.origin is not None:
             slot.good = max(good - slot.base, 0)
             return Effect("break", slot.index, (good, slot.reason == "expired", is_timeline, reason))
-        has_expired = slot.recorder is not None and slot.recorder.state == "expired"
+        has_expired = slot.reason == "expired" or (slot.recorder is not None and slot.recorder.state == "expired")
         return Effect("break", slot.index, (good, has_expired, is_timeline, ""))
 
     def _plan_drain(self, slot: Slot) -> Effect | None:

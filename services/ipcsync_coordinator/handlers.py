@@ -221,6 +221,19 @@ class Handlers:
             self._registry.expire(session)
         self._commit()
 
+    def drains(self, entry: SessionEntry) -> bool:
+        """Whether the session said goodbye before its last records were known complete, and they may still count."""
+        return self._registry.drains(entry.session)
+
+    def break_drained(self, entry: SessionEntry) -> None:
+        """Break the events of such a session, whose process was silent for longer than its TTL."""
+        session = entry.session
+        log.warning("events lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how="ttl"))
+        with suppress(QuotaExceeded):  # as in `lose`
+            self._journal.make_room(self._size_of_end(session))
+        self._registry.break_drained(session)
+        self._commit()
+
     def _bury(self, entry: SessionEntry) -> None:
         """End the session of a dead process. What a GPU may still write for it is kept until that is over.
 

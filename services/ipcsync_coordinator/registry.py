@@ -117,6 +117,20 @@ class Registry:
         """End an expired session. Names and roles are free; slots and line stay until it releases them or is dead."""
         self._end(session, "expired", breaks=True, released=False)
 
+    def drains(self, session: Session) -> bool:
+        """Whether it said goodbye before its last records were known complete, and they may still count."""
+        return session.state == "closed" and any(
+            _is_drained_by(self.slots[index], session) for index in session.attached
+        )
+
+    def break_drained(self, session: Session) -> None:
+        """Break the events of a session that drains, and was silent for a TTL: nobody else may judge its records."""
+        for index in sorted(session.attached):
+            slot = self.slots[index]
+            if _is_drained_by(slot, session):
+                slot.reason = "expired"
+                self._finish(slot, "broken")
+
     def bury(self, session: Session, *, works_on: bool = False) -> None:
         """End a session whose process is proven dead, and so cannot touch any slot.
 
@@ -402,6 +416,10 @@ class Registry:
         self.in_use -= 1
         self._free.append(slot.index)
         self.changes.append(Change("freed", slot=slot, was_broken=was_broken))
+
+
+def _is_drained_by(slot: Slot, session: Session) -> bool:
+    return slot.recorder is session and slot.state == "closed" and not slot.is_drained
 
 
 def _is_written(slot: Slot, session: Session) -> bool:

@@ -283,13 +283,18 @@ class Server:
         if entry.is_dead or entry.watch.lifeline_is_cut():
             self.handlers.lose(entry, "pidfd")
         elif entry.session.state == "live":
-            # It never goes back: the line's last user may have been stopped within its own store.
-            entry.beat_ns = max(entry.beat_ns, self.board.session(entry.session.line).heartbeat)
-            if now_ns - max(entry.beat_ns, self._credit.since_ns) > entry.ttl_ns:
+            if self._is_silent(entry, now_ns):
                 self.handlers.lose(entry, "ttl")
         elif entry.watch.gave_up_lifeline() or not (entry.is_ready or entry.watch.holds_lifeline()):
             # Its goodbye was lost, it called exec, or it was never ready, and expired with its lifeline held.
             self.handlers.lose(entry, "pidfd")
+        elif self.handlers.drains(entry) and self._is_silent(entry, now_ns):
+            self.handlers.break_drained(entry)
+
+    def _is_silent(self, entry: SessionEntry, now_ns: int) -> bool:
+        # It never goes back: the line's last user may have been stopped within its own store.
+        entry.beat_ns = max(entry.beat_ns, self.board.session(entry.session.line).heartbeat)
+        return now_ns - max(entry.beat_ns, self._credit.since_ns) > entry.ttl_ns
 
     def close(self) -> None:
         """Close everything. In one process: store the end on the board first, and remove the files last."""

@@ -107,6 +107,31 @@ def test_row_04_a_stopped_process_finds_its_session_expired_and_reaches_nobody(
     assert client.stats()["deaths"] == {"pidfd": 0, "ttl": 1}
 
 
+def test_row_04_a_process_that_is_stopped_while_its_last_records_drain_loses_them(
+    client: ipcsync.Client, owner: Peer
+) -> None:
+    event = client.event("e")
+    owner.call(actions.hold)
+    point = client.point(owner.call(actions.record, "e"))
+    session = client._session.lease.board.session(event._engine.line.recorder & 0xFFFF)
+    owner.call(actions.close_client)
+    waiting = Blocked(point.synchronize, "synchronize")
+    closed_ns = time.monotonic_ns()
+    until(lambda: session.heartbeat > closed_ns + 2e9 * TTL_S, "it drains for longer than its lease")
+    assert event.state == "closed", "a recorder that runs may take its time"
+
+    fixtures.stop(owner.pid)
+
+    lost = waiting.outcome()
+    assert isinstance(lost, ipcsync.RecorderLost)
+    assert lost.cause == "expired"
+    assert event.at(1).query()
+    fixtures.resume(owner.pid)
+    event.close()
+    owner.call(actions.open_gate)
+    until(lambda: client.stats()["pool_in_use"] == 0, "the slot is free once it has drained")
+
+
 @pytest.mark.parametrize("step", actions.STEPS)
 def test_row_04_a_process_stopped_inside_a_record_reaches_nobody_when_it_goes_on(
     client: ipcsync.Client, owner: Peer, new_successor: Callable[[], Successor], step: str

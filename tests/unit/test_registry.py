@@ -106,6 +106,24 @@ def test_an_expired_session_loses_name_and_role_at_once_and_its_slot_only_by_pro
     assert scene.registry.in_use == 1
 
 
+def test_a_session_that_drains_and_is_silent_breaks_what_it_has_not_drained_and_releases_nothing(scene: Scene) -> None:
+    silent, waiter = scene.session("silent"), scene.session("w")
+    slots = [scene.open(silent, name, recorder=True) for name in ("drained", "drains")]
+    for slot in slots:
+        scene.open(waiter, slot.name)
+    scene.close(silent, slots[0])
+    scene.close(silent, slots[1], released=False)
+    assert not scene.registry.drains(silent), "its lease is judged as any"
+    scene.registry.end_session(silent, released=False)
+    assert scene.registry.drains(silent)
+    scene.registry.take_changes()
+    scene.registry.break_drained(silent)
+    assert [slot.state for slot in slots] == ["closed", "broken"]
+    assert scene.happened() == ["broken"]
+    assert not scene.registry.drains(silent), "once"
+    assert scene.registry.in_use == 2
+
+
 def test_who_closed_a_use_is_forgotten_with_its_session_and_not_kept_by_the_slot(scene: Scene) -> None:
     host = scene.session("host")
     slot = scene.open(host, "e", recorder=True)
