@@ -15,6 +15,8 @@ from ipcsync_bridge.links import Link
 from ipcsync_bridge.session import Desk
 from ipcsync_bridge.wire import Key
 
+_MOST_EARLY = 1000
+
 
 class Origin(NamedTuple):
     """The use of another node's slot."""
@@ -78,6 +80,7 @@ class Mirrors:
         self._begin = begin
         self._mirrors: dict[Origin, Mirror] = {}
         self._origins: dict[Key, Origin] = {}  # by the use here
+        self._early: dict[Key, None] = {}  # uses that were called unwanted before the answer that makes them known
         self.on_gone: Callable[[Origin], None] = lambda _: None
 
     def __len__(self) -> int:
@@ -91,6 +94,9 @@ class Mirrors:
         mirror = self._mirrors.get(origin)
         if mirror is None or mirror.use != (attached.slot, attached.incarnation):
             self._add(origin, Mirror(self._desk.board, attached, link))
+            if (use := (attached.slot, attached.incarnation)) in self._early:
+                del self._early[use]
+                self.end(origin, "unwanted", "")
 
     def _add(self, origin: Origin, mirror: Mirror) -> None:
         self._mirrors[origin] = mirror
@@ -147,6 +153,10 @@ class Mirrors:
         origin = self._origins.get(use)
         if origin is not None:
             self.end(origin, "unwanted", "")
+            return
+        self._early[use] = None
+        if len(self._early) > _MOST_EARLY:
+            del self._early[next(iter(self._early))]
 
     def drop_unwanted(self) -> None:
         """End every mirror that no session uses: the coordinator's words about them may have been missed."""

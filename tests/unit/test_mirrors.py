@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire import codec, messages
 from ipcsync.errors import CoordinatorLost, EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded
+from ipcsync_bridge import mirrors as mirrors_of_bridges
+from ipcsync_bridge.links import Link
 from ipcsync_coordinator import fleet
 from ipcsync_coordinator.mirrors import Grave, Graves, Origin
 from ipcsync_holdings.events import SharedCudaEvent
 from tests.unit.coordinator_world import World
+
+if TYPE_CHECKING:
+    from ipcsync_bridge.session import Desk as BridgesDesk
 
 _EPOCH = b"far away epoch.."
 _ATTACH = messages.Remote("attach", epoch=_EPOCH, slot=3, incarnation=7)
@@ -78,6 +85,31 @@ def test_a_point_of_another_epoch_is_asked_of_the_bridge_and_answered_by_its_imp
     again = desk.put(_ATTACH, desk.session())  # of a mirror that there is, nobody has to be asked
     assert isinstance(again, messages.Attachment)
     assert again.slot == mirror.slot
+
+
+async def _done(work: Coroutine[Any, Any, object]) -> None:
+    await work
+
+
+class _Asks:
+    """What a bridge asks its coordinator, of which nothing is refused."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.board = desk.board
+        self.asked: list[messages.Message] = []
+
+    async def insist(self, body: messages.Message) -> None:
+        self.asked.append(body)
+
+
+def test_a_mirror_that_is_unwanted_before_the_bridge_knows_it_is_let_go_of(desk: Desk) -> None:
+    attached = desk.linked(desk.session(), desk.session("bridge"))
+    asks = _Asks(desk)
+    mirrors = mirrors_of_bridges.Mirrors(cast("BridgesDesk", asks), lambda work: asyncio.run(_done(work)))
+    mirrors.unwanted((attached.slot, attached.incarnation))
+    mirrors.put(mirrors_of_bridges.Origin(_EPOCH, 3, 7), attached, Link((3, 7)))
+    assert asks.asked == [messages.Finish(attached.slot, attached.incarnation, "unwanted")]
+    assert len(mirrors) == 0
 
 
 def test_the_mirrors_name_is_not_one_of_this_coordinator(desk: Desk) -> None:
