@@ -32,7 +32,7 @@ from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.errors import WaitTimeout
 
-log = logging.getLogger("ipcsync")
+_log = logging.getLogger("ipcsync")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -215,7 +215,7 @@ async def run_alone(fn: Callable[[], T], *, surely: bool = False) -> T:
 def _undo(undo: Callable[[T], object], done: Future[T]) -> None:
     """Undo on a thread of its own, since this may be called on the loop's thread, or by the garbage collector."""
     if done.exception() is None:
-        start(partial(undo, done.result()), "ipcsync-undo", partial(log.error, "nothing is undone: %s"))
+        start(partial(undo, done.result()), "ipcsync-undo", partial(_log.error, "nothing is undone: %s"))
 
 
 def _current_context() -> DriverObject:
