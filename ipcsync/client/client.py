@@ -296,12 +296,10 @@ class Client:
         self._session.check()
         deadline = deadline_of(timeout)
         handle, ordinal = stream_handle(stream)
-        lost = queued.lost_on(handle, ordinal)
-        if not lost:
-            return
-        if not queued.await_passed(lost, handle, ordinal, deadline, self._session.check_liveness):
-            raise WaitTimeout(f"the stream was not past its lost waits within {timeout} s", timeout=timeout)
-        queued.drop(lost)
+        while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
+            if not queued.await_passed(lost, handle, ordinal, deadline, self._session.check_liveness):
+                raise WaitTimeout(f"the stream was not past its lost waits within {timeout} s", timeout=timeout)
+            queued.drop(lost)
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:
         """The point in 48 bytes from any process. Asks the coordinator only at the event's first point.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import ipcsync
+from ipcsync._engines import queued
 from tests.faults import chain_actions as do
 from tests.faults import fixtures
 from tests.faults.chain_line import Line, NewPeer, of_events, waits
@@ -177,6 +179,26 @@ def test_resume(line: Line) -> None:
     assert c.call(do.await_end, b.call(do.record, "b/new", stream)) is None
     assert c.call(do.await_end, b.call(do.record_unnamed, stream)) is None
     line.assert_lost(b.call(do.loss_of, do.record, "b/out"), pid)  # the event stays lost
+
+
+def test_resume_forgets_a_lost_wait_that_is_released_meanwhile(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = ipcsync.Stream()
+    with ipcsync.connect(client.endpoint) as second, second.reserve(engine="timeline") as reservation:
+        point = client.point(bytes(reservation.point))
+        point.wait(stream, ahead=True)
+    until(point.exception, "it is lost")
+    engine, await_passed = point._bound().engine, queued.await_passed
+
+    def await_passed_and_release(*args: Any) -> bool:
+        is_passed = await_passed(*args)
+        queued.release(engine)  # as the heartbeat's thread does, once no stream waits for it any more
+        return is_passed
+
+    monkeypatch.setattr(queued, "await_passed", await_passed_and_release)
+    client.resume(stream, 15)
+    client.record(stream).synchronize(15)
 
 
 def test_resume_of_a_stream_that_is_stuck_times_out(timeline: Line) -> None:
