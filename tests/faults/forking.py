@@ -20,8 +20,8 @@ from ipcsync import _drivers
 from ipcsync._board import Board
 
 DEADLINE_S = 20.0
-_AWAKE_S = 2.0
-_TRIES = 5
+_AWAKE_S = 0.5
+_TRIES = 20
 _PROT_NONE = 0
 
 
@@ -52,6 +52,7 @@ class Child:
     """A child that one kind of fork makes of this process, and that runs `body` and ends by os._exit."""
 
     def __init__(self, kind: str, body: Callable[[], Any]) -> None:
+        statuses: list[int] = []
         for _ in range(_TRIES):
             self._read, write = os.pipe()
             self.pid = FORKS[kind]()
@@ -61,13 +62,15 @@ class Child:
             if self._is_awake(_AWAKE_S if kind == "CDLL" else DEADLINE_S):
                 return
             self.end()
-        raise AssertionError(f"no child of {_TRIES} began to run")
+            statuses.append(self.status)
+        raise AssertionError(f"no child of {_TRIES} began to run; they ended with {statuses}")
 
     def _is_awake(self, timeout: float) -> bool:
         """Whether the child's first byte comes.
 
         CDLL gives the GIL away for the call. A thread that takes it in the instant of the fork has it in the child too,
-        where that thread is not: such a child never runs, whatever it was to do.
+        where that thread is not: such a child never runs, whatever it was to do. Every second one may be such a child
+        while a thread polls.
         """
         ready, _, _ = select.select([self._read], [], [], timeout)
         return bool(ready) and os.read(self._read, 1) == b"!"
