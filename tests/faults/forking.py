@@ -8,7 +8,9 @@ import os
 import pickle
 import select
 import signal
+import sys
 import threading
+import time
 import traceback
 import types
 import warnings
@@ -23,12 +25,28 @@ DEADLINE_S = 20.0
 _AWAKE_S = 0.5
 _TRIES = 20
 _PROT_NONE = 0
+_py_dll = ctypes.PyDLL(None)
 
 
 def _python_fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
         return os.fork()
+
+
+def _with_the_gil() -> int:
+    """C's fork by PyDLL, which keeps the GIL, while no thread asks for it.
+
+    A child whose parent was asked waits for the thread that did, which is not there, as soon as it releases the GIL.
+    A thread asks once it has waited for the switch interval.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(DEADLINE_S)
+    try:
+        time.sleep(4 * interval)  # whoever has asked, or is about to, gets it
+        return int(_py_dll.fork())
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _in_thread() -> int:
@@ -43,7 +61,7 @@ def _in_thread() -> int:
 FORKS: dict[str, Callable[[], int]] = {
     "os.fork": _python_fork,
     # C's own fork tells Python nothing. PyDLL keeps the GIL over it, CDLL lets go of it.
-    "PyDLL": ctypes.PyDLL(None).fork,
+    "PyDLL": _with_the_gil,
     "CDLL": ctypes.CDLL(None).fork,
 }
 
