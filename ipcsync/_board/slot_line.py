@@ -251,6 +251,11 @@ class SlotLine:
             words[place] = 1
         self.futex.wait(seen & 0xFFFFFFFF, timeout_ns)
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether the bridge sleeps until the next record."""
+        return bool(self._words[self._first + L_FOLLOWED])
+
     def follow(self, asleep: bool) -> None:
         """Store whether the bridge is about to sleep until the next record (bridge)."""
         self._words[self._first + L_FOLLOWED] = asleep

@@ -47,7 +47,6 @@ class Export:
         self.is_unclear = False  # what it stands behind is not judged yet
         self.is_busy = False
         """Whether many records were made since the last look but one."""
-        self._is_followed = False
         self.futex_address = self._line.futex.address
         self.words = self._line.all_words
         self.seen = memoryview(b"")
@@ -55,9 +54,9 @@ class Export:
     def follow(self) -> bool:
         """Whether it is to be looked at soon; if not, its next record is to wake the bridge."""
         soon = self.is_busy or self.is_in_flight
-        if soon is self._is_followed:
-            self._is_followed = not soon
-            self._line.follow(self._is_followed)
+        # Asked for, not remembered: an earlier export of the use, not removed yet, may store too.
+        if self._line.is_followed is soon and self._line.incarnation == self.attachment.incarnation:
+            self._line.follow(not soon)
         return soon
 
     def look(self) -> Row:

@@ -109,3 +109,10 @@ def test_work_in_flight_is_looked_for_and_wakes_nobody(scene: Scene) -> None:
     scene.recorder.record()
     until(lambda: scene.told[-1:] == [2], "it was told")
     until(lambda: scene.recorder.is_asked, "it sleeps again")
+
+
+def test_what_another_export_of_the_use_has_stored_is_put_right_by_the_next_look(scene: Scene) -> None:
+    until(lambda: scene.recorder.is_asked, "the bridge is about to sleep")
+    scene.board.slot(0).follow(False)
+    scene.exports.kick()
+    until(lambda: scene.recorder.is_asked, "it asks again")
