@@ -30,20 +30,8 @@ def begin(drv: ModuleType, new_stream: New) -> Iterator[Callable[..., Any]]:
 
     yield start
     for stream in capturing:
-        if status(drv, stream) != kit.NONE:
+        if kit.capture_status(drv, stream) != kit.NONE:
             drv.cuStreamEndCapture(stream)  # a capture that was invalidated ends with an error
-
-
-def status(drv: ModuleType, stream: Any) -> int:
-    return int(ok(drv.cuStreamIsCapturing(stream)))
-
-
-def end(drv: ModuleType, stream: Any) -> int:
-    """The code of ending the capture; its graph is destroyed."""
-    result = drv.cuStreamEndCapture(stream)
-    if code(result) == kit.SUCCESS:
-        ok(drv.cuGraphDestroy(result[1]))
-    return code(result)
 
 
 def exchange(drv: ModuleType, mode: int) -> int:
@@ -64,12 +52,12 @@ UNSAFE = ["query an event", "synchronize with an event", "query a stream", "sync
 
 
 def test_a_stream_tells_whether_it_captures_and_asking_does_no_harm(drv: ModuleType, stream: Any) -> None:
-    assert status(drv, stream) == kit.NONE
+    assert kit.capture_status(drv, stream) == kit.NONE
     ok(drv.cuStreamBeginCapture(stream, drv.CUstreamCaptureMode(kit.GLOBAL)))
     for _ in range(3):
-        assert status(drv, stream) == kit.ACTIVE
-    assert end(drv, stream) == kit.SUCCESS
-    assert status(drv, stream) == kit.NONE
+        assert kit.capture_status(drv, stream) == kit.ACTIVE
+    assert kit.end_capture(drv, stream) == kit.SUCCESS
+    assert kit.capture_status(drv, stream) == kit.NONE
 
 
 def test_each_capture_has_an_id_of_its_own(drv: ModuleType, begin: New) -> None:
@@ -79,7 +67,7 @@ def test_each_capture_has_an_id_of_its_own(drv: ModuleType, begin: New) -> None:
         state, identity = drv.cuStreamGetCaptureInfo(stream)[1:3]
         assert int(state) == kit.ACTIVE
         ids.add(int(identity))
-        assert end(drv, stream) == kit.SUCCESS
+        assert kit.end_capture(drv, stream) == kit.SUCCESS
         assert int(drv.cuStreamGetCaptureInfo(stream)[1]) == kit.NONE
     assert len(ids) == 3
 
@@ -90,7 +78,7 @@ def test_captured_operations_are_not_executed(drv: ModuleType, begin: New, new_e
     finish(drv.CUstream(kit.LEGACY))
     stream = begin()
     ok(drv.cuMemsetD8Async(memory, 2, 8, stream))
-    assert end(drv, stream) == kit.SUCCESS
+    assert kit.end_capture(drv, stream) == kit.SUCCESS
     finish(stream)
     ok(drv.cuMemcpyDtoH(target, memory, 8))
     assert target == b"\1" * 8
@@ -103,7 +91,7 @@ def test_a_captured_event_cannot_be_queried_until_it_is_recorded_outside_of_a_ca
     event = new_event(kit.DISABLE_TIMING)
     stream = begin()
     ok(drv.cuEventRecord(event, stream))
-    assert end(drv, stream) == kit.SUCCESS
+    assert kit.end_capture(drv, stream) == kit.SUCCESS
     assert code(drv.cuEventQuery(event)) == kit.CAPTURED_EVENT
     ok(drv.cuEventRecord(event, stream))
     complete(event)
@@ -116,9 +104,9 @@ def test_querying_or_synchronizing_a_capturing_stream_is_refused_and_invalidates
 ) -> None:
     stream = begin(mode)
     assert code(getattr(drv, call)(stream)) == kit.CAPTURE_UNSUPPORTED
-    assert status(drv, stream) == kit.INVALIDATED
-    assert end(drv, stream) == kit.CAPTURE_INVALIDATED
-    assert status(drv, stream) == kit.NONE
+    assert kit.capture_status(drv, stream) == kit.INVALIDATED
+    assert kit.end_capture(drv, stream) == kit.CAPTURE_INVALIDATED
+    assert kit.capture_status(drv, stream) == kit.NONE
     finish(stream)
 
 
@@ -128,9 +116,9 @@ def test_beginning_on_a_capturing_stream_and_ending_on_another_are_illegal_state
     capturing = begin()
     again = drv.cuStreamBeginCapture(capturing, drv.CUstreamCaptureMode(kit.GLOBAL))
     assert code(again) == kit.ILLEGAL_STATE
-    assert end(drv, stream) == kit.ILLEGAL_STATE
-    assert status(drv, capturing) == kit.ACTIVE
-    assert end(drv, capturing) == kit.SUCCESS
+    assert kit.end_capture(drv, stream) == kit.ILLEGAL_STATE
+    assert kit.capture_status(drv, capturing) == kit.ACTIVE
+    assert kit.end_capture(drv, capturing) == kit.SUCCESS
 
 
 def test_a_stream_that_waits_for_a_captured_record_joins_the_capture(
@@ -140,11 +128,11 @@ def test_a_stream_that_waits_for_a_captured_record_joins_the_capture(
     fork, join = new_event(kit.DISABLE_TIMING), new_event(kit.DISABLE_TIMING)
     ok(drv.cuEventRecord(fork, first))
     ok(drv.cuStreamWaitEvent(stream, fork, 0))
-    assert status(drv, stream) == kit.ACTIVE
+    assert kit.capture_status(drv, stream) == kit.ACTIVE
     ok(drv.cuEventRecord(join, stream))
     ok(drv.cuStreamWaitEvent(first, join, 0))
-    assert end(drv, first) == kit.SUCCESS
-    assert status(drv, stream) == kit.NONE
+    assert kit.end_capture(drv, first) == kit.SUCCESS
+    assert kit.capture_status(drv, stream) == kit.NONE
 
 
 @pytest.mark.parametrize("unsafe", UNSAFE)
@@ -165,8 +153,8 @@ def test_calls_in_relaxed_mode_leave_a_capture_of_another_thread_unharmed(
             assert exchange(drv, kit.GLOBAL) == kit.RELAXED
 
     assert in_thread(call_relaxed, ctx) == kit.SUCCESS
-    assert status(drv, capturing) == kit.ACTIVE
-    assert end(drv, capturing) == kit.SUCCESS
+    assert kit.capture_status(drv, capturing) == kit.ACTIVE
+    assert kit.end_capture(drv, capturing) == kit.SUCCESS
 
 
 @pytest.mark.parametrize("unsafe", UNSAFE)
@@ -180,8 +168,8 @@ def test_calls_in_relaxed_mode_leave_a_capture_of_the_same_thread_unharmed(
     assert exchange(drv, kit.RELAXED) == kit.GLOBAL
     assert unsafe_calls(drv, event, stream)[unsafe]() == kit.SUCCESS
     assert exchange(drv, kit.GLOBAL) == kit.RELAXED
-    assert status(drv, capturing) == kit.ACTIVE
-    assert end(drv, capturing) == kit.SUCCESS
+    assert kit.capture_status(drv, capturing) == kit.ACTIVE
+    assert kit.end_capture(drv, capturing) == kit.SUCCESS
 
 
 def test_a_query_of_a_pending_event_in_relaxed_mode_says_not_ready_beside_a_capture(
@@ -195,7 +183,7 @@ def test_a_query_of_a_pending_event_in_relaxed_mode_says_not_ready_beside_a_capt
     latch.open()
     complete(event)
     exchange(drv, kit.GLOBAL)
-    assert end(drv, capturing) == kit.SUCCESS
+    assert kit.end_capture(drv, capturing) == kit.SUCCESS
 
 
 def test_a_query_in_global_mode_spoils_a_global_capture_of_another_thread(
@@ -205,8 +193,8 @@ def test_a_query_in_global_mode_spoils_a_global_capture_of_another_thread(
     complete(event)
     capturing = begin(kit.GLOBAL)
     assert in_thread(lambda: code(drv.cuEventQuery(event)), ctx) == kit.CAPTURE_UNSUPPORTED
-    assert status(drv, capturing) == kit.INVALIDATED
-    assert end(drv, capturing) == kit.CAPTURE_INVALIDATED
+    assert kit.capture_status(drv, capturing) == kit.INVALIDATED
+    assert kit.end_capture(drv, capturing) == kit.CAPTURE_INVALIDATED
 
 
 def test_recording_and_waiting_outside_of_a_capture_leave_it_unharmed(
@@ -219,8 +207,8 @@ def test_recording_and_waiting_outside_of_a_capture_leave_it_unharmed(
 
     assert use() == [kit.SUCCESS] * 2
     assert in_thread(use, ctx) == [kit.SUCCESS] * 2
-    assert status(drv, capturing) == kit.ACTIVE
-    assert end(drv, capturing) == kit.SUCCESS
+    assert kit.capture_status(drv, capturing) == kit.ACTIVE
+    assert kit.end_capture(drv, capturing) == kit.SUCCESS
 
 
 def test_the_capture_mode_is_each_threads_own(drv: ModuleType, ctx: Any) -> None:

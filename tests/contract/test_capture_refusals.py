@@ -32,20 +32,8 @@ def begin(drv: ModuleType, new_stream: New) -> Iterator[Callable[..., Any]]:
 
     yield start
     for stream in capturing:
-        if status(drv, stream) != kit.NONE:
-            end(drv, stream)
-
-
-def status(drv: ModuleType, stream: Any) -> int:
-    return int(ok(drv.cuStreamIsCapturing(stream)))
-
-
-def end(drv: ModuleType, stream: Any) -> int:
-    """The code of ending the capture; its graph is destroyed."""
-    result = drv.cuStreamEndCapture(stream)
-    if code(result) == kit.SUCCESS:
-        ok(drv.cuGraphDestroy(result[1]))
-    return code(result)
+        if kit.capture_status(drv, stream) != kit.NONE:
+            kit.end_capture(drv, stream)
 
 
 def test_a_capture_that_waits_for_a_record_from_outside_of_it_is_invalidated(
@@ -55,9 +43,9 @@ def test_a_capture_that_waits_for_a_record_from_outside_of_it_is_invalidated(
     ok(drv.cuEventRecord(outside, stream))
     capturing = begin()
     assert code(drv.cuStreamWaitEvent(capturing, outside, 0)) == ISOLATION
-    assert status(drv, capturing) == kit.INVALIDATED
+    assert kit.capture_status(drv, capturing) == kit.INVALIDATED
     assert code(drv.cuEventRecord(new_event(kit.DISABLE_TIMING), capturing)) == kit.CAPTURE_INVALIDATED
-    assert end(drv, capturing) == kit.CAPTURE_INVALIDATED
+    assert kit.end_capture(drv, capturing) == kit.CAPTURE_INVALIDATED
     finish(capturing)
 
 
@@ -66,7 +54,7 @@ def test_a_capture_that_waits_for_an_event_that_was_never_recorded_goes_on(
 ) -> None:
     capturing = begin()
     ok(drv.cuStreamWaitEvent(capturing, new_event(kit.DISABLE_TIMING), 0))
-    assert end(drv, capturing) == kit.SUCCESS
+    assert kit.end_capture(drv, capturing) == kit.SUCCESS
 
 
 def test_two_captures_that_meet_are_both_invalidated_and_the_event_between_them_is_of_no_use(
@@ -76,10 +64,13 @@ def test_two_captures_that_meet_are_both_invalidated_and_the_event_between_them_
     first, second = begin(), begin()
     ok(drv.cuEventRecord(event, first))
     assert code(drv.cuStreamWaitEvent(second, event, 0)) == MERGE
-    assert (status(drv, first), status(drv, second)) == (kit.INVALIDATED, kit.INVALIDATED)
+    assert (kit.capture_status(drv, first), kit.capture_status(drv, second)) == (kit.INVALIDATED, kit.INVALIDATED)
     assert code(drv.cuStreamWaitEvent(stream, event, 0)) != kit.SUCCESS
-    assert status(drv, stream) == kit.NONE
-    assert (end(drv, first), end(drv, second)) == (kit.CAPTURE_INVALIDATED, kit.CAPTURE_INVALIDATED)
+    assert kit.capture_status(drv, stream) == kit.NONE
+    assert (kit.end_capture(drv, first), kit.end_capture(drv, second)) == (
+        kit.CAPTURE_INVALIDATED,
+        kit.CAPTURE_INVALIDATED,
+    )
 
 
 def test_external_records_and_waits_belong_to_captures_only(
@@ -93,7 +84,7 @@ def test_external_records_and_waits_belong_to_captures_only(
     capturing = begin()
     ok(drv.cuStreamWaitEvent(capturing, event, EXTERNAL))
     ok(drv.cuEventRecordWithFlags(event, capturing, EXTERNAL))
-    assert end(drv, capturing) == kit.SUCCESS
+    assert kit.end_capture(drv, capturing) == kit.SUCCESS
     complete(event)
 
 
@@ -107,10 +98,10 @@ def test_a_blocking_streams_capture_forbids_the_legacy_stream(drv: ModuleType, c
     for use in uses:
         beside, capturing = begin(kit.RELAXED), begin(kit.RELAXED, BLOCKING)
         assert code(drv.cuStreamIsCapturing(legacy)) == IMPLICIT
-        assert status(drv, capturing) == kit.ACTIVE, "asking does no harm"
+        assert kit.capture_status(drv, capturing) == kit.ACTIVE, "asking does no harm"
         assert code(use()) == IMPLICIT
-        assert (status(drv, capturing), status(drv, beside)) == (kit.INVALIDATED, kit.ACTIVE)
-        assert (end(drv, capturing), end(drv, beside)) == (kit.CAPTURE_INVALIDATED, kit.SUCCESS)
+        assert (kit.capture_status(drv, capturing), kit.capture_status(drv, beside)) == (kit.INVALIDATED, kit.ACTIVE)
+        assert (kit.end_capture(drv, capturing), kit.end_capture(drv, beside)) == (kit.CAPTURE_INVALIDATED, kit.SUCCESS)
         ok(use())
     finish(legacy)
     ok(drv.cuMemFree(memory))
@@ -119,7 +110,7 @@ def test_a_blocking_streams_capture_forbids_the_legacy_stream(drv: ModuleType, c
 def test_synchronizing_the_context_invalidates_every_capture_in_it(drv: ModuleType, begin: New) -> None:
     captures = [begin(kit.RELAXED), begin(kit.THREAD_LOCAL)]
     assert code(drv.cuCtxSynchronize()) == kit.CAPTURE_UNSUPPORTED
-    assert [end(drv, stream) for stream in captures] == [kit.CAPTURE_INVALIDATED] * 2
+    assert [kit.end_capture(drv, stream) for stream in captures] == [kit.CAPTURE_INVALIDATED] * 2
 
 
 def test_a_capture_ends_with_the_stream_that_it_began_on(
@@ -132,9 +123,9 @@ def test_a_capture_ends_with_the_stream_that_it_began_on(
     ok(drv.cuStreamBeginCapture(origin, drv.CUstreamCaptureMode(kit.GLOBAL)))
     ok(drv.cuEventRecord(fork, origin))
     ok(drv.cuStreamWaitEvent(stream, fork, 0))
-    assert status(drv, stream) == kit.ACTIVE
+    assert kit.capture_status(drv, stream) == kit.ACTIVE
     ok(drv.cuStreamDestroy(origin))
-    assert status(drv, stream) == kit.NONE
+    assert kit.capture_status(drv, stream) == kit.NONE
     finish(stream)
 
 
@@ -144,6 +135,6 @@ def test_a_global_capture_forbids_allocations_which_invalidate_it(
 ) -> None:
     capturing = begin(kit.GLOBAL)
     assert code(getattr(drv, allocate)(64)) == kit.CAPTURE_UNSUPPORTED
-    assert end(drv, capturing) == kit.CAPTURE_INVALIDATED
+    assert kit.end_capture(drv, capturing) == kit.CAPTURE_INVALIDATED
     memory = ok(getattr(drv, allocate)(64))
     ok((drv.cuMemFree if allocate == "cuMemAlloc" else drv.cuMemFreeHost)(memory))

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from ipcsync._drivers import load, name, unwrap
@@ -189,3 +190,16 @@ class Page:
         """Unmap it."""
         self.words.release()
         self._map.close()
+
+
+def capture_status(drv: ModuleType, stream: Any) -> int:
+    """What the stream says of its capture."""
+    return int(ok(drv.cuStreamIsCapturing(stream)))
+
+
+def end_capture(drv: ModuleType, stream: Any) -> int:
+    """The code of ending the capture; its graph is destroyed."""
+    result = drv.cuStreamEndCapture(stream)
+    if code(result) == SUCCESS:
+        ok(drv.cuGraphDestroy(result[1]))
+    return code(result)
