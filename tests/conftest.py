@@ -44,9 +44,14 @@ if os.environ.get("IPCSYNC_TEST_KEEPER"):  # the same tests, over coordinators t
 
 pytest_plugins = ("pytester",)
 
-# For `python -m tests.mutation`: the same examples for each mutant, and no time spent on making a failure small.
+# On a busy machine an example may take a second. For `python -m tests.mutation`: the same examples for each mutant, and
+# no time spent on making a failure small.
 hypothesis.settings.register_profile(
-    "mutants", derandomize=True, database=None, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    "tests", deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
+hypothesis.settings.load_profile("tests")
+hypothesis.settings.register_profile(
+    "mutants", derandomize=True, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
 )
 
 zygote.install()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipcsync import _drivers
@@ -43,7 +43,7 @@ def _with_real_tokens(world: World, frame: bytes) -> bytes:
     return frame
 
 
-@settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150)
 @given(st.lists(frames.anything(st.sampled_from(_TOKENS)), min_size=5, max_size=25), st.integers(1, 3))
 def test_any_frames_in_any_order_get_replies_and_leave_nothing_behind(
     world: World, sent: list[bytes], sessions: int

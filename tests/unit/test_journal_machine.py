@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -241,9 +241,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.world.registry.touched
 
 
-SETTINGS = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
+SETTINGS = settings(max_examples=60, stateful_step_count=50)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def _parsed(line: str) -> dict[str, str]:
     return pairs
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=300)
 @given(st.text())
 @example(_FORGED)
 @example('a" level=error b="c')

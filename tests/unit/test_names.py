@@ -48,7 +48,7 @@ def test_the_limit_is_in_bytes_and_can_be_lower() -> None:
     assert why_not("éé", 3) is not None
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=300)
 @given(st.text(max_size=300))
 def test_a_good_name_is_short_plain_and_has_no_way_up(name: str) -> None:
     if why_not(name) is None:

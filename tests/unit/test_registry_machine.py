@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -424,9 +424,7 @@ def _slot_as_it_is(slot: Slot) -> Any:
     return slot.state, slot.incarnation, slot.name, recorder, slot.is_drained, *sets
 
 
-SETTINGS = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
+SETTINGS = settings(max_examples=120, stateful_step_count=30)
 
 
 def test_the_registry_keeps_what_is_promised() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ipcsync._wire.point import SIZE, PointKey, pack, unpack
 from ipcsync.errors import ProtocolError
 
-_MANY = settings(max_examples=300, deadline=None, database=None)
+_MANY = settings(max_examples=300)
 _keys = st.builds(
     PointKey,
     st.binary(min_size=16, max_size=16),
