@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -10,7 +11,7 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from tests.events.stage import Stage
 from tests.kit.failing import Failing
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.usefixtures("nothing_queued")
 
@@ -60,9 +61,11 @@ def test_a_record_awaits_its_turn_behind_another_threads_and_says_so(stage: Stag
 def test_what_its_turn_took_is_not_waited_for_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = stage.open(depth=1)
     held, seconds = ipcsync.Stream(), 0.05
-    await_turn, in_driver = made._engine._await_turn, []
+    await_turn, in_driver, waits = made._engine._await_turn, [], threading.Event()
 
     def await_turn_until_the_end(timeout: float | None) -> None:
+        began = time.monotonic()
+        waits.set()
         await_turn(None)
         until(lambda: time.monotonic() > began + seconds, "all of the time is over")
         assert timeout == seconds
@@ -72,8 +75,7 @@ def test_what_its_turn_took_is_not_waited_for_again(stage: Stage, monkeypatch: p
         made.record(held)
         monkeypatch.setattr(made._engine, "_wait_in_driver", lambda *_: in_driver.append(1))
         with made._engine._record_lock:
-            began = time.monotonic()
             last = Failing(lambda: made.record(held, timeout=seconds))
-            until(lambda: time.monotonic() > began + seconds, "it waits for its turn")
+            assert waits.wait(DEADLINE_S)
         assert isinstance(last.raised(), ipcsync.WaitTimeout)
         assert in_driver == []
