@@ -95,7 +95,7 @@ def test_row_49_a_stream_keeps_nothing_of_the_sessions_that_had_it_wait(
     boards = _boards()
     for _ in range(3):
         wait()
-    until(lambda: _boards() == boards, "the end of the boards")
+    until(lambda: _boards() <= boards, "the end of the boards")  # an earlier test's may end too
 
 
 def test_row_49_nor_of_those_whose_recorder_was_lost_but_that_it_was(
@@ -113,7 +113,7 @@ def test_row_49_nor_of_those_whose_recorder_was_lost_but_that_it_was(
             recorder.kill()
             stream.synchronize()
         del client, recorder
-    until(lambda: _boards() == boards, "the end of the boards")
+    until(lambda: _boards() <= boards, "the end of the boards")  # an earlier test's may end too
     with ipcsync.connect(coordinator.endpoint) as client:
         for _ in range(2):
             with pytest.raises(ipcsync.RecorderLost, match="generation 1 of 'first'"):
