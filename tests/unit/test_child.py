@@ -205,7 +205,7 @@ def test_a_program_that_cannot_be_pickled_leaves_no_process() -> None:
     before = _children_of(os.getpid())
     with pytest.raises(Exception, match="pickle"):
         Child(lambda _: None)
-    assert _children_of(os.getpid()) == before
+    assert _children_of(os.getpid()) <= before
 
 
 # --- what a child has -------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_a_childs_life_leaves_no_descriptor_here() -> None:
         one.call(add, 1, 1)
         end(one)
         one.close()
-    assert _descriptors() == before
+    assert _descriptors() <= before
 
 
 # --- its end ----------------------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_a_start_broken_off_at_any_line_leaves_neither_process_nor_descriptor() 
         with pytest.raises(_StopError):
             _start_broken_off_at(number)
         until(lambda: _children_of(os.getpid()) <= children, f"no process is left after line {number}")
-        assert _descriptors() == before, f"line {number}"
+        assert _descriptors() <= before, f"line {number}"
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------
