@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import resource
 import signal
 import stat
@@ -28,6 +27,7 @@ from tests.faults import fixtures, restart_figures, restart_storm
 from tests.faults.chain_line import Line, NewPeer
 from tests.faults.figures import Figures
 from tests.faults.fixtures import Blocked, has_ended, state_of
+from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import EXEC, IPCSYNC, children_of
@@ -530,8 +530,8 @@ def test_row_58_a_journal_that_cannot_be_read_is_kept_and_everyone_is_told(
 ) -> None:
     event = client.event("held", recorder=True)
     pid = _pid(client)
-    (log,) = [fd for fd in glob.glob(f"/proc/{kept.pid}/fd/*") if re.search(r"ipcsync-journal-0", os.readlink(fd))]
-    with open(log, "r+b") as file:
+    (log,) = [fd for fd, path in descriptors(kept.pid).items() if "ipcsync-journal-0" in path]
+    with open(f"/proc/{kept.pid}/fd/{log}", "r+b") as file:
         file.seek(20)
         file.write(b"\xff\xff\xff\xff")
     os.kill(pid, signal.SIGKILL)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import ipcsync
 from tests.faults import chain_actions as do
 from tests.faults.fixtures import ENGINES
+from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
@@ -44,19 +44,8 @@ def test_row_49_short_lived_streams_and_threads_use_up_no_events(client: ipcsync
     assert client.stats()["pool_in_use"] <= 32 + 2 * 8
 
 
-def _descriptors() -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            kind = re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{name}").split("-")[0])
-        except FileNotFoundError:
-            continue
-        found[kind] = found.get(kind, 0) + 1
-    return found
-
-
 def _boards() -> int:
-    return sum(count for kind, count in _descriptors().items() if kind.startswith("/dev/shm/ipcsync"))
+    return sum(path.startswith("/dev/shm/ipcsync") for path in descriptors().values())
 
 
 def test_row_49_connecting_and_closing_leaves_nothing_for_the_collector(
@@ -64,14 +53,14 @@ def test_row_49_connecting_and_closing_leaves_nothing_for_the_collector(
 ) -> None:
     for _ in range(3):
         ipcsync.connect(coordinator.endpoint).close()
-    threads, descriptors = threading.active_count(), sum(_descriptors().values())
+    threads, files = threading.active_count(), len(descriptors())
     mappings = len(Path("/proc/self/maps").read_text().splitlines())
     for _ in range(MANY // 5):
         with ipcsync.connect(coordinator.endpoint) as client, client.event("e", recorder=True) as event:
             event.record(ipcsync.Stream()).synchronize(10)
     until(lambda: threading.active_count() <= threads, "the end of the threads")
     # ZeroMQ closes its sockets a moment later, on a thread of its own.
-    until(lambda: sum(_descriptors().values()) <= descriptors + 3, "the end of the descriptors")
+    until(lambda: len(descriptors()) <= files + 3, "the end of the descriptors")
     until(lambda: len(Path("/proc/self/maps").read_text().splitlines()) <= mappings + 20, "the end of the mappings")
 
 

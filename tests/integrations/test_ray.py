@@ -10,7 +10,6 @@ import importlib.util
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ import torch
 
 from ipcsync.integrations.ray import PointTransport, TransferAborted, register
 from ipcsync.testing import StreamGate
+from tests.kit.descriptors import descriptors
 
 pytestmark = [
     pytest.mark.process,
@@ -222,11 +222,7 @@ def test_what_is_received_is_the_receivers_own(transports: tuple[PointTransport,
 
 
 def _memory_files() -> int:
-    return sum(
-        "ipcsync-tensors" in os.readlink(descriptor)
-        for descriptor in Path("/proc/self/fd").iterdir()
-        if descriptor.is_symlink()
-    )
+    return sum("ipcsync-tensors" in path for path in descriptors().values())
 
 
 def test_memory_is_given_back(transports: tuple[PointTransport, ...]) -> None:

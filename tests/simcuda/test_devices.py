@@ -118,10 +118,10 @@ def test_latency_and_async() -> None:
     start(); s = ok(drv.cuStreamCreate(NONBLOCK)); e = ok(drv.cuEventCreate(2))
     t = time.monotonic()
     for i in range(5): ok(drv.cuEventRecord(e, s))
-    assert time.monotonic() - t < 0.02 and code(drv.cuEventQuery(e)) == 600
-    ok(drv.cuEventSynchronize(e)); assert 0.05 <= time.monotonic() - t < 0.5
+    assert code(drv.cuEventQuery(e)) == 600
+    ok(drv.cuEventSynchronize(e)); assert time.monotonic() - t >= 0.5
     """,
-        SIMCUDA_LATENCY_US=10000,
+        SIMCUDA_LATENCY_US=100000,
     )
     py(
         """

@@ -27,6 +27,7 @@ if __name__ == "__main__" and not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import ipcsync
+from tests.kit.descriptors import descriptors
 from tests.kit.zygote import children_of
 from tests.soak.history import Op, Result
 from tests.soak.history_checker import check
@@ -34,7 +35,6 @@ from tests.soak.history_facts import Report, Violation
 from tests.soak.leaks import (
     ask,
     board_of,
-    descriptors,
     kill_children_of,
     private_kib,
     shared_files,
@@ -66,7 +66,7 @@ class Soak:
         options = self.options
         segment = f"soak-{uuid.uuid4().hex[:12]}"
         os.environ.update(IPCSYNC_DRIVER=options.driver, IPCSYNC_HOST_SEGMENT=segment, SIMCUDA_SEGMENT=segment)
-        mine = len(descriptors(os.getpid()))
+        mine = len(descriptors())
         keeper = options.coordinator_kills > 0
         with ipcsync.launch(lease_ttl=TTL_S, log_level="error", keeper=keeper) as coordinator:
             self.board = board = board_of(*(children_of(coordinator.pid) if keeper else [coordinator.pid]))
@@ -91,7 +91,7 @@ class Soak:
             self.leaks.append(f"left in shared memory: {sorted(left)}")
         if os.path.exists(coordinator.runtime_dir):
             self.leaks.append(f"left: {coordinator.runtime_dir}")
-        if len(now := descriptors(os.getpid())) > mine:
+        if len(now := descriptors()) > mine:
             self.leaks.append(f"{mine} file descriptors here became {len(now)}: {now}")
         report = check(self.directory, ttl_s=TTL_S)
         report.violations.extend(Violation("hang", life, "it did not end when told") for life in self.herd.hung)
@@ -114,14 +114,14 @@ class Soak:
             select.select([], [], [], TICK_S)
 
     @staticmethod
-    def _settled_descriptors(pid: int, enough: int) -> list[str]:
+    def _settled_descriptors(pid: int, enough: int) -> dict[int, str]:
         """Those open once they are down to `enough`, or else after two seconds: sockets are closed by other threads."""
         deadline = time.monotonic() + 2.0
         while len(found := descriptors(pid)) > enough and time.monotonic() < deadline:
             select.select([], [], [], 0.05)
         return found
 
-    def _look_for_leaks(self, coordinator: ipcsync.Coordinator, before: list[str]) -> None:
+    def _look_for_leaks(self, coordinator: ipcsync.Coordinator, before: dict[int, str]) -> None:
         stats = self.stats
         if not stats:
             self.leaks.append("the coordinator did not tell its counts")

@@ -20,7 +20,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 
 import ipcsync
@@ -30,6 +29,7 @@ from tests.faults.interrupt_stage import Call, Stage
 from tests.faults.interrupting import HAS_INSTRUCTIONS, Outcome, interrupted
 from tests.faults.interrupts import RENEW, attempt
 from tests.faults.signalled import Alarm, arm, disarm, raise_alarm
+from tests.kit.descriptors import descriptors
 from tests.kit.until import until
 
 _CALLS = [call for call in SCENES if call != "launch"]  # which starts a process each time
@@ -103,11 +103,7 @@ def _lane(engine: EngineName, seed: str, seconds: float) -> int:
 
 def _descriptors() -> Counter[str]:
     """What this process has open: how many of each kind."""
-    found: Counter[str] = Counter()
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # closed meanwhile
-            found[os.readlink(f"/proc/self/fd/{number}").partition(":[")[0]] += 1
-    return found
+    return Counter(path.partition(":[")[0] for path in descriptors().values())
 
 
 def _left(coordinator: ipcsync.Coordinator, before: Counter[str], threads: set[threading.Thread]) -> list[str]:

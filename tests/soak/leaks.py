@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import ipcsync
@@ -59,16 +58,6 @@ def warm_up(endpoint: str) -> None:
     _, status = os.waitpid(fork(run), 0)
     if status:
         raise RuntimeError("no session with a fresh coordinator")
-
-
-def descriptors(pid: int) -> list[str]:
-    """What the file descriptors of another process lead to."""
-    directory = Path(f"/proc/{pid}/fd")
-    found = []
-    for fd in directory.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed since
-            found.append(os.readlink(fd))
-    return sorted(found)
 
 
 def kill_children_of(keeper: int) -> int:

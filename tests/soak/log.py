@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 import traceback
 from collections.abc import Callable
@@ -96,12 +94,3 @@ class Notes:
     def close(self) -> None:
         """Close the history."""
         self._history.close()
-
-
-def descriptors() -> list[str]:
-    """What the open file descriptors of this process lead to."""
-    found = []
-    for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed since: one was of the listing itself
-            found.append(os.readlink(fd))
-    return sorted(found)

@@ -18,9 +18,10 @@ from typing import Any
 
 import ipcsync
 from ipcsync.typing import EngineName
+from tests.kit.descriptors import descriptors
 from tests.soak.history import NO_NAME, Op, Record, Result, path_of
 from tests.soak.lanes import RecordLane
-from tests.soak.log import Notes, descriptors
+from tests.soak.log import Notes
 from tests.soak.mailbox import Letter, Mailbox
 from tests.soak.oracle import CELLS, Truth, new_tag, stream_of
 from tests.soak.session import NOBODY, Channel, Known, Plan, Session, key_of
@@ -76,7 +77,7 @@ class Worker:
         """Live until the soak is over, or until this process is spent."""
         ipcsync.Stream()  # makes a context current, which pinned memory needs
         self._streams = Streams(self._notes, self._truth)
-        before = self._descriptors_at_rest() if self._life % 8 == 0 else []
+        before = self._descriptors_at_rest() if self._life % 8 == 0 else {}
         self._live()
         self._end_session()
         if before and not self._streams.abandoned:
@@ -102,7 +103,7 @@ class Worker:
     def _is_spent(self) -> bool:
         return self._cells >= CELLS or len(self._streams.abandoned) >= _MOST_ABANDONED
 
-    def _descriptors_at_rest(self) -> list[str]:
+    def _descriptors_at_rest(self) -> dict[int, str]:
         """The descriptors there are after a first session, when whatever is opened once is open."""
         session = self._connect()
         for engine in ("event", "timeline"):
@@ -112,7 +113,7 @@ class Worker:
         return self._least_descriptors(0)
 
     @staticmethod
-    def _least_descriptors(enough: int, seconds: float = 1.0) -> list[str]:
+    def _least_descriptors(enough: int, seconds: float = 1.0) -> dict[int, str]:
         """Where they lead once they are down to `enough`, or else after so long: ZeroMQ closes on its own thread."""
         gc.collect()
         deadline = time.monotonic() + seconds

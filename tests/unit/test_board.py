@@ -22,6 +22,7 @@ from ipcsync._board import (
 from ipcsync._board.runtime_dir import is_tmpfs
 from ipcsync._linux.process import pid_namespace, start_time
 from ipcsync.errors import CoordinatorLost, ProtocolError
+from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer as PeerProcess
 from tests.unit.conftest import EPOCH, SESSIONS, SLOTS
 
@@ -180,16 +181,7 @@ def test_the_file_is_allocated_in_full_private_and_not_inherited(board: Board) -
 
 def _descriptors(path: str) -> list[int]:
     """This process's descriptors of the file, or of what lies in the folder, also what has no name there (yet)."""
-    names = [int(name) for name in os.listdir("/proc/self/fd")]
-    return [fd for fd in names if _leads_to(f"/proc/self/fd/{fd}", path)]
-
-
-def _leads_to(link: str, path: str) -> bool:
-    try:
-        found = os.readlink(link)
-    except FileNotFoundError:  # closed meanwhile: other tests' sockets go when they are garbage
-        return False
-    return found == path or found.startswith(f"{path}/")
+    return [fd for fd, found in descriptors().items() if found == path or found.startswith(f"{path}/")]
 
 
 def test_an_existing_file_is_neither_taken_nor_touched(tmp_path: Path) -> None:

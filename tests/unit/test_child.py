@@ -20,6 +20,7 @@ import pytest
 
 from ipcsync._linux import child
 from ipcsync._linux.child import Child, Worker, WorkerError, environment, in_words, read_line
+from tests.kit.descriptors import descriptors
 from tests.kit.until import until
 
 pytestmark = pytest.mark.process
@@ -44,14 +45,6 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def _descriptors() -> set[tuple[str, str]]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that lists them
-            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -244,13 +237,13 @@ def test_a_childs_life_leaves_no_descriptor_here() -> None:
     with Worker() as one:
         one.call(add, 1, 1)
     gc.collect()
-    before = _descriptors()
+    before = descriptors()
     for end in (Worker.close, Worker.kill):
         one = Worker()
         one.call(add, 1, 1)
         end(one)
         one.close()
-    assert _descriptors() <= before
+    assert descriptors().items() <= before.items()
 
 
 # --- its end ----------------------------------------------------------------------------------------------------------
@@ -357,12 +350,12 @@ def test_a_start_broken_off_at_any_line_leaves_neither_process_nor_descriptor() 
     lines = _lines_of_a_start()
     assert lines > 20
     gc.collect()
-    before, children = _descriptors(), _children_of(os.getpid())
+    before, children = descriptors(), _children_of(os.getpid())
     for number in range(1, lines + 1):
         with pytest.raises(_StopError):
             _start_broken_off_at(number)
         until(lambda: _children_of(os.getpid()) <= children, f"no process is left after line {number}")
-        assert _descriptors() <= before, f"line {number}"
+        assert descriptors().items() <= before.items(), f"line {number}"
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------

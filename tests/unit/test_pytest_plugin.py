@@ -22,6 +22,7 @@ from ipcsync.pytest_plugin import gpu, run, spawned_main
 from ipcsync.pytest_plugin.namespaced import NamespacedClient
 from ipcsync.pytest_plugin.run import Run, RunCoordinator
 from ipcsync.pytest_plugin.spawned import Child, ChildError, Children
+from tests.kit.descriptors import descriptors
 
 # Imported before an inner run would do it, whose modules are forgotten with it: `ipcsync.client`, and pytest-randomly,
 # which imports numpy, which warns when it is imported again.
@@ -170,7 +171,7 @@ def test_the_runs_coordinator_inherits_no_descriptor_of_whoever_starts_it(tmp_pa
     inherited = os.memfd_create("a-drivers-file", 0)  # not close-on-exec, as what a C library opens may be
     try:
         started = run.join(mine, "host", tmp_path / "log")
-        theirs = [os.readlink(path) for path in Path(f"/proc/{started.pid}/fd").iterdir()]
+        theirs = descriptors(started.pid).values()
         assert theirs
         assert not [path for path in theirs if "a-drivers-file" in path]
     finally:
