@@ -100,7 +100,7 @@ def _chaos(conn: Connection, seed: int, where: str) -> None:
     n = 0
     ok(drv.cuMemAlloc(10_000))
     conn.send("up")
-    while not os.path.exists(os.path.join(where, "stop")):
+    while not n or not os.path.exists(os.path.join(where, "stop")):
         n += 1
         what = rnd.randrange(8)
         if what == 0 and len(mine) < 8:
