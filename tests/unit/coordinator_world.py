@@ -127,7 +127,9 @@ class World:
         return reply
 
     def bury_all(self) -> None:
+        """All processes are dead, and have closed all files."""
         for entry in self.sessions:
+            self.board.session(entry.session.line).shows_end()
             self.handlers.lose(entry, "pidfd")
 
     def close(self) -> None:

@@ -78,6 +78,12 @@ def _assert_bounded(world: World) -> None:
     assert set(world.metrics.requests) <= set(messages.REQUESTS)
 
 
+def test_who_records_on_a_timeline_leaves_nothing_behind_either(world: World) -> None:
+    world.ask(messages.Open("e", True, engine="timeline"), world.hello().token)
+    world.bury_all()
+    assert world.registry.in_use == 0
+
+
 def test_every_request_has_a_handler_and_is_among_the_frames_that_are_tried(world: World) -> None:
     # hello has no session yet, and the reply to remote is owed until the bridge answers
     assert {*world.handlers.table, "hello", "remote"} == set(messages.REQUESTS)
