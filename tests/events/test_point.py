@@ -235,10 +235,19 @@ def test_a_wait_that_runs_out_of_time_says_what_for(event: ipcsync.SharedEvent) 
 
 
 def test_an_invalid_timeout_is_refused(event: ipcsync.SharedEvent) -> None:
-    for timeout in (-1, float("nan")):
+    for timeout in (-1, float("nan"), -(10**400)):
         for use in (event.at(1).synchronize, lambda timeout: event.at(1).wait(timeout=timeout)):
             with pytest.raises(ValueError, match="timeout"):
                 use(timeout)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 10**400], ids=["inf", "1e300", "10**400"])
+def test_a_timeout_may_be_as_long_as_one_likes(event: ipcsync.SharedEvent, timeout: float) -> None:
+    stream = ipcsync.Stream()
+    point = event.record(stream, timeout=timeout)
+    point.wait(stream, timeout=timeout)
+    point.synchronize(timeout)
+    assert point.query()
 
 
 def test_waiting_with_no_stream_holds_the_current_one(event: ipcsync.SharedEvent) -> None:

@@ -22,6 +22,14 @@ cdef inline void left(Core core):
         core.look.slow_calls += 1
 
 
+cdef inline double seconds_of(timeout) except? -2:
+    """Of a second at most: a larger int may be too large for a double."""
+    try:
+        return 1 if timeout is None else <double>timeout
+    except OverflowError:
+        return 1 if timeout > 0 else -1
+
+
 cdef class PointBase:
     cdef object attached
     cdef Core core
@@ -60,7 +68,7 @@ cdef class PointBase:
 
     def synchronize(self, timeout=None):
         cdef Core core = self.core
-        cdef double seconds = 1 if timeout is None else timeout
+        cdef double seconds = seconds_of(timeout)
         cdef int64_t began = ipcsync_now()
         if core is None or not seconds >= 0:
             self._slow_synchronize(timeout)
