@@ -94,7 +94,7 @@ class Server:
         self.fleet.deliver = self._requests.deliver
         self._tick_s = min(0.25, settings.lease_ttl / 8)
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
-        self._idle_since = time.monotonic()
+        self._idle_since = 0.0
         self._next_feed_tick = 0.0
         self._is_lost = False  # its path does not lead here any more
         self.status = 0
@@ -163,6 +163,7 @@ class Server:
         self._loop.call_soon(self._tick)
         self.handlers.serve()
         self.board.starts = self._given.terms.starts
+        self._idle_since = time.monotonic()
         self._given.tell_serving()
         await self._done.wait()
         for socket, _ in readers:
@@ -252,18 +253,22 @@ class Server:
         self.fleet.tick(now_ns)
         self._drain_link()
         self._transactions.commit()  # changes that could not be appended earlier
-        limit = self._settings.exit_when_idle
-        if self.sessions.has_living:
-            self._idle_since = now
-        if limit and now - self._idle_since > limit:
-            log.info("stopping", extra=fields(reason="idle", idle_s=limit))
-            self._given.tell_ending()
-            self.stop()
         # A drain at each tick, so that a missed edge delays a client by a tick at most.
         self._drain_zap()
         self._drain_requests()
         self._drain_feed()
+        self._look_whether_idle(now)
         self._tell_alive()
+
+    def _look_whether_idle(self, now: float) -> None:
+        """Stop when nobody has used it for as long as the settings say; a time in which it stood still does not count."""
+        limit = self._settings.exit_when_idle
+        if self.sessions.has_living:
+            self._idle_since = now
+        if limit and now - max(self._idle_since, self._credit.since_ns / 1e9) > limit:
+            log.info("stopping", extra=fields(reason="idle", idle_s=limit))
+            self._given.tell_ending()
+            self.stop()
 
     def _look_at_place(self) -> None:
         """Log once that the runtime directory was removed, and stop when the last session ends."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ipcsync
+from tests.faults import fixtures
 from tests.kit.until import DEADLINE_S
 from tests.kit.zygote import IPCSYNC
 
@@ -42,6 +43,17 @@ def test_a_second_coordinator_in_a_directory_says_who_serves_it(
     _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert str(one.pid) in said
+    with ipcsync.connect(one.endpoint) as client:
+        assert client.is_connected
+
+
+def test_a_coordinator_that_was_stopped_itself_was_not_idle_meanwhile(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
+    one = new_coordinator(exit_when_idle=3.0)
+    fixtures.stop(one.pid)
+    time.sleep(3.5)  # the length is tested: longer than it may be idle
+    fixtures.resume(one.pid)
     with ipcsync.connect(one.endpoint) as client:
         assert client.is_connected
 

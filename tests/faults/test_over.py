@@ -330,7 +330,7 @@ def test_under_mps_it_is_never_known(
 
 
 def test_under_mps_what_a_dead_recorders_work_may_write_is_never_used_again(new_peer: NewPeer, tmp_path: Path) -> None:
-    with ipcsync.launch(exit_when_idle=0.2) as coordinator:
+    with ipcsync.launch(exit_when_idle=2.0) as coordinator:
         with ipcsync.connect(coordinator.endpoint) as client:
             peer = new_peer(**_mps(tmp_path, "there is a control daemon"))
             _recorder_of(peer, coordinator.endpoint, "timeline")
