@@ -178,15 +178,15 @@ class Watcher:
             while self._changes:
                 self._change(*self._changes.popleft())
             changed = [export for index, export in enumerate(self._exports, 1) if self._look(index, export)]
-            if changed:
-                pause = _FIRST_NS
-                self._changed(changed)
             before_s, used_s = used_s, time.thread_time()
             rest_s = self._budget.rest_s(used_s - before_s)
-            if rest_s > 0:
-                time.sleep(rest_s)
             self._futexes.count = 1 + len(self._exports)
             soon = [export for export in self._exports if export.follow()]
+            if changed:  # last: the loop's thread, which this wakes, then finds the GIL free
+                pause = _FIRST_NS
+                self._changed(changed)
+            if rest_s > 0:
+                time.sleep(rest_s)
             if soon:
                 self._futexes.wait(pause)
                 pause = min(2 * pause, _LONGEST_NS)
