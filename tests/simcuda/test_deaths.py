@@ -203,9 +203,9 @@ def test_last_process_leaves_nothing() -> None:
     path = py(code, SIMCUDA_SEGMENT=seg).stdout.strip()
     assert seg in path
     assert glob.glob(path + "*") == []
-    py(code + "os.kill(os.getpid(), 9)", succeeds=False, SIMCUDA_SEGMENT=seg)
-    assert len(glob.glob(path + "*")) == 2
-    py("start()", SIMCUDA_SEGMENT=seg + "-other")  # the next start of any process cleans up
+    code += f"print(len(glob.glob('{path}*')), flush=True); os.kill(os.getpid(), 9)"
+    assert py(code, succeeds=False, SIMCUDA_SEGMENT=seg).stdout.split() == [path, "2"]
+    py("start()", SIMCUDA_SEGMENT=seg + "-other")  # the next start of any process cleans up; another test's may have
     assert glob.glob(path + "*") == []
 
 
