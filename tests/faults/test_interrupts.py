@@ -155,12 +155,12 @@ def test_row_42_a_call_within_a_call_works_or_raises_at_once(stage: Stage, call:
 
     def within() -> None:
         calls: dict[str, Callable[[], object]] = {
-            "record": lambda: stage.event.record(stage.stream, timeout=1),
+            "record": lambda: stage.event.record(stage.stream, timeout=10),
             "query": lambda: stage.event.at(1).query(),
-            "wait": lambda: stage.event.at(1).wait(stage.other, timeout=1),
+            "wait": lambda: stage.event.at(1).wait(stage.other, timeout=10),
             "close": lambda: closing.pop().close(),
-            "open": lambda: stage.client.event(stage.name(), recorder=True, engine=stage.engine, timeout=1).close(),
-            "stats": lambda: stage.client.stats(timeout=1),
+            "open": lambda: stage.client.event(stage.name(), recorder=True, engine=stage.engine, timeout=10).close(),
+            "stats": lambda: stage.client.stats(timeout=10),
             "point": lambda: stage.client.point(data),
         }
         try:
