@@ -47,7 +47,7 @@ def test_row_01_a_killed_holder_loses_each_lease_once_and_its_peers_are_told(
     client.event("not-its-own", recorder=True)
     peer.call(actions.open_event, "not-its-own", "auto", False)
     waiting = [Blocked(event.at(1).synchronize, "await_recorded") for event in ours]
-    watch = client.watch(timeout=2.0)
+    watch = client.watch(timeout=DEADLINE_S)
     # A snapshot of nine events and two sessions.
     assert sorted(notice.kind for notice in (next(watch) for _ in range(11))) == ["opened"] * 9 + ["session_opened"] * 2
     before = client.stats()["feed_number"]
