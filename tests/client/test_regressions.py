@@ -107,7 +107,8 @@ def test_a_close_that_leaves_work_in_flight_gives_back_the_rest_at_once(
     with StreamGate(stream):
         closing.event("held", recorder=True, engine=engine).record(stream)
         closing.close()
-        assert observer.stats()["pool_in_use"] == 1
+        # Not by the close itself if the coordinator took longer than half a second to answer: then by the next beat.
+        until(lambda: observer.stats()["pool_in_use"] == 1, "all but what is held is given back")
     until(lambda: observer.stats()["pool_in_use"] == 0, "every slot is free")
     assert len(observer.list_sessions()) == 1
 
