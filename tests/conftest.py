@@ -16,12 +16,12 @@ from typing import Any
 import hypothesis
 import pytest
 
-# Before anything of ipcsync is imported. Each run has a segment of its own: the software drivers' machine, as it were,
-# which its workers share as they share the coordinator of the plugin's fixtures.
+# Before anything of ipcsync is imported. Each worker has a segment of its own: the software drivers' machine, as it
+# were. Its processes share locks, and one that a test stops may hold one: then no other worker waits for it.
 os.environ.setdefault("IPCSYNC_TEST_RUN", uuid.uuid4().hex[:8])
 os.environ.setdefault("IPCSYNC_DRIVER", "host")
-os.environ["IPCSYNC_HOST_SEGMENT"] = os.environ["IPCSYNC_TEST_RUN"]
-os.environ["SIMCUDA_SEGMENT"] = os.environ["IPCSYNC_TEST_RUN"]
+os.environ["SIMCUDA_SEGMENT"] = f"{os.environ['IPCSYNC_TEST_RUN']}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+os.environ["IPCSYNC_HOST_SEGMENT"] = os.environ["SIMCUDA_SEGMENT"]
 os.environ.pop("IPCSYNC_ENDPOINT", None)
 os.environ.pop("IPCSYNC_RUNTIME_DIR", None)
 
@@ -34,6 +34,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 import ipcsync
 from ipcsync._board.board import is_abandoned
 from ipcsync._engines import queued
+from ipcsync.pytest_plugin import run
 from ipcsync.typing import EngineName
 from tests.kit import zygote
 from tests.kit.peer import Peer
@@ -210,6 +211,13 @@ def _starts_no_process_unless_it_says_so(request: pytest.FixtureRequest) -> Iter
     yield
     if request.node.get_closest_marker("process") is None:
         assert zygote.started[before:] == [], "a test that starts a process has the marker `process`"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each worker a run of its own, and so the plugin's coordinator on its own machine."""
+    if hasattr(config, "workerinput"):
+        config.workerinput["ipcsync_run"] = run.own().to_worker()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
