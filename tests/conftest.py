@@ -231,11 +231,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
     before = session.config.stash[_BEFORE]
-    deadline = time.monotonic() + DEADLINE_S  # a test of a run beside this one may have just killed its coordinator
-    while (left := sorted(filter(is_abandoned, _boards() - before))) and time.monotonic() < deadline:
+    left = set(filter(is_abandoned, _boards() - before))
+    deadline = time.monotonic() + DEADLINE_S
+    # Tests of a run beside this one kill coordinators all the time; each board that they leave is soon taken away.
+    while left and time.monotonic() < deadline:
         time.sleep(0.1)
+        left &= {board for board in _boards() if is_abandoned(board)}
     if left:
-        sys.stderr.write(f"left in shared memory: {left}\n")
+        sys.stderr.write(f"left in shared memory: {sorted(left)}\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
