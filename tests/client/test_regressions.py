@@ -97,7 +97,7 @@ def test_a_record_that_was_interrupted_is_not_overtaken(client: ipcsync.Client, 
     event.record(stream).synchronize(10)
 
 
-def test_a_close_that_leaves_work_in_flight_gives_back_the_rest_at_once(
+def test_a_close_that_leaves_work_in_flight_gives_back_the_rest_before_that_ends(
     new_client: Callable[..., ipcsync.Client], engine: EngineName
 ) -> None:
     observer, closing = new_client("observer"), new_client("closing")
