@@ -1,9 +1,9 @@
 """The feed's subscriber: a snapshot, then every change in order, across gaps and slow readers.
 
-It subscribes, waits for the publisher's welcome message, then asks for a snapshot with its number, drops what is older,
-and asks again whenever a number is missing. A snapshot right after subscribing would miss changes. A gap is bridged by
-a snapshot, which leads from the state before to the state after: an event that was opened and closed within it gives no
-notice.
+It subscribes, waits for the first announcement, then asks for a snapshot with its number, drops what is older, and asks
+again whenever a number is missing. Before that announcement the publisher may not have taken in the subscription, and a
+snapshot could be followed by changes that nobody sends. A gap is bridged by a snapshot, which leads from the state
+before to the state after: an event that was opened and closed within it gives no notice.
 """
 
 from __future__ import annotations
@@ -149,13 +149,13 @@ def watch(
     try:
         socket.connect(endpoint)
         socket.subscribe(b"")
-        _await_welcome(socket, 5.0 if timeout is None else max(timeout, 1.0), look)
+        _await_subscription(socket, 5.0 if timeout is None else max(timeout, 2.0), look)
         yield from replay.resync(snapshot(False))
         last = time.monotonic()
         while timeout is None or time.monotonic() - last < timeout:
             frame = _receive(socket, timeout if timeout is None else last + timeout - time.monotonic(), look)
-            if frame is None or frame == codec.FEED_WELCOME:
-                continue  # a further welcome: the socket has connected again
+            if frame is None:
+                continue
             announcement = codec.decode_announcement(frame)
             notices = replay.resync(snapshot(True)) if replay.is_behind(announcement) else replay.apply(announcement)
             for notice in notices:
@@ -173,9 +173,10 @@ def _receive(socket: zmq.Socket[bytes], timeout: float | None, look: Callable[[]
     return frame
 
 
-def _await_welcome(socket: zmq.Socket[bytes], seconds: float, look: Callable[[], None]) -> None:
+def _await_subscription(socket: zmq.Socket[bytes], seconds: float, look: Callable[[], None]) -> None:
+    """Wait until the publisher has taken in the subscription: it announces its number then, or a change comes."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if _receive(socket, deadline - time.monotonic(), look) == codec.FEED_WELCOME:
+        if _receive(socket, deadline - time.monotonic(), look) is not None:
             return
     raise WaitTimeout(f"the feed did not answer within {seconds} s", timeout=seconds)

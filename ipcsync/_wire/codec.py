@@ -16,7 +16,6 @@ from ipcsync import errors
 from ipcsync._wire.messages import ANSWERS, OPS, REPLIES, VERSION, Announcement, Failure, Message
 from ipcsync.errors import IpcSyncError, ProtocolError
 
-FEED_WELCOME = b"ipcsync-feed"  # the publisher's first frame to each new subscriber
 FEED_START_BITS = 40  # the low bits of a feed's number; the bits above count the coordinator's starts
 MAX_REPLY = 64 * 1024 * 1024
 # Besides msgspec's own: ValueError for bad UTF-8; TypeError, up to 0.21, for a map as a map's key.

@@ -16,6 +16,7 @@ from ipcsync._wire.messages import Announcement
 
 MAX_SUBSCRIPTION = 512  # bytes that a subscriber may send; ZeroMQ's own greeting needs some 300
 _BUDGET = 256
+_SUBSCRIBES = b"\x01"
 
 
 def _at_once(flush: Callable[[], None]) -> None:
@@ -70,7 +71,10 @@ class Feed:
         self.socket.close()
 
     def drain(self) -> None:
-        """Read subscriptions, since ZeroMQ sends the welcome message only when they are read."""
+        """Take in subscriptions. Who subscribes is sent the number at once, and from then on every change."""
+        subscribed = False
         with contextlib.suppress(zmq.Again):  # there are no more
             for _ in range(_BUDGET):  # the rest waits for the next tick, so that no subscriber keeps the loop busy
-                self.socket.recv(zmq.NOBLOCK)
+                subscribed |= self.socket.recv(zmq.NOBLOCK).startswith(_SUBSCRIBES)
+        if subscribed:
+            self.tick()

@@ -131,7 +131,7 @@ class Server:
         feed = self._context.socket(zmq.XPUB)
         self._guard(feed)
         feed.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION)
-        feed.setsockopt(zmq.XPUB_WELCOME_MSG, codec.FEED_WELCOME)
+        feed.setsockopt(zmq.XPUB_VERBOSE, 1)  # tell of each subscriber, not only of the first
         feed.sndhwm = self._settings.feed_queue
         self._take(feed, self._given.sockets[1], self._feed_endpoint)
         return feed

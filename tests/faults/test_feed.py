@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,8 @@ from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement
 from tests.kit.raw_client import resident_kib
 from tests.kit.until import until
+
+pytestmark = pytest.mark.keeper
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 NewClient = Callable[..., ipcsync.Client]
@@ -31,10 +34,9 @@ class Relay(threading.Thread):
         self._passes = passes
         self._ending = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._back = self._context.socket(zmq.SUB)
-        self._back.subscribe(b"")
+        self._back = self._context.socket(zmq.XSUB)
         self._front = self._context.socket(zmq.XPUB)
-        self._front.setsockopt(zmq.XPUB_WELCOME_MSG, b"ipcsync-feed")
+        self._front.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._front.bind(own)
         self._back.connect(feed)
 
@@ -49,7 +51,9 @@ class Relay(threading.Thread):
         self._context.destroy(linger=0)
 
     def _pass(self, ready: object, frame: bytes) -> None:
-        if ready is self._back and frame != b"ipcsync-feed":
+        if ready is self._front:  # a subscription
+            self._back.send(frame)
+        else:
             for _ in range(self._passes(codec.decode_announcement(frame))):
                 self._front.send(frame)
 
@@ -215,6 +219,61 @@ def test_row_22_subscribing_in_the_middle_of_changes_misses_none(new_client: New
         thread.join(_TIMEOUT)
     assert not failed
     assert [watcher.open for watcher in watchers] == [left[0] | {f"e/{_END}"}] * len(watchers)
+
+
+class LateSubscription(threading.Thread):
+    """Stands between the feed and one subscriber, and lets its subscription wait: for `passes`, at most 0.3 s."""
+
+    def __init__(self, feed: str, own: str) -> None:
+        super().__init__(daemon=True)
+        self.endpoint = own
+        self.passes = threading.Event()
+        self._feed = feed.removeprefix("ipc://")
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(own.removeprefix("ipc://"))
+        self._listening.listen()
+
+    def run(self) -> None:
+        subscriber, _ = self._listening.accept()
+        publisher = socket.socket(socket.AF_UNIX)
+        publisher.connect(self._feed)
+        back = threading.Thread(target=_copy, args=(publisher, subscriber))
+        back.start()
+        _copy(subscriber, publisher, 64)  # ZMTP's greeting
+        ready = subscriber.recv(2, socket.MSG_WAITALL)  # the flags of the command READY, and its length
+        publisher.sendall(ready)
+        _copy(subscriber, publisher, ready[1])
+        self.passes.wait(0.3)
+        _copy(subscriber, publisher)
+        back.join(_TIMEOUT)
+        for end in (self._listening, subscriber, publisher):
+            end.close()
+
+
+def _copy(source: socket.socket, to: socket.socket, count: int | None = None) -> None:
+    """So many bytes, each as it comes; all until one of the two ends."""
+    with contextlib.suppress(OSError):
+        while count != 0 and (chunk := source.recv(65536 if count is None else count)):
+            to.sendall(chunk)
+            count = None if count is None else count - len(chunk)
+        if count is None:
+            to.shutdown(socket.SHUT_WR)
+
+
+def test_row_22_a_snapshot_is_asked_for_once_the_subscription_is_taken_in(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    late = LateSubscription(client._session.feed_endpoint, f"ipc://{coordinator.runtime_dir}/late.sock")
+    late.start()
+    client._session.feed_endpoint = late.endpoint
+    client.event("e/first", recorder=True)
+    watcher = Watcher(client)
+    watcher.go_on(("opened", "e/first"))  # from the snapshot
+    client.event("e/short", recorder=True).close()
+    late.passes.set()
+    client.event("e/last", recorder=True)
+    watcher.go_on(("opened", "e/last"))
+    assert watcher.told[1:] == [("opened", "e/short"), ("closed", "e/short"), ("opened", "e/last")]
 
 
 # --- row 23 -----------------------------------------------------------------------------------------------------------
