@@ -11,7 +11,7 @@ import msgpack
 import msgspec
 
 from ipcsync._wire.codec import convert
-from ipcsync._wire.messages import OPS, REQUESTS, VERSION, Message
+from ipcsync._wire.messages import REQUESTS, VERSION, RequestBody
 from ipcsync.errors import ProtocolError
 
 MAX_FRAME = 64 * 1024  # of a request; replies carry lists and may be larger
@@ -19,7 +19,7 @@ MAX_NESTING = 8  # of a request; no valid body nests
 _MAX_ITEMS = 64  # of one array or map of a request; msgpack makes an array of the size that its header claims
 _CONTAINERS = frozenset((list, dict))  # msgpack makes these, and no subclasses
 _PEEK = 64  # bytes that hold the head of a request up to its id
-_BARE = {kind: kind() for kind in OPS if not kind.__struct_fields__}  # bodies without fields
+_BARE = {kind: kind() for kind in REQUESTS.values() if not kind.__struct_fields__}  # bodies without fields
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -29,7 +29,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     op: str
     token: bytes
     deadline_ns: int
-    body: Message
+    body: RequestBody
 
 
 def _unpack(frame: bytes | memoryview, limit: int) -> object:

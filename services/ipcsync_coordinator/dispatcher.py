@@ -22,9 +22,6 @@ from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")
 
-_CHANGING = frozenset(("open", "attach", "close", "break", "stream", "bye", "remote", "import", "finish"))
-_NEEDS_ROOM = _CHANGING | {"hello", "ready"}  # in the journal
-
 
 class Dispatcher:
     """Turns request frames into reply frames. `now_ns` is CLOCK_MONOTONIC.
@@ -142,8 +139,9 @@ class Dispatcher:
 
     def _decide(self, entry: SessionEntry, request: Request, sender: Sender) -> bytes | None:
         op, body = request.op, None
+        effect = request.body.effect
         try:
-            if op in _NEEDS_ROOM:
+            if effect != "none":
                 self._journal.make_room()
             if op == "remote":
                 body = self._handlers.fleet.ask(entry, request, sender.routing)
@@ -157,7 +155,7 @@ class Dispatcher:
             reply = codec.encode_reply(request.id, codec.failure_of(error))
         else:
             reply = codec.encode_reply(request.id, body)
-        if op in _CHANGING:
+        if effect == "once":
             # A refusal is kept in memory only: a reply that its client has not read is lost with the connection.
             self._transactions.commit(Reply(entry.token, request.id, reply), is_refusal=body is None)
         return reply

@@ -210,9 +210,8 @@ class Handlers:
         if session.state == "live":
             self._metrics.deaths[how] += 1
             log.warning("session lost", extra=fields(id=session.id, name=session.name, pid=entry.watch.pid, how=how))
-        with suppress(
-            QuotaExceeded
-        ):  # a death cannot be refused: it is appended now if there is room, else at a later tick
+        # A death cannot be refused: it is appended now if there is room, else at a later tick.
+        with suppress(QuotaExceeded):
             self._journal.make_room(self._size_of_end(session))
         # A session that was never ready, without a lifeline, does not use the board: its line needs no proof of death.
         if how == "pidfd" or not (entry.is_ready or entry.watch.holds_lifeline()):

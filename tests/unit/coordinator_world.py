@@ -126,6 +126,11 @@ class World:
         assert isinstance(reply, messages.Welcome)
         return reply
 
+    @property
+    def written(self) -> tuple[int, int]:
+        """How far the journal goes, and in which of its two files."""
+        return self.transactions.journal._end, self.transactions.journal._which
+
     def bury_all(self) -> None:
         """All processes are dead, and have closed all files."""
         for entry in self.sessions:

@@ -38,7 +38,7 @@ opens = st.builds(
     messages.Open, name=names, recorder=st.booleans(), device=st.sampled_from(["", "no"]), default_device=st.just(""),
     engine=_engines, depth=st.integers(1, 5),
 )  # fmt: skip
-bodies_of: dict[type[messages.Message], st.SearchStrategy[messages.Message]] = {
+bodies_of: dict[type[messages.RequestBody], st.SearchStrategy[messages.RequestBody]] = {
     messages.Hello: hellos,
     messages.Open: opens,
     messages.Ready: st.builds(messages.Ready),

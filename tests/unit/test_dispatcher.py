@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
@@ -88,6 +89,28 @@ def test_every_request_has_a_handler_and_is_among_the_frames_that_are_tried(worl
     # hello has no session yet, and the reply to remote is owed until the bridge answers
     assert {*world.handlers.table, "hello", "remote"} == set(messages.REQUESTS)
     assert set(frames.bodies_of) == set(messages.REQUESTS.values())
+
+
+def test_every_request_says_what_it_leaves_in_the_journal() -> None:
+    silent = [kind.__name__ for kind in messages.REQUESTS.values() if "effect" not in vars(kind)]
+    assert not silent, "each says its effect: one that must be done once would be done twice on a retry"
+
+
+@settings(max_examples=100)
+@given(st.lists(frames.bodies, min_size=5, max_size=25))
+def test_only_a_request_that_says_so_leaves_something_in_the_journal(
+    world: World, bodies: list[messages.RequestBody]
+) -> None:
+    token = world.hello().token
+    own = world.ask(messages.Open("own", True), token)
+    assert isinstance(own, messages.Attachment)
+    for drawn in bodies:
+        is_of_a_slot = type(drawn) in (messages.Attach, messages.Close, messages.Break)
+        body = replace(drawn, slot=own.slot, incarnation=own.incarnation) if is_of_a_slot else drawn
+        before = world.written
+        world.handle(codec.encode_request(next(world.ids), body, token, 0))  # the reply to remote is owed
+        assert body.effect != "none" or world.written == before, body
+    world.bury_all()
 
 
 def test_a_request_past_its_deadline_is_dropped_and_counted(world: World) -> None:

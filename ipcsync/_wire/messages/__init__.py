@@ -5,7 +5,7 @@ Every type is frozen, refuses unknown fields, and checks its values when it is m
 
 from __future__ import annotations
 
-from ipcsync._wire.messages.base import Done, Failure, Message
+from ipcsync._wire.messages.base import Done, Failure, Message, RequestBody
 from ipcsync._wire.messages.coordinator import Counters, Probe, ProbeReply, Stats
 from ipcsync._wire.messages.events import (
     Attach,
@@ -78,6 +78,7 @@ __all__ = [
     "ProbeReply",
     "Ready",
     "Remote",
+    "RequestBody",
     "SessionInfo",
     "SessionList",
     "Snapshot",
@@ -91,7 +92,7 @@ __all__ = [
 
 VERSION = 2
 
-REQUESTS: dict[str, type[Message]] = {
+REQUESTS: dict[str, type[RequestBody]] = {
     "hello": Hello,
     "ready": Ready,
     "open": Open,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -14,6 +14,17 @@ Text = Annotated[str, Meta(max_length=1024)]
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The base of all bodies."""
+
+
+# What a request leaves in the coordinator's journal: nothing; what may be left again; or what must be left once, so
+# that its reply is kept with it, for a repetition of the request.
+Effect = Literal["none", "repeatable", "once"]
+
+
+class RequestBody(Message, frozen=True):
+    """The base of all requests; each says its own `effect`."""
+
+    effect: ClassVar[Effect]
 
 
 class Done(Message, frozen=True):

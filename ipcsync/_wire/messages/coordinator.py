@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from ipcsync._wire.messages.base import Message, Text
+from typing import ClassVar
+
+from ipcsync._wire.messages.base import Effect, Message, RequestBody, Text
 
 
-class Stats(Message, frozen=True):
+class Stats(RequestBody, frozen=True):
     """Count everything."""
+
+    effect: ClassVar[Effect] = "none"
 
 
 class Counters(Message, frozen=True):
@@ -15,9 +19,10 @@ class Counters(Message, frozen=True):
     stats: dict[str, object]
 
 
-class Probe(Message, frozen=True):
+class Probe(RequestBody, frozen=True):
     """Ask for a handle and more, to test the engines between this process and the coordinator on `device` (UUID)."""
 
+    effect: ClassVar[Effect] = "none"
     device: Text = ""
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from ipcsync._wire.messages.base import Count, Message, Name, Text, Token
+from ipcsync._wire.messages.base import Count, Effect, Message, Name, RequestBody, Text, Token
 from ipcsync.typing import EngineName, EventState
 
 
-class Open(Message, frozen=True):
+class Open(RequestBody, frozen=True):
     """Attach to the shared event `name`, or create it. An empty name creates an unnamed one."""
 
+    effect: ClassVar[Effect] = "once"
     name: Name
     recorder: bool = False
     device: Text = ""  # UUID; empty: the event's own
@@ -21,50 +22,56 @@ class Open(Message, frozen=True):
     depth: Annotated[int, Meta(ge=1, le=1024)] = 4
 
 
-class Attach(Message, frozen=True):
+class Attach(RequestBody, frozen=True):
     """Attach to the slot and incarnation that a point names."""
 
+    effect: ClassVar[Effect] = "once"
     slot: Count
     incarnation: Count
 
 
-class Close(Message, frozen=True):
+class Close(RequestBody, frozen=True):
     """Finish one's use of a slot. `released`: nothing of this process can touch it any more.
 
     `drained`, of a recorder that has not released it yet: all that it recorded is complete.
     """
 
+    effect: ClassVar[Effect] = "once"
     slot: Count
     incarnation: Count
     released: bool = True
     drained: bool = False
 
 
-class Break(Message, frozen=True):
+class Break(RequestBody, frozen=True):
     """End an event that this session records: part of its work stood behind work that is lost."""
 
+    effect: ClassVar[Effect] = "once"
     slot: Count
     incarnation: Count
 
 
-class OpenStream(Message, frozen=True):
+class OpenStream(RequestBody, frozen=True):
     """Open a named stream: the first to name it decides device and priority."""
 
+    effect: ClassVar[Effect] = "once"
     name: Name
     device: Text = ""
     default_device: Text = ""
     priority: Annotated[int, Meta(ge=-1024, le=1024)] = 0
 
 
-class ListEvents(Message, frozen=True):
+class ListEvents(RequestBody, frozen=True):
     """List the events whose names begin with `prefix`."""
 
+    effect: ClassVar[Effect] = "none"
     prefix: Name = ""
 
 
-class ListAttachments(Message, frozen=True):
+class ListAttachments(RequestBody, frozen=True):
     """List up to `limit` uses of events whose names begin with `prefix`."""
 
+    effect: ClassVar[Effect] = "none"
     prefix: Name = ""
     limit: Annotated[int, Meta(ge=0, le=100_000)] = 100_000
 

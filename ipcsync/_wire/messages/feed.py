@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from ipcsync._wire.messages.base import Count, Message, Name
+from typing import ClassVar
+
+from ipcsync._wire.messages.base import Count, Effect, Message, Name, RequestBody
 from ipcsync._wire.messages.events import EventInfo
 from ipcsync._wire.messages.fleet import Want
 from ipcsync._wire.messages.sessions import SessionInfo
 
 
-class Snapshot(Message, frozen=True):
+class Snapshot(RequestBody, frozen=True):
     """All that is open, with the feed number up to which that holds. `is_resync`: because of a gap in the feed."""
 
+    effect: ClassVar[Effect] = "none"
     prefix: Name = ""
     is_resync: bool = False
 

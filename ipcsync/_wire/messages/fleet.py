@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from ipcsync._wire.messages.base import Count, Message, Name, Text, Token
+from ipcsync._wire.messages.base import Count, Effect, Message, Name, RequestBody, Text, Token
 
 
-class Remote(Message, frozen=True):
+class Remote(RequestBody, frozen=True):
     """Ask another node through the bridge; the reply comes once the bridge has answered.
 
     `what`: "attach", the use that a point of another epoch names; "open", the event `name` of `node`, or of the fleet
@@ -17,6 +17,7 @@ class Remote(Message, frozen=True):
     `node` whose names begin with `name`; "bridge", which asks the bridge alone.
     """
 
+    effect: ClassVar[Effect] = "once"
     what: Text
     node: Name = ""
     name: Name = ""
@@ -26,12 +27,13 @@ class Remote(Message, frozen=True):
     default_device: Text = ""  # UUID that the mirror gets as its device
 
 
-class Import(Message, frozen=True):
+class Import(RequestBody, frozen=True):
     """Create a mirror of another node's slot, on which the bridge then records, and answer the `want` for it.
 
     The reply is a Failure for a use that is lost for good on this node.
     """
 
+    effect: ClassVar[Effect] = "once"
     want: Count
     epoch: Token
     slot: Count
@@ -40,28 +42,32 @@ class Import(Message, frozen=True):
     name: Name = ""
 
 
-class Answer(Message, frozen=True):
+class Answer(RequestBody, frozen=True):
     """The bridge's answer to a `want`; `reply` is a reply's frame, which is forwarded to the session that asked."""
 
+    effect: ClassVar[Effect] = "repeatable"
     want: Count
     reply: bytes
 
 
-class Finish(Message, frozen=True):
+class Finish(RequestBody, frozen=True):
     """End a mirror. `state`: "broken", "closed" (what was recorded may still complete), or "unwanted".
 
     `reason`, of a broken one, is why its node is lost, or else "died" or "expired" of its recorder there. One that
     other sessions still use is not ended as unwanted.
     """
 
+    effect: ClassVar[Effect] = "once"
     slot: Count
     incarnation: Count
     state: Text
     reason: Text = ""
 
 
-class ListWants(Message, frozen=True):
+class ListWants(RequestBody, frozen=True):
     """List the unanswered questions to other nodes, for the bridge."""
+
+    effect: ClassVar[Effect] = "none"
 
 
 class NodeInfo(Message, frozen=True):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from ipcsync._wire.messages.base import Count, Message, Text, Token
+from ipcsync._wire.messages.base import Count, Effect, Message, RequestBody, Text, Token
 
 
-class Hello(Message, frozen=True):
+class Hello(RequestBody, frozen=True):
     """Open a session. `nonce` makes a retry give the same session; `lease_ttl` in seconds, None for the default."""
 
+    effect: ClassVar[Effect] = "repeatable"
     nonce: Token
     driver: Text
     name: Annotated[str, Meta(max_length=255)] = ""
@@ -23,18 +24,23 @@ class Hello(Message, frozen=True):
     role: Text = ""  # "bridge": it links this coordinator's events with those of other nodes
 
 
-class Ready(Message, frozen=True):
+class Ready(RequestBody, frozen=True):
     """The board is mapped and the lifeline held; also the second word that makes a pidfd count."""
 
+    effect: ClassVar[Effect] = "repeatable"
 
-class Bye(Message, frozen=True):
+
+class Bye(RequestBody, frozen=True):
     """Close the session and all it has. `released`: nothing of this process can touch any slot any more."""
 
+    effect: ClassVar[Effect] = "once"
     released: bool = True
 
 
-class ListSessions(Message, frozen=True):
+class ListSessions(RequestBody, frozen=True):
     """List the sessions."""
+
+    effect: ClassVar[Effect] = "none"
 
 
 class Welcome(Message, frozen=True):
