@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING
 from ipcsync._engines.compiled import CallLock
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued_wait import Holder, Lost, View, Wait
@@ -23,8 +24,6 @@ from ipcsync._native.context import OnDevice
 
 T = TypeVar("T")
 
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_DISABLE_TIMING = 2
 _SLICE_NS = 50_000_000
 _PAUSE_S = 0.001
 _MANY = 64
@@ -43,7 +42,7 @@ def key_of(driver: DriverObject, handle: DriverObject, stream_id: int, ordinal: 
     """The key of a stream's list. The legacy default stream and the blocking streams of its device wait for each other,
     so they share one list."""
     flags = unwrap(driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
-    return stream_id if int(flags) & _NON_BLOCKING else -1 - ordinal
+    return stream_id if int(flags) & STREAM_NON_BLOCKING else -1 - ordinal
 
 
 class _Table:
@@ -97,6 +96,8 @@ class _Table:
     def _add(self, key: int, view: View, generation: int, stream: int) -> Wait:
         listed = lists.get(key, {}).get(id(view))
         if listed is not None and _stands_for(listed, generation, stream):
+            if stream == listed.stream:
+                return listed  # and nothing changes
             wait = listed
         else:
             wait = Wait(view, generation, key, stream)
@@ -210,7 +211,7 @@ def _await_stream(handle: DriverObject, ordinal: int, deadline_ns: int, check: C
     driver = context.driver()
     with OnDevice(ordinal) as inside, inside:
         refuse_capturing(handle, "resume")  # the event would go into the graph, and a question about it spoil that
-        event = unwrap(driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+        event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
     try:
         unwrap(driver.cuEventRecord(event, handle), "cuEventRecord")
         while True:

@@ -17,6 +17,7 @@ from cuda.bindings.driver import CUresult, CUstreamCaptureMode
 
 from ipcsync._board import BROKEN, CLOSED, OPEN, Board
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
+from ipcsync._drivers.constants import EVENT_DISABLE_TIMING
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Chain
 from ipcsync._engines.compiled import CallLock, is_parked, park
@@ -29,7 +30,6 @@ from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError
 
 log = logging.getLogger("ipcsync")
 
-_DISABLE_TIMING = 2
 _MANY_MARKERS = 16
 _CLOSE_S = 1.0
 _NOT_READY = CUresult.CUDA_ERROR_NOT_READY
@@ -117,7 +117,7 @@ class SlotUse(SlotView, ABC):
             if len(self._markers) >= _MANY_MARKERS:
                 self._drop_markers()  # a program may make a stream for each piece of work
             with OnDevice(ordinal) as inside, inside:
-                marker = unwrap(self._driver.cuEventCreate(_DISABLE_TIMING), "cuEventCreate")
+                marker = unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
             marker = self._markers.setdefault(stream_id, marker)
             self._keep_marker(stream_id, marker)
         unwrap(self._driver.cuEventRecord(marker, handle), "cuEventRecord")

@@ -75,6 +75,7 @@ class SlotView(Core):
         self._words = board.words
         self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices
         self._recorded_index, self._completed_index = self.line.recorders_indices
+        self._behind_index = self.line.chain_indices[0]
         self._peer: Peer | None = None
         self.behind: Behind = Behind(board, self.line, self.base)
         self._header = board.header

@@ -90,8 +90,8 @@ class TimelineEngine(Engine):
     def _board_completed(self) -> int:
         """As the base's; but the GPU writes the word also if a wait before it was lost, so the chain is checked."""
         done = super()._board_completed()
-        first = self.behind.first
-        if not first or done < first:
+        first = self._words[self._behind_index] - self.base
+        if first <= 0 or done < first:  # behind nothing, or not yet there
             return done
         if self._words[self._state_index] != BROKEN and not self._is_clear(done):
             return first - 1

@@ -10,6 +10,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ipcsync.typing import EngineName
 from tests.faults.compiled_rig import _POINTER, _SIGNATURES, NotMeError, Rig, _point_of
 from tests.faults.test_board_order import Case
 from tests.faults.test_compiled_order import core
+from tests.kit.scripts import run
 from tests.kit.until import until
 
 _TOO_LONG_S = 5
@@ -98,3 +100,57 @@ def test_other_threads_run_while_a_drivers_call_blocks(rig: Rig, engine: EngineN
     semaphore.post()
     thread.join()
     assert outcome == ["done"]
+
+
+_ASKED_UNLOCKED = """
+import ctypes, os, signal
+from ipcsync._engines import core
+from tests.faults.compiled_rig import _SIGNATURES
+from tests.kit.until import until
+
+signal.alarm(30)  # a call that waits for itself ends with no exception
+asked = []
+
+def ask(place):
+    asked.append(core.parked())  # takes the lock
+    return 0
+
+calls = {
+    name: ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(ask if name == "cuCtxGetCurrent" else lambda *_: 0)
+    for name, kinds in _SIGNATURES.items()
+}
+core.bind_functions({name: ctypes.cast(call, ctypes.c_void_p).value for name, call in calls.items()})
+word = ctypes.c_uint64()
+assert core.park([1], ctypes.addressof(word))
+assert asked == [(0, 0)]
+until(lambda: core.parked() == (0, 1), "the thread is idle")
+os._exit(0)
+"""
+
+
+@pytest.mark.process
+def test_no_call_of_the_driver_is_made_with_the_lock_of_what_is_parked() -> None:
+    run(_ASKED_UNLOCKED)
+
+
+_UNBOUND = """
+import os
+import ipcsync
+from ipcsync.testing import StreamGate
+
+assert ipcsync.__compiled__ and ipcsync.driver_name() == "host"
+with ipcsync.launch(log_level="warning") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+    for engine in ("event", "timeline"):
+        event, stream = client.event(engine, recorder=True, engine=engine), ipcsync.Stream()
+        with StreamGate(stream) as gate:
+            point = event.record(stream)
+            event._engine.park_pending()
+            gate.open()
+            point.synchronize(10)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(find_spec("ipcsync._engines.core") is None, reason="the compiled core was not built")
+def test_nothing_is_asked_of_a_driver_that_the_core_does_not_call() -> None:
+    run(_UNBOUND, IPCSYNC_DRIVER="host", IPCSYNC_COMPILED="1")

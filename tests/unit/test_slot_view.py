@@ -167,13 +167,16 @@ def test_an_event_that_breaks_behind_the_first_look_at_it_has_completed_what_its
     view, line = row.view(0), row.board.slot(0)
     row.complete(0, 2)
 
-    class Breaking:
-        @property
-        def first(self) -> int:
-            line.break_at(BASE)
-            return 1
+    words = view._words
 
-    monkeypatch.setattr(view, "behind", Breaking())
+    class Breaking:
+        def __getitem__(self, index: int) -> int:
+            if index != view._behind_index:
+                return words[index]
+            line.break_at(BASE)
+            return BASE + 1
+
+    monkeypatch.setattr(view, "_words", Breaking())
     assert view._board_completed() == 0
 
 

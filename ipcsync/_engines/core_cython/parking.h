@@ -122,7 +122,9 @@ static int start_thread(struct berth *berth) {
 /* Have a thread wait for these events one after the other, and wake the sleepers on `word` at each; whether one does. */
 static int park(void **events, int count, const void *word) {
     struct berth *chosen = NULL;
+    void *context = NULL;
     int64_t now = monotonic_ns();
+    if (count > 0) parking.get_context(&context);
     pthread_mutex_lock(&berths_lock);
     for (int index = 0; index < BERTHS; index++) {
         struct berth *berth = &berths[index];
@@ -139,8 +141,7 @@ static int park(void **events, int count, const void *word) {
         chosen->count = count < MOST_EVENTS ? count : MOST_EVENTS;
         memcpy(chosen->events, events, sizeof(void *) * (size_t)chosen->count);
         chosen->word = word;
-        chosen->context = NULL;
-        parking.get_context(&chosen->context);
+        chosen->context = context;
         chosen->since = now;
         chosen->used = processor_ns(chosen->thread);
         __atomic_add_fetch(&chosen->asked, 1, __ATOMIC_RELEASE);

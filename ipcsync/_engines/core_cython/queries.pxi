@@ -6,7 +6,7 @@ cdef class Queries(State):
         """1: complete by the board or by memory; 0: not so; -1: not me."""
         cdef uint64_t count
         cdef int64_t complete, recorded
-        if generation <= self.known_complete:
+        if generation <= self.known():
             return 1
         if generation >= self._lost_from:
             return -1
@@ -26,7 +26,7 @@ cdef class Queries(State):
         complete = min(complete, recorded)
         if generation > complete:
             return 0
-        ipcsync_raise_to(&self.known_complete, min(complete, self._lost_from - 1))
+        ipcsync_raise_to(&self.complete, min(complete, self._lost_from - 1))
         return 1
 
     cdef int ask(self, int64_t generation) noexcept nogil:
@@ -49,7 +49,7 @@ cdef class Queries(State):
                 return -1
             if self.load(LOAD_STATE, STATE) == BROKEN or self.closed() or not self.look.coordinator_is_good():
                 return -1
-            ipcsync_raise_to(&self.known_complete, generation)
+            ipcsync_raise_to(&self.complete, generation)
             if self.is_recorder and self.take():
                 if not self.closed():
                     self.store(generation)
@@ -61,7 +61,7 @@ cdef class Queries(State):
         cdef int result = -1
         if self.look is None or not self.good() or self.is_chained():
             return -1
-        if generation <= self.known_complete:
+        if generation <= self.known():
             result = 1
         else:
             with nogil:

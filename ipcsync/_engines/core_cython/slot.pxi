@@ -13,15 +13,11 @@ cdef struct Marker:
     Handle event
 
 
-cdef struct WaitList:
-    uint64_t stream
-    int64_t key
-
-
 cdef class State:
     """The attributes of an engine, which are its own: no state is held twice. And the steps, one function for each."""
 
-    cdef public int64_t known_complete, _lost_from, _recorded, _begun, _room, _completed
+    cdef int64_t complete
+    cdef public int64_t _lost_from, _recorded, _begun, _room, _completed
     cdef public uint64_t incarnation, base, _address
     cdef public bint is_closed, is_recorder, _is_interrupted
     cdef public int depth
@@ -34,8 +30,8 @@ cdef class State:
     cdef int next_recent
     cdef Look look
     cdef public bint has_chain
-    cdef WaitList lists[RECENT]  # streams, and the numbers of their lists of waits, which never change
-    cdef int last_list
+    cdef ipcsync_pair lists[RECENT]  # streams, and the numbers of their lists of waits, which never change
+    cdef uint64_t last_list
     cdef dict waits
     cdef Lock table_lock
     cdef object drop, make_wait, chain, make_entry
@@ -76,21 +72,30 @@ cdef class State:
         self.next_recent = (self.next_recent + 1) % RECENT
 
     @property
+    def known_complete(self):
+        return self.known()
+
+    @property
     def _last_key(self):
-        return self.lists[self.last_list].stream, self.lists[self.last_list].key
+        cdef uint64_t stream = 0
+        cdef int64_t key = 0
+        self.newest_list(&stream, &key)
+        return stream, key
 
     @_last_key.setter
     def _last_key(self, value):
-        cdef WaitList last
-        cdef int index
-        last.stream, last.key = value
+        """With the lock; the rest may be read meanwhile, without it."""
+        cdef uint64_t stream, last = self.last_list
+        cdef int64_t key, known
+        cdef uint64_t index
+        stream, key = value
         for index in range(RECENT):
-            if self.lists[index].stream == last.stream:
+            if self.is_list_of(index, stream, &known):
                 break
         else:
-            index = (self.last_list + 1) % RECENT
-        self.lists[index] = last
-        self.last_list = index
+            index = (last + 1) % RECENT
+            ipcsync_put_pair(&self.lists[index], stream, <uint64_t>key)
+        ipcsync_store(&self.last_list, index)
 
     def _keep_event(self, int index, address):
         if self.look is not None:
@@ -125,10 +130,13 @@ cdef class State:
         return True
 
     def _knows_complete(self, int64_t generation):
-        return generation <= self.known_complete
+        return generation <= self.known()
 
     def _note_complete(self, int64_t generation):
-        ipcsync_raise_to(&self.known_complete, generation)
+        ipcsync_raise_to(&self.complete, generation)
+
+    cdef inline int64_t known(self) noexcept nogil:
+        return <int64_t>ipcsync_load(<const uint64_t *>&self.complete)
 
     cdef inline uint64_t load(self, Step name, int word) noexcept nogil:
         step(name)
@@ -246,10 +254,18 @@ cdef class State:
         """Whether it is known which list the waits on the stream are in."""
         cdef int index
         for index in range(RECENT):
-            if self.lists[index].stream == stream and stream != 0:
-                key[0] = self.lists[index].key
-                return True
+            if self.is_list_of(index, stream, key):
+                return stream != 0
         return False
+
+    cdef inline bint is_list_of(self, int index, uint64_t stream, int64_t *key) noexcept nogil:
+        cdef uint64_t found = 0
+        return ipcsync_get_pair(&self.lists[index], &found, <uint64_t *>key) and found == stream
+
+    cdef inline void newest_list(self, uint64_t *stream, int64_t *key) noexcept nogil:
+        """The stream whose list was asked for last, and that list; 0, 0: another thread is about to change that."""
+        if not ipcsync_get_pair(&self.lists[ipcsync_load(&self.last_list)], stream, <uint64_t *>key):
+            stream[0] = key[0] = 0
 
     cdef object listed(self, int64_t key, place, int64_t generation, uint64_t stream):
         """The wait in that list that stands for one for `generation` on that stream too, or None."""
@@ -318,7 +334,7 @@ cdef class State:
             ipcsync_store(self.place + COMPLETED, self.base + done)
         self._completed = done
         self._room = done + self.depth
-        ipcsync_raise_to(&self.known_complete, done)
+        ipcsync_raise_to(&self.complete, done)
 
     cdef inline bint is_chained(self) noexcept nogil:
         """Whether something that was recorded here stands behind others, of which the Python engine judges first."""

@@ -72,7 +72,8 @@ cdef class Waits(Queries):
     cdef bint try_wait(self, stream, int64_t generation, int64_t slice_ns) except -1:
         cdef uintptr_t address
         cdef uint64_t stream_id = 0
-        cdef WaitList last
+        cdef uint64_t guess = 0
+        cdef int64_t key = 0
         cdef int result
         if self.look is None or not self.good():
             return False
@@ -81,19 +82,19 @@ cdef class Waits(Queries):
             return False
         if not self.is_usable(<Handle>address):  # with the GIL: to give it up costs more than the call
             return False
-        if generation <= self.known_complete:
+        if generation <= self.known():
             self.look.shortcuts += 1
             return True
         # What follows the sleep is to be short. No object may be made under the lock: that may collect garbage.
-        last = self.lists[self.last_list]
+        self.newest_list(&guess, &key)
         place = <object><uintptr_t><PyObject *>self
         alone = None
-        if self.listed(last.key, place, generation, last.stream) is None:
-            alone = {place: self.make_wait(self, generation, last.key, last.stream)}
+        if self.listed(key, place, generation, guess) is None:
+            alone = {place: self.make_wait(self, generation, key, guess)}
         with nogil:
             result = self.look_before(<Handle>address, generation, slice_ns, &stream_id)
         if result == 2:
-            wait = self.tell_of_wait(stream_id, generation, place, last.stream, alone)
+            wait = self.tell_of_wait(stream_id, generation, place, guess, alone)
             if wait is None:
                 return False
             with nogil:
