@@ -1,7 +1,12 @@
-"""The driver of real GPUs: `cuda.bindings.driver`, and a wait with a deadline, which CUDA does not have."""
+"""The driver of real GPUs: `cuda.bindings.driver`, and a wait with a deadline, which CUDA does not have.
+
+In a process that has NumPy, the calls of the hot path are those of `cuda_v2`, if the binding has what these need.
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 
 from cuda.bindings import driver as _bindings
@@ -14,6 +19,14 @@ _SPIN_NS = 20_000
 _NOT_READY = _bindings.CUresult.CUDA_ERROR_NOT_READY
 _SUCCESS = _bindings.CUresult.CUDA_SUCCESS
 _NOT_INITIALIZED = _bindings.CUresult.CUDA_ERROR_NOT_INITIALIZED
+
+log = logging.getLogger("ipcsync")
+
+if sys.modules.get("numpy"):  # else `_v2` would import it, where it is installed: 50 ms and 17 MB for the two
+    try:
+        from ipcsync._drivers.cuda_v2 import *  # noqa: F403
+    except Exception as error:  # noqa: BLE001 - an older binding, or a newer one: the underscore promises nothing
+        log.debug("driver calls are those of cuda.bindings.driver: %s: %s", type(error).__name__, error)
 
 
 def probe() -> str | None:

@@ -6,8 +6,7 @@ import operator
 import sys
 from typing import Any
 
-from cuda.bindings.driver import CUevent, CUstream
-
+from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native import context
 from ipcsync._native.capture import is_capturing
@@ -81,7 +80,7 @@ def ordinal_of_stream(address: int, hint: object = None) -> int:
         return hint
     if address in context.LEGACY:
         return context.current_ordinal()
-    handle = CUstream(address)
+    handle = _drivers.load().CUstream(address)
     if is_capturing(handle):
         return context.current_ordinal()
     return context.ordinal_of_context(unwrap(context.driver().cuStreamGetCtx(handle), "cuStreamGetCtx"))
@@ -112,7 +111,7 @@ def event_handle(event: EventLike) -> DriverObject:
         if address is None:
             address = pointer(getattr(event, "handle", None), "event")
     if address is not None:
-        return CUevent(address)
+        return _drivers.load().CUevent(address)
     raise TypeError(
         "an event is an ipcsync.Event, an int pointer, or an object with cuda_event, handle or wait(stream), but got "
         f"{type(event).__name__}"

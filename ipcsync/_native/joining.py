@@ -13,8 +13,6 @@ import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from cuda.bindings.driver import CUstream
-
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED, EVENT_DISABLE_TIMING
 from ipcsync._native import capture, context, living
@@ -84,7 +82,8 @@ def _known(made: Sequence[_Known], ordinal: int) -> list[_Known]:
     theirs = [(stream._handle, stream._index) for stream in current if stream._index == ordinal]
     ours = [(handle, index) for handle, index in made if index == ordinal]
     by_address = {int(handle): (handle, index) for handle, index in (*ours, *theirs)}
-    return [(CUstream(_LEGACY), ordinal), *(pair for address, pair in by_address.items() if address not in LEGACY)]
+    legacy = context.driver().CUstream(_LEGACY)
+    return [(legacy, ordinal), *(pair for address, pair in by_address.items() if address not in LEGACY)]
 
 
 def _refuse_captures(streams: Iterable[_Known]) -> None:

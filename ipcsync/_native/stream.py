@@ -9,8 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cuda.bindings.driver import CUstream
-
+from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
 from ipcsync._native import capture, context, foreign, fork, living
@@ -258,7 +257,7 @@ def _handle_of(address: int | DriverObject) -> DriverObject:
     value = foreign.pointer(address, "stream")
     if value is None:
         raise TypeError(f"a stream's address is an int, but got {type(address).__name__}")
-    return CUstream(value)
+    return _drivers.load().CUstream(value)
 
 
 def _wrap(handle: DriverObject, index: int) -> Stream:
@@ -283,7 +282,7 @@ _defaults: dict[int, Stream] = {}
 def _default(index: int) -> Stream:
     found = _defaults.get(index)
     if found is None:
-        found = _defaults[index] = _wrap(CUstream(0), index)
+        found = _defaults[index] = _wrap(_drivers.load().CUstream(0), index)
     return found
 
 
@@ -389,4 +388,4 @@ def stream_handle(stream: StreamLike | None, device: int | None = None) -> tuple
             return chosen._handle, chosen._index
         stream = found
     address = foreign.stream_pointer(stream)
-    return CUstream(address), foreign.ordinal_of_stream(address, getattr(stream, "device_index", None))
+    return _drivers.load().CUstream(address), foreign.ordinal_of_stream(address, getattr(stream, "device_index", None))

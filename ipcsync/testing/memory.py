@@ -10,6 +10,7 @@ from cuda.bindings.driver import CUipcMemHandle
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers.constants import STREAM_NON_BLOCKING
 from ipcsync._native import context, fork
 from ipcsync._native import device as devices
 from ipcsync._native.capture import relaxed_call
@@ -22,7 +23,6 @@ from ipcsync.typing import DeviceLike, StreamLike
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _LAZY_PEER_ACCESS = 1  # cuIpcOpenMemHandle requires this flag, its only one
 
 Kind = Literal["device", "pinned", "opened"]
@@ -174,7 +174,7 @@ def _allocated(size: int, *, pinned: bool) -> int:
 
 def _finish(name: str, *args: object) -> None:
     """Run it on a stream, and wait: calls without a stream return before they are done, and no stream waits."""
-    stream = _call("cuStreamCreate", _NON_BLOCKING)
+    stream = _call("cuStreamCreate", STREAM_NON_BLOCKING)
     try:
         _call(name, *args, stream)
         _call("cuStreamSynchronize", stream)

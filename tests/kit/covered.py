@@ -18,6 +18,7 @@ from tests.kit import lines
 _ROOT = Path(__file__).parents[2]
 _FOLDER = _ROOT / "build" / "coverage"
 _ELSEWHERE = "ipcsync/integrations"
+_LEAST = 0.95
 _NOTE = f"""
 {_ELSEWHERE} is tested by `make test-lmcache`, `make test-ray` and `make test-vllm`, beside the projects that it is for,
 and what runs there is not counted here.
@@ -49,8 +50,11 @@ def _noted() -> dict[str, list[int]]:
     }
 
 
-def show() -> None:
-    """Print a line for each package, one for all, and one for what is tested here; leave coverage's data behind."""
+def show() -> int:
+    """Print a line for each package, one for all, and one for what is tested here; leave coverage's data behind.
+
+    Returns 1 if less than 95 % of what is tested here ran.
+    """
     data_file = _FOLDER / "data"
     data = CoverageData(str(data_file))
     data.erase()
@@ -73,7 +77,9 @@ def show() -> None:
     sys.stdout.write(_NOTE)
     with open(_FOLDER / "missing.txt", "w") as file:
         coverage.report(file=file, show_missing=True, skip_covered=True, sort="-miss")
+    tested = f"all but {_ELSEWHERE}"
+    return int(ran[tested] < _LEAST * total[tested])
 
 
 if __name__ == "__main__":
-    {"begin": begin, "show": show}[sys.argv[1]]()
+    sys.exit({"begin": begin, "show": show}[sys.argv[1]]())

@@ -6,20 +6,21 @@ A test that passes once and fails at the twentieth time, or beside a neighbour t
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
 
 
-def _be_busy() -> None:
-    while True:
+def _be_busy(parent: int) -> None:
+    while os.getppid() == parent:  # also when that is killed
         pass
 
 
 def main() -> int:
     """Run it, and print a line for each time; what a failed time printed, in full."""
     times, command = int(sys.argv[1]), sys.argv[2:]
-    neighbour = multiprocessing.get_context("spawn").Process(target=_be_busy, daemon=True)
+    neighbour = multiprocessing.get_context("spawn").Process(target=_be_busy, args=(os.getpid(),), daemon=True)
     neighbour.start()
     passed = 0
     for number in range(1, times + 1):

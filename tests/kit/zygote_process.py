@@ -37,6 +37,7 @@ _PACKAGES = (
     "ipcsync_observer",
 )
 _MODULES = (
+    *(["numpy"] if os.environ.get("IPCSYNC_TEST_NUMPY") else []),
     "cuda.bindings.driver",
     "ipcsync._drivers.cuda",
     "ipcsync._drivers.host",
