@@ -24,14 +24,13 @@ def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
       ipcsync nodes --json
 
     The state is "linked" (events of it are mirrored here), "known" (it is in the store of names) or "lost", with the
-    reason. Exit status 1 if
-    there is no coordinator, no bridge beside it, or the store does not answer.
+    reason. Exit status 1 if there is no coordinator, no bridge beside it, or the store does not answer.
     """
     rows = _ask(runtime_dir, timeout)
     if as_json:
         print_json(rows)
         return
-    echo(f"{len(rows)} nodes")
+    echo("1 node" if len(rows) == 1 else f"{len(rows)} nodes")
     table = [
         [row["name"], row["state"], row["links"], _ago(row["last_heard_s"]), row["epoch"][:8], row["reason"]]
         for row in rows

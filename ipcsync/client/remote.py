@@ -15,7 +15,7 @@ from ipcsync.client.opening import Wanted, open_events
 from ipcsync.errors import EngineMismatch, WaitTimeout
 from ipcsync.typing import EngineChoice
 
-_PAUSE_S = 0.02
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 
 
 def open_on_node(session: Session, wanted: Wanted, openings: Sequence[Opening], node: str) -> list[SharedEvent]:
@@ -51,6 +51,7 @@ def _find(session: Session, wanted: Wanted, opening: Opening) -> SharedEvent:
     (name,) = wanted.names
     seconds = session.timeout if wanted.timeout is None else wanted.timeout
     deadline = time.monotonic() + seconds
+    pause_s = _FIRST_PAUSE_S
     while True:
         left = max(deadline - time.monotonic(), 0.0)
         try:
@@ -58,13 +59,14 @@ def _find(session: Session, wanted: Wanted, opening: Opening) -> SharedEvent:
             return _open_to_wait(session, replace(wanted, timeout=left), [opening], "")[0]
         except WaitTimeout as error:
             # It is not claimed yet. The bridge says so soon, since a request that waits delays others.
-            if time.monotonic() + _PAUSE_S >= deadline:
+            if time.monotonic() + pause_s >= deadline:
                 raise WaitTimeout(
                     f"nobody in the fleet has opened {name!r} as its recorder within {seconds} s: {error}",
                     event=name,
                     timeout=seconds,
                 ) from None
-        time.sleep(_PAUSE_S)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)  # each look asks the fleet's store
 
 
 def _open_to_wait(session: Session, wanted: Wanted, openings: Sequence[Opening], node: str) -> list[SharedEvent]:

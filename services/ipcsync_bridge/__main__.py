@@ -31,7 +31,7 @@ _ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": _FENCED}
 @click.option("--export", "exports", multiple=True, metavar="PREFIX", help="Names that others may wait for. [all]")
 @click.option("--replicas", default=1, type=click.IntRange(1, 5), metavar="N", help="Of the bucket of names, if new.")
 @click.option("--max-nodes", default=256, type=click.IntRange(1, 65_536), metavar="N", help="Linked at most.")
-@click.option("--max-links", default=4096, type=click.IntRange(1, 65_536), metavar="N", help="Events linked at most.")
+@click.option("--max-links", default=4096, type=click.IntRange(1, 5_000), metavar="N", help="Events linked at most.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
 @click.option("--try-handover", hidden=True, help="Only say whether a bridge of these formats can be gone on with.")

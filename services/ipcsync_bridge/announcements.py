@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,6 +16,8 @@ from ipcsync_bridge.mirrors import Mirrors
 from ipcsync_bridge.nodes import Names
 from ipcsync_bridge.session import Desk
 from ipcsync_bridge.wants import Wants
+
+log = logging.getLogger("ipcsync.bridge")
 
 
 class Announcements:
@@ -50,8 +53,8 @@ class Announcements:
 
     def drain(self) -> None:
         """Take in what is there. It is also called now and then, in case an edge of the descriptor was missed."""
-        if not self._feed.is_closed:
-            self._feed.drain(self._take, self._look_at_all)
+        if not self._feed.is_closed and self._feed.drain(self._take, self._look_at_all):
+            self._loop.call_soon(self.drain)
 
     def _take(self, announcement: messages.Announcement) -> None:
         key = (announcement.slot, announcement.incarnation)
@@ -100,14 +103,23 @@ class Announcements:
 
     async def _serve(self, want: messages.Want) -> None:
         self._counters.wants += 1
+        try:
+            reply = await self._answer_to(want)
+            if reply is not None:
+                await self._desk.insist(messages.Answer(want.number, codec.encode_reply(0, reply)))
+        finally:
+            self._handled.discard(want.number)
+
+    async def _answer_to(self, want: messages.Want) -> messages.Message | None:
         left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0
         try:
-            reply = await self._wants.serve(want, max(0.8 * left, 0.05))
+            return await self._wants.serve(want, max(0.8 * left, 0.05))
         except SessionLost:
             raise
         except IpcSyncError as error:
-            self._counters.refusals[type(error).__name__] += 1
-            reply = codec.failure_of(error)
-        if reply is not None:
-            await self._desk.ask(messages.Answer(want.number, codec.encode_reply(0, reply)))
-        self._handled.discard(want.number)
+            failure = error
+        except Exception as error:  # a mistake of this code: who waits is answered all the same
+            log.exception("failed")
+            failure = IpcSyncError(f"the bridge failed: {type(error).__name__} ({error})")
+        self._counters.refusals[type(failure).__name__] += 1
+        return codec.failure_of(failure)

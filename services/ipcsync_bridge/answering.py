@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeAlias
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import (
+    ConnectError,
     EngineMismatch,
     EventClosed,
     IpcSyncError,
@@ -18,11 +20,13 @@ from ipcsync.errors import (
     ProtocolError,
     QuotaExceeded,
     SessionLost,
+    WaitTimeout,
 )
 from ipcsync_bridge import handover, wire
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.exports import Export, Exports
 from ipcsync_bridge.links import Follower
+from ipcsync_bridge.requests import REQUEST_S
 from ipcsync_bridge.session import Desk
 from ipcsync_bridge.telling import Telling
 
@@ -36,6 +40,7 @@ _ONLY_TIMELINE = (
 
 _LONGEST_NAME = 255
 _MOST_OPENING = 1_024  # questions at once that need the coordinator
+_ANSWERED_NS = 3 * int(REQUEST_S * 1e9)  # from an attachment for a question to its answer, at most
 
 
 class Host(Protocol):
@@ -65,6 +70,7 @@ class Answering:
         self._host = host
         self._opening = 0  # questions that may attach to something
         self._visits: set[wire.Key] = set()  # attached to, but not exported
+        self._closing: set[wire.Key] = set()  # the same, and the coordinator is being told
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
         """Answer a question, or begin to. Raises ProtocolError if the message is not a question."""
@@ -201,6 +207,7 @@ class Answering:
     async def _by_key(self, key: wire.Key) -> Export | wire.Row:
         known = self._exports.get(key)
         if known is not None:
+            known.asked_ns = time.monotonic_ns()
             return known
         try:
             reply = await self._desk.ask(messages.Attach(*key))
@@ -253,24 +260,24 @@ class Answering:
         self._followers.pop(follower.node, None)
 
     def close_unused(self) -> None:
-        """Release exports that no node follows, unless a question is under way, which may be for one of them."""
-        if self._opening:
-            return
+        """Release exports that no node follows, unless a question is under way that may be for one of them."""
+        asked_ns = time.monotonic_ns() - (_ANSWERED_NS if self._opening else 0)
         for export in list(self._exports):
-            if not export.followers:
+            if not export.followers and export.asked_ns <= asked_ns:
                 self._exports.drop(export)
-                self._host.begin(self._close(export.key))
-        for key in self._visits:
-            if self._exports.get(key) is None:
-                self._host.begin(self._close(key))
-        self._visits.clear()
+                self._close(export.key)
+        if not self._opening:
+            for key in self._visits:
+                if self._exports.get(key) is None:
+                    self._close(key)
+            self._visits.clear()
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
     def leave(self) -> tuple[list[handover.Follower], list[Attachment], list[wire.Key]]:
         """What the code that goes on is to know."""
         followers = [handover.Follower(each.node, list(each.keys), each.number) for each in self._followers.values()]
-        return followers, [export.attachment for export in self._exports], list(self._visits)
+        return followers, [export.attachment for export in self._exports], [*self._visits, *self._closing]
 
     def resume(self, left: handover.State, now: float) -> None:
         """Go on with what other code left. Followers are told everything again: nobody saw what changed meanwhile."""
@@ -286,11 +293,18 @@ class Answering:
                     export.followers.add(each.node)
                     follower.put(export.row)
 
-    async def _close(self, key: wire.Key) -> None:
+    def _close(self, key: wire.Key) -> None:
+        self._closing.add(key)
+        self._host.begin(self._close_now(key))
+
+    async def _close_now(self, key: wire.Key) -> None:
         try:
             await self._desk.ask(messages.Close(*key))
+        except (WaitTimeout, ConnectError):
+            self._visits.add(key)  # told again unless it is exported by then
         except EventClosed:
-            return
+            pass
+        self._closing.discard(key)
 
 
 async def _refuse(answer: Answer, error: IpcSyncError) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from ipcsync import errors
 from ipcsync.errors import IpcSyncError, NodeLost, ProtocolError, SessionLost
 from ipcsync_bridge import wire
-from ipcsync_bridge.transport import Transport, Unreachable
+from ipcsync_bridge.transport import CutOff, Transport, Unavailable, Unreachable
 
 T = TypeVar("T", bound=wire.Message)
 
@@ -51,18 +51,31 @@ class Asking:
             return  # the answer to a later ping shows that it was not received
 
     async def owner_of(self, node: str, timeout: float) -> bytes | None:
-        """The owner id of the bridge that answers as `node`, None if none does within `timeout` seconds."""
+        """The owner id of the bridge that answers as `node`, None if none does within `timeout` seconds.
+
+        An answer counts however late in that time it comes. Raises Unavailable if this node is cut off, and hears none.
+        """
         until = time.monotonic() + timeout
-        while (left := until - time.monotonic()) > 0:
-            owner = await self._ask_owner(node, min(left, ASK_S))
-            if owner is not None:
-                return owner
-            await asyncio.sleep(min(RETRY_S, max(until - time.monotonic(), 0.0)))
+        asked: set[asyncio.Task[bytes | None]] = set()
+        try:
+            while (left := until - time.monotonic()) > 0:
+                asked.add(asyncio.ensure_future(self._ask_owner(node, left)))
+                done, asked = await asyncio.wait(asked, timeout=min(left, ASK_S), return_when=asyncio.FIRST_COMPLETED)
+                for owner in [each.result() for each in done]:
+                    if owner is not None:
+                        return owner
+                if done:
+                    await asyncio.sleep(min(RETRY_S, max(until - time.monotonic(), 0.0)))
+        finally:
+            for each in asked:
+                each.cancel()
         return None
 
     async def _ask_owner(self, node: str, timeout: float) -> bytes | None:
         try:
             body = wire.decode(await self._transport.ask(node, wire.encode(wire.Ping(b"", 0)), timeout))
+        except CutOff as error:
+            raise Unavailable(str(error)) from None
         except (Unreachable, TimeoutError, ProtocolError):
             return None
         return body.owner if isinstance(body, wire.Pong) else None

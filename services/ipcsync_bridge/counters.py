@@ -22,6 +22,7 @@ class Counters:
     pings_lost: int = 0
     strange: int = 0
     store_failures: int = 0
+    names_lost: int = 0  # names of the fleet that the store gave to others, while their events were open here
     lost: Counter[str] = field(default_factory=Counter)  # nodes, by reason
     refusals: Counter[str] = field(default_factory=Counter)  # of wants, by error
 

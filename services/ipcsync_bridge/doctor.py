@@ -30,7 +30,6 @@ _ANSWER_S = 2.0
 _SOON_DAYS = 14
 _OLDEST = (2, 9)
 _NEVER = 1 << 60  # a revision that no key has: what is written with it is refused, once it is allowed to be tried
-_WRONG_REVISION = 10071
 _NOBODY = "_"  # no node may be called so
 
 
@@ -261,13 +260,15 @@ async def _try_to_write(trial: Trial, subject: str) -> None:
     import nats.errors
     import nats.js.errors
 
+    from ipcsync_bridge.nats_transport import WRONG_REVISION
+
     headers = {"Nats-Expected-Last-Subject-Sequence": str(_NEVER)}
     try:
         await trial.client.jetstream(timeout=_ANSWER_S).publish(subject, b"", headers=headers)
     except nats.js.errors.NoStreamResponseError:
         return  # there is no store so far
     except nats.js.errors.APIError as error:
-        if error.err_code != _WRONG_REVISION:
+        if error.err_code != WRONG_REVISION:
             raise
     except (nats.errors.TimeoutError, asyncio.TimeoutError):
         return  # refused, which the server has told

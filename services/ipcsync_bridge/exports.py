@@ -38,10 +38,13 @@ class Export:
         self.attachment = attachment
         self.key: Key = (attachment.slot, attachment.incarnation)
         self.followers: set[str] = set()
+        self.asked_ns = 0
+        """When a node last asked for it, on CLOCK_MONOTONIC."""
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
         self._behind = Behind(board, self._line, attachment.base)
         self.row = Row(*self.key)
+        # Of the last look of the thread that watches it:
         self.is_in_flight = False
         """Whether a GPU may complete more of it at any moment, which wakes nobody."""
         self.is_unclear = False  # what it stands behind is not judged yet
@@ -60,11 +63,25 @@ class Export:
         return soon
 
     def look(self) -> Row:
-        """Its state, read in the order in which a local waiter reads it."""
+        """Its state, read in the order in which a local waiter reads it. Any thread may call it."""
+        return self._look()[0]
+
+    def watch(self) -> Row:
+        """`look`, on the thread that watches it, which notes what else it must know."""
+        row, self.is_unclear = self._look()
+        known = min(row.recorded, row.lost - 1) if row.lost else row.recorded
+        self.is_in_flight = row.completed < known and row.state != "broken"
+        return row
+
+    def _look(self) -> tuple[Row, bool]:
+        """Its state, and whether more of it is complete and not judged yet."""
         line, base = self._line, self._base
         count = line.completed  # before the state: a word that was released is seen as such
+        is_unclear = False
         if count != INT64_MAX and line.state != BROKEN:
-            count = min(count, self._clear(count - base) + base)
+            judged = self._judged(count - base) + base
+            is_unclear = judged < count
+            count = judged
         state = line.state
         if state == BROKEN or count == INT64_MAX:
             count = line.watermark
@@ -75,19 +92,16 @@ class Export:
             completed = min(completed, lost - 1)
         name = "open" if state == OPEN else "broken" if state == BROKEN else "closed" if state == CLOSED else "gone"
         cause = ("expired" if line.has_expired else "died") if state == BROKEN else ""
-        self.is_in_flight = completed < recorded and state != BROKEN and not lost
-        return Row(*self.key, recorded, completed, lost, name, cause)
+        return Row(*self.key, recorded, completed, lost, name, cause), is_unclear
 
-    def _clear(self, done: int) -> int:
+    def _judged(self, done: int) -> int:
         """The last complete generation that counts; what stands behind something counts only if all is well there."""
         first = self._behind.first
-        self.is_unclear = False
         if not first or done < first:
             return done
         recorder = self._line.recorder
         if self._behind.is_clear(recorder):
             return done
-        self.is_unclear = True
         self._behind.nudge(recorder)
         return first - 1
 
@@ -158,10 +172,14 @@ class Watcher:
         """Look at all exports now."""
         self._word.bump()
 
-    def stop(self) -> None:
-        """End the thread."""
+    def end(self) -> None:
+        """Have the thread end."""
         self._is_over = True
         self.kick()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self.end()
         self._thread.join(5.0)
 
     def _run(self) -> None:
@@ -210,7 +228,7 @@ class Watcher:
             return False
         export.seen = memoryview(export.words.tobytes()).cast("Q")  # before the look: what changes then is seen again
         self._futexes.expect(index, export.seen[L_RECORDED])
-        row = export.look()
+        row = export.watch()
         export.is_busy = row.recorded - export.row.recorded >= _MANY
         if row == export.row:
             return False
@@ -253,14 +271,17 @@ class Exports:
                 watcher = Watcher(self._changed, self._failed, self._budget)
                 self._watchers.append(watcher)
             watcher.add(export)
+        export.asked_ns = time.monotonic_ns()
         return export
 
     def drop(self, export: Export) -> None:
         """Stop exporting it."""
         self._by_key.pop(export.key, None)
-        for watcher in self._watchers:
-            if export in watcher.known:
-                watcher.remove(export)
+        for watcher in [each for each in self._watchers if export in each.known]:
+            watcher.remove(export)
+            if not watcher.known and len(self._watchers) > 1:
+                self._watchers.remove(watcher)
+                watcher.end()
 
     def kick(self) -> None:
         """Have all threads look now."""

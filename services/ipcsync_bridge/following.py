@@ -74,7 +74,7 @@ class Following:
             ttl = self._settings.link_ttl
             source = self.sources[node] = Source(node, state.epoch, ttl, sent + ttl, term=state.term)
             source.synced(state.channel, state.number)
-            source.next_ping = sent + ASK_S
+            source.pinged(sent)
             self.lost.pop(node, None)
             self._wake()  # it is looked at in time
         if not source.is_of(state.term, state.epoch):
@@ -91,6 +91,13 @@ class Following:
         link.merge(row)
         return link
 
+    def keep(self, source: Source, link: Link) -> None:
+        """Keep the link of a mirror that was just made, also if an earlier mirror of the use has ended meanwhile."""
+        if self.sources.get(source.node) is source and link.key not in source.links:
+            source.links[link.key] = link
+            source.wants_sync = True  # the node may have been told that it is not wanted
+            self._wake()
+
     def _let_go(self, origin: Origin) -> None:
         """A mirror has ended: its news are not wanted any more."""
         for source in self.sources.values():
@@ -101,9 +108,10 @@ class Following:
                     self._wake()
 
     def _keep(self, source: Source) -> None:
-        """Tell a node which of its uses are still wanted."""
-        keys = wire.pack_keys(list(source.links)[: wire.MAX_KEYS])
-        self._begin(self._asking.say(source.node, wire.Keep(source.epoch, keys)))
+        """Tell a node which of its uses are still wanted; not while they are more than one message holds."""
+        if len(source.links) <= wire.MAX_KEYS:
+            keys = wire.pack_keys(source.links)
+            self._begin(self._asking.say(source.node, wire.Keep(source.epoch, keys)))
 
     # --- news ---------------------------------------------------------------------------------------------------------
 
@@ -165,6 +173,7 @@ class Following:
             source.look(now)
             if source.wants_sync and source.node not in self._syncing:
                 self._syncing.add(source.node)
+                source.syncing()
                 self._begin(self._sync(source))
             if now >= source.next_ping:
                 source.pinged(now)
@@ -219,6 +228,7 @@ class Following:
     async def _sync(self, source: Source) -> None:
         """Ask for the state of all links to a node."""
         self._counters.resyncs += 1
+        is_done = False
         try:
             first: tuple[bytes, int] | None = None
             keys = list(source.links)
@@ -234,6 +244,7 @@ class Following:
                     self._take_state(source, row)
             if first is not None:
                 source.synced(*first)
+            is_done = True
         except NodeLost as error:
             if error.reason == "restarted":
                 self._lose(source, "restarted")
@@ -244,6 +255,7 @@ class Following:
         except IpcSyncError:
             await asyncio.sleep(RETRY_S)
         finally:
+            source.wants_sync |= not is_done
             self._syncing.discard(source.node)
             self._wake()
 

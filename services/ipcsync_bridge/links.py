@@ -12,8 +12,9 @@ from ipcsync_bridge.wire import Key, Row
 
 WINDOW = 8  # messages with news that are not acknowledged yet
 ACK_EVERY = 4
-PING_S = 1.0
 RETRY_S = 0.1
+_PING_S = 1.0
+_PINGS = 4  # at least, in a TTL
 _GRACE_S = 0.05  # an answer may arrive this much before news that were sent earlier
 _RANKS = {"open": 0, "closed": 1, "broken": 2}
 
@@ -76,6 +77,11 @@ class Source:
     _missing: tuple[int, float] | None = None  # the number that an answer said, and since when it is missed
     _acked: int = 0
 
+    @property
+    def ping_s(self) -> float:
+        """The time between two pings."""
+        return min(_PING_S, self.ttl_s / _PINGS)
+
     def touch(self, now: float) -> None:
         """Note that a question sent at `now` was answered."""
         self.alive_until = max(self.alive_until, now + self.ttl_s)
@@ -109,13 +115,15 @@ class Source:
         elif number > self.number and self._missing is None:
             self._missing = number, now
 
-    def synced(self, channel: bytes, number: int) -> None:
-        """The state of all links was asked for, and is merged; news up to `number` are in it."""
-        if channel != self.channel:
-            self.channel, self.number, self._acked = channel, 0, 0
-        self.number = max(self.number, number)
-        self._missing = None
+    def syncing(self) -> None:
+        """Note that the state of all links is asked for from now on: what is missed later is not in the answer."""
         self.wants_sync = False
+
+    def synced(self, channel: bytes, number: int) -> None:
+        """Note that the state of all links is merged; news up to `number` are in it."""
+        if channel != self.channel:
+            self.channel, self.number, self._acked, self._missing = channel, 0, 0, None
+        self.number = max(self.number, number)
 
     def look(self, now: float) -> None:
         """Find out whether news were lost."""
@@ -133,7 +141,7 @@ class Source:
 
     def pinged(self, now: float) -> None:
         """Note that a ping was sent at `now`."""
-        self.next_ping = now + PING_S
+        self.next_ping = now + self.ping_s
 
     def unreachable(self, now: float) -> None:
         """Note that nobody listens there, as the server says: ping again soon, to find a restarted bridge."""

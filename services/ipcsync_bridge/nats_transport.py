@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -21,15 +22,16 @@ from nats.js.kv import KeyValue
 
 from ipcsync._logs import fields, is_round
 from ipcsync_bridge.config import Settings
-from ipcsync_bridge.transport import Conflict, Listener, Unavailable, Unreachable
+from ipcsync_bridge.transport import Conflict, CutOff, Listener, Unavailable, Unreachable
 
 log = logging.getLogger("ipcsync.bridge")
 
 _MOST_PENDING = 8_192  # messages that came and were not read yet
 _PENDING_BYTES = 16 * 1024 * 1024
-_WRONG_REVISION = 10071
+WRONG_REVISION = 10071  # JetStream's code for a write at another revision
 _CONNECT_S = 2.0
 _CANCEL_S = 0.1
+_LAST = re.compile(r"[A-Za-z0-9_-]+")  # of a key, behind the dot
 _NOT_SENT = (nats.errors.Error, OSError, asyncio.TimeoutError)
 
 
@@ -59,6 +61,7 @@ class NatsTransport:
                 error_cb=self._failed,
                 reconnected_cb=self._reconnected,
                 disconnected_cb=self._disconnected,
+                closed_cb=self._closed,
                 connect_timeout=int(_CONNECT_S),
                 reconnect_time_wait=0.05,  # type: ignore[arg-type] # it takes fractions
                 max_reconnect_attempts=-1,
@@ -106,6 +109,11 @@ class NatsTransport:
         log.warning("nats: connected again", extra=fields(server=self.server))
         if self._listener is not None:
             self._listener.connected()
+
+    async def _closed(self) -> None:
+        """The client has given up: a server has told it that it may not connect any more, for instance."""
+        if self._listener is not None and not self._is_closing:
+            self._listener.closed(str(self._nats.last_error or self.last_error))
 
     async def close(self) -> None:
         """Flush what is told for a moment, and end."""
@@ -160,7 +168,7 @@ class NatsTransport:
     async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
         """Request and await the reply, or publish to the same subject if `timeout` is None."""
         if not self._nats.is_connected:
-            raise Unreachable(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
+            raise CutOff(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
         subject = f"{self._subject(to, 'ask')}.{self._settings.node}"
         try:
             if timeout is None:
@@ -202,7 +210,7 @@ class NatsTransport:
         except nats.js.errors.KeyWrongLastSequenceError as error:
             raise Conflict(str(error)) from None
         except nats.js.errors.APIError as error:
-            if error.err_code == _WRONG_REVISION:
+            if error.err_code == WRONG_REVISION:
                 raise Conflict(str(error)) from None
             self._bucket = None
             raise Unavailable(f"the store refused: {error.description or error}") from error
@@ -226,22 +234,36 @@ class NatsTransport:
         assert isinstance(revision, int)
         return revision
 
-    async def read(self, prefix: str, timeout: float) -> dict[str, tuple[bytes, int]]:
-        """One key by name, or all that begin with what ends in a dot."""
+    async def read(self, key: str, timeout: float) -> tuple[bytes, int] | None:
+        """Ask for one key's last value."""
 
-        async def look(bucket: KeyValue) -> dict[str, tuple[bytes, int]]:
-            keys = [prefix]
-            if prefix.endswith("."):
-                keys = await _keys(bucket, prefix)
-            found = {}
-            for key in keys:
-                entry = await _entry(bucket, key)
-                if entry is not None and entry.value is not None and entry.revision is not None:
-                    found[key] = entry.value, entry.revision
-            return found
+        async def look(bucket: KeyValue) -> tuple[bytes, int] | None:
+            try:
+                entry = await bucket.get(key)
+            except nats.js.errors.KeyNotFoundError:
+                return None
+            return None if entry.value is None or entry.revision is None else (entry.value, entry.revision)
 
         found = await self._ask_store(look, timeout)
-        assert isinstance(found, dict)
+        assert found is None or isinstance(found, tuple)
+        return found
+
+    async def keys(self, prefix: str, timeout: float) -> list[str]:
+        """Ask for the stream's subjects.
+
+        Not by a consumer, as nats-py lists keys: whoever may make one may have the server send to any subject. A key
+        that no bridge writes, and that nats-py refuses to read, is left out: any member may write it.
+        """
+        subject = f"$KV.ipcsync_{self._settings.fleet}."
+
+        async def look(_: KeyValue) -> list[str]:
+            stream = self._nats.jetstream(timeout=timeout)
+            info = await stream.stream_info(f"KV_ipcsync_{self._settings.fleet}", subjects_filter=f"{subject}{prefix}>")
+            found = [each.removeprefix(subject) for each in info.state.subjects or ()]
+            return [key for key in found if _LAST.fullmatch(key.removeprefix(prefix))]
+
+        found = await self._ask_store(look, timeout)
+        assert isinstance(found, list)
         return found
 
 
@@ -268,18 +290,3 @@ def tls_of(settings: Settings) -> ssl.SSLContext | None:
     if settings.tls_cert:
         context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
     return context
-
-
-async def _keys(bucket: KeyValue, prefix: str) -> list[str]:
-    """All keys that begin with `prefix`; a server before 2.10 cannot choose them."""
-    try:
-        return [key for key in await bucket.keys() if key.startswith(prefix)]
-    except nats.js.errors.NoKeysError:
-        return []
-
-
-async def _entry(bucket: KeyValue, key: str) -> KeyValue.Entry | None:
-    try:
-        return await bucket.get(key)
-    except nats.js.errors.KeyNotFoundError:
-        return None

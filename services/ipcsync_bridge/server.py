@@ -65,10 +65,13 @@ class Bridge:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done = asyncio.Event()
         self._has_ended = False
+        self._has_name = left is not None
         self._wake = asyncio.Event()
         self.why = "stopped"
         asking = Asking(transport, settings.link_ttl)
-        self.names = Names(transport, settings.node, owner, desk.epoch, settings.link_ttl, asking.owner_of)
+        self.names = Names(
+            transport, settings.node, owner, desk.epoch, settings.link_ttl, asking.owner_of, self.counters
+        )
         self.telling = Telling(transport, self, self.counters)
         self.exports = Exports(desk.board, self.telling.changed_on_thread, self.telling.failed_on_thread)
         self.answering = Answering(settings, desk, self.exports, self.telling, self)
@@ -95,6 +98,7 @@ class Bridge:
         if self._left is None:
             await self._transport.listen(self, _START_S)
             await self.names.take()
+            self._has_name = True
             await self.names.resume()
         else:
             self._resume(self._left)
@@ -221,9 +225,10 @@ class Bridge:
         last = time.monotonic()
         house = 0.0
         self._next_keys = last + _KEYS_S
+        late_s = min(_LATE_S, self._settings.link_ttl / 4)
         while not self._done.is_set():
             now = time.monotonic()
-            if now - last > _TICK_S + _LATE_S:
+            if now - last > _TICK_S + late_s:
                 self.following.paused(now)
                 for follower in self.telling.followers.values():
                     follower.last_asked = now
@@ -272,8 +277,15 @@ class Bridge:
         self.following.reconnected(time.monotonic())
         self.telling.flush()
 
+    def closed(self, why: str) -> None:
+        """The connection will not come back: end, to be started again."""
+        log.error("nats: the connection has ended for good", extra=fields(why=why))
+        self.stop("expired")
+
     def told(self, sender: str, data: bytes) -> None:
         """Take in news of another node."""
+        if not self._has_name:
+            return  # it may be another machine's, whose bridge hears it too
         try:
             body = wire.decode(data)
             if not isinstance(body, wire.News | wire.Over):
@@ -288,6 +300,8 @@ class Bridge:
 
     def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
         """Answer a question of another node."""
+        if not self._has_name:
+            return
         try:
             body = wire.decode(data)
             self.answering.asked(sender, body, answer, time.monotonic())

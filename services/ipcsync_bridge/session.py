@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import zmq
 
-from ipcsync._board import Board
+from ipcsync._board import OPEN, Board
 from ipcsync._native import fork
 from ipcsync._session import handshake
 from ipcsync._session.connection import Connection, context
@@ -86,6 +86,11 @@ class Desk:
     def check(self) -> None:
         """Raise what the session was lost for."""
         self.lease.check()
+
+    def is_open(self, use: tuple[int, int]) -> bool:
+        """Whether this use of a slot of the coordinator is open."""
+        line = self.board.slot(use[0])
+        return line.incarnation == use[1] and line.state == OPEN
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -183,23 +188,24 @@ class Feed:
         """Whether the subscription has ended."""
         return self._socket.closed
 
-    def drain(self, take: Callable[[Announcement], None], resync: Callable[[], None]) -> None:
-        """Pass on the announcements that are there; call `resync` if any was missed, and at the beginning."""
+    def drain(self, take: Callable[[Announcement], None], resync: Callable[[], None]) -> bool:
+        """Pass on the announcements that are there; call `resync` if any was missed, and at the beginning.
+
+        Returns whether there may be more: then nothing else says so.
+        """
         for _ in range(_BUDGET):
             try:
                 frame = bytes(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
-                return
-            if frame == codec.FEED_WELCOME:
-                resync()
-                continue
+                return False
             announcement = codec.decode_announcement(frame)
             expected = self._number if announcement.kind == "tick" else self._number + 1
-            if announcement.number > expected and self._number >= 0:
+            if announcement.number > expected:
                 resync()
             self._number = announcement.number
             if announcement.kind != "tick":
                 take(announcement)
+        return True
 
     def close(self) -> None:
         """End the subscription."""

@@ -1,7 +1,8 @@
-"""The transport between bridges, and the store of the fleet's names: six calls, implemented over NATS.
+"""The transport between bridges, and the store of the fleet's names: seven calls, implemented over NATS.
 
 `tell`: news that nobody answers. `ask`, and an `answer` to what was asked. `listen`, once: what is called with what
-comes. `cas` and `read`: the store of names. Nothing here gives a guarantee of delivery or of order, and none is needed.
+comes. `cas`, `read` and `keys`: the store of names. Nothing here gives a guarantee of delivery or of order, and none
+is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from ipcsync.errors import IpcSyncError
 
 
 class Unreachable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
-    """Nobody listens there now, or this node is cut off."""
+    """Nobody listens there now."""
+
+
+class CutOff(Unreachable):
+    """This node is cut off: it is not known who listens."""
 
 
 class Conflict(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
@@ -36,6 +41,9 @@ class Listener(Protocol):
     def connected(self) -> None:
         """The connection is back."""
 
+    def closed(self, why: str) -> None:
+        """The connection has ended, and will not come back."""
+
 
 class Transport(Protocol):
     """One node's connection to the others."""
@@ -49,7 +57,7 @@ class Transport(Protocol):
     async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
         """Ask a node: its answer, or nothing awaited for a `timeout` of None.
 
-        Unreachable at once if nobody listens there, TimeoutError after `timeout` seconds.
+        Unreachable at once if nobody listens there, or as CutOff; TimeoutError after `timeout` seconds.
         """
 
     async def cas(self, key: str, value: bytes | None, last: int, timeout: float) -> int:
@@ -58,8 +66,11 @@ class Transport(Protocol):
         Conflict, or Unavailable: then it may be applied later still.
         """
 
-    async def read(self, prefix: str, timeout: float) -> dict[str, tuple[bytes, int]]:
-        """What the keys hold that begin with `prefix`, with revisions; a whole key for itself. Unavailable."""
+    async def read(self, key: str, timeout: float) -> tuple[bytes, int] | None:
+        """What a key holds, with its revision; None if there is no such key. Raises Unavailable."""
+
+    async def keys(self, prefix: str, timeout: float) -> list[str]:
+        """The keys that begin with `prefix`, which ends in a dot; some may have been deleted. Raises Unavailable."""
 
     @property
     def server(self) -> str:

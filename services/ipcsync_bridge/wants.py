@@ -47,6 +47,9 @@ class Wants:
         """The answer to a want; None if an import has answered it."""
         if want.what == "claim":
             await self._names.claim(want, timeout)
+            use = (want.slot, want.incarnation)
+            if not self._desk.is_open(use):  # it ended before its end could be heard to free the name
+                await self._names.release(use)
             return messages.Done()
         if want.what == "events":
             return await self._list_events(want, timeout)
@@ -156,6 +159,7 @@ class Wants:
             raise
         assert isinstance(attached, messages.Attachment)
         self._mirrors.put(origin, attached, link)
+        self._following.keep(source, link)
         if self._following.sources.get(node) is source:
             self._mirrors.store(origin)
         else:  # it was lost meanwhile

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -11,15 +12,15 @@ from tests.fleet.nodes import Node, Server
 
 
 class Cluster:
-    """Three servers on loopback."""
+    """Three servers on loopback, or on an address of the network in which `prefix` starts a command."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, prefix: Sequence[str] = (), host: str = "127.0.0.1") -> None:
         ports = [_free_port() for _ in range(3)]
-        routes = ",".join(f"nats-route://127.0.0.1:{port}" for port in ports)
+        routes = ",".join(f"nats-route://{host}:{port}" for port in ports)
         self.servers = [
             Server(
                 path / f"n{number}", "-n", f"n{number}", "-cluster_name", "fleet", "-cluster",
-                f"nats://127.0.0.1:{port}", "-routes", routes,
+                f"nats://{host}:{port}", "-routes", routes, prefix=prefix, host=host,
             )
             for number, port in enumerate(ports)
         ]  # fmt: skip
@@ -57,6 +58,24 @@ class Cluster:
         """End them."""
         for server in self.servers:
             server.kill()
+
+
+def leader(urls: Sequence[str]) -> int:
+    """The number of the server that leads the store of names; -1 while there is none."""
+    import nats
+
+    async def ask() -> str:
+        client = await nats.connect(list(urls))
+        try:
+            info = await client.jetstream(timeout=1.0).stream_info("KV_ipcsync_main")
+            return (info.cluster and info.cluster.leader) or ""
+        except (nats.errors.Error, asyncio.TimeoutError):
+            return ""
+        finally:
+            await client.close()
+
+    name = asyncio.run(ask())
+    return int(name.removeprefix("n")) if name else -1
 
 
 def _free_port() -> int:

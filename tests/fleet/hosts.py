@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +147,12 @@ class Host(Peer):
 _here: dict[str, Any] = {}
 
 
-def serve(directory: str, node: str, url: str, *arguments: str) -> None:
+def serve(directory: str, node: str, urls: Sequence[str], *arguments: str) -> None:
     """Start this host's coordinator and its bridge, and wait until the bridge answers."""
     _here["coordinator"] = ipcsync.launch(runtime_dir=directory)
     _here["command"] = [
-        sys.executable, "-m", "ipcsync_bridge", "--node", node, "--nats", url, "--insecure", "--runtime-dir",
-        _here["coordinator"].runtime_dir, *arguments,
+        sys.executable, "-m", "ipcsync_bridge", "--node", node, *(part for url in urls for part in ("--nats", url)),
+        "--insecure", "--runtime-dir", _here["coordinator"].runtime_dir, *arguments,
     ]  # fmt: skip
     _here["log"] = tempfile.TemporaryFile()  # noqa: SIM115 - of the process's life
     _here["client"] = ipcsync.connect(_here["coordinator"].endpoint, name="worker")
@@ -167,7 +167,9 @@ def start_bridge() -> None:
 
 
 def _answers() -> bool:
-    assert _here["bridge"].poll() is None, bridge_text()
+    if _here["bridge"].poll() is not None:
+        assert "store" in bridge_text(), bridge_text()  # the servers have no leader yet
+        start_bridge()
     try:
         return bool(_here["client"].nodes(timeout=5.0))
     except (ipcsync.NoBridge, ipcsync.FleetUnavailable, ipcsync.WaitTimeout):

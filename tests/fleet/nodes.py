@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,30 @@ def with_client(server: Server, work: Callable[[Any], Awaitable[None]]) -> None:
         await client.close()
 
     asyncio.run(run())
+
+
+@contextmanager
+def listening(server: Server, subject: str, heard: Callable[[Any], Awaitable[None]]) -> Iterator[None]:
+    """Call `heard` with each message that comes on a subject meanwhile, those sent before the end included."""
+    import nats
+
+    is_there, is_over = threading.Event(), threading.Event()
+
+    async def listen() -> None:
+        client = await nats.connect(server.url)
+        await client.subscribe(subject, cb=heard)
+        await client.flush()
+        is_there.set()
+        await asyncio.to_thread(is_over.wait)
+        await client.flush()
+        await client.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(listen()))
+    thread.start()
+    assert is_there.wait(DEADLINE_S)
+    yield
+    is_over.set()
+    thread.join()
 
 
 class Node:

@@ -1,10 +1,12 @@
-"""Random kills, stops and cuts between hosts of their own, and a checker of what was seen there.
+"""Random kills, stops and cuts between hosts of their own, and a judge of what was seen there.
 
-    python -m tests.fleet.soak --minutes 10 --seed 1
+    python -m tests.fleet.soak --minutes 10 --hosts 4 --processes 8 --seed 1
 
-Each host records on an event and follows those of the others. When one is lost, its follower goes on with the next
-event of that host. What must hold: nothing was seen complete that was not recorded; nothing that was seen complete is
-lost later, nor the other way round; every wait ends. At the end no slot is left in use.
+Three servers stand in the hub. On each host processes record on events, follow those of the other hosts, and claim
+names of the fleet. Processes, bridges and servers are killed and stopped, wires cut, several at once. What must hold:
+nothing was seen complete that was not recorded, nothing that was seen complete on a node is lost there later, nor the
+other way round; a name has one holder; every wait ends; after the last disturbance all hosts hear each other again; and
+at the end no slot, link or descriptor is left in use.
 """
 
 from __future__ import annotations
@@ -15,209 +17,180 @@ import random
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ipcsync
-from tests.fleet import hosts
+from tests.fleet import cluster, hosts, soak_host
+from tests.fleet.cluster import Cluster
+from tests.fleet.history import Away, History
 from tests.fleet.hosts import HUB, Host, Hub
-from tests.fleet.nodes import Server
 from tests.kit.until import until
 
-TTL_S = 2.0
-FIRST_WAIT_S = 5.0
-_AGAIN_S = 0.05  # until another host is asked again that had nothing, or was away
-LONGEST_WAIT_S = 60.0  # none takes that long: they end by a record, or a loss
-
-# --- what runs on a host ----------------------------------------------------------------------------------------------
-
-_stop = threading.Event()
-_threads: list[threading.Thread] = []
-_recorded: dict[str, int] = {}  # by event: generations that were recorded, and so complete at some time
-_seen: list[tuple[str, str, int, str]] = []  # node, event, generation, "complete" or the error's class
-_problems: list[str] = []
+TTL_S, LEASE_S = 2.0, 5.0
+_RECOVERY_S = 15.0  # after a cut, until a node answers again: TCP repeats what was lost ever more rarely
+_RECOVERED_S = 120.0
+_RECORDERS = 2  # of each host's processes
 
 
-def begin(node: str, others: list[str]) -> None:
-    """Start to record, and to follow the others."""
-    client = hosts._here["client"]
-    _threads.append(threading.Thread(target=_record, args=(client, node)))
-    _threads.extend(threading.Thread(target=_follow, args=(client, other)) for other in others)
-    for thread in _threads:
-        thread.start()
+class Soak:
+    """The hosts and servers, and what is just now being done to them."""
 
+    def __init__(self, path: Path, count: int, processes: int, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._processes = processes
+        self.names = [f"n{number}" for number in range(count)]
+        self.history = History()
+        self.done: collections.Counter[str] = collections.Counter()
+        self.made: list[Host] = []
+        self._undo: dict[str, tuple[float, Callable[[], object]]] = {}  # by what is disturbed: when, and how
+        self._hub = Hub()
+        self._cluster = Cluster(path, prefix=self._hub.prefix, host=HUB)
 
-def _record(client: ipcsync.Client, node: str) -> None:
-    stream, number = ipcsync.Stream(), 0
-    while not _stop.is_set():
-        number += 1
-        name = f"{node}/{number}"
-        with client.event(name, recorder=True, engine="timeline") as event:
-            for _ in range(200):
-                if _stop.is_set():
-                    break
-                _recorded[_use_of(event)] = event.generation + 1  # before: it may be seen before this thread goes on
-                event.record(stream)
-                _stop.wait(0.01)  # the pace
-            event.at(max(event.generation, 1)).synchronize(LONGEST_WAIT_S)
+    def start(self) -> None:
+        """Start all hosts, then their workers."""
+        arguments = ("--link-ttl", str(TTL_S), "--replicas", "3")
+        for number in range(len(self.names)):
+            self.made.append(Host(self._hub, number))
+        for host, name in zip(self.made, self.names, strict=True):
+            host.call(hosts.serve, host.directory, name, self._cluster.urls, *arguments, timeout=120)
+        for host, name in zip(self.made, self.names, strict=True):
+            others = [other for other in self.names if other != name]
+            host.call(soak_host.begin, name, others, self._processes, min(_RECORDERS, self._processes), timeout=120)
 
+    def disturb(self, seconds: float) -> None:
+        """Do so for that long; then all is whole again."""
+        until_s, next_s = time.monotonic() + seconds, 0.0
+        while (now := time.monotonic()) < until_s:
+            if now >= next_s:
+                self._disturb_one()
+                next_s = now + self._chance.uniform(0.3, 1.5)  # often before all have got over the last
+            for what, (due, undo) in list(self._undo.items()):
+                if now >= due:
+                    undo()
+                    del self._undo[what]
+            self._tend()
+            time.sleep(0.1)
+        for _, undo in self._undo.values():
+            undo()
+        self._undo.clear()
 
-def _follow(client: ipcsync.Client, other: str) -> None:
-    while not _stop.is_set():
-        number = _newest(client, other)
-        name = f"{other}/{number}"
-        if not number:
-            _stop.wait(_AGAIN_S)
-            continue
-        try:
-            event = client.event(name, node=other, timeout=5.0)
-        except ipcsync.IpcSyncError:
-            _stop.wait(_AGAIN_S)
-            continue
-        with event:
-            _follow_one(event, other, name)
+    def _tend(self) -> None:
+        for host in self.made:
+            host.begin(soak_host.tell, "tend")
+        for host in self.made:
+            host.result(60)
 
-
-def _use_of(event: ipcsync.SharedEvent) -> str:
-    """The same on every host, and another one for each use of a name."""
-    return bytes(event.at(1))[:32].hex()
-
-
-def _newest(client: ipcsync.Client, other: str) -> int:
-    try:
-        rows = client.list_events(f"{other}/", node=other, timeout=5.0)
-    except ipcsync.IpcSyncError:
-        return 0
-    return max((int(row.name.partition("/")[2]) for row in rows if row.state == "open" and row.recorder), default=0)
-
-
-def _follow_one(event: ipcsync.SharedEvent, other: str, name: str) -> None:
-    generation, use = 0, _use_of(event)
-    while not _stop.is_set():
-        generation = max(generation + 1, event.generation)
-        try:
-            event.at(generation).synchronize(LONGEST_WAIT_S if generation > 1 else FIRST_WAIT_S)
-        except ipcsync.RecorderLost as error:
-            _seen.append((other, use, generation, type(error).__name__))
+    def _disturb_one(self) -> None:
+        number = self._chance.randrange(len(self.made))
+        host, place = self.made[number], self._chance.randrange(self._processes)
+        how = self._chance.choice(
+            ["worker killed", "worker stopped", "bridge killed", "bridge stopped", "cut", "input", "output", "server",
+             "leader"]
+        )  # fmt: skip
+        seconds = self._chance.choice([0.2, 1.0, 3.0, 8.0])  # below the TTL and the lease, and above them
+        what = "server" if how in ("server", "leader") else f"{how[:6]} {number} {place if 'worker' in how else ''}"
+        if what in self._undo or (
+            how in ("cut", "input", "output") and any(f" {number} " in key for key in self._undo)
+        ):
             return
-        except ipcsync.WaitTimeout:
-            if generation > 1:
-                _problems.append(f"{name} #{generation}: no end within {LONGEST_WAIT_S} s")
-            return  # its recorder had closed before it was opened here, which opened it anew
-        except ipcsync.IpcSyncError as error:
-            _problems.append(f"{name} #{generation}: {error!r}")
-            return
-        _seen.append((other, use, generation, "complete"))
+        undo = self._begin(how, host, place, seconds)
+        self.done[how] += 1
+        if undo is not None:
+            self._undo[what] = time.monotonic() + seconds, undo
 
-
-def end() -> tuple[dict[str, int], list[tuple[str, str, int, str]], list[str], int]:
-    """Stop; what was recorded, seen, wrong, and how many slots are still in use."""
-    _stop.set()
-    for thread in _threads:
-        thread.join(2 * LONGEST_WAIT_S)
-        if thread.is_alive():
-            _problems.append(f"{thread.name} did not end")
-    client = hosts._here["client"]
-    try:
-        until(lambda: client.stats()["pool_in_use"] == 0, "all slots to be free")
-    except AssertionError:
-        _problems.append("slots are left in use")
-    return _recorded, _seen, _problems, client.stats()["pool_in_use"]
-
-
-# --- the soak ---------------------------------------------------------------------------------------------------------
-
-
-def check(recorded: dict[str, int], seen: list[tuple[str, str, int, str]]) -> list[str]:
-    """What is wrong in what one host saw, given what all have recorded."""
-    wrong: list[str] = []
-    good: dict[str, int] = {}
-    lost: dict[str, int] = {}
-    for _, name, generation, what in seen:
-        if what == "complete":
-            if generation > recorded.get(name, 0):
-                wrong.append(f"{name} #{generation} was seen complete, and {recorded.get(name, 0)} were recorded")
-            if generation >= lost.get(name, 1 << 62):
-                wrong.append(f"{name} #{generation} was seen complete after #{lost[name]} was lost")
-            good[name] = max(good.get(name, 0), generation)
-        else:
-            if generation <= good.get(name, 0):
-                wrong.append(f"{name} #{generation} was lost after #{good[name]} was seen complete")
-            lost[name] = min(lost.get(name, 1 << 62), generation)
-    return wrong
-
-
-def _disturb(chance: random.Random, made: list[Host], server: Server) -> str:
-    host = chance.choice(made)
-    how = chance.choice(["kill", "stop", "cut", "input", "output", "server"])
-    seconds = chance.choice([0.2, 1.0, 3.0])  # the lengths are tested: below the TTL and above it
-    if how == "kill":
-        host.call(hosts.signal_bridge, signal.SIGKILL)
-        host.call(hosts.bridge_status, 30)
-        host.call(hosts.start_bridge)
-    elif how == "stop":
-        host.call(hosts.signal_bridge, signal.SIGSTOP)
-        time.sleep(seconds)
-        host.call(hosts.signal_bridge, signal.SIGCONT)
-    elif how == "cut":
-        host.cut()
-        time.sleep(seconds)
-        host.heal()
-    elif how == "server":
-        server.kill()
-        time.sleep(seconds)
-        server.start()
-    else:
-        host.drop(how)
-        time.sleep(seconds)
-        host.undrop()
-    return how
-
-
-def run(seconds: float, count: int, seed: int, say: Callable[[str], object]) -> list[str]:
-    """What was wrong in so many seconds with `count` hosts."""
-    chance = random.Random(seed)
-    hub = Hub()
-    made: list[Host] = []
-    with tempfile.TemporaryDirectory() as path:
-        server = Server(Path(path), prefix=hub.prefix, host=HUB)
-        try:
-            names = [f"n{number}" for number in range(count)]
-            for number, name in enumerate(names):
-                made.append(Host(hub, number))
-                made[-1].call(hosts.serve, made[-1].directory, name, server.url, "--link-ttl", str(TTL_S), timeout=120)
-            for host, name in zip(made, names, strict=True):
-                host.call(begin, name, [other for other in names if other != name])
-            until_s = time.monotonic() + seconds
-            done: collections.Counter[str] = collections.Counter()
-            while time.monotonic() < until_s:
-                time.sleep(chance.uniform(0.5, 2.0))  # so too: another one comes before all have got over the last
-                how = _disturb(chance, made, server)
-                done[how] += 1
-            say(f"disturbed: {dict(done)}")
-            return _judge(made, say)
-        finally:
-            for host in made:
-                host.close()
+    def _begin(self, how: str, host: Host, place: int, seconds: float) -> Callable[[], object] | None:
+        """Begin a disturbance; what ends it, None if nothing has to."""
+        undo: Callable[[], object] | None = None
+        began, node = time.monotonic(), self.names[host.number]
+        if how == "worker killed":
+            host.call(soak_host.tell, "kill", place)
+            return None
+        if how == "worker stopped":
+            host.call(soak_host.tell, "stop", place, is_for_long=seconds > LEASE_S / 2)
+            return lambda: host.call(soak_host.tell, "go_on", place)
+        if how in ("server", "leader"):
+            server = self._cluster.servers[self._leader() if how == "leader" else self._chance.randrange(3)]
             server.kill()
-            hub.close()
+            return server.start
+        if how == "bridge killed":
+            host.call(hosts.signal_bridge, signal.SIGKILL)
+            undo, seconds = None, 0.0  # `tend` starts the next one
+        elif how == "bridge stopped":
+            host.call(hosts.signal_bridge, signal.SIGSTOP)
+            undo = lambda: host.call(hosts.signal_bridge, signal.SIGCONT)  # noqa: E731
+        elif how == "cut":
+            host.cut()
+            undo = host.heal
+        else:
+            host.drop(how)
+            undo = host.undrop
+        self.history.away.append(Away(node, began, began + seconds))
+        return undo
+
+    def _leader(self) -> int:
+        number = self.made[0].call(cluster.leader, self._cluster.urls)
+        return number if number >= 0 else self._chance.randrange(3)
+
+    def recover(self) -> float:
+        """Wait until each host hears each other one again; how many seconds that took."""
+        began = time.monotonic()
+        for host, name in zip(self.made, self.names, strict=True):
+
+            def hears_all(host: Host = host, name: str = name) -> bool:
+                self._tend()
+                heard: object = host.call(soak_host.tell, "heard", began)
+                return heard == set(self.names) - {name}
+
+            try:
+                until(hears_all, "", _RECOVERED_S)
+            except AssertionError:
+                self.history.problems.append(f"{name} does not hear all others within {_RECOVERED_S:g} s")
+        return time.monotonic() - began
+
+    def end(self, say: Callable[[str], object]) -> list[str]:
+        """End the workers; what was wrong in all of it."""
+        for host in self.made:
+            host.begin(soak_host.tell, "end")
+        for host in self.made:
+            host.result(600)
+        ends: collections.Counter[str] = collections.Counter()
+        for host, name in zip(self.made, self.names, strict=True):
+            rest: Any = host.call(soak_host.tell, "rest", timeout=600)
+            journals, problems, ended = rest
+            for by, lines in journals.items():
+                self.history.add(name, by, lines)
+            self.history.problems += problems
+            ends.update(ended)
+            host.call(hosts.end)
+        seen = [each.what for some in self.history.seen.values() for each in some]
+        say(f"disturbed: {dict(sorted(self.done.items()))}; ended: {dict(sorted(ends.items()))}")
+        say(
+            f"recorded {sum(map(len, self.history.recorded.values()))} on {len(self.history.recorded)} events; "
+            f"seen {dict(collections.Counter(seen))}; names were held {len(self.history.held)} times"
+        )
+        return self.history.wrong(TTL_S, _RECOVERY_S)
+
+    def close(self) -> None:
+        """End what is left."""
+        for host in self.made:
+            host.close()
+        self._cluster.close()
+        self._hub.close()
 
 
-def _judge(made: list[Host], say: Callable[[str], object]) -> list[str]:
-    ends: list[Any] = [host.call(end, timeout=600) for host in made]
-    for host in made:
-        host.call(hosts.end)
-    recorded = {name: generation for each, *_ in ends for name, generation in each.items()}
-    wrong = [problem for _, _, problems, _ in ends for problem in problems]
-    for _, seen, _, _ in ends:
-        wrong += check(recorded, seen)
-    total = [what for _, seen, _, _ in ends for *_, what in seen]
-    complete = total.count("complete")
-    say(f"recorded {sum(recorded.values())}; seen complete {complete}, lost {len(total) - complete}")
-    return wrong
+def run(seconds: float, count: int, processes: int, seed: int, say: Callable[[str], object]) -> list[str]:
+    """What was wrong in so many seconds with `count` hosts of so many processes."""
+    with tempfile.TemporaryDirectory() as path:
+        soak = Soak(Path(path), count, processes, seed)
+        try:
+            soak.start()
+            soak.disturb(seconds)
+            say(f"all hear each other again after {soak.recover():.1f} s")
+            return soak.end(say)
+        finally:
+            soak.close()
 
 
 def main() -> int:
@@ -225,16 +198,22 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=8, help="on each host, two of which record")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     reason = hosts.why_not()
     if reason:
         sys.stderr.write(f"no soak: {reason}\n")
         return 1
-    wrong = run(60 * arguments.minutes, arguments.hosts, arguments.seed, lambda text: sys.stdout.write(f"{text}\n"))
+
+    def say(text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    wrong = run(60 * arguments.minutes, arguments.hosts, arguments.processes, arguments.seed, say)
     for each in wrong:
-        sys.stdout.write(f"VIOLATION: {each}\n")
-    sys.stdout.write(f"{len(wrong)} violations\n")
+        say(f"VIOLATION: {each}")
+    say(f"{len(wrong)} violations")
     return bool(wrong)
 
 

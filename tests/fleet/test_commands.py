@@ -118,7 +118,7 @@ def test_each_command_of_the_page_is_one(server: Server, new_node: Callable[...,
     started: list[subprocess.Popen[bytes]] = []
     try:
         for command in sorted(commands):
-            words = shlex.split(command.replace("nats://127.0.0.1:4222", server.url))[1:]
+            words = shlex.split(command.replace("nats://127.0.0.1:4222", server.url), comments=True)[1:]
             if "--tls-ca" in words:  # of files that are not there: the call is right, and says what is missing
                 done = run(*words, **settings)
                 assert done.returncode == 2
@@ -167,3 +167,18 @@ def test_a_bridge_says_what_it_has_counted(pair: tuple[Node, Node]) -> None:
     until(lambda: b.bridge().nodes_lost == {"stopped": 1}, "the goodbye to be counted")
     (peer,) = b.bridge().peers
     assert (peer.state, peer.reason) == ("lost", "stopped")
+
+
+def test_a_bridge_that_may_not_connect_any_more_ends(tmp_path: Path) -> None:
+    settings = tmp_path / "nats.conf"
+    settings.write_text("")
+    server = Server(tmp_path / "server", "-c", str(settings))
+    node = Node("a", [server.url])
+    node.start_bridge()
+    node.await_bridge()
+    assert node.bridge is not None
+    settings.write_text('authorization { user: "somebody", password: "else" }')
+    server.process.send_signal(signal.SIGHUP)
+    assert node.bridge.wait(DEADLINE_S) == 1
+    node.close()
+    server.kill()

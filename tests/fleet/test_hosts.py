@@ -45,7 +45,7 @@ def new_host(hub: Hub, server: Server) -> Iterator[Callable[..., Host]]:
     def start(node: str, *arguments: str, expects: bool = True) -> Host:
         host = Host(hub, len(made))
         made.append(host)
-        host.begin(hosts.serve, host.directory, node, server.url, "--link-ttl", str(TTL_S), *arguments)
+        host.begin(hosts.serve, host.directory, node, [server.url], "--link-ttl", str(TTL_S), *arguments)
         return host
 
     yield start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 import time
@@ -13,6 +12,7 @@ import pytest
 
 import ipcsync
 from tests.fleet.cluster import Cluster
+from tests.fleet.cluster import leader as leader_of
 from tests.fleet.machine import Machine
 from tests.fleet.nodes import Node
 from tests.kit.until import DEADLINE_S, until
@@ -100,27 +100,9 @@ def test_bridge_restart_heals(patient_pair: tuple[Node, Node], kills: int, recor
     assert load.waited >= records
 
 
-def _leader(cluster: Cluster) -> int:
-    """The number of the server that leads the store of names; -1 while there is none."""
-    import nats
-
-    async def ask() -> str:
-        client = await nats.connect(cluster.urls)
-        try:
-            info = await client.jetstream(timeout=1.0).stream_info("KV_ipcsync_main")
-            return (info.cluster and info.cluster.leader) or ""
-        except (nats.errors.Error, asyncio.TimeoutError):
-            return ""
-        finally:
-            await client.close()
-
-    name = asyncio.run(ask())
-    return int(name.removeprefix("n")) if name else -1
-
-
 def _claims(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent | None:
     try:
-        return client.event(name, recorder=True, fleet=True)
+        return client.event(name, recorder=True, fleet=True, timeout=2.0)  # soon again: it is back once one succeeds
     except (ipcsync.FleetUnavailable, ipcsync.WaitTimeout, ipcsync.RecorderTaken):
         return None
 
@@ -135,7 +117,7 @@ def test_leader_kill_does_not_touch_links(cluster: Cluster, machine: Machine, ki
         try:
             until(lambda: load.problem or load.waited > 10, "the first records")
             for number in range(kills):
-                leader = until(lambda: _leader(cluster) + 1, "a leader", 60) - 1
+                leader = until(lambda: leader_of(cluster.urls) + 1, "a leader", 60) - 1
                 began = time.monotonic()
                 cluster.servers[leader].kill()
                 claimed: Any = until(lambda: _claims(a, f"w{number}"), "names to be back", 60)  # noqa: B023 - at once

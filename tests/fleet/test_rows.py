@@ -6,9 +6,9 @@ The rows that need hosts of their own, with wires to cut, are in test_hosts.py; 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +18,10 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync_bridge import wire
 from tests.fleet.cluster import Cluster
 from tests.fleet.machine import Machine
-from tests.fleet.nodes import Node, Server, with_client
+from tests.fleet.nodes import Node, Server, listening, with_client
 from tests.fleet.sides import WAYS, Sides, end_of, learn
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
@@ -232,31 +233,13 @@ def test_row_14_a_peer_that_stands_still_makes_nobody_else_slower_and_sees_the_n
 @contextmanager
 def kept_news(server: Server, to: str) -> Iterator[list[tuple[str, bytes]]]:
     """What a node is told meanwhile, as it lies on the wire."""
-    import asyncio
-
-    import nats
-
     news: list[tuple[str, bytes]] = []
-    is_there, is_over = threading.Event(), threading.Event()
 
     async def keep(message: Any) -> None:
         news.append((message.subject, message.data))
 
-    async def listen() -> None:
-        client = await nats.connect(server.url)
-        await client.subscribe(f"ipcsync.main.{to}.tell.*", cb=keep)
-        await client.flush()
-        is_there.set()
-        await asyncio.to_thread(is_over.wait)
-        await client.flush()
-        await client.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(listen()))
-    thread.start()
-    assert is_there.wait(DEADLINE_S)
-    yield news
-    is_over.set()
-    thread.join()
+    with listening(server, f"ipcsync.main.{to}.tell.*", keep):
+        yield news
 
 
 @thorough
@@ -294,6 +277,25 @@ def test_row_17_same_name_refused(pair: tuple[Node, Node], new_node: Callable[..
     event.record(ipcsync.Stream())  # the first has not noticed
     learn(sides.ends(), "complete")
     assert seen.state == "open"
+
+
+async def _answer_late(message: Any) -> None:
+    """As a bridge far away answers a question about itself."""
+    await asyncio.sleep(0.05)
+    await message.respond(wire.encode(wire.Pong(1, b"e" * 16, b"o" * 16, b"c" * 16, 0, 0)))
+
+
+def test_row_17_nor_is_it_taken_from_one_that_is_farther_from_the_server(
+    server: Server, new_node: Callable[..., Node]
+) -> None:
+    first = new_node("a", "--link-ttl", "1")
+    first.await_bridge()
+    first.end_bridge(signal.SIGKILL)
+    with listening(server, "ipcsync.main.a.ask.*", _answer_late):
+        second = new_node("a", "--link-ttl", "1")
+        assert second.bridge is not None
+        assert second.bridge.wait(DEADLINE_S) == 1
+    assert "another bridge, which answers, has the name 'a'" in second.text()
 
 
 def _wait_for(endpoint: str, name: str, generation: int) -> tuple[str, str]:

@@ -130,6 +130,8 @@ async def _try_what_is_forbidden(server: Server, authority: Authority) -> None:
         "$KV.ipcsync_main.nodes.prefill-0",  # another node's key
         "$JS.API.STREAM.DELETE.KV_ipcsync_main",
         "$JS.API.STREAM.PURGE.KV_ipcsync_main",
+        "$JS.API.CONSUMER.CREATE.KV_ipcsync_main",  # by which a server would send to any subject
+        "$JS.API.CONSUMER.DURABLE.CREATE.KV_ipcsync_main.x",
     ):
         await client.publish(subject, b"x")
         assert subject.lower() in await asyncio.wait_for(errors.get(), DEADLINE_S)

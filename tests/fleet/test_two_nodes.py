@@ -251,3 +251,14 @@ def test_a_coordinator_with_a_keeper_dies_and_its_mirrors_live(new_node: Callabl
     seen.at(event.record(stream).generation).synchronize(WAIT_S)
     b.event("new", node="a")
     assert (one.bridge and one.bridge.poll(), two.bridge and two.bridge.poll()) == (None, None)
+
+
+def test_a_mirror_that_is_closed_and_opened_again_at_once_hears_all_that_follows(pair: tuple[Node, Node]) -> None:
+    a, b = pair[0].client(), pair[1].client()
+    event, stream = recorded(a, "kv"), ipcsync.Stream()
+    seen = b.event("kv", node="a")
+    for _ in range(100):
+        seen.close()
+        seen = b.event("kv", node="a")
+        event.record(stream)
+        seen.at(event.generation).synchronize(WAIT_S)

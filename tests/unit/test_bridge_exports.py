@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,31 +39,36 @@ class Recorder:
             self._line.futex.wake()
 
 
+def attachment(slot: int) -> Attachment:
+    return Attachment(
+        name="e",
+        slot=slot,
+        incarnation=1,
+        base=0,
+        device="",
+        engine="timeline",
+        depth=1,
+        recorder=False,
+        handles=[b""],
+        serials=[0],
+    )
+
+
 class Scene:
-    """A board with one slot, exported."""
+    """A board, of which the first slot is exported."""
 
     def __init__(self, path: Path) -> None:
-        self.board = Board.create(str(path), b"e" * 16, 1, 1)
-        line = self.board.slot(0)
-        line.open(1)
-        assert line.state == OPEN
-        self.recorder = Recorder(line, self.board.words)
+        self.board = Board.create(str(path), b"e" * 16, 1, 200)
+        self.recorder = Recorder(self.open(0), self.board.words)
         self.told: list[int] = []
         self.exports = Exports(self.board, self._changed, self._failed)
-        self.exports.put(
-            Attachment(
-                name="e",
-                slot=0,
-                incarnation=1,
-                base=0,
-                device="",
-                engine="timeline",
-                depth=1,
-                recorder=False,
-                handles=[b""],
-                serials=[0],
-            )
-        )
+        self.exports.put(attachment(0))
+
+    def open(self, slot: int) -> SlotLine:
+        line = self.board.slot(slot)
+        line.open(1)
+        assert line.state == OPEN
+        return line
 
     def _changed(self, changed: list[Export]) -> None:
         self.told += [export.row.completed for export in changed]
@@ -116,3 +122,41 @@ def test_what_another_export_of_the_use_has_stored_is_put_right_by_the_next_look
     scene.board.slot(0).follow(False)
     scene.exports.kick()
     until(lambda: scene.recorder.is_asked, "it asks again")
+
+
+def test_a_look_by_another_thread_takes_nothing_from_the_one_that_watches(scene: Scene) -> None:
+    recorder = Recorder(scene.open(1), scene.board.words)
+    export = Export(scene.board, attachment(1))
+    recorder.record(completes=False)
+    assert not export.watch().completed
+    scene.board.slot(1).store_completed(1)
+    assert export.look().completed == 1
+    assert export.follow(), "it looks again soon, and finds what is not told yet"
+    export.watch()
+    assert not export.follow()
+
+
+def test_what_is_pending_below_a_lost_generation_is_looked_for(scene: Scene) -> None:
+    recorder = Recorder(scene.open(1), scene.board.words)
+    export = Export(scene.board, attachment(1))
+    for _ in range(4):
+        recorder.record(completes=False)
+    scene.board.slot(1).lose(3, 0)
+    assert export.watch().lost == 3
+    assert export.follow()
+    scene.board.slot(1).store_completed(2)
+    assert export.watch().completed == 2
+    assert not export.follow()
+
+
+def test_threads_that_watch_nothing_end(scene: Scene) -> None:
+    def watchers() -> int:
+        return [thread.name for thread in threading.enumerate()].count("ipcsync-exports")
+
+    for slot in range(1, 200):
+        scene.open(slot)
+        scene.exports.put(attachment(slot))
+    assert watchers() == 2
+    for export in scene.exports:
+        scene.exports.drop(export)
+    until(lambda: watchers() == 1, "one is left")

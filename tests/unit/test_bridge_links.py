@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
-from ipcsync_bridge.links import ACK_EVERY, PING_S, RETRY_S, WINDOW, Follower, Link, Source
+from ipcsync_bridge.links import ACK_EVERY, RETRY_S, WINDOW, Follower, Link, Source
 from ipcsync_bridge.wire import Row
 
 CHANNEL, OTHER = b"c" * 16, b"d" * 16
@@ -65,8 +68,81 @@ def test_a_gap_or_another_bridge_has_the_state_asked_for(channel: bytes, number:
     one.heard_news(CHANNEL, 1, 100.0)
     one.heard_news(channel, number, 100.0)
     assert one.wants_sync
+    one.syncing()
     one.synced(channel, number)
     assert not one.wants_sync
+
+
+class Told(NamedTuple):
+    """A node that has told `sent` things, one a message, of which some are `on_the_way`; and who is to know them all.
+
+    `asked` is None, "asked", or what the answer says that is on its way: how much had been told.
+    """
+
+    source: Source
+    sent: int = 0
+    on_the_way: tuple[int, ...] = ()
+    asked: str | int | None = None
+    known: frozenset[int] = frozenset()
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (tuple(sorted(vars(self.source).items(), key=str)).__repr__(), *self[1:])
+
+
+def steps(now: Told) -> Iterator[Told]:
+    """What may happen next: messages are lost, but never overtake each other; an answer may overtake them."""
+    source = copy.copy(now.source)
+    after = now._replace(source=source)
+    if now.sent < 4:
+        yield after._replace(sent=now.sent + 1, on_the_way=(*now.on_the_way, now.sent + 1))
+    if now.on_the_way:
+        number, *rest = now.on_the_way
+        yield after._replace(on_the_way=tuple(rest))
+        heard = copy.copy(source)
+        heard.heard_news(CHANNEL, number, 100.0)
+        yield now._replace(source=heard, on_the_way=tuple(rest), known=now.known | {number})
+    if now.asked is None and source.wants_sync:
+        asking = copy.copy(source)
+        asking.syncing()
+        yield now._replace(source=asking, asked="asked")
+    if now.asked == "asked":
+        yield after._replace(asked=now.sent)
+    if isinstance(now.asked, int):
+        yield after._replace(asked=None, **_answered(source, now.asked, now.known))
+    answered = copy.copy(now.source)
+    answered.heard_answer(CHANNEL, now.sent, 100.0)
+    yield now._replace(source=answered)
+    looked = copy.copy(now.source)
+    looked.look(101.0)
+    yield now._replace(source=looked)
+
+
+def _answered(source: Source, number: int, known: frozenset[int]) -> dict[str, Any]:
+    source = copy.copy(source)
+    source.synced(CHANNEL, number)
+    return {"source": source, "known": known | set(range(1, number + 1))}
+
+
+def test_whatever_is_lost_while_something_is_asked_for_is_known_in_the_end() -> None:
+    first = Told(source())
+    seen, waiting = {first.key}, [first]
+    while waiting:
+        now = waiting.pop()
+        if not now.on_the_way and now.asked is None:
+            last = now._replace(source=copy.copy(now.source))
+            for ping_s in (200.0, 300.0):  # the first may only clear what an earlier one had missed
+                last.source.heard_answer(CHANNEL, now.sent, ping_s)
+                last.source.look(ping_s + 1)
+                if last.source.wants_sync:
+                    last.source.syncing()
+                    last = last._replace(**_answered(last.source, now.sent, last.known))
+            assert last.known == set(range(1, now.sent + 1)), now
+        for each in steps(now):
+            if each.key not in seen:
+                seen.add(each.key)
+                waiting.append(each)
+    assert len(seen) > 1000
 
 
 def test_an_answer_that_is_ahead_of_news_waits_for_them_a_moment() -> None:
@@ -94,10 +170,16 @@ def test_a_node_is_lost_a_ttl_after_the_sending_of_the_last_ping_that_it_answere
     assert one.is_silent(106.0)
 
 
-def test_pings_come_each_second_and_sooner_while_nobody_listens() -> None:
+@pytest.mark.parametrize(("ttl_s", "ping_s"), [(5.0, 1.0), (60.0, 1.0), (1.0, 0.25)])
+def test_pings_come_each_second_and_at_least_four_in_a_ttl(ttl_s: float, ping_s: float) -> None:
+    one = Source("a", b"e" * 16, ttl_s=ttl_s, alive_until=100.0 + ttl_s)
+    one.pinged(100.0)
+    assert one.next_ping == 100.0 + ping_s
+
+
+def test_pings_come_sooner_while_nobody_listens() -> None:
     one = source()
     one.pinged(100.0)
-    assert one.next_ping == 100.0 + PING_S
     one.unreachable(100.1)
     assert one.next_ping == pytest.approx(100.1 + RETRY_S)
 

@@ -1,8 +1,10 @@
-"""What becomes of a name that was claimed in the fleet while the store does not answer."""
+"""The names of the fleet as one node claims, keeps and frees them, over stores and networks that fail."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ import pytest
 pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
 
 from ipcsync._wire.messages import Want
-from ipcsync.errors import FleetUnavailable
+from ipcsync.errors import FleetUnavailable, NodeNameTaken, RecorderTaken
+from ipcsync_bridge import nodes
+from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.nodes import Names
 from ipcsync_bridge.transport import Conflict, Unavailable
 
@@ -23,8 +27,8 @@ class _Store:
         self.is_silent = False
         self._revision = 0
 
-    async def read(self, prefix: str, _timeout: float) -> dict[str, tuple[bytes, int]]:
-        return {key: found for key, found in self.keys.items() if key.startswith(prefix)}
+    async def read(self, key: str, _timeout: float) -> tuple[bytes, int] | None:
+        return self.keys.get(key)
 
     async def cas(self, key: str, value: bytes | None, _revision: int, _timeout: float) -> int:
         if self.is_silent:
@@ -37,13 +41,14 @@ class _Store:
         return self._revision
 
 
-def test_a_name_that_could_not_be_freed_is_freed_later_and_never_claimed_again() -> None:
-    async def nobody(_node: str, _timeout: float) -> bytes | None:
-        return None
+async def _nobody(_node: str, _timeout: float) -> bytes | None:
+    return None
 
+
+def test_a_name_that_could_not_be_freed_is_freed_later_and_never_claimed_again() -> None:
     async def scenario() -> None:
         store: Any = _Store()
-        nodes = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, nobody)
+        nodes = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, Counters())
         await nodes.take()
         store.keys["names.x"] = b"mine", 7
         nodes.claims[3, 1] = "names.x", 7
@@ -58,35 +63,37 @@ def test_a_name_that_could_not_be_freed_is_freed_later_and_never_claimed_again()
     asyncio.run(scenario())
 
 
+class _Late(_Store):
+    """Writes that time out are kept, for the test to apply them; a revision that is not the present one refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: tuple[str, bytes | None, int] | None = None
+        self.last: dict[str, int] = {}  # a deletion has a revision too
+
+    async def cas(self, key: str, value: bytes | None, revision: int, timeout: float) -> int:
+        if self.is_silent:
+            self.late = key, value, revision
+            raise Unavailable("the store is silent")
+        if revision != self.last.get(key, 0):
+            raise Conflict("another revision")
+        self.last[key] = await super().cas(key, value, revision, timeout)
+        return self.last[key]
+
+    async def apply(self) -> None:
+        assert self.late is not None
+        await self.cas(*self.late, 1.0)
+
+    def lose(self, key: str) -> None:
+        """Forget a key as if it had never been written."""
+        del self.keys[key], self.last[key]
+
+
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_a_claim_that_timed_out_is_undone_and_cannot_be_applied_later(is_applied: bool) -> None:
-    async def nobody(_node: str, _timeout: float) -> bytes | None:
-        return None
-
-    class Late(_Store):
-        """Writes that time out are kept, for the test to apply them; a revision that is not the present one refuses."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.late: tuple[str, bytes | None, int] | None = None
-            self.last: dict[str, int] = {}  # a deletion has a revision too
-
-        async def cas(self, key: str, value: bytes | None, revision: int, timeout: float) -> int:
-            if self.is_silent:
-                self.late = key, value, revision
-                raise Unavailable("the store is silent")
-            if revision != self.last.get(key, 0):
-                raise Conflict("another revision")
-            self.last[key] = await super().cas(key, value, revision, timeout)
-            return self.last[key]
-
-        async def apply(self) -> None:
-            assert self.late is not None
-            await self.cas(*self.late, 1.0)
-
     async def scenario() -> None:
-        store: Any = Late()
-        nodes = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, nobody)
+        store: Any = _Late()
+        nodes = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, Counters())
         await nodes.take()
         store.is_silent = True
         with pytest.raises(FleetUnavailable):
@@ -103,13 +110,72 @@ def test_a_claim_that_timed_out_is_undone_and_cannot_be_applied_later(is_applied
     asyncio.run(scenario())
 
 
-def test_a_claim_that_timed_out_and_is_made_again_is_kept() -> None:
-    async def nobody(_node: str, _timeout: float) -> bytes | None:
-        return None
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_a_name_whose_keeping_timed_out_is_freed_with_its_event(is_applied: bool) -> None:
+    async def scenario() -> None:
+        store: Any = _Late()
+        names = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, Counters())
+        await names.take()
+        await names.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
+        store.lose("names.eA")
+        store.is_silent = True
+        with pytest.raises(Unavailable):
+            await names.keeps()
+        store.is_silent = False
+        if is_applied:
+            await store.apply()
+        await names.release((3, 1))
+        assert list(store.keys) == ["nodes.a"]
+        assert names.claims == {}
+        with pytest.raises(Conflict):
+            await store.apply()
+
+    asyncio.run(scenario())
+
+
+def test_a_name_that_another_node_has_by_now_is_given_up_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        store: Any = _Store()
+        counters = Counters()
+        names = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, counters)
+        await names.take()
+        want = Want(1, "claim", 0, name="w/1", slot=3, incarnation=1)
+        await names.claim(want, 1.0)
+        (key,) = set(store.keys) - {"nodes.a"}
+        del store.keys[key]  # the store has lost it
+        await Names(store, "b", b"p" * 16, b"f" * 16, 1.0, _nobody, Counters()).claim(want, 1.0)
+        theirs = store.keys[key]
+        with caplog.at_level("WARNING", "ipcsync.bridge"):
+            assert await names.keeps()
+        assert (names.claims, counters.names_lost, store.keys[key]) == ({}, 1, theirs)
+        (record,) = caplog.records
+        assert record.message.startswith("name lost")
+        assert vars(record)["fields"] == {"name": "w/1", "node": "b"}
+
+    asyncio.run(scenario())
+
+
+def test_a_node_whose_key_nobody_can_read_is_asked_for_before_its_name_is_taken() -> None:
+    asked: list[str] = []
+
+    async def somebody(node: str, _timeout: float) -> bytes | None:
+        asked.append(node)
+        return b"p" * 16
 
     async def scenario() -> None:
         store: Any = _Store()
-        nodes = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, nobody)
+        store.keys["nodes.a"] = b'{"stream":"KV_ipcsync_main", "seq":2}', 7
+        with pytest.raises(NodeNameTaken):
+            await Names(store, "a", b"o" * 16, b"e" * 16, 1.0, somebody, Counters()).take()
+        assert asked == ["a"]
+
+    asyncio.run(scenario())
+
+
+def test_a_claim_that_timed_out_and_is_made_again_is_kept() -> None:
+    async def scenario() -> None:
+        store: Any = _Store()
+        nodes = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, Counters())
         want = Want(1, "claim", 0, name="x", slot=3, incarnation=1)
         store.is_silent = True
         with pytest.raises(FleetUnavailable):
@@ -118,5 +184,145 @@ def test_a_claim_that_timed_out_and_is_made_again_is_kept() -> None:
         await nodes.claim(want, 1.0)
         assert await nodes.keeps()
         assert set(store.keys) == {"nodes.a", "names.eA"}
+
+    asyncio.run(scenario())
+
+
+def test_a_name_that_is_freed_while_the_store_is_told_to_keep_it_stays_free() -> None:
+    class Slow(_Store):
+        """A store that lets a release happen at each step of the first write."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.during: list[Coroutine[Any, Any, None]] = []
+
+        async def read(self, key: str, timeout: float) -> tuple[bytes, int] | None:
+            found = await super().read(key, timeout)
+            if self.during and key == "names.eA" and self.breaks == "read":
+                await self.during.pop()
+            return found
+
+        async def cas(self, key: str, value: bytes | None, revision: int, timeout: float) -> int:
+            if self.during and key == "names.eA" and value is not None and self.breaks == "write":
+                await self.during.pop()
+            return await super().cas(key, value, revision, timeout)
+
+        breaks = ""
+
+    async def scenario(breaks: str) -> None:
+        store: Any = Slow()
+        names = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, Counters())
+        await names.take()
+        await names.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
+        del store.keys["names.eA"]  # the store has lost it
+        store.breaks = breaks
+        store.during.append(names.release((3, 1)))
+        assert await names.keeps()
+        assert store.during == []
+        assert list(store.keys) == ["nodes.a"]
+        assert names.claims == {}
+
+    for breaks in ("read", "write"):
+        asyncio.run(scenario(breaks))
+
+
+class _Clock:
+    """The time, which passes while a node is silent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    async def silence(self, _node: str, timeout: float) -> bytes | None:
+        self.now += timeout
+        return None
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    return _Clock(monkeypatch)
+
+
+_WANT = Want(1, "claim", 0, name="x", slot=3, incarnation=1)
+
+
+async def _of_b(store: Any) -> None:
+    """Claim the name for another node."""
+    theirs = Names(store, "b", b"p" * 16, b"f" * 16, 5.0, _nobody, Counters())
+    await theirs.take()
+    await theirs.claim(_WANT, 1.0)
+
+
+def test_a_name_is_taken_over_after_a_whole_ttl_of_silence_and_no_sooner(clock: _Clock) -> None:
+    async def scenario() -> None:
+        store: Any = _Store()
+        await _of_b(store)
+        names = Names(store, "a", b"o" * 16, b"e" * 16, 5.0, clock.silence, Counters())
+        began = clock.now
+        with pytest.raises(FleetUnavailable, match="node 'b', which has this name, has not answered"):
+            await names.claim(_WANT, 4.0)
+        assert clock.now - began == pytest.approx(4.0)
+        await names.claim(_WANT, 4.0)  # the rest of the TTL
+        assert clock.now - began == pytest.approx(5.0)
+
+    asyncio.run(scenario())
+
+
+def test_however_long_it_was_silent_a_node_is_asked_again_for_a_while_before_its_name_is_taken(clock: _Clock) -> None:
+    async def scenario() -> None:
+        store: Any = _Store()
+        await _of_b(store)
+        names = Names(store, "a", b"o" * 16, b"e" * 16, 5.0, clock.silence, Counters())
+        with pytest.raises(FleetUnavailable):
+            await names.claim(_WANT, 4.5)
+        clock.now += 1.0  # the rest of the TTL passes while nobody asks
+        began = clock.now
+        await names.claim(_WANT, 5.0)
+        assert clock.now - began == pytest.approx(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_this_one_could_not_hear_has_not_been_silent(clock: _Clock) -> None:
+    answers: list[Any] = [None, Unavailable("cut off"), None]
+
+    async def cut_off(node: str, timeout: float) -> bytes | None:
+        await clock.silence(node, timeout)
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+        return None
+
+    async def scenario() -> None:
+        store: Any = _Store()
+        await _of_b(store)
+        names = Names(store, "a", b"o" * 16, b"e" * 16, 5.0, cut_off, Counters())
+        for _ in answers.copy():
+            with pytest.raises(FleetUnavailable):
+                await names.claim(_WANT, 3.0)
+        assert answers == []
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_begins_the_silence_anew(clock: _Clock) -> None:
+    answers: list[bytes | None] = [None, b"p" * 16, None, None]
+
+    async def now_and_then(node: str, timeout: float) -> bytes | None:
+        return answers.pop(0) or await clock.silence(node, timeout)
+
+    async def scenario() -> None:
+        store: Any = _Store()
+        await _of_b(store)
+        names = Names(store, "a", b"o" * 16, b"e" * 16, 5.0, now_and_then, Counters())
+        with pytest.raises(FleetUnavailable):
+            await names.claim(_WANT, 4.0)
+        with pytest.raises(RecorderTaken):
+            await names.claim(_WANT, 4.0)
+        with pytest.raises(FleetUnavailable):
+            await names.claim(_WANT, 4.0)
+        clock.now += 6.0  # nobody asked for longer than a TTL: that was no silence
+        with pytest.raises(FleetUnavailable):
+            await names.claim(_WANT, 4.0)
 
     asyncio.run(scenario())

@@ -1,0 +1,130 @@
+"""The store of the fleet's names, as a bridge reads it from a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
+
+import nats
+
+from ipcsync_bridge import wire
+from ipcsync_bridge.asking import ASK_S, Asking
+from ipcsync_bridge.config import Settings
+from ipcsync_bridge.counters import Counters
+from ipcsync_bridge.nats_transport import NatsTransport
+from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.transport import Unavailable
+from tests.fleet.nodes import Node, Server, with_client
+from tests.kit.until import DEADLINE_S
+
+pytestmark = pytest.mark.process
+
+
+class _Deaf:
+    """Hears what other nodes say, and does nothing."""
+
+    def told(self, sender: str, data: bytes) -> None: ...
+    def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None: ...
+    def connected(self) -> None: ...
+    def closed(self, why: str) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def _transport(url: str) -> AsyncIterator[NatsTransport]:
+    transport = NatsTransport(Settings("a", (url,)))
+    await transport.listen(_Deaf(), 10.0)
+    yield transport
+    await transport.close()
+
+
+@contextlib.asynccontextmanager
+async def _far_away(server: Server, delay_s: float) -> AsyncIterator[str]:
+    """The URL of a relay through which each byte takes so long, in either direction."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await reader.read(1 << 16):
+            loop.call_later(delay_s, writer.write, data)
+        loop.call_later(delay_s, writer.close)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, there = await asyncio.open_connection(server.host, int(server.url.rpartition(":")[2]))
+        await asyncio.gather(carry(reader, there), carry(back, writer))
+
+    relay = await asyncio.start_server(serve, server.host, 0)
+    async with relay:
+        yield f"nats://{server.host}:{relay.sockets[0].getsockname()[1]}"
+
+
+def _names(transport: Any) -> Names:
+    async def nobody(_node: str, _timeout: float) -> bytes | None:
+        return None
+
+    return Names(transport, "a", b"o" * 16, b"e" * 16, 1.0, nobody, Counters())
+
+
+def test_keys_that_no_bridge_writes_keep_none_from_its_names(server: Server, new_node: Callable[..., Node]) -> None:
+    first = new_node("a")
+    first.await_bridge()
+    first.client().event("w", recorder=True, fleet=True)
+
+    async def write(client: Any) -> None:
+        for key in ("names.%", "names.a.b", "names.ends.", "nodes.%", "nodes.b"):
+            await client.publish(f"$KV.ipcsync_main.{key.rstrip('.')}", b"what no bridge writes")
+        await client.flush()
+
+    with_client(server, write)
+    second = new_node("c")
+    second.await_bridge()
+    seen = second.client()
+    assert {row.name for row in seen.nodes()} == {"a", "c"}
+    assert seen.event("w", fleet=True).node == "a"
+
+
+def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server: Server) -> None:
+    async def scenario() -> None:
+        async with _transport(server.url) as transport:
+            asking = Asking(transport, 5.0)
+            holder = await nats.connect(server.url)
+
+            async def answer(message: Any) -> None:
+                await asyncio.sleep(1.5 * ASK_S)
+                await message.respond(wire.encode(wire.Pong(1, b"e" * 16, b"o" * 16, b"c" * 16, 0, 0)))
+
+            await holder.subscribe("ipcsync.main.b.ask.*", cb=answer)
+            await holder.flush()
+            assert await asking.owner_of("b", 5.0) == b"o" * 16
+            await holder.close()
+            assert await asking.owner_of("b", 0.3) is None
+            server.kill()
+            with pytest.raises(Unavailable, match="cut off"):
+                await asking.owner_of("b", DEADLINE_S)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.thorough
+def test_many_names_are_read_side_by_side_each_in_its_own_time(server: Server) -> None:
+    """A fleet's names take longer than one answer of the store may: a bridge that starts reads them all the same."""
+    delay_s, count = 0.2, 480
+
+    async def scenario() -> None:
+        async with _transport(server.url) as near:
+            names = _names(near)
+            await names.take()
+            for number in range(count):
+                await near.cas(f"names.n{number}", names._claim_of((number, 1)), 0, 10.0)
+        async with _far_away(server, delay_s) as url, _transport(url) as far:
+            began = time.monotonic()
+            assert len(await _names(far).resume()) == count
+            took_s = time.monotonic() - began
+        assert 5.0 < took_s < count * 2 * delay_s / 4
+
+    asyncio.run(scenario())

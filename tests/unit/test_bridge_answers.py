@@ -1,0 +1,124 @@
+"""A bridge's answers, to other nodes and to this node's sessions, over a real coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync_bridge import answering, wire
+from ipcsync_bridge.announcements import Announcements
+from ipcsync_bridge.answering import Answering
+from ipcsync_bridge.config import Settings
+from ipcsync_bridge.counters import Counters
+from ipcsync_bridge.exports import Exports
+from ipcsync_bridge.links import Follower
+from ipcsync_bridge.session import Desk
+
+pytestmark = pytest.mark.process
+
+WAIT_S = 20.0
+
+
+class _Host:
+    """What answers need of a bridge; it is also what tells news, and has the followers."""
+
+    channel, epoch, owner, term = b"c" * 16, b"e" * 16, b"o" * 16, 1
+
+    def __init__(self) -> None:
+        self.followers: dict[str, Follower] = {}
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def flush(self) -> None:
+        """Nothing is told here."""
+
+
+@pytest.fixture
+def client() -> Iterator[ipcsync.Client]:
+    with ipcsync.launch(log_level="warning") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+        yield client
+
+
+def on_a_desk(client: ipcsync.Client, work: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
+    """Run something with a bridge's session."""
+
+    async def run() -> None:
+        desk = Desk.opened(client.endpoint, "bridge a", WAIT_S)
+        try:
+            await asyncio.wait_for(work(desk), WAIT_S)
+        finally:
+            desk.close(says_goodbye=True)
+
+    asyncio.run(run())
+
+
+def test_what_nobody_follows_is_closed_though_questions_never_end(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = client.event("kv", recorder=True, engine="timeline")
+
+    async def scenario(desk: Desk) -> None:
+        host: Any = _Host()
+        exports = Exports(desk.board, lambda _: None, lambda _: None)
+        answers = Answering(Settings("a", ("nats://127.0.0.1:4222",)), desk, exports, host, host)
+        said: asyncio.Queue[bytes] = asyncio.Queue()
+        answers.asked("b", wire.Open(wire.pack_texts(["kv"])), said.put, 1.0)
+        state = wire.decode(await said.get())
+        assert isinstance(state, wire.State)
+        (row,) = wire.unpack_rows(state.rows)
+        answers.asked("b", wire.Keep(desk.epoch, b""), None, 1.0)  # it wants none of them
+        await desk.pause(0.0)  # so that the next question does not end
+        answers.asked("b", wire.Open(wire.pack_texts(["other"])), said.put, 1.0)
+        answers.close_unused()
+        assert len(exports) == 1, "the question may be for it"
+        monkeypatch.setattr(answering, "_ANSWERED_NS", 0)
+        answers.close_unused()
+        assert len(exports) == 0
+        assert answers.leave()[2] == [row.key], "other code is told of a close that is not made yet"
+        desk.go_on()
+        while answers.leave()[2]:
+            await asyncio.sleep(0.001)
+        exports.close()
+
+    on_a_desk(client, scenario)
+    event.close()
+
+
+def test_a_failure_of_the_bridge_itself_answers_who_waits(client: ipcsync.Client) -> None:
+    async def scenario(desk: Desk) -> None:
+        class Wants:
+            async def serve(self, _want: object, _timeout: float) -> None:
+                raise KeyError("a mistake")
+
+        host, wants = _Host(), Wants()
+        nothing = SimpleNamespace(claims={}, drop_unwanted=lambda: None, kick=lambda: None)
+        made: Any = (desk, wants, nothing, nothing, nothing, Counters(), host.begin)
+        announcements = Announcements(*made)
+        outcome: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                client.event("kv", node="b", timeout=WAIT_S)
+            except ipcsync.IpcSyncError as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while not outcome:
+            await asyncio.sleep(0.001)
+        thread.join()
+        assert "the bridge failed: KeyError" in str(outcome[0])
+        assert announcements._handled == set()
+        announcements.close()
+
+    on_a_desk(client, scenario)
