@@ -46,7 +46,8 @@ class Client:
     A context manager that closes it. In a forked child every call but `close` raises ForkedProcessError.
     """
 
-    _session_prefix = ""  # `watch` reports only sessions whose names begin with it
+    _naming_of: type[Naming] = Naming
+    _session_prefix = ""  # `list_sessions` and `watch` show only sessions whose names begin with it
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Client:
     ) -> None:
         if chains not in ("stream", "session"):
             raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
-        self._naming = Naming(prefix)
+        self._naming = self._naming_of(prefix)
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
         endpoint = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
         stands_behind_all = chains == "session"
@@ -357,7 +358,8 @@ class Client:
 
     def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The live sessions."""
-        return self._session.request(messages.ListSessions(), messages.SessionList, timeout).sessions
+        rows = self._session.request(messages.ListSessions(), messages.SessionList, timeout).sessions
+        return [row for row in rows if row.name.startswith(self._session_prefix)]
 
     def list_attachments(
         self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None

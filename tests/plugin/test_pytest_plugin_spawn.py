@@ -147,6 +147,7 @@ def test_a_client_sees_its_own_namespace_only(
         assert (foreign.name, mine.name) == ("e", f"{ipcsync_namespace}/e")
         assert ipcsync_client.event(mine.name).name == mine.name
         assert [info.name for info in ipcsync_client.list_events("e")] == [mine.name]
+        assert [info.event for info in ipcsync_client.list_attachments("e")] == [mine.name]
         assert [session.name for session in ipcsync_client.list_sessions()] == [f"{ipcsync_namespace}/test"]
         ipcsync_spawn(_whoami).result()
         told = [(notice.kind, notice.name.removeprefix(ipcsync_namespace)) for notice in notices]
@@ -159,3 +160,29 @@ def test_a_client_sees_its_own_namespace_only(
         with pytest.raises(TypeError):
             ipcsync_client.event(7)  # type: ignore[arg-type] # wrong on purpose
         foreign.close()
+
+
+def test_every_call_that_takes_names_takes_them_in_the_namespace(
+    ipcsync_coordinator: Any, ipcsync_client: ipcsync.Client, ipcsync_namespace: str
+) -> None:
+    """Whatever a method is called: the other client has names of its own, and sees those of this one whole."""
+    inside = f"{ipcsync_namespace}/"
+    with ipcsync.connect(ipcsync_coordinator.endpoint, name="stranger") as stranger:
+        theirs, mine = stranger.events(["a", "b"]), ipcsync_client.events(["a", f"{inside}b"])
+        assert [event.name for event in theirs] == ["a", "b"]
+        assert [event.name for event in mine] == [f"{inside}a", f"{inside}b"]
+        assert {row.name for row in stranger.list_events(inside)} == {f"{inside}a", f"{inside}b"}
+        assert ipcsync_client.event("a", recorder=True).name == f"{inside}a"
+        assert ipcsync_client.prefix == inside
+        with pytest.raises(ipcsync.WaitTimeout, match=f"'{inside}b'") as late:
+            mine[1].at(1).synchronize(0)
+        assert late.value.event == f"{inside}b"
+        with pytest.raises(ipcsync.RecorderTaken) as taken:
+            stranger.event(f"{inside}a", recorder=True)
+        assert taken.value.event == f"{inside}a"
+        with pytest.raises(ipcsync.NoBridge):
+            ipcsync_client.event("a", node="elsewhere")
+        assert {row.event for row in ipcsync_client.list_attachments()} == {f"{inside}a", f"{inside}b"}
+        with ipcsync_client.reserve() as reserved:
+            reserved.record()
+            assert reserved.point.event_name == ""
