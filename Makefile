@@ -1,17 +1,23 @@
 # make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
 # make check  lint, types, and the tests that start no process: in a minute, while one writes
-# make test   everything that a change can break, once, and what depends on the driver on each driver that is here
+# make test   every test that is neither long, nor one of many combinations, nor a benchmark; what depends on the driver, on each that is here
 # make test-modes   the same on the drivers' other modes: asynchronous host driver, synchronous software libcuda
+# make gpu-wheels   WHEELS=dir: what `make test-gpu WHEELS=dir` installs on a machine with a GPU and without a network
 # make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network
+# make test-thorough   what `make test` leaves out: the long tests and the many combinations, and a minute of soak on each engine
+# make test-keeper   the faults that a coordinator is in, over coordinators that have a keeper
 # make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks
 # make test-flakes   make test FLAKES=20 times beside a busy core
 # make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains and two of interrupts
+# make soak-restarts   ten minutes of the same over a coordinator with a keeper that is killed every five seconds
+# make soak-fleet   ten minutes over four hosts of eight processes that share nothing but a network (as root)
 # make test-oldest, test-newest   the suite with the oldest and the newest libraries that pyproject.toml allows
 # make test-lmcache   LMCache's server, client and unit tests over points, in build/lmcache
 # make test-ray   tensors between actors of a real Ray over points, in build/ray
 # make test-vllm   the engine for vLLM against its published interface, in build/vllm-test
 # make test-deploy   what lies in deploy/, really started: units under systemd, containers by podman (as root)
 # make test-matrix   the quick tests on each Python that is here, with the oldest and the newest libraries
+# make benchmarks   each benchmark in its quick form: no row many times worse than it was
 # make results   all benchmarks, and their tables in tests/benchmarks/RESULTS.md
 # make sanitize   the compiled core's tests, with it built for the address and undefined-behaviour sanitizers
 # make coverage   which lines of the product the tests run, in their processes too
@@ -60,7 +66,7 @@ WITH_THOROUGH ?=
 all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and not thorough))
 driver_tests = $(if $(WITH_THOROUGH),$(all_tests),$(call tests,$(call marked,driver),driver and not thorough))
 
-# What a change can break, once: all of it on the host driver, and what depends on the driver on CUDA's, a GPU's too if
+# What a change can break: each test once on the host driver, but for the thorough and the benchmarks, and what depends on the driver on CUDA's, a GPU's too if
 # there is one. `test-modes` has the other ways in which the software drivers can behave.
 # The two passes run side by side, since each mostly waits; what one of them says is shown once it has ended.
 test: install
@@ -124,18 +130,19 @@ test-simcuda: install
 	  export SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending; $(driver_tests); \
 	fi
 
-# With work done within the call, and a dead process's work complete.
+# With work done within the call, a dead process's work complete, and NumPy there: the driver is called by other means.
 test-simcuda-sync: install
 	@if ! command -v $(CC) >/dev/null; then \
 	  echo "cuda half: not run on the software libcuda (tests/simcuda): there is no C compiler ($(CC)) to build it with"; \
 	else \
-	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); \
+	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA) IPCSYNC_TEST_NUMPY=1; \
 	  $(driver_tests); \
 	fi
 
 test-all: lint benchmarks test-oldest test-newest soak
 	$(MAKE) test test-modes WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=60
 	$(MAKE) test-host IPCSYNC_TEST_ZYGOTE=0
+	$(MAKE) test-keeper
 	IPCSYNC_COMPILED=0 $(MAKE) test-simcuda test-simcuda-sync
 
 # What of `test-all` is neither a driver's nor another library's.
@@ -153,9 +160,6 @@ results: install
 # The compiled core under the address and undefined-behaviour sanitizers; the usual one is built again behind it. A report
 # of any process fails it, also of one that a test expects to die. First a planted overflow must be found.
 SANITIZED := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
-SANITIZED_TESTS := tests/faults/test_parking.py tests/faults/test_compiled_order.py tests/faults/test_compiled_chains.py \
-  tests/faults/test_compiled_deaths.py tests/faults/test_forks.py tests/faults/test_deaths.py tests/faults/test_chains.py \
-  tests/events/test_shortcuts.py tests/events/test_closing.py
 REPORTS := $(CURDIR)/build/sanitize
 sanitize: install
 	$(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"
@@ -164,10 +168,8 @@ sanitize: install
 	export $(ON_SIMCUDA) SIMCUDA_ASYNC=1 ASAN_OPTIONS=detect_leaks=0:log_path=$(REPORTS)/report UBSAN_OPTIONS=log_path=$(REPORTS)/report; \
 	export LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"; \
 	! $(BIN)/python -m tests.faults.overflow && grep -q heap-buffer-overflow $(REPORTS)/report* && rm $(REPORTS)/* && \
-	$(PYTEST) $(SANITIZED_TESTS) -m "not thorough" $(ARGS); status=$$?; unset LD_PRELOAD; \
+	$(PYTEST) $(call marked,core) -m "core and not thorough" $(ARGS); status=$$?; unset LD_PRELOAD; \
 	$(BIN)/python -m pip install --quiet --no-deps --editable . && cat $(REPORTS)/report* 2>/dev/null && exit 1; exit $$status
-
-.PHONY: results sanitize
 
 FLAKES ?= 20
 test-flakes: install
@@ -180,18 +182,14 @@ soak: install
 
 # The rows of the fault table that a coordinator is in, over coordinators that have a keeper.
 test-keeper: install
-	IPCSYNC_TEST_KEEPER=1 IPCSYNC_DRIVER=host $(BIN)/python -m pytest -n $(WORKERS) tests/faults/test_keeper.py tests/faults/test_requests.py \
-	  tests/faults/test_feed.py tests/faults/test_leases.py tests/faults/test_coordinator_life.py tests/faults/test_files.py \
-	  tests/faults/test_deaths.py tests/faults/test_hostile_input.py tests/faults/test_strangers.py tests/faults/test_limits.py \
-	  tests/faults/test_points.py tests/faults/test_leftovers.py tests/faults/test_threads.py tests/faults/test_orphans.py tests/faults/test_forks.py \
-	  tests/faults/test_chains.py $(ARGS)
+	IPCSYNC_TEST_KEEPER=1 IPCSYNC_DRIVER=host $(PYTEST) $(call marked,keeper) -m keeper $(ARGS)
 
-# The same with a keeper, and its coordinator killed every five seconds.
+# The soak over a coordinator with a keeper that is killed every five seconds.
 soak-restarts: install
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --processes 64 --kill-rate 5 --seed 1 --coordinator-kills 5
 
-# Four hosts that share nothing but a network, with random kills, stops and cuts (SOAK_MINUTES=10); as root.
-.PHONY: soak-fleet
+# Four hosts of eight processes that share nothing but a network, and three servers in it, with random kills, stops and
+# cuts (SOAK_MINUTES=10); as root.
 soak-fleet: install
 	$(BIN)/python -m tests.fleet.soak --minutes $(SOAK_MINUTES) --seed 1
 
@@ -331,7 +329,7 @@ wheels: install
 	$(BIN)/python -m tests.packaging.wheels dist/wheels
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(COVERAGE) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(COVERAGE) $(TYPES) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # Every target but the files.
 .PHONY: $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))

@@ -19,7 +19,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.until import until
 
-pytestmark = pytest.mark.driver
+pytestmark = [pytest.mark.core, pytest.mark.driver]
 
 NewClient = Callable[..., ipcsync.Client]
 

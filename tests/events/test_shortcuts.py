@@ -16,6 +16,7 @@ from ipcsync.typing import EngineName
 from tests.kit.until import until
 
 pytestmark = [
+    pytest.mark.core,
     pytest.mark.driver,
     pytest.mark.skipif(
         not compiled.COMPILED or ipcsync.driver_name() != "cuda",

@@ -9,6 +9,8 @@ from tests.faults import chain_actions as do
 from tests.faults.chain_line import SOON_S, Line, NewPeer, of_events, waits
 from tests.kit.until import until
 
+pytestmark = [pytest.mark.keeper, pytest.mark.core]
+
 WAYS = list(do.WAYS)
 
 

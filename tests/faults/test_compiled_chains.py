@@ -29,6 +29,8 @@ from tests.faults.test_board_order import Case
 from tests.faults.test_chain_order import _done, _run, _started, _steps_of
 from tests.faults.test_compiled_order import _CHANGES, _SOURCE, core, translated
 
+pytestmark = pytest.mark.core
+
 __all__ = ["translated"]
 
 _STREAM = 1

@@ -14,6 +14,7 @@ from tests.kit.peer import Peer
 from tests.kit.until import until
 
 pytestmark = [
+    pytest.mark.core,
     pytest.mark.driver,
     pytest.mark.skipif(
         not compiled.COMPILED or ipcsync.driver_name() != "cuda",

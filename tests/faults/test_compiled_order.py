@@ -25,6 +25,8 @@ from tests.faults.compiled_rig import Rig
 from tests.faults.explorer import Program, run_alone
 from tests.faults.test_board_order import _WITHIN, CASES, Case, _run_model
 
+pytestmark = pytest.mark.core
+
 if not compiled.COMPILED and compiled.WHY_NOT != "IPCSYNC_COMPILED=0":
     pytest.skip(f"there is no compiled core: {compiled.WHY_NOT}", allow_module_level=True)
 core: Any = pytest.importorskip("ipcsync._engines.core")

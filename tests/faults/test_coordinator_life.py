@@ -27,7 +27,7 @@ from tests.faults.fixtures import Blocked, ForeignPeer, Held
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
-pytestmark = pytest.mark.driver
+pytestmark = [pytest.mark.driver, pytest.mark.keeper]
 
 
 @pytest.fixture

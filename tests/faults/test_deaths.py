@@ -20,7 +20,7 @@ from tests.faults.fixtures import Blocked, ForeignPeer, until_lost
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
-pytestmark = pytest.mark.driver
+pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper]
 
 
 def _assert_a_name_can_be_opened_anew(

@@ -26,7 +26,7 @@ from tests.faults.interrupt_stage import locks_of, module_locks
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
-pytestmark = pytest.mark.driver
+pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper]
 
 FORKS = ("os.fork", "PyDLL", "CDLL")
 ENGINES: tuple[EngineName, ...] = ("event", "timeline")

@@ -16,6 +16,8 @@ from tests.faults import flood
 from tests.kit.raw_client import Raw, assert_serves, await_end, failure_in, refusals, request, resident_kib, unix_socket
 from tests.kit.until import until
 
+pytestmark = pytest.mark.keeper
+
 _FRAME = decode.MAX_FRAME
 
 

@@ -21,9 +21,9 @@ from tests.faults.fixtures import Blocked, until_lost
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
-pytestmark = [pytest.mark.driver, pytest.mark.process]
+pytestmark = [pytest.mark.keeper, pytest.mark.driver, pytest.mark.process]
 
-TTL_S = 0.5
+TTL_S = 1.0
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ def _key(event: ipcsync.SharedEvent) -> tuple[int, int]:
 # --- row 18 -----------------------------------------------------------------------------------------------------------
 
 
-def test_row_18_renewing_an_expired_session_is_refused_and_never_revives_it(
+def test_row_18_a_request_of_an_expired_session_is_refused_and_never_revives_it(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, new_client: Callable[..., ipcsync.Client]
 ) -> None:
     silent = new_client("silent", lease_ttl=TTL_S)

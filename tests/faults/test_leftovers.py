@@ -20,6 +20,8 @@ from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
+pytestmark = pytest.mark.keeper
+
 MANY = int(os.environ.get("IPCSYNC_MANY", "300"))
 
 

@@ -18,6 +18,8 @@ from tests.kit.peer import Peer
 from tests.kit.raw_client import Raw, request, resident_kib
 from tests.kit.until import until
 
+pytestmark = pytest.mark.keeper
+
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 
 
@@ -71,7 +73,7 @@ def test_row_32_more_sessions_than_may_be_are_refused_and_those_that_exist_go_on
         with pytest.raises(ipcsync.QuotaExceeded, match="--max-sessions"):
             ipcsync.connect(coordinator.endpoint)
         assert clients[0].stats()["refusals"] == {"QuotaExceeded": 201}
-        _assert_renewed(clients, ttl=0.5)
+        _assert_leases_kept(clients, ttl=0.5)
         clients.pop().close()
         clients.append(ipcsync.connect(coordinator.endpoint))
     finally:
@@ -79,7 +81,7 @@ def test_row_32_more_sessions_than_may_be_are_refused_and_those_that_exist_go_on
             client.close()
 
 
-def _assert_renewed(clients: list[ipcsync.Client], ttl: float) -> None:
+def _assert_leases_kept(clients: list[ipcsync.Client], ttl: float) -> None:
     """Two TTLs later, by the coordinator's clock, they all are there."""
     began = clients[0].stats()["uptime_s"]
     until(lambda: clients[0].stats()["uptime_s"] > began + 2 * ttl, "two TTLs have passed")
@@ -111,10 +113,10 @@ def test_row_32_sessions_are_refused_before_the_file_descriptors_are_used_up(
         assert opened == limit - 1  # the other one is ours
         assert "ulimit -n" in why
         assert 2 < limit < 30
-        _assert_renewed([client], ttl=0.5)
+        _assert_leases_kept([client], ttl=0.5)
 
 
-def test_row_32_connections_that_use_up_the_descriptors_are_kept_out_and_sessions_renew(
+def test_row_32_connections_that_use_up_the_descriptors_are_kept_out_and_sessions_keep_their_leases(
     new_coordinator: NewCoordinator, peer: Peer
 ) -> None:
     coordinator = new_coordinator(lease_ttl=0.5, handshake_s=600)
@@ -130,7 +132,7 @@ def test_row_32_connections_that_use_up_the_descriptors_are_kept_out_and_session
             assert coordinator.is_running
             assert not os.path.exists(endpoints.socket_path(coordinator.endpoint))
             assert client.event("e", recorder=True).record(ipcsync.Stream()).generation == 1
-            _assert_renewed([client], ttl=0.5)
+            _assert_leases_kept([client], ttl=0.5)
             assert client.stats()["refusals"]["descriptors"] == 1
             assert peer.call(_cannot_connect, coordinator.endpoint)
             for one in crowd:

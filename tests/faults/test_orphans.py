@@ -14,7 +14,7 @@ from ipcsync._engines.base import Engine
 from ipcsync.testing import StreamGate
 from tests.kit.until import until
 
-pytestmark = pytest.mark.driver
+pytestmark = [pytest.mark.driver, pytest.mark.keeper]
 
 _Dying = Callable[[ipcsync.Point, str], Engine]
 

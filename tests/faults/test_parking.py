@@ -23,6 +23,7 @@ from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [
+    pytest.mark.core,
     pytest.mark.driver,
     pytest.mark.skipif(
         not compiled.COMPILED or ipcsync.driver_name() != "cuda",

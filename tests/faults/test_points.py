@@ -16,7 +16,7 @@ from ipcsync.typing import EngineName
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
-pytestmark = pytest.mark.driver
+pytestmark = [pytest.mark.driver, pytest.mark.keeper]
 
 NewCoordinator = Callable[..., ipcsync.Coordinator]
 

@@ -20,7 +20,7 @@ from tests.kit.peer import Peer
 from tests.kit.raw_client import Raw
 from tests.kit.until import until
 
-pytestmark = pytest.mark.driver
+pytestmark = [pytest.mark.driver, pytest.mark.keeper]
 
 NewClient = Callable[..., ipcsync.Client]
 

@@ -15,6 +15,8 @@ from tests.kit.peer import Peer
 from tests.kit.raw_client import Raw, assert_serves, await_end, refusals, request, unix_socket
 from tests.kit.until import until
 
+pytestmark = pytest.mark.keeper
+
 # --- row 28 -----------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,8 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.until import until
 
+pytestmark = pytest.mark.keeper
+
 _TTL_S = 1.0
 NewClient = Callable[..., ipcsync.Client]
 
