@@ -297,7 +297,7 @@ class NodeNameTaken(IpcSyncError):
 
 
 class FleetUnavailable(IpcSyncError):
-    """The store of the fleet's names (nodes, events) did not answer within `timeout` seconds.
+    """The store of the fleet's names (nodes, events) did not answer within `timeout` seconds, nor did a name's node.
 
     Linked events go on; only names cannot be looked up.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, TypedDict
 
 __all__ = [
+    "ClientStats",
     "CoordinatorSettings",
     "DeviceLike",
     "EngineCheck",
@@ -16,9 +17,18 @@ __all__ = [
     "EngineName",
     "EventLike",
     "EventState",
+    "HasCudaEvent",
+    "HasCudaStream",
+    "HasDeviceId",
+    "HasHandle",
+    "HasIndex",
+    "HasPtr",
+    "Latency",
     "NoticeKind",
     "Stats",
     "StreamLike",
+    "SupportsCudaStream",
+    "Waitable",
 ]
 
 EngineName: TypeAlias = Literal["event", "timeline"]

@@ -57,9 +57,8 @@ class SessionLease:
         self.check: Callable[[], None] = self.look.check
         self._line.heartbeat = self._last_ns
         self._waking = CallLock()
-        self._life = DeathMark(
-            self._line.owner_address, self._line.nudge, self.wake
-        )  # peers see on the board when this process dies
+        # By it peers see on the board when this process dies.
+        self._life = DeathMark(self._line.owner_address, self._line.nudge, self.wake)
 
     def _watch_coordinator(self) -> tuple[Process | None, PidFd | None]:
         """By its process where its pid means the same here, else (None, None): by its lifeline."""

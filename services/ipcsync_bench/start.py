@@ -29,7 +29,7 @@ _IMPORT = "import time; t = time.perf_counter(); import {}; print((time.perf_cou
 _FIRST = """
 import sys, time
 import ipcsync
-import ipcsync.client, ipcsync._native, zmq, cuda.bindings.driver
+import ipcsync.client, zmq, cuda.bindings.driver
 ipcsync.driver_name()  # imports the driver
 t = time.perf_counter()
 with ipcsync.connect({endpoint!r}) as client:

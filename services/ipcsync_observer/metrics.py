@@ -47,6 +47,7 @@ BRIDGE_COUNTS = {
     "pings_lost": "Pings that were not answered.",
     "strange": "Messages that no bridge sends.",
     "store_failures": "Times the store of names did not answer, or refused.",
+    "names_lost": "Names of the fleet that another node has by now, though their events are open here.",
     "handovers": "Upgrades of the bridge since it was started.",
 }
 """Name of a bridge's counter, after `ipcsync_bridge_`, and in `BridgeInfo.counts`: what it means."""

@@ -13,6 +13,8 @@ import pytest
 
 import ipcsync
 import ipcsync.errors
+import ipcsync.testing
+import ipcsync.typing
 
 NATIVE = [
     "Device",
@@ -67,6 +69,31 @@ SERVICE = [
 ]
 
 
+TYPING = [
+    "ClientStats",
+    "CoordinatorSettings",
+    "DeviceLike",
+    "EngineCheck",
+    "EngineChecks",
+    "EngineChoice",
+    "EngineName",
+    "EventLike",
+    "EventState",
+    "HasCudaEvent",
+    "HasCudaStream",
+    "HasDeviceId",
+    "HasHandle",
+    "HasIndex",
+    "HasPtr",
+    "Latency",
+    "NoticeKind",
+    "Stats",
+    "StreamLike",
+    "SupportsCudaStream",
+    "Waitable",
+]
+
+
 def run(script: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
@@ -82,6 +109,13 @@ def run(script: str) -> None:
 def test_the_names_are_these() -> None:
     assert sorted(ipcsync.__all__) == sorted([*NATIVE, *SERVICE, *ipcsync.errors.__all__])
     assert set(ipcsync.__all__) <= set(dir(ipcsync))
+
+
+def test_the_names_for_tests_and_annotations_are_these() -> None:
+    assert ipcsync.testing.__all__ == ["Memory", "StreamGate"]
+    assert sorted(ipcsync.typing.__all__) == TYPING
+    own = {name for name, value in vars(ipcsync.typing).items() if getattr(value, "__module__", "") == "ipcsync.typing"}
+    assert own <= set(TYPING), "what users meet in a signature is listed; what they do not begins with an underscore"
 
 
 def test_the_version_is_the_projects() -> None:
