@@ -6,7 +6,6 @@ import glob
 import itertools
 import os
 import signal
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -63,6 +62,7 @@ zygote.install()
 
 _BEFORE = pytest.StashKey[set[str]]()
 
+_LEFT = pytest.StashKey[list[str]]()
 
 @pytest.fixture(params=["event", "timeline"])
 def engine(request: pytest.FixtureRequest) -> EngineName:
@@ -241,9 +241,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     while left and time.monotonic() < deadline:
         time.sleep(0.1)
         left &= {board for board in _boards() if is_abandoned(board)}
+    session.config.stash[_LEFT] = sorted(left)
     if left:
-        sys.stderr.write(f"left in shared memory: {sorted(left)}\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say at the end which boards are left, since the run fails for them."""
+    if left := config.stash.get(_LEFT, []):
+        terminalreporter.section("boards left in shared memory, without a coordinator", red=True)
+        for board in left:
+            terminalreporter.line(board)
 
 
 def _boards() -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 
 from ipcsync import _drivers
 from ipcsync._board import Board
@@ -138,7 +139,8 @@ class World:
             self.handlers.lose(entry, "pidfd")
 
     def close(self) -> None:
-        self.bury_all()
-        self.pool.close()
-        self.files.close()
-        boards.end(self.board)
+        with ExitStack() as ending:  # each step, though another one meets a planted mistake
+            ending.callback(boards.end, self.board)
+            ending.callback(self.files.close)
+            ending.callback(self.pool.close)
+            self.bury_all()
