@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import ssl
 import sys
 import time
@@ -236,11 +237,11 @@ async def _permissions(trial: Trial) -> Outcome:
     client, settings = trial.client, trial.settings
     node = settings.node
     refused: list[str] = []
-    for kind in ("ask", "tell"):
-        subject = trial.subject(_NOBODY, kind, node)
+    for kind, rest in (("ask", ""), ("tell", ""), ("answer", f".{_NOBODY}")):
+        subject = trial.subject(_NOBODY, kind, node) + rest
         if await trial.is_refused(subject, client.publish(subject, b"")):
             refused.append(f"to speak on {subject}")
-        subject = trial.subject(node, kind, "*")
+        subject = trial.subject(node, kind, "*") + (rest and ".*")
         if await trial.is_refused(subject, client.subscribe(subject)):
             refused.append(f"to hear {subject}")
     bucket = f"$KV.ipcsync_{settings.fleet}"
@@ -248,11 +249,25 @@ async def _permissions(trial: Trial) -> Outcome:
     refused += [f"to write {key}" for key in keys if await trial.is_refused(key, _try_to_write(trial, key))]
     if refused:
         return "fail", f"forbidden: {', '.join(refused)}", "deploy/nats has what each node needs."
+    advice = "Fine on one machine. Elsewhere any member could speak for another: deploy/nats has permissions."
+    level: Result = "warn" if settings.tls_ca else "ok"
     subject = trial.subject(_NOBODY, "tell", _NOBODY)
     if not await trial.is_refused(subject, client.publish(subject, b"")):
-        advice = "Fine on one machine. Elsewhere any member could speak for another: deploy/nats has permissions."
-        return ("warn" if settings.tls_ca else "ok"), "all that it needs, and to speak as any other node", advice
+        return level, "all that it needs, and to speak as any other node", advice
+    if not await _is_response_refused(trial):
+        return level, "all that it needs, and to speak as another node in a response (allow_responses)", advice
     return "ok", "all that it needs, and not to speak as another node", ""
+
+
+async def _is_response_refused(trial: Trial) -> bool:
+    """Whether this node may not respond on another's subject, to a question of its own that names it as its reply's."""
+    node = trial.settings.node
+    question = trial.subject(node, "tell", node)
+    heard = await trial.client.subscribe(question)
+    subject = trial.subject(_NOBODY, "tell", _NOBODY)
+    await trial.client.publish(question, b"", reply=subject)
+    await heard.next_msg(timeout=_ANSWER_S)
+    return await trial.is_refused(subject, trial.client.publish(subject, b""))
 
 
 async def _try_to_write(trial: Trial, subject: str) -> None:
@@ -300,12 +315,19 @@ async def _who_answers(trial: Trial) -> bytes | None:
     """The owner id of the bridge that has the node's name now."""
     import nats.errors
 
-    subject = trial.subject(trial.settings.node, "ask", trial.settings.node)
+    node = trial.settings.node
+    reply = f"{trial.subject(node, 'answer', node)}.{secrets.token_hex(16)}"
+    heard = await trial.client.subscribe(reply)
+    await trial.client.publish(trial.subject(node, "ask", node), wire.encode(wire.Ping(b"", 0)), reply=reply)
     try:
-        reply = await trial.client.request(subject, wire.encode(wire.Ping(b"", 0)), timeout=_ANSWER_S)
-        body = wire.decode(reply.data)
-    except (nats.errors.NoRespondersError, nats.errors.TimeoutError, asyncio.TimeoutError):
+        answer = await heard.next_msg(timeout=_ANSWER_S)
+    except (nats.errors.TimeoutError, asyncio.TimeoutError):
         return None
+    finally:
+        await heard.unsubscribe()
+    if answer.headers:  # the server's: nobody listens
+        return None
+    body = wire.decode(answer.data)
     return body.owner if isinstance(body, wire.Pong) else None
 
 

@@ -1,5 +1,10 @@
 """The transport over NATS: core messages for what is told and asked, a JetStream KV bucket for names.
 
+`ipcsync.FLEET.NODE.ask.SENDER` and `….tell.SENDER` are what a node hears, `….answer.SENDER.ID` what it has asked for.
+The servers let each member publish only as the SENDER that it is. A member may however have a server reply to any
+subject, with headers or as JetStream's JSON; so nothing with headers is taken, JSON is no message of a bridge's, and
+an ID cannot be guessed.
+
 No decision rests on a watch of the bucket, on a TTL of the server's, or on a clock that two machines share.
 """
 
@@ -8,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -15,9 +21,9 @@ from typing import Any
 import nats
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
+from nats.aio.client import NO_RESPONDERS_STATUS, Client
 from nats.aio.msg import Msg
-from nats.js.api import KeyValueConfig, StorageType
+from nats.js.api import Header, KeyValueConfig, StorageType
 from nats.js.kv import KeyValue
 
 from ipcsync._logs import fields, is_round
@@ -43,6 +49,7 @@ class NatsTransport:
         self._nats = Client()
         self._bucket: KeyValue | None = None
         self._listener: Listener | None = None
+        self._asked: dict[str, asyncio.Future[bytes]] = {}  # by the subject of the answer
         self._errors = 0
         self._is_closing = False
         self.last_error = ""  # the server says why it refuses only here, not in the reply
@@ -76,9 +83,10 @@ class NatsTransport:
         except (*_NOT_SENT, ssl.SSLError) as error:
             why = self.last_error or str(error) or type(error).__name__
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
-        for kind, callback in (("ask", self._on_ask), ("tell", self._on_tell)):
+        heard = (("ask.*", self._on_ask), ("tell.*", self._on_tell), ("answer.*.*", self._on_answer))
+        for kind, callback in heard:
             await self._nats.subscribe(
-                f"{self._subject(settings.node, kind)}.*",
+                self._subject(settings.node, kind),
                 cb=callback,
                 pending_msgs_limit=_MOST_PENDING,
                 pending_bytes_limit=_PENDING_BYTES,
@@ -138,18 +146,33 @@ class NatsTransport:
 
     async def _on_tell(self, message: Msg) -> None:
         assert self._listener is not None
-        self._listener.told(message.subject.rpartition(".")[2], message.data)
+        if not message.headers and not message.reply:
+            self._listener.told(message.subject.rpartition(".")[2], message.data)
 
     async def _on_ask(self, message: Msg) -> None:
         assert self._listener is not None
-        answer = self._answering(message.reply) if message.reply else None
-        self._listener.asked(message.subject.rpartition(".")[2], message.data, answer)
+        sender = message.subject.rpartition(".")[2]
+        if message.headers:
+            return
+        if not message.reply:
+            self._listener.asked(sender, message.data, None)
+        elif message.reply.startswith(self._subject(sender, f"answer.{self._settings.node}.")):
+            self._listener.asked(sender, message.data, self._answering(message.reply))
 
-    def _answering(self, reply: str) -> Callable[[bytes], Awaitable[None]]:
+    async def _on_answer(self, message: Msg) -> None:
+        asked = self._asked.get(message.subject)
+        if asked is None or asked.done():
+            return
+        if not message.headers:
+            asked.set_result(message.data)
+        elif message.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
+            asked.set_exception(nats.errors.NoRespondersError())
+
+    def _answering(self, subject: str) -> Callable[[bytes], Awaitable[None]]:
         async def answer(data: bytes) -> None:
             if self._nats.is_connected:
                 try:
-                    await self._nats.publish(reply, data)
+                    await self._nats.publish(subject, data)
                 except _NOT_SENT:
                     log.debug("nats: an answer was not sent")
 
@@ -160,27 +183,32 @@ class NatsTransport:
         if not self._nats.is_connected:
             return False
         try:
-            await self._nats.publish(f"{self._subject(to, 'tell')}.{self._settings.node}", data)
+            await self._nats.publish(self._subject(to, f"tell.{self._settings.node}"), data)
         except _NOT_SENT:
             return False
         return True
 
     async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
-        """Request and await the reply, or publish to the same subject if `timeout` is None."""
+        """Publish, and await the answer unless `timeout` is None."""
         if not self._nats.is_connected:
             raise CutOff(f"this node is cut off from NATS: {self.last_error or 'not connected'}")
-        subject = f"{self._subject(to, 'ask')}.{self._settings.node}"
+        subject = self._subject(to, f"ask.{self._settings.node}")
+        reply = "" if timeout is None else self._subject(self._settings.node, f"answer.{to}.{secrets.token_hex(16)}")
         try:
             if timeout is None:
                 await self._nats.publish(subject, data)
                 return b""
-            return bytes((await self._nats.request(subject, data, timeout=timeout)).data)
+            answer = self._asked[reply] = asyncio.get_running_loop().create_future()
+            await self._nats.publish(subject, data, reply=reply)
+            return await asyncio.wait_for(answer, timeout)
         except nats.errors.NoRespondersError:
             raise Unreachable(f"no bridge of node {to!r} listens") from None
         except (nats.errors.TimeoutError, asyncio.TimeoutError):
             raise TimeoutError(f"node {to!r} did not answer within {timeout:g} s") from None
         except _NOT_SENT as error:
             raise Unreachable(str(error)) from error
+        finally:
+            self._asked.pop(reply, None)
 
     # --- the store ----------------------------------------------------------------------------------------------------
 

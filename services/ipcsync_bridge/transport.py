@@ -1,8 +1,7 @@
-"""The transport between bridges, and the store of the fleet's names: seven calls, implemented over NATS.
+"""The transport between bridges, and the store of the fleet's names: six calls, implemented over NATS.
 
-`tell`: news that nobody answers. `ask`, and an `answer` to what was asked. `listen`, once: what is called with what
-comes. `cas`, `read` and `keys`: the store of names. Nothing here gives a guarantee of delivery or of order, and none
-is needed.
+`tell`: news that nobody answers. `ask`: what is answered. `listen`, once: what is called with what comes. `cas`,
+`read` and `keys`: the store of names. Nothing here gives a guarantee of delivery or of order, and none is needed.
 """
 
 from __future__ import annotations

@@ -138,6 +138,12 @@ async def _try_what_is_forbidden(server: Server, authority: Authority) -> None:
     for subject in ("ipcsync.main.prefill-0.>", "_INBOX_prefill-0.>", "ipcsync.>"):
         await client.subscribe(subject, cb=ignore)
         assert subject.lower() in await asyncio.wait_for(errors.get(), DEADLINE_S)
+    heard = await client.subscribe("ipcsync.main.decode-0.tell.decode-0")
+    for subject in ("ipcsync.main.prefill-0.tell.decode-1", "ipcsync.main.prefill-0.answer.decode-1.0"):
+        # What it sends to itself may name any subject for the response.
+        await client.publish("ipcsync.main.decode-0.tell.decode-0", b"x", reply=subject)
+        await (await heard.next_msg(timeout=DEADLINE_S)).respond(b"as another node")
+        assert subject.lower() in await asyncio.wait_for(errors.get(), DEADLINE_S)
     await client.close()
     for name in (None, "stranger"):
         with pytest.raises(Exception, match=r"(?i)authorization|tls|ssl|certificate|eof|connection|pipe|no servers"):

@@ -20,7 +20,7 @@ from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.nats_transport import NatsTransport
 from ipcsync_bridge.nodes import Names
-from ipcsync_bridge.transport import Unavailable
+from ipcsync_bridge.transport import Unavailable, Unreachable
 from tests.fleet.nodes import Node, Server, with_client
 from tests.kit.until import DEADLINE_S
 
@@ -36,10 +36,23 @@ class _Deaf:
     def closed(self, why: str) -> None: ...
 
 
+class _Keen(_Deaf):
+    """Keeps what other nodes say."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, bytes]] = []
+
+    def told(self, sender: str, data: bytes) -> None:
+        self.heard.append((sender, data))
+
+    def asked(self, sender: str, data: bytes, answer: Callable[[bytes], Awaitable[None]] | None) -> None:
+        self.told(sender, data)
+
+
 @contextlib.asynccontextmanager
-async def _transport(url: str) -> AsyncIterator[NatsTransport]:
+async def _transport(url: str, listener: _Deaf | None = None) -> AsyncIterator[NatsTransport]:
     transport = NatsTransport(Settings("a", (url,)))
-    await transport.listen(_Deaf(), 10.0)
+    await transport.listen(listener or _Deaf(), 10.0)
     yield transport
     await transport.close()
 
@@ -108,6 +121,42 @@ def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server:
                 await asking.owner_of("b", DEADLINE_S)
 
     asyncio.run(scenario())
+
+
+def test_what_a_server_may_have_been_made_to_send_in_anothers_name_is_not_taken(server: Server) -> None:
+    """A server sends replies to whatever subject a message names; permissions do not hold for what it sends."""
+    keen, to = _Keen(), "ipcsync.main.a"
+
+    async def scenario() -> None:
+        async with _transport(server.url, keen) as transport:
+            asking = asyncio.ensure_future(transport.ask("b", b"?", DEADLINE_S))
+            member = await nats.connect(server.url)
+            asked = await member.subscribe("ipcsync.main.b.ask.a")
+            await member.flush()
+            with pytest.raises(Unreachable):  # it was asked before anybody listened
+                await asking
+            asking = asyncio.ensure_future(transport.ask("b", b"?", DEADLINE_S))
+            question = await asked.next_msg(timeout=DEADLINE_S)
+            await member.publish("ipcsync.main.nobody", b"", reply=f"{to}.tell.b")  # the server says: nobody listens
+            await member.publish(f"{to}.tell.b", b"a stored message", headers={"Nats-Stream": "KV_ipcsync_main"})
+            await member.publish(f"{to}.ask.b", b"a stored message", headers={"Nats-Stream": "KV_ipcsync_main"})
+            await member.publish(f"{to}.tell.b", b"a consumer's message", reply="$JS.ACK.x")
+            for reply in ("_INBOX_b.x", "$JS.API.INFO", f"{to}.answer.a.0", "ipcsync.main.c.answer.a.0"):
+                await member.publish(f"{to}.ask.b", b"its answer would go elsewhere", reply=reply)
+            await member.publish(f"{to}.answer.b.{'0' * 32}", b"a guess")
+            await member.publish(question.reply, b"a stored message", headers={"Nats-Stream": "KV_ipcsync_main"})
+            await member.publish(question.reply, b"the answer")
+            await member.publish(question.reply, b"a second answer")
+            await member.publish(f"{to}.tell.b", b"news")
+            await member.publish(f"{to}.ask.b", b"a question", reply="ipcsync.main.b.answer.a.0")
+            assert await asking == b"the answer"
+            await member.publish(f"{to}.ask.b", b"the last")
+            while not keen.heard or keen.heard[-1][1] != b"the last":
+                await asyncio.sleep(0.01)
+            await member.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    assert sorted(keen.heard) == [("b", b"a question"), ("b", b"news"), ("b", b"the last")]
 
 
 @pytest.mark.thorough
