@@ -1,6 +1,7 @@
 # make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
 # make check  lint, types, and the tests that start no process: in a minute, while one writes
-# make test   every test that is neither long, nor one of many combinations, nor a benchmark; what depends on the driver, on each that is here
+# make test   every test that is neither long, nor one of many combinations, nor a benchmark, nor a model by itself; what depends on the driver, on each that is here
+# make test-models   the models that the order of the code's steps is held to, and the mistakes planted in them
 # make test-modes   the same on the drivers' other modes: asynchronous host driver, synchronous software libcuda
 # make gpu-wheels   WHEELS=dir: what `make test-gpu WHEELS=dir` installs on a machine with a GPU and without a network
 # make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network
@@ -52,7 +53,7 @@ demo: install
 	$(BIN)/ipcsync demo $(ARGS)
 
 check: lint
-	IPCSYNC_DRIVER=host $(PYTEST) -m "not process and not thorough" $(ARGS)
+	IPCSYNC_DRIVER=host $(PYTEST) -m "not process and not thorough and not model" $(ARGS)
 
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 
@@ -63,10 +64,10 @@ tests = failed=0; $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) || failed=1; \
 
 # All tests, and those that depend on the driver; with WITH_THOROUGH=1 all of them in each case.
 WITH_THOROUGH ?=
-all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and not thorough))
+all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and not thorough and not model))
 driver_tests = $(if $(WITH_THOROUGH),$(all_tests),$(call tests,$(call marked,driver),driver and not thorough))
 
-# What a change can break: each test once on the host driver, but for the thorough and the benchmarks, and what depends on the driver on CUDA's, a GPU's too if
+# What a change of the product can break: each test once on the host driver, but for the thorough and the benchmarks, and what depends on the driver on CUDA's, a GPU's too if
 # there is one. `test-modes` has the other ways in which the software drivers can behave.
 # The two passes run side by side, since each mostly waits; what one of them says is shown once it has ended.
 test: install
@@ -144,6 +145,9 @@ test-all: lint benchmarks test-oldest test-newest soak
 	$(MAKE) test-host IPCSYNC_TEST_ZYGOTE=0
 	$(MAKE) test-keeper
 	IPCSYNC_COMPILED=0 $(MAKE) test-simcuda test-simcuda-sync
+
+test-models: install
+	$(PYTEST) $(call marked,model) -m "model and not thorough" $(ARGS)
 
 # What of `test-all` is neither a driver's nor another library's.
 test-thorough: install

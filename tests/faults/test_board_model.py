@@ -9,6 +9,8 @@ import pytest
 from tests.faults.board_model import MISTAKES, Scenario, explore
 from tests.faults.explorer import Violation
 
+pytestmark = pytest.mark.model
+
 CALLS = ("query", "synchronize", "wait")
 _FIRST = frozenset({1})
 

@@ -14,6 +14,8 @@ from tests.faults.chain_model import explore
 from tests.faults.chain_world import MISTAKES, Op, Scenario
 from tests.faults.explorer import Violation
 
+pytestmark = pytest.mark.model
+
 EVENT, TIMELINE = "event", "timeline"
 REC: Op = ("rec",)
 CLOSE: Op = ("close",)

@@ -129,3 +129,21 @@ def test_no_modules_import_each_other_but_those_whose_objects_do() -> None:
 )
 def test_a_circle_is_found(graph: dict[str, dict[str, int]], circles: set[frozenset[str]]) -> None:
     assert _circles(graph) == circles
+
+
+def test_what_is_marked_as_a_model_imports_nothing_of_the_product() -> None:
+    found = [path for path in (_ROOT / "tests").rglob("test_*.py") if "mark.model" in path.read_text()]
+    models = [path for path in found if path != Path(__file__)]
+    assert models
+    todo, seen = list(models), set()
+    while todo:
+        path = todo.pop()
+        seen.add(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            assert not [name for name in names if name.startswith("ipcsync")], path
+            ours = {(_ROOT / name.replace(".", "/")).with_suffix(".py") for name in names if name.startswith("tests.")}
+            todo += [other for other in ours - seen if other.exists()]
+    assert len(seen) > len(models)
