@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, TypedDict
 
 __all__ = [
+    "Chains",
     "ClientStats",
     "CoordinatorSettings",
     "DeviceLike",
@@ -33,6 +34,7 @@ __all__ = [
 
 EngineName: TypeAlias = Literal["event", "timeline"]
 EngineChoice: TypeAlias = Literal["auto", "event", "timeline"]
+Chains: TypeAlias = Literal["stream", "session"]
 EventState: TypeAlias = Literal["open", "broken", "closed"]
 NoticeKind: TypeAlias = Literal[
     "opened", "closed", "broken", "session_opened", "session_closed", "coordinator_restarted"

@@ -64,6 +64,7 @@ _BEFORE = pytest.StashKey[set[str]]()
 
 _LEFT = pytest.StashKey[list[str]]()
 
+
 @pytest.fixture(params=["event", "timeline"])
 def engine(request: pytest.FixtureRequest) -> EngineName:
     """Each engine in turn."""

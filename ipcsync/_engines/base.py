@@ -180,7 +180,7 @@ class Engine(SlotUse):
             deadline_of(timeout)  # raises for an invalid one, also if there is room
         self.check()  # before the lock, which may be held for ever in a forked child
         if not self.is_recorder:
-            self._raise_not_recorder()
+            self.raise_not_recorder()
         began = 0  # the wait for room: it is part of that for this call's turn, if there is one
         lock = self._record_lock
         if lock.is_mine() and lock.is_held_below():
@@ -203,7 +203,7 @@ class Engine(SlotUse):
             raise
         return generation
 
-    def _raise_not_recorder(self, who: str = "this session") -> NoReturn:
+    def raise_not_recorder(self, who: str = "this session") -> NoReturn:
         recorder, pid = self._recorder()
         other = f"the session {recorder!r} (pid {pid or '?'}) records on it" if recorder else "no session has so far"
         raise NotRecorder(
@@ -220,9 +220,9 @@ class Engine(SlotUse):
 
     def _await_turn(self, timeout: float | None) -> None:
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            self._raise_no_turn(timeout)
+            self.raise_no_turn(timeout)
 
-    def _raise_no_turn(self, timeout: float | None) -> NoReturn:
+    def raise_no_turn(self, timeout: float | None) -> NoReturn:
         """Raise WaitTimeout: another thread's record of this event was under way for `timeout` seconds."""
         self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
 
@@ -459,9 +459,10 @@ class Engine(SlotUse):
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
         """Wait in the driver for `generation`, which was recorded; False if `deadline_ns` passed before."""
 
-    @abstractmethod
-    def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
+    def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:  # noqa: ARG002 - for the engines
         """Have the stream wait for all records before the interrupted one, and for that one if it was made."""
+        if self._begun > 1:
+            self._driver_stream_wait(handle, self._begun - 1)
 
     def _open_import(self, generation: int) -> None:
         """Open what a wait for `generation` needs. Called with the lock held."""

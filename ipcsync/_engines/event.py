@@ -69,7 +69,7 @@ class EventEngine(Engine):
         while oldest > self._completed:
             now = time.monotonic_ns()
             if now >= deadline:
-                self._raise_full(oldest, timeout)
+                self.raise_full(oldest, timeout)
             is_done = self._wait_in_driver(oldest, min(deadline, now + SLICE_NS))
             self.guard.check_liveness()
             self._look_for_room(is_first=False)
@@ -97,8 +97,7 @@ class EventEngine(Engine):
         self._unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
 
     def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
-        if self._begun > 1:
-            self._driver_stream_wait(handle, self._begun - 1)
+        super()._follow_begun(handle, stream_id)
         if stream_id != self._last_stream:
             self._driver_stream_wait(handle, self._begun)  # if it was not made, its CUDA event is an older record's
 

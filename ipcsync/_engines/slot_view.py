@@ -294,7 +294,7 @@ class SlotView(Core):
             text += ": nobody has opened the event as its recorder (recorder=True)"
         raise WaitTimeout(text, event=self.name, generation=generation, timeout=timeout)
 
-    def _raise_full(self, oldest: int, timeout: float | None) -> NoReturn:
+    def raise_full(self, oldest: int, timeout: float | None) -> NoReturn:
         """Raise WaitTimeout: the ring is full, and its `oldest` record was not complete within `timeout` seconds."""
         raise WaitTimeout(
             f"no room for a further record: all depth={self.depth} are in flight, and generation {oldest} of "

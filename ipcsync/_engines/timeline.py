@@ -84,8 +84,7 @@ class TimelineEngine(Engine):
             marker = self._markers.get(self._last_stream)
             if marker is not None:  # else all work on that stream was found complete
                 unwrap(self._driver.cuStreamWaitEvent(handle, marker, 0), "cuStreamWaitEvent")
-        if self._begun > 1:
-            self._driver_stream_wait(handle, self._begun - 1)
+        super()._follow_begun(handle, stream_id)
 
     def _board_completed(self) -> int:
         """As the base's; but the GPU writes the word also if a wait before it was lost, so the chain is checked."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 import zmq
 
@@ -19,7 +19,7 @@ from ipcsync._native import fork
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement, EventInfo, SessionInfo, SnapshotReply
 from ipcsync.errors import WaitTimeout
-from ipcsync.typing import NoticeKind
+from ipcsync.typing import EngineName, NoticeKind
 
 _SLICE_MS = 50
 _FOR_THE_BRIDGE = ("wanted", "unwanted")  # no change of an event or a session
@@ -38,7 +38,7 @@ class Notice:
     name: str
     number: int
     device: str = ""
-    engine: str = ""
+    engine: EngineName | Literal[""] = ""
     session: str = ""
 
 

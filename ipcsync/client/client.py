@@ -32,7 +32,7 @@ from ipcsync.client.reservation import RING, Reservation
 from ipcsync.client.streams import open_stream
 from ipcsync.client.unnamed import UNNAMED_DEPTH, UnnamedEvents
 from ipcsync.errors import WaitTimeout
-from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
+from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,7 +57,7 @@ class Client:
         timeout: float = 5.0,
         lease_ttl: float | None = None,
         trace: str | os.PathLike[str] | None = None,
-        chains: str = "stream",
+        chains: Chains = "stream",
         prefix: str = "",
     ) -> None:
         if chains not in ("stream", "session"):

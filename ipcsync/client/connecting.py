@@ -6,6 +6,7 @@ import os
 
 from ipcsync._native import fork
 from ipcsync.client.client import Client
+from ipcsync.typing import Chains
 
 
 def connect(
@@ -15,7 +16,7 @@ def connect(
     timeout: float = 5.0,
     lease_ttl: float | None = None,
     trace: str | os.PathLike[str] | None = None,
-    chains: str = "stream",
+    chains: Chains = "stream",
     prefix: str = "",
 ) -> Client:
     """Open a session with a coordinator.

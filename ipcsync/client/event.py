@@ -171,7 +171,7 @@ class SharedEvent(EventBase):
 
     def _refuse_record(self) -> None:
         self._check()
-        self._engine._raise_not_recorder("this object")
+        self._engine.raise_not_recorder("this object")
 
     def _point(self, generation: int) -> Point:
         return Point(self._attached, generation)

@@ -70,6 +70,7 @@ SERVICE = [
 
 
 TYPING = [
+    "Chains",
     "ClientStats",
     "CoordinatorSettings",
     "DeviceLike",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ipcsync._wire.messages.base import Count, Effect, Message, Name, RequestBody
 from ipcsync._wire.messages.events import EventInfo
 from ipcsync._wire.messages.fleet import Want
 from ipcsync._wire.messages.sessions import SessionInfo
+from ipcsync.typing import EngineName
 
 
 class Snapshot(RequestBody, frozen=True):
@@ -38,7 +39,7 @@ class Announcement(Message, frozen=True):
     slot: Count = 0
     incarnation: Count = 0
     device: str = ""
-    engine: str = ""
+    engine: EngineName | Literal[""] = ""
     handles: list[bytes] = []
     session: str = ""
     want: Want | None = None

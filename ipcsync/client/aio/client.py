@@ -33,7 +33,7 @@ from ipcsync.client.everything import chosen
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import Reservation
 from ipcsync.client.unnamed import UNNAMED_DEPTH
-from ipcsync.typing import DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
+from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,7 +50,7 @@ def aconnect(
     timeout: float = 5.0,
     lease_ttl: float | None = None,
     trace: str | os.PathLike[str] | None = None,
-    chains: str = "stream",
+    chains: Chains = "stream",
     prefix: str = "",
 ) -> Connecting:
     """Open a session with a coordinator; as `connect`, and with its errors.

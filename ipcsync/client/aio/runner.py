@@ -151,7 +151,7 @@ class Runner:
             left_s = max(0.0, (deadline - time.monotonic_ns()) / 1e9)
             if not oldest:  # another task's or thread's record was under way, which may end at any moment
                 if not left_s:
-                    engine._raise_no_turn(timeout)
+                    engine.raise_no_turn(timeout)
                 await asyncio.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
@@ -159,7 +159,7 @@ class Runner:
             try:
                 await self.over(event._attached, Pending(engine, oldest, None if timeout is None else left_s))
             except WaitTimeout:
-                engine._raise_full(oldest, timeout)
+                engine.raise_full(oldest, timeout)
 
     async def wait(self, point: Point, stream: Stream, owner: object, timeout: float | None, *, ahead: bool) -> None:
         """Queue the wait as soon as the record is made."""
