@@ -51,7 +51,7 @@ class NatsTransport:
         self._listener: Listener | None = None
         self._asked: dict[str, asyncio.Future[bytes]] = {}  # by the subject of the answer
         self._errors = 0
-        self._is_closing = False
+        self._closing: asyncio.Task[Any] | None = None  # which closes it
         self.last_error = ""  # the server says why it refuses only here, not in the reply
 
     # --- the connection -----------------------------------------------------------------------------------------------
@@ -104,28 +104,33 @@ class NatsTransport:
         return f"ipcsync.{self._settings.fleet}.{node}.{kind}"
 
     async def _failed(self, error: Exception) -> None:
+        if self._closing not in (None, asyncio.current_task()):
+            raise asyncio.CancelledError  # nats-py swallows some cancellations, and would try to connect for ever
         self.last_error = str(error) or type(error).__name__
         self._errors += 1
         if is_round(self._errors):
             log.warning("nats", extra=fields(error=self.last_error, count=self._errors))
 
     async def _disconnected(self) -> None:
-        if not self._is_closing:
+        if self._closing is None:
             log.warning("nats: disconnected")
 
     async def _reconnected(self) -> None:
+        if self._closing is not None:
+            await self._nats.close()
+            return
         log.warning("nats: connected again", extra=fields(server=self.server))
         if self._listener is not None:
             self._listener.connected()
 
     async def _closed(self) -> None:
         """The client has given up: a server has told it that it may not connect any more, for instance."""
-        if self._listener is not None and not self._is_closing:
+        if self._listener is not None and self._closing is None:
             self._listener.closed(str(self._nats.last_error or self.last_error))
 
     async def close(self) -> None:
         """Flush what is told for a moment, and end."""
-        self._is_closing = True
+        self._closing = asyncio.current_task()
         if self._nats.is_connected:
             try:
                 await asyncio.wait_for(self._nats.flush(), 0.5)

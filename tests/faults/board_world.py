@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from ipcsync.typing import EngineName
 from tests.faults.explorer import Moves
 
 FREE, OPEN, BROKEN, CLOSED = 0, 1, 2, 3
@@ -97,7 +96,7 @@ class World(NamedTuple):
 class Scenario:
     """What takes part."""
 
-    engine: EngineName = "event"
+    engine: Literal["event", "timeline"] = "event"
     depth: int = 1
     streams: tuple[int, ...] = (1,)  # which stream each record is made on
     recorded: int = 0  # how many of them were made, and are not complete, when it begins

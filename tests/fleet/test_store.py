@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[fleet]'")
 
 import nats
+from nats.aio.client import Client
 
 from ipcsync_bridge import wire
 from ipcsync_bridge.asking import ASK_S, Asking
@@ -119,6 +120,37 @@ def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server:
             server.kill()
             with pytest.raises(Unavailable, match="cut off"):
                 await asking.owner_of("b", DEADLINE_S)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_connection_that_is_closed_while_it_is_made_anew_ends(
+    server: Server, monkeypatch: pytest.MonkeyPatch, is_back: bool
+) -> None:
+    """A cancellation in the moment in which an attempt ends is lost in nats-py, as in `asyncio.wait_for` before 3.12."""
+    connect = Client._connect_to_server
+
+    async def scenario() -> None:
+        async with _transport(server.url):
+            is_trying = asyncio.Event()
+
+            async def connect_all_the_same(self: Client, *arguments: Any) -> None:
+                is_trying.set()
+                try:
+                    await asyncio.sleep(DEADLINE_S)
+                except asyncio.CancelledError:
+                    if not is_back:
+                        raise ConnectionRefusedError from None
+                await connect(self, *arguments)
+
+            monkeypatch.setattr(Client, "_connect_to_server", connect_all_the_same)
+            server.kill()
+            await is_trying.wait()
+            if is_back:
+                server.start()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not others or not (await asyncio.wait(others, timeout=DEADLINE_S))[1]
 
     asyncio.run(scenario())
 
