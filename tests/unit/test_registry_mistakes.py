@@ -98,7 +98,7 @@ class _BreaksWhatIsWell(Registry):
         _ReusesTheLineOfAnExpiredSession,
         _LeavesTheStreamsOfTheDead,
         _LetsAnybodyBreak,
-        _BreaksWhatIsWell,
+        pytest.param(_BreaksWhatIsWell, marks=pytest.mark.thorough),
     ],
 )
 def test_the_machine_finds_a_registry_that_is_mistaken(mistaken: type[Registry]) -> None:
