@@ -128,7 +128,7 @@ def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server:
 def test_a_connection_that_is_closed_while_it_is_made_anew_ends(
     server: Server, monkeypatch: pytest.MonkeyPatch, is_back: bool
 ) -> None:
-    """A cancellation in the moment in which an attempt ends is lost in nats-py, as in `asyncio.wait_for` before 3.12."""
+    """nats-py loses a cancellation in the moment in which an attempt ends, as `asyncio.wait_for` does before 3.12."""
     connect = Client._connect_to_server
 
     async def scenario() -> None:
