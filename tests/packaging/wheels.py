@@ -14,7 +14,19 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-_TELL = "import ipcsync; print(ipcsync.__compiled__)"
+from tests.packaging import pythons
+
+_TELL = """
+import ipcsync
+with ipcsync.launch(driver="host") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+    stream, event = ipcsync.Stream(), client.event("tried", recorder=True)
+    for _ in range(100):
+        point = event.record(stream)
+        point.wait(ipcsync.Stream())
+    point.synchronize(10.0)
+    assert point.query()
+print(ipcsync.__compiled__)
+"""
 _CROSS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
 _FREE_THREADED = "python3.14t"
 
@@ -53,15 +65,32 @@ def _check(wheel: Path, *, has_core: bool) -> None:
 
 
 def _try(wheel: Path, python: str = sys.executable) -> None:
-    """Install it where no checkout is near, and ask it which it is."""
+    """Install it where no checkout is near, record and wait with it, and ask it which it is."""
     with tempfile.TemporaryDirectory(prefix="ipcsync-wheel-") as name:
         _run([python, "-m", "venv", name])
         there = Path(name, "bin", "python")
         _run([there, "-m", "pip", "install", "--quiet", wheel])
-        said = _run([there, "-P", "-c", _TELL], IPCSYNC_COMPILED="auto").strip()
+        program = Path(name, "tried.py")
+        program.write_text(_TELL)
+        said = _run([there, program], IPCSYNC_COMPILED="auto", IPCSYNC_DRIVER="host").strip()
     if said != str(not wheel.stem.endswith("-any")):
         raise SystemExit(f"{wheel.name} says of itself: compiled {said}")
-    _say(f"{wheel.name}: compiled {said}")
+    _say(f"{wheel.name} on {python}: compiled {said}")
+
+
+def _try_on_each(wheel: Path) -> None:
+    """The same on each Python with a GIL that is here."""
+    missing = []
+    for name in pythons.NAMES:
+        if name == _FREE_THREADED:
+            continue
+        python = pythons.found(name)
+        if python is None:
+            missing.append(name)
+        else:
+            _try(wheel, str(python))
+    if missing:
+        _say(f"{wheel.name} not tried on {', '.join(missing)}: not here (MATRIX_PYTHONS=path:path names more)")
 
 
 def main(dist: Path) -> None:
@@ -72,7 +101,7 @@ def main(dist: Path) -> None:
     _try(pure)
     own = _build(dist, IPCSYNC_BUILD_CORE="1")
     _check(own, has_core=True)
-    _try(own)
+    _try_on_each(own)
     for machine, compiler in _CROSS.items():
         if machine == os.uname().machine:
             continue
