@@ -13,7 +13,7 @@ from ipcsync.errors import IpcSyncError, SessionLost
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.mirrors import Mirrors
-from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.names import Names
 from ipcsync_bridge.session import Desk
 from ipcsync_bridge.wants import Wants
 

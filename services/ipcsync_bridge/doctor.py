@@ -18,7 +18,8 @@ from ipcsync.cli.doctor import report
 from ipcsync.cli.doctor.report import Finding, Result
 from ipcsync.cli.output import print_json
 from ipcsync_bridge import certificates, options, wire
-from ipcsync_bridge.nodes import Owner, decode, known_owner_id
+from ipcsync_bridge.nodes import known_owner_id
+from ipcsync_bridge.store import Owner, decode
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -24,7 +24,8 @@ from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.following import Following
 from ipcsync_bridge.mirrors import Mirrors
-from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.names import Names
+from ipcsync_bridge.nodes import Nodes
 from ipcsync_bridge.opening import Opening
 from ipcsync_bridge.session import Desk
 from ipcsync_bridge.telling import Telling
@@ -69,9 +70,8 @@ class Bridge:
         self._wake = asyncio.Event()
         self.why = "stopped"
         asking = Asking(transport, settings.link_ttl)
-        self.names = Names(
-            transport, settings.node, owner, desk.epoch, settings.link_ttl, asking.owner_of, self.counters
-        )
+        self.nodes = Nodes(transport, settings.node, owner, desk.epoch, settings.link_ttl, asking.owner_of)
+        self.names = Names(transport, self.nodes, self.counters)
         self.telling = Telling(transport, self, self.counters)
         self.exports = Exports(desk.board, self.telling.changed_on_thread, self.telling.failed_on_thread)
         self.answering = Answering(settings, desk, self.exports, self.telling, self)
@@ -80,6 +80,7 @@ class Bridge:
         self.wants = Wants(
             settings,
             desk,
+            self.nodes,
             self.names,
             asking,
             Opening(asking, self.begin),
@@ -97,7 +98,7 @@ class Bridge:
         """Serve; why it ended: "stopped", "restarted" (the coordinator is gone), "expired", "replaced", "reloaded"."""
         if self._left is None:
             await self._transport.listen(self, _START_S)
-            await self.names.take()
+            await self.nodes.take()
             self._has_name = True
             await self.names.resume()
         else:
@@ -168,6 +169,7 @@ class Bridge:
 
     def _resume(self, left: handover.State) -> None:
         now = time.monotonic()
+        self.nodes.term = left.term
         self.names.go_on(left)
         self.following.resume(left, now - left.began)
         self.answering.resume(left, now)
@@ -196,7 +198,7 @@ class Bridge:
     @property
     def term(self) -> int:
         """Of this node's name."""
-        return self.names.term
+        return self.nodes.term
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Start a task; its failure is logged."""
@@ -262,9 +264,11 @@ class Bridge:
 
     async def _keep_keys(self) -> None:
         try:
-            if not await self.names.keeps():
+            if not await self.nodes.keeps():
                 log.error("another machine has this node's name now", extra=fields(node=self._settings.node))
                 self.stop("replaced")
+                return
+            await self.names.keep()
         except (Unavailable, Unreachable) as error:
             self.counters.store_failures += 1
             log.warning("store", extra=fields(error=error))

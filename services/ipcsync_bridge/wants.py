@@ -12,7 +12,8 @@ from ipcsync_bridge.asking import Asking
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.following import Following
 from ipcsync_bridge.mirrors import Mirrors, Origin
-from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.names import Names
+from ipcsync_bridge.nodes import Nodes
 from ipcsync_bridge.opening import Opened, Opening
 from ipcsync_bridge.session import Desk
 
@@ -24,6 +25,7 @@ class Wants:
         self,
         settings: Settings,
         desk: Desk,
+        nodes: Nodes,
         names: Names,
         asking: Asking,
         opening: Opening,
@@ -35,6 +37,7 @@ class Wants:
     ) -> None:
         self._settings = settings
         self._desk = desk
+        self._nodes = nodes
         self._names = names
         self._asking = asking
         self._opening = opening
@@ -73,7 +76,7 @@ class Wants:
         return reply
 
     async def _list_nodes(self, timeout: float) -> messages.NodeList:
-        owners = await self._names.everybody(timeout)
+        owners = await self._nodes.everybody(timeout)
         now = time.monotonic()
         own = messages.NodeInfo(self._settings.node, self._desk.epoch, "known", 0, 0.0)
         others = {node: self._info(node, bytes.fromhex(owner.epoch), now) for node, owner in owners.items()}
@@ -119,7 +122,7 @@ class Wants:
     async def _attach(self, want: messages.Want, timeout: float) -> None:
         sources = self._following.sources
         known = next((node for node, source in sources.items() if source.epoch == want.epoch), None)
-        node = known or await self._names.node_of(want.epoch, timeout)
+        node = known or await self._nodes.node_of(want.epoch, timeout)
         if node is None:
             raise NodeLost(
                 "no node of the fleet has the epoch that this point is of: its coordinator has ended, or is of another "

@@ -19,8 +19,9 @@ from ipcsync_bridge import wire
 from ipcsync_bridge.asking import ASK_S, Asking
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
+from ipcsync_bridge.names import Names
 from ipcsync_bridge.nats_transport import NatsTransport
-from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.nodes import Nodes
 from ipcsync_bridge.transport import Unavailable, Unreachable
 from tests.fleet.nodes import Node, Server, with_client
 from tests.kit.until import DEADLINE_S
@@ -81,7 +82,7 @@ def _names(transport: Any) -> Names:
     async def nobody(_node: str, _timeout: float) -> bytes | None:
         return None
 
-    return Names(transport, "a", b"o" * 16, b"e" * 16, 1.0, nobody, Counters())
+    return Names(transport, Nodes(transport, "a", b"o" * 16, b"e" * 16, 1.0, nobody), Counters())
 
 
 def test_keys_that_no_bridge_writes_keep_none_from_its_names(server: Server, new_node: Callable[..., Node]) -> None:
@@ -199,7 +200,7 @@ def test_many_names_are_read_side_by_side_each_in_its_own_time(server: Server) -
     async def scenario() -> None:
         async with _transport(server.url) as near:
             names = _names(near)
-            await names.take()
+            await names._nodes.take()
             for number in range(count):
                 await near.cas(f"names.n{number}", names._claim_of((number, 1)), 0, 10.0)
         async with _far_away(server, delay_s) as url, _transport(url) as far:

@@ -13,9 +13,10 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 
 from ipcsync._wire.messages import Want
 from ipcsync.errors import FleetUnavailable, NodeNameTaken, RecorderTaken
-from ipcsync_bridge import nodes
+from ipcsync_bridge import names, nodes, store
 from ipcsync_bridge.counters import Counters
-from ipcsync_bridge.nodes import Names
+from ipcsync_bridge.names import Names
+from ipcsync_bridge.nodes import Nodes
 from ipcsync_bridge.transport import Conflict, Unavailable
 
 
@@ -45,20 +46,33 @@ async def _nobody(_node: str, _timeout: float) -> bytes | None:
     return None
 
 
+def _names(store: Any, node: str, ttl_s: float, is_there: Any = _nobody, counters: Counters | None = None) -> Names:
+    owner, epoch = {"a": (b"o", b"e"), "b": (b"p", b"f")}[node]
+    nodes = Nodes(store, node, owner * 16, epoch * 16, ttl_s, is_there)
+    return Names(store, nodes, counters or Counters())
+
+
+async def _keeps(names: Names) -> bool:
+    """As a bridge looks at its keys: whether the node's name is still its own."""
+    is_own = await names._nodes.keeps()
+    await names.keep()
+    return is_own
+
+
 def test_a_name_that_could_not_be_freed_is_freed_later_and_never_claimed_again() -> None:
     async def scenario() -> None:
         store: Any = _Store()
-        nodes = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, Counters())
-        await nodes.take()
+        names = _names(store, "a", 1.0)
+        await names._nodes.take()
         store.keys["names.x"] = b"mine", 7
-        nodes.claims[3, 1] = "names.x", 7
+        names.claims[3, 1] = "names.x", 7
         store.is_silent = True
-        await nodes.release((3, 1))
+        await names.release((3, 1))
         assert "names.x" in store.keys
         store.is_silent = False
-        assert await nodes.keeps()
+        assert await _keeps(names)
         assert "names.x" not in store.keys
-        assert nodes.claims == {}
+        assert names.claims == {}
 
     asyncio.run(scenario())
 
@@ -93,17 +107,17 @@ class _Late(_Store):
 def test_a_claim_that_timed_out_is_undone_and_cannot_be_applied_later(is_applied: bool) -> None:
     async def scenario() -> None:
         store: Any = _Late()
-        nodes = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, Counters())
-        await nodes.take()
+        names = _names(store, "a", 1.0)
+        await names._nodes.take()
         store.is_silent = True
         with pytest.raises(FleetUnavailable):
-            await nodes.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
+            await names.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
         store.is_silent = False
         if is_applied:
             await store.apply()
-        assert await nodes.keeps()
+        assert await _keeps(names)
         assert list(store.keys) == ["nodes.a"]
-        assert nodes.claims == {}
+        assert names.claims == {}
         with pytest.raises(Conflict):
             await store.apply()
 
@@ -114,13 +128,13 @@ def test_a_claim_that_timed_out_is_undone_and_cannot_be_applied_later(is_applied
 def test_a_name_whose_keeping_timed_out_is_freed_with_its_event(is_applied: bool) -> None:
     async def scenario() -> None:
         store: Any = _Late()
-        names = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, Counters())
-        await names.take()
+        names = _names(store, "a", 1.0)
+        await names._nodes.take()
         await names.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
         store.lose("names.eA")
         store.is_silent = True
         with pytest.raises(Unavailable):
-            await names.keeps()
+            await _keeps(names)
         store.is_silent = False
         if is_applied:
             await store.apply()
@@ -137,16 +151,16 @@ def test_a_name_that_another_node_has_by_now_is_given_up_counted_and_logged(capl
     async def scenario() -> None:
         store: Any = _Store()
         counters = Counters()
-        names = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, counters)
-        await names.take()
+        names = _names(store, "a", 1.0, _nobody, counters)
+        await names._nodes.take()
         want = Want(1, "claim", 0, name="w/1", slot=3, incarnation=1)
         await names.claim(want, 1.0)
         (key,) = set(store.keys) - {"nodes.a"}
         del store.keys[key]  # the store has lost it
-        await Names(store, "b", b"p" * 16, b"f" * 16, 1.0, _nobody, Counters()).claim(want, 1.0)
+        await _names(store, "b", 1.0).claim(want, 1.0)
         theirs = store.keys[key]
         with caplog.at_level("WARNING", "ipcsync.bridge"):
-            assert await names.keeps()
+            assert await _keeps(names)
         assert (names.claims, counters.names_lost, store.keys[key]) == ({}, 1, theirs)
         (record,) = caplog.records
         assert record.message.startswith("name lost")
@@ -166,7 +180,7 @@ def test_a_node_whose_key_nobody_can_read_is_asked_for_before_its_name_is_taken(
         store: Any = _Store()
         store.keys["nodes.a"] = b'{"stream":"KV_ipcsync_main", "seq":2}', 7
         with pytest.raises(NodeNameTaken):
-            await Names(store, "a", b"o" * 16, b"e" * 16, 1.0, somebody, Counters()).take()
+            await _names(store, "a", 1.0, somebody)._nodes.take()
         assert asked == ["a"]
 
     asyncio.run(scenario())
@@ -175,14 +189,14 @@ def test_a_node_whose_key_nobody_can_read_is_asked_for_before_its_name_is_taken(
 def test_a_claim_that_timed_out_and_is_made_again_is_kept() -> None:
     async def scenario() -> None:
         store: Any = _Store()
-        nodes = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, Counters())
+        names = _names(store, "a", 1.0)
         want = Want(1, "claim", 0, name="x", slot=3, incarnation=1)
         store.is_silent = True
         with pytest.raises(FleetUnavailable):
-            await nodes.claim(want, 1.0)
+            await names.claim(want, 1.0)
         store.is_silent = False
-        await nodes.claim(want, 1.0)
-        assert await nodes.keeps()
+        await names.claim(want, 1.0)
+        assert await _keeps(names)
         assert set(store.keys) == {"nodes.a", "names.eA"}
 
     asyncio.run(scenario())
@@ -211,13 +225,13 @@ def test_a_name_that_is_freed_while_the_store_is_told_to_keep_it_stays_free() ->
 
     async def scenario(breaks: str) -> None:
         store: Any = Slow()
-        names = Names(store, "a", b"o" * 16, b"e" * 16, 1.0, _nobody, Counters())
-        await names.take()
+        names = _names(store, "a", 1.0)
+        await names._nodes.take()
         await names.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
         del store.keys["names.eA"]  # the store has lost it
         store.breaks = breaks
         store.during.append(names.release((3, 1)))
-        assert await names.keeps()
+        assert await _keeps(names)
         assert store.during == []
         assert list(store.keys) == ["nodes.a"]
         assert names.claims == {}
@@ -231,7 +245,8 @@ class _Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: self.now))
+        for module in (names, nodes, store):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     async def silence(self, _node: str, timeout: float) -> bytes | None:
         self.now += timeout
@@ -248,8 +263,8 @@ _WANT = Want(1, "claim", 0, name="x", slot=3, incarnation=1)
 
 async def _of_b(store: Any) -> None:
     """Claim the name for another node."""
-    theirs = Names(store, "b", b"p" * 16, b"f" * 16, 5.0, _nobody, Counters())
-    await theirs.take()
+    theirs = _names(store, "b", 5.0)
+    await theirs._nodes.take()
     await theirs.claim(_WANT, 1.0)
 
 
@@ -257,7 +272,7 @@ def test_a_name_is_taken_over_after_a_whole_ttl_of_silence_and_no_sooner(clock: 
     async def scenario() -> None:
         store: Any = _Store()
         await _of_b(store)
-        names = Names(store, "a", b"o" * 16, b"e" * 16, 5.0, clock.silence, Counters())
+        names = _names(store, "a", 5.0, clock.silence)
         began = clock.now
         with pytest.raises(FleetUnavailable, match="node 'b', which has this name, has not answered"):
             await names.claim(_WANT, 4.0)
@@ -272,7 +287,7 @@ def test_however_long_it_was_silent_a_node_is_asked_again_for_a_while_before_its
     async def scenario() -> None:
         store: Any = _Store()
         await _of_b(store)
-        names = Names(store, "a", b"o" * 16, b"e" * 16, 5.0, clock.silence, Counters())
+        names = _names(store, "a", 5.0, clock.silence)
         with pytest.raises(FleetUnavailable):
             await names.claim(_WANT, 4.5)
         clock.now += 1.0  # the rest of the TTL passes while nobody asks
@@ -296,7 +311,7 @@ def test_a_node_that_this_one_could_not_hear_has_not_been_silent(clock: _Clock) 
     async def scenario() -> None:
         store: Any = _Store()
         await _of_b(store)
-        names = Names(store, "a", b"o" * 16, b"e" * 16, 5.0, cut_off, Counters())
+        names = _names(store, "a", 5.0, cut_off)
         for _ in answers.copy():
             with pytest.raises(FleetUnavailable):
                 await names.claim(_WANT, 3.0)
@@ -314,7 +329,7 @@ def test_an_answer_begins_the_silence_anew(clock: _Clock) -> None:
     async def scenario() -> None:
         store: Any = _Store()
         await _of_b(store)
-        names = Names(store, "a", b"o" * 16, b"e" * 16, 5.0, now_and_then, Counters())
+        names = _names(store, "a", 5.0, now_and_then)
         with pytest.raises(FleetUnavailable):
             await names.claim(_WANT, 4.0)
         with pytest.raises(RecorderTaken):

@@ -1,0 +1,231 @@
+"""The fleet's names of events: which node has an event, and in which slot. One node has a name at a time."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import time
+
+import msgspec
+
+from ipcsync._logs import fields
+from ipcsync._wire import messages
+from ipcsync.errors import FleetUnavailable, RecorderTaken, WaitTimeout
+from ipcsync_bridge import handover
+from ipcsync_bridge.asking import ASK_S
+from ipcsync_bridge.counters import Counters
+from ipcsync_bridge.nodes import Nodes
+from ipcsync_bridge.store import STORE_S, TRIES, Claim, Hex, decode, for_each, left_until, read_all
+from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachable
+
+_UNKNOWN = 0  # the revision of a claim that may or may not have been written
+
+log = logging.getLogger("ipcsync.bridge")
+
+
+class Names:
+    """The events' keys, as one of the fleet's `nodes` reads and writes them."""
+
+    def __init__(self, transport: Transport, nodes: Nodes, counters: Counters) -> None:
+        self._transport = transport
+        self._nodes = nodes
+        self._counters = counters
+        self.claims: dict[tuple[int, int], tuple[str, int]] = {}  # by slot and incarnation: key, revision
+        self._over: set[tuple[int, int]] = set()  # of the claims, those whose use is over: to be removed, not kept
+        self._silent: dict[Hex, tuple[float, float]] = {}  # owners that did not answer: since when, and the last try
+
+    async def find(self, name: str, timeout: float) -> Claim:
+        """The claim on a name of the fleet. Raises WaitTimeout if there is none, and FleetUnavailable."""
+        deadline = time.monotonic() + timeout
+        try:
+            found = await self._transport.read(_key_of(name), timeout)
+            claim = None if found is None else decode(found[0], Claim)
+            if claim is None or not await self._nodes.is_present(claim, left_until(deadline)):
+                raise WaitTimeout("no node has claimed it")
+        except Unavailable as error:
+            raise FleetUnavailable(str(error), timeout=timeout) from None
+        return claim
+
+    async def claim(self, want: messages.Want, timeout: float) -> None:
+        """Claim a name of the fleet for a use of a slot here. Raises RecorderTaken and FleetUnavailable."""
+        key, use = _key_of(want.name), (want.slot, want.incarnation)
+        value = self._claim_of(use)
+        deadline = time.monotonic() + timeout
+        try:
+            for _ in range(TRIES):
+                found = await self._transport.read(key, left_until(deadline))
+                if found is not None and found[0] != value:
+                    await self._refuse_if_taken(want.name, found[0], deadline)
+                try:
+                    is_mine = found is not None and found[0] == value
+                    last = 0 if found is None else found[1]
+                    revision = last if is_mine else await self._write_claim(use, key, value, last, left_until(deadline))
+                except Conflict:
+                    continue
+                self.claims[use] = key, revision
+                self._over.discard(use)
+                return
+        except Unavailable as error:
+            raise FleetUnavailable(str(error), timeout=timeout) from None
+        raise FleetUnavailable(f"the key {key} changes all the time", timeout=timeout)
+
+    def _claim_of(self, use: tuple[int, int]) -> bytes:
+        return msgspec.json.encode(Claim(self._nodes.node, self._nodes.owner, self._nodes.epoch, *use))
+
+    async def _write_claim(self, use: tuple[int, int], key: str, value: bytes, last: int, timeout: float) -> int:
+        """The new revision. Raises Conflict; after another error the claim may be applied later, and must be undone."""
+        try:
+            return await self._transport.cas(key, value, last, timeout)
+        except Conflict:
+            raise
+        except BaseException:
+            self.claims[use] = key, _UNKNOWN
+            self._over.add(use)
+            raise
+
+    async def _refuse_if_taken(self, name: str, value: bytes, deadline: float) -> None:
+        claim = decode(value, Claim)
+        if claim is None or not await self._nodes.is_present(claim, left_until(deadline)):
+            return
+        use = (claim.slot, claim.incarnation)
+        if claim.node == self._nodes.node and (use not in self.claims or use in self._over):
+            return  # of an earlier use here, whose key was not removed
+        if claim.node != self._nodes.node and await self._is_lost(claim, deadline):
+            return
+        raise RecorderTaken(
+            f"node {claim.node!r} has the fleet's event {name!r}, and an event has one recorder for its whole life",
+            event=name,
+            recorder=claim.node,
+        )
+
+    async def _is_lost(self, claim: Claim, deadline: float) -> bool:
+        """Whether the owner of a claim has been silent for a whole TTL, false at its first answer.
+
+        FleetUnavailable if neither is known at the deadline. What this question has heard counts for the next one, if
+        that comes within a TTL.
+        """
+        now = time.monotonic()
+        self._silent = {owner: heard for owner, heard in self._silent.items() if now - heard[1] <= self._nodes.ttl_s}
+        since, _ = self._silent.pop(claim.owner, (now, now))
+        # However long it was silent before: it is asked now, too.
+        enough = max(since + self._nodes.ttl_s, now + min(ASK_S, self._nodes.ttl_s / 2, (deadline - now) / 2))
+        if await self._nodes.is_there(claim.node, min(enough, deadline) - now) is not None:
+            return False
+        self._silent[claim.owner] = since, time.monotonic()
+        if deadline < enough:
+            raise FleetUnavailable(
+                f"node {claim.node!r}, which has this name, has not answered for {time.monotonic() - since:.1f} s; it "
+                f"is lost after {self._nodes.ttl_s:g} s, and the name is free then: ask again"
+            )
+        return True
+
+    async def release(self, key: tuple[int, int]) -> None:
+        """Free the name of a use that is over. What cannot be removed now is removed at the next `keep`."""
+        if key in self.claims:
+            self._over.add(key)
+            await self._remove(key)
+
+    async def _remove(self, key: tuple[int, int]) -> None:
+        claim = self.claims.get(key)
+        if claim is None:
+            return
+        name, revision = claim
+        try:
+            if revision == _UNKNOWN:
+                revision = await self._settle(name, self._claim_of(key))
+            if key not in self._over:
+                return  # claimed again meanwhile
+            if revision != _UNKNOWN:
+                await self._transport.cas(name, None, revision, STORE_S)
+        except (Unavailable, Unreachable) as error:
+            log.info("name stays claimed until the store answers", extra=fields(name=name, error=error))
+            return
+        except Conflict:
+            pass  # somebody else's by now, or removed by an earlier try
+        if self.claims.get(key) is claim:  # and not written again meanwhile
+            self._forget(key)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        self.claims.pop(key, None)
+        self._over.discard(key)
+
+    async def _settle(self, name: str, value: bytes) -> int:
+        """The revision of a claim that may have been written, or may still be; _UNKNOWN if it cannot any more.
+
+        It is written again: what is still under way expects an earlier revision, and is refused from then on.
+        """
+        for _ in range(TRIES):
+            found = await self._transport.read(name, STORE_S)
+            if found is not None:
+                return found[1] if found[0] == value else _UNKNOWN
+            try:
+                return await self._transport.cas(name, value, 0, STORE_S)
+            except Conflict:
+                continue
+        raise Unavailable(f"the key {name} changes all the time")
+
+    async def keep(self) -> None:
+        """Claim again what the store has lost, and give up what another node has by now. Raises Unavailable."""
+        await for_each(list(self.claims), self._keep_claim)
+
+    async def _keep_claim(self, use: tuple[int, int]) -> None:
+        if use not in self.claims or use in self._over:
+            await self._remove(use)
+            return
+        key, _ = self.claims[use]
+        value = self._claim_of(use)
+        found = await self._transport.read(key, STORE_S)
+        if use in self._over or use not in self.claims:
+            return  # by now
+        if found is not None and found[0] != value:
+            self._lose(use, key, found[0])
+            return
+        if found is None:
+            self.claims[use] = key, _UNKNOWN  # until the store has said so: a write that times out may be done later
+        try:
+            revision = await self._transport.cas(key, value, 0, STORE_S) if found is None else found[1]
+        except Conflict:
+            return
+        is_over = use in self._over or use not in self.claims
+        self.claims[use] = key, revision
+        if is_over:
+            self._over.add(use)
+            await self._remove(use)
+
+    def _lose(self, use: tuple[int, int], key: str, value: bytes) -> None:
+        """Give up a name that is another's by the store. No session is told: its event goes on, as do its waiters."""
+        self._forget(use)
+        self._counters.names_lost += 1
+        claim = decode(value, Claim)
+        owner = "unknown" if claim is None else claim.node
+        log.warning(
+            "name lost: those who ask for it now find another event", extra=fields(name=_name_of(key), node=owner)
+        )
+
+    async def resume(self) -> list[tuple[int, int]]:
+        """Take over the claims of the bridge before this one, of the same epoch; returns their uses."""
+        for key, (value, revision) in (await read_all(self._transport, "names.", lambda: STORE_S)).items():
+            claim = decode(value, Claim)
+            if claim is not None and claim.node == self._nodes.node and claim.epoch == self._nodes.epoch:
+                self.claims[claim.slot, claim.incarnation] = key, revision
+        return list(self.claims)
+
+    # --- from one code to the next ------------------------------------------------------------------------------------
+
+    def leave(self) -> list[handover.Claim]:
+        """The claims, for the code that goes on."""
+        return [handover.Claim(use, key, last, use in self._over) for use, (key, last) in self.claims.items()]
+
+    def go_on(self, left: handover.State) -> None:
+        """Go on with the claims that other code left, without asking the store."""
+        self.claims = {claim.use: (claim.key, claim.revision) for claim in left.claims}
+        self._over = {claim.use for claim in left.claims if claim.is_over}
+
+
+def _key_of(name: str) -> str:
+    return "names." + base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+
+
+def _name_of(key: str) -> str:
+    data = key.removeprefix("names.")
+    return base64.urlsafe_b64decode(data + "=" * (-len(data) % 4)).decode(errors="replace")
