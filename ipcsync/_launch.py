@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from ipcsync._linux.child import environment, read_line
+from ipcsync._linux.child import environment, read_line, start_daemon
 from ipcsync._linux.process import is_running, pid_namespace, start_time
 from ipcsync._worker import Errand
 from ipcsync.errors import ConnectError
@@ -40,26 +40,16 @@ class Coordinator:
     def __init__(self, command: list[str], env: dict[str, str], runtime_dir: str, temporary: bool) -> None:
         self.runtime_dir = runtime_dir
         self._temporary = temporary
-        read, write = os.pipe2(os.O_CLOEXEC)
-        try:
-            self._process = subprocess.Popen(
-                [*command, "--ready-fd", str(write)],
-                env=env,
-                pass_fds=(write,),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops the daemon
-            )
-        finally:
-            os.close(write)
+        self._process, ready = start_daemon(command, env)
         self._owner = os.getpid()
         self.pid: int = self._process.pid
         try:
-            self.endpoint: str = self._await_ready(read)
+            self.endpoint: str = self._await_ready(ready)
         except BaseException:
             self.stop()
             raise
         finally:
-            os.close(read)
+            os.close(ready)
 
     def _await_ready(self, fd: int) -> str:
         endpoint = read_line(fd, _START_S)

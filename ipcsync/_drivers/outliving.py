@@ -12,6 +12,11 @@ from ipcsync._drivers import SUCCESS
 _DEVICE_FILES = "/dev/nvidia"
 
 
+def mps_directory() -> str:
+    """Where an MPS control daemon's pipe is, if there is one."""
+    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # noqa: S108 - CUDA's default
+
+
 def may_be_served() -> bool:
     """Whether a CUDA MPS server may do this process's GPU work: its contexts are the server's, which lives on.
 
@@ -21,7 +26,7 @@ def may_be_served() -> bool:
     """
     if _drivers.name() != "cuda":
         return False
-    if os.path.exists(os.path.join(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control")):  # noqa: S108 - CUDA's default
+    if os.path.exists(os.path.join(mps_directory(), "control")):
         return True
     attribute = getattr(CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
     driver = _drivers.load()

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ipcsync._linux.process import PidFd
 
@@ -111,6 +111,32 @@ def read_line(fd: int, seconds: float) -> str | None:
             return ""
         data += chunk
     return data.decode().strip()
+
+
+def start_daemon(
+    command: list[str], env: Mapping[str, str], output: IO[bytes] | None = None
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a program that writes a line to `--ready-fd` once it serves: its process, and the pipe to read that from.
+
+    It has no other descriptor of this process, a GPU driver's included. Ctrl-C reaches this process alone.
+    """
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        process = subprocess.Popen(
+            [*command, "--ready-fd", str(write)],
+            env=env,
+            pass_fds=(write,),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(read)
+        raise
+    finally:
+        os.close(write)
+    return process, read
 
 
 def in_words(status: int | None) -> str:

@@ -33,7 +33,6 @@ from ipcsync.errors import (
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
 
-_TELL_S = 0.5
 _MANY_POINTS = 64  # attachments for points, most of which may be over by now and hold slots of others
 
 
@@ -161,7 +160,7 @@ class AttachmentTable:
         if attached is not None and attached.engine in self.draining.engines:
             self.draining.end(attached.engine)
         if wait:
-            self.closes.flush(_TELL_S, wait=True)
+            self.closes.flush(wait=True)
 
     @holding("_lock")
     def _remove(self, opening: Opening) -> None:

@@ -26,6 +26,7 @@ log = logging.getLogger("ipcsync")
 T = TypeVar("T")
 _Whose: TypeAlias = Literal["recorder", "other", "late"]
 
+_TELL_S = 0.5
 _BREAK_S = 0.05
 
 
@@ -95,12 +96,14 @@ class PendingCloses:
             raise
         return result
 
-    def flush(self, timeout: float, *, wait: bool) -> None:
+    def flush(self, *, wait: bool, timeout: float | None = None) -> None:
         """Tell the pending closes; a later beat repeats those that the coordinator does not take in `timeout` seconds.
 
-        `wait`: wait as long for another thread's request that attaches or closes, too. Within a change or
-        request of this thread nothing is sent, and the heartbeat's thread does it later.
+        `timeout` is half a second if it is None. `wait`: wait as long for another thread's request that
+        attaches or closes, too. Within a change or request of this thread nothing is sent, and the heartbeat's
+        thread does it later.
         """
+        timeout = _TELL_S if timeout is None else timeout
         lock = self.changing
         if not self._pending or (lock.is_mine() and lock.is_held_below()):
             return

@@ -18,8 +18,6 @@ from ipcsync.errors import IpcSyncError
 
 log = logging.getLogger("ipcsync")
 
-_TELL_S = 0.5
-
 
 class Draining:
     """The draining uses of one client; `lock` is its table's, `closes` gets the closes."""
@@ -66,7 +64,7 @@ class Draining:
             for engine in list(self.engines):
                 if self._is_drained(engine):
                     self._tell_draining(engine, drained=True)
-            self.closes.flush(_TELL_S, wait=True)
+            self.closes.flush(wait=True)
 
     @holding("_lock")
     def _tell_released(self, engine: Engine) -> bool:

@@ -208,7 +208,7 @@ class Session:
         """Called at each beat, on the heartbeat's thread."""
         self.connection.drain_late()
         self.attachments.beat()
-        self.attachments.closes.flush(0.05, wait=False)
+        self.attachments.closes.flush(wait=False, timeout=0.05)
         if self.is_closed:
             self._shutdown.at_beat()
 

@@ -19,7 +19,6 @@ import select
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ipcsync._launch import directory_prefix
-from ipcsync._linux.child import environment, read_line
+from ipcsync._linux.child import environment, read_line, start_daemon
 from ipcsync._linux.process import PidFd, is_running, start_time
 from ipcsync.errors import ConnectError
 
@@ -166,25 +165,13 @@ def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
     command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", str(run.directory / str(os.getpid()))]
     command += ["--no-keeper", "--driver", driver, "--exit-with", f"{run.pid}:{run.started}"]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
-        read, write = os.pipe2(os.O_CLOEXEC)
-        try:
-            process = subprocess.Popen(  # it closes every other descriptor, also a GPU driver's
-                [*command, "--ready-fd", str(write)],
-                env=environment(),
-                pass_fds=(write,),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C reaches pytest alone, which then stops the daemon
-            )
-        finally:
-            os.close(write)
+        process, ready = start_daemon(command, environment(), output)
     pid = process.pid
     process.returncode = 0  # it belongs to the run, not to this worker: avoids Popen's warning that it still runs
     try:
-        endpoint = read_line(read, _START_S) or ""  # "" if it ends or takes too long
+        endpoint = read_line(ready, _START_S) or ""  # "" if it ends or takes too long
     finally:
-        os.close(read)
+        os.close(ready)
     coordinator = RunCoordinator(endpoint, pid, start_time(pid) or 0, str(log))
     if not endpoint:
         _end(coordinator)

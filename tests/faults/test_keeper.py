@@ -232,7 +232,7 @@ class _Requests:
         with self.client.event("pointed at", recorder=True) as event:
             self.other.point(bytes(event.record())).wait(timeout=DEADLINE_S)
         ipcsync.ipc_collect()
-        self.other._session.attachments.closes.flush(DEADLINE_S, wait=True)  # as the next beat would, in a second
+        self.other._session.attachments.closes.flush(wait=True, timeout=DEADLINE_S)  # as the next beat would
 
     def name_a_stream(self) -> None:
         self.count += 1

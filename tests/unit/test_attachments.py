@@ -63,7 +63,7 @@ def test_who_still_has_work_releases_only_when_it_is_over(scene: Scene) -> None:
     stream.synchronize()
     assert scene.table.draining.release_all() == 1
     assert scene.table.closes.has_any
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert scene.coordinator.heard() == [Close(0, 1)]
     assert not scene.table.draining.has_any
 
@@ -76,7 +76,7 @@ def test_a_close_that_is_told_the_moment_it_is_added_releases_the_slot(
 
     def add_and_flush(self: PendingCloses, engine: Engine, **options: bool) -> None:
         add(self, engine, **options)
-        self.flush(1, wait=True)
+        self.flush(wait=True, timeout=1)
 
     monkeypatch.setattr(PendingCloses, "add", add_and_flush)
     scene.open().close()
@@ -104,7 +104,7 @@ def test_within_a_request_of_the_thread_an_opening_says_so_and_a_close_is_told_l
     with pytest.raises(Reentered, match="under way"):
         scene.table.closes.change(1, lambda: pytest.fail("nothing may be attached before it is told"))
     scene.coordinator.refusal = None
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -121,7 +121,7 @@ def test_a_close_that_was_put_off_ends_no_use_that_was_made_since(scene: Scene) 
     opening.close()
     scene.table.add(scene.reply(), again := Opening())
     scene.coordinator.refusal = None
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert scene.coordinator.heard() == []
     again.close()
     assert scene.coordinator.heard() == [Close(0, 1)]
@@ -133,7 +133,7 @@ def test_a_recorders_close_is_told_though_the_slot_is_still_touched_here(scene: 
     opening.close()
     scene.table.add(scene.reply(), again := Opening())
     scene.coordinator.refusal = None
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert scene.coordinator.heard() == [Close(0, 1, released=False)]
     again.close()
     assert scene.coordinator.heard() == [Close(0, 1)]
@@ -150,7 +150,7 @@ def test_what_points_made_ends_when_the_event_is_over_and_no_point_is_left(scene
     scene.table.beat()
     assert scene.table.find((0, 1)) is None
     assert scene.table.closes.has_any  # told by whoever may wait for the reply
-    scene.table.closes.flush(1, wait=False)
+    scene.table.closes.flush(wait=False, timeout=1)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -165,14 +165,14 @@ def test_an_open_event_that_is_over_stays_until_it_is_closed(scene: Scene) -> No
 
 def test_what_a_request_that_was_given_up_made_is_released(scene: Scene) -> None:
     scene.table.give_back(scene.reply(1))
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert scene.coordinator.heard() == [Close(1, 1)]
 
 
 def test_what_a_request_that_was_given_up_made_stays_while_it_is_used_and_its_role_too(scene: Scene) -> None:
     opening = scene.open()
     scene.table.give_back(scene.reply(recorder=True))
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     scene.table.beat()
     assert scene.coordinator.heard() == []
     assert opening.attached is not None
@@ -189,7 +189,7 @@ def test_many_points_are_looked_through_before_a_further_one(scene: Scene) -> No
         scene.board.slot(number).finish(CLOSED)
     scene.table.relieve()
     assert scene.table.closes.has_any
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert len(scene.coordinator.heard()) == 64
 
 
@@ -267,7 +267,7 @@ def test_a_close_within_a_change_of_the_same_thread_is_told_later(scene: Scene) 
     opening.close()
     assert scene.table.closes.has_any
     scene.coordinator.refusal = None
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -284,11 +284,11 @@ def test_that_a_recorders_work_is_over_is_told_once_though_it_is_still_waited_fo
         recording.synchronize()
         for told in ([Close(0, 1, released=False, drained=True)], []):
             assert scene.table.draining.release_all() == 0
-            scene.table.closes.flush(1, wait=True)
+            scene.table.closes.flush(wait=True, timeout=1)
             assert scene.coordinator.heard() == told
     waiting.synchronize()
     assert scene.table.draining.release_all() == 1
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -299,7 +299,7 @@ def test_what_nobody_uses_stays_while_its_event_is_open_unless_its_request_was_g
     scene.table.give_back(scene.reply())
     scene.table.beat()
     assert scene.table.find((0, 1)) is None
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert set(scene.coordinator.heard()) == {Close(0, 1)}
 
 

@@ -55,7 +55,7 @@ def test_each_request_has_the_time_of_the_call_that_makes_it(scene: Scene, withi
     scene.table.closes.change(3, lambda: None)
     assert within == [_TELL_S, 3]
     scene.table.give_back(scene.reply(1))
-    scene.table.closes.flush(0.25, wait=True)
+    scene.table.closes.flush(wait=True, timeout=0.25)
     assert within == [_TELL_S, 3, 0.25]
 
 
@@ -70,9 +70,9 @@ def test_a_close_waits_for_another_threads_change_if_it_is_to(scene: Scene) -> N
     changing.start()
     entered.wait(30)
     scene.table.give_back(scene.reply(1))
-    scene.table.closes.flush(30, wait=False)
+    scene.table.closes.flush(wait=False, timeout=30)
     assert scene.coordinator.heard() == []
-    telling = threading.Thread(target=scene.table.closes.flush, args=(30,), kwargs={"wait": True})
+    telling = threading.Thread(target=scene.table.closes.flush, kwargs={"wait": True, "timeout": 30})
     telling.start()
     left.set()
     for thread in (changing, telling):
@@ -158,7 +158,7 @@ def test_what_the_driver_cannot_say_is_not_told_to_be_over(
     assert scene.coordinator.heard() == [Close(0, 1, released=False)]
     assert [each.getMessage() for each in caplog.records] == [f"cannot release the event 'e0': {error}"]
     assert scene.table.draining.release_all() == 1
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert scene.coordinator.heard() == [Close(0, 1)]
 
 
@@ -217,7 +217,7 @@ def test_how_many_were_released_is_told(scene: Scene) -> None:
 def test_a_close_that_the_goodbye_has_told_meanwhile_is_done(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scene.table.closes, "_send", lambda *_: scene.table.closes.drop())
     scene.table.give_back(scene.reply(1))
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert not scene.table.closes.has_any
 
 
@@ -239,7 +239,7 @@ def test_what_came_too_late_of_a_use_that_drains_is_told_when_that_is_over(scene
         opening.close()
         assert scene.coordinator.heard() == [Close(0, 1, released=False)]
         scene.table.give_back(scene.reply())
-        scene.table.closes.flush(1, wait=True)
+        scene.table.closes.flush(wait=True, timeout=1)
         assert scene.coordinator.heard() == []
     stream.synchronize()
 
@@ -277,7 +277,7 @@ def test_a_use_whose_end_an_exception_interrupted_is_ended_by_a_beat(
             opening.close()
     assert scene.table.find((0, 1)) is not None
     scene.table.beat()
-    scene.table.closes.flush(1, wait=True)
+    scene.table.closes.flush(wait=True, timeout=1)
     assert scene.coordinator.heard() == [Close(0, 1)]
     assert scene.table.find((0, 1)) is None
     assert scene.table.find((1, 1)) is other.attached
@@ -287,7 +287,7 @@ def test_a_use_whose_end_an_exception_interrupted_is_ended_by_a_beat(
 def test_a_close_is_told_before_it_returns_if_it_is_to_wait(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, wait: bool
 ) -> None:
-    monkeypatch.setattr("ipcsync._session.attachments._TELL_S", 30)
+    monkeypatch.setattr("ipcsync._session.closes._TELL_S", 30)
     opening, entered, left = scene.open(), threading.Event(), threading.Event()
 
     def stay() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
+from ipcsync._drivers.outliving import mps_directory
 from ipcsync.cli.doctor.report import Result
 
 _KIND_FILES = ("etc/nv_tegra_release", "proc/device-tree/compatible")
@@ -31,7 +31,7 @@ def kind(root: Path = Path("/")) -> tuple[Result, str, str]:
 
 def mps(root: Path = Path("/")) -> tuple[Result, str, str]:
     """Whether a Multi-Process Service serves the GPU."""
-    pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's default
+    pipe = mps_directory()
     if not (root / pipe.lstrip("/") / "control").exists():
         return "ok", "no MPS daemon's pipe: processes use the GPU directly", ""
     return (
