@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.fleet.nodes import Node, Server
 
@@ -61,11 +62,18 @@ class Cluster:
 
 
 def leader(urls: Sequence[str]) -> int:
-    """The number of the server that leads the store of names; -1 while there is none."""
+    """The number of the server that leads the store of names; -1 while there is none, or none is in reach."""
     import nats
 
+    async def ignore(_error: Exception) -> None:
+        """It asks once: whatever is wrong, it is known soon that there is no answer."""
+
     async def ask() -> str:
-        client = await nats.connect(list(urls))
+        once: Any = {"max_reconnect_attempts": 1, "reconnect_time_wait": 0.1, "connect_timeout": 1}
+        try:
+            client = await nats.connect(list(urls), error_cb=ignore, **once)
+        except (nats.errors.Error, OSError, asyncio.TimeoutError):
+            return ""
         try:
             info = await client.jetstream(timeout=1.0).stream_info("KV_ipcsync_main")
             return (info.cluster and info.cluster.leader) or ""

@@ -223,9 +223,25 @@ def follow(name: str, node: str) -> None:
 
 def outcome(name: str, node: str, generation: int, seconds: float) -> tuple[str, str, float]:
     """How a wait ends: ("complete", "", s), or (error, its reason or cause, s)."""
+    return _outcome(_here[f"{node}:{name}"].at(generation), seconds)
+
+
+def outcome_later(name: str, node: str, generation: int, seconds: float) -> tuple[str, str, float]:
+    """The same for a client that connects now, and has the point's bytes only."""
+    data = bytes(_here[f"{node}:{name}"].at(generation))
+    with ipcsync.connect(_here["coordinator"].endpoint, name="later", timeout=DEADLINE_S) as client:
+        began = time.monotonic()
+        try:
+            point = client.point(data)
+        except ipcsync.NodeLost as error:
+            return "NodeLost", str(error.reason), time.monotonic() - began
+        return _outcome(point, seconds)
+
+
+def _outcome(point: ipcsync.Point, seconds: float) -> tuple[str, str, float]:
     began = time.monotonic()
     try:
-        _here[f"{node}:{name}"].at(generation).synchronize(seconds)
+        point.synchronize(seconds)
     except ipcsync.NodeLost as error:
         return "NodeLost", str(error.reason), time.monotonic() - began
     except ipcsync.RecorderLost as error:

@@ -49,7 +49,7 @@ def followed(
     return event, seen, Sides(b, seen, 2, ways)
 
 
-def stays(seen: ipcsync.SharedEvent, node: Node, what: str, why: str) -> None:
+def known_complete_stays_good(seen: ipcsync.SharedEvent, node: Node, what: str, why: str) -> None:
     """What was known complete is good, what is lost is lost: also for a client that comes later."""
     assert seen.at(1).query()
     late = node.client("late").point(bytes(seen.at(2)))
@@ -83,7 +83,7 @@ def test_row_01_a_recorder_that_dies_is_a_recorder_lost(
     learn(sides.ends(), "RecorderLost", "died", machine.bound(0.25, began), began)
     with pytest.raises(ipcsync.RecorderLost, match="on node 'a' died"):
         seen.at(2).query()
-    stays(seen, pair[1], "RecorderLost", "died")
+    known_complete_stays_good(seen, pair[1], "RecorderLost", "died")
 
 
 @thorough
@@ -113,7 +113,7 @@ def test_row_03_a_coordinator_that_dies_is_a_node_that_restarted(pair: tuple[Nod
     with pytest.raises(ipcsync.NodeLost) as caught:
         seen.at(2).query()
     assert caught.value.node == "a"
-    stays(seen, pair[1], "NodeLost", "restarted")
+    known_complete_stays_good(seen, pair[1], "NodeLost", "restarted")
 
 
 @thorough
@@ -149,7 +149,7 @@ def test_row_06_a_bridge_that_stays_away_is_a_silent_node_and_its_own_waits_are_
     learn(own.ends(), "NodeLost", "bridge", machine.bound(0.25 if how == signal.SIGKILL else LEASE_S, began), began)
     learn(sides.ends(), "NodeLost", "silent", machine.bound(TTL_S + 0.5, began), began)
     assert min(end.at for end in sides.ends().values()) - began > TTL_S - PING_S - machine.allowance(began - PING_S)
-    stays(seen, pair[1], "NodeLost", "silent")
+    known_complete_stays_good(seen, pair[1], "NodeLost", "silent")
     if how == signal.SIGSTOP:
         pair[0].end_bridge(signal.SIGKILL)
     pair[0].start_bridge()
@@ -166,11 +166,11 @@ def test_row_07_the_waiting_sides_own_bridge_dies(pair: tuple[Node, Node], machi
     began = time.monotonic()
     pair[1].end_bridge(signal.SIGKILL)
     learn(sides.ends(), "NodeLost", "bridge", machine.bound(0.25, began), began)
-    stays(seen, pair[1], "NodeLost", "bridge")
+    known_complete_stays_good(seen, pair[1], "NodeLost", "bridge")
     event.record(ipcsync.Stream())
     pair[1].start_bridge()
     pair[1].await_bridge()
-    stays(seen, pair[1], "NodeLost", "bridge")
+    known_complete_stays_good(seen, pair[1], "NodeLost", "bridge")
 
 
 @thorough
@@ -184,7 +184,7 @@ def test_row_08_the_waiting_sides_own_coordinator_dies(pair: tuple[Node, Node], 
 
 
 @thorough
-def test_row_09_a_server_that_is_back_soon_costs_a_delay(patient_pair: tuple[Node, Node], server: Server) -> None:
+def test_row_09_server_restart_heals(patient_pair: tuple[Node, Node], server: Server) -> None:
     event, seen, sides = followed(patient_pair)
     stream = ipcsync.Stream()
     server.kill()
@@ -339,4 +339,4 @@ def test_a_node_that_says_goodbye_has_stopped(pair: tuple[Node, Node], machine: 
     began = time.monotonic()
     assert pair[0].end_bridge() == 0
     learn(sides.ends(), "NodeLost", "stopped", machine.bound(0.25, began), began)
-    stays(seen, pair[1], "NodeLost", "stopped")
+    known_complete_stays_good(seen, pair[1], "NodeLost", "stopped")

@@ -212,7 +212,7 @@ def test_a_chain_on_the_recording_node_holds_over_the_bridge(
 
 
 @pytest.mark.thorough
-def test_the_bridge_maps_no_libcuda_and_asks_the_driver_nothing(pair: tuple[Node, Node]) -> None:
+def test_bridge_touches_no_cuda(pair: tuple[Node, Node]) -> None:
     for node in pair:
         assert node.bridge is not None
         with open(f"/proc/{node.bridge.pid}/maps") as file:
