@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,6 +157,55 @@ def test_a_connection_that_is_closed_while_it_is_made_anew_ends(
         assert not others or not (await asyncio.wait(others, timeout=DEADLINE_S))[1]
 
     asyncio.run(scenario())
+
+
+async def _fill(transport: NatsTransport, server: Server) -> None:
+    """Stop the server, and send what neither it nor the sockets on the way take in."""
+    server.process.send_signal(signal.SIGSTOP)
+    with contextlib.suppress(asyncio.TimeoutError):
+        for _ in range(400):  # 24 MB, more than the sockets' buffers
+            await asyncio.wait_for(transport.tell("b", bytes(60_000)), 1.0)
+            await asyncio.sleep(0)
+
+
+def test_a_connection_ends_soon_though_the_server_takes_nothing(server: Server) -> None:
+    """What was sent and not taken in would keep the socket open until TCP gives up: a quarter of an hour."""
+
+    async def scenario() -> None:
+        transport = NatsTransport(Settings("a", (server.url,)))
+        await transport.listen(_Deaf(), 10.0)
+        await _fill(transport, server)
+        began = time.monotonic()
+        await transport.close()
+        assert time.monotonic() - began < 5.0
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+# nats-py leaves the socket of an attempt that failed to the collector.
+@pytest.mark.filterwarnings("ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning")
+def test_a_server_that_takes_nothing_is_left_for_another_one(server: Server, tmp_path: Path) -> None:
+    """The old connection's end is what nats-py waits for before it makes a new one."""
+    other = Server(tmp_path / "other")
+    servers = {one.url: one for one in (server, other)}
+
+    async def scenario() -> None:
+        transport = NatsTransport(Settings("a", tuple(servers), link_ttl=2.0))
+        await transport.listen(_Deaf(), 10.0)
+        first = transport.server
+        await _fill(transport, servers[first])
+        while not (await transport.tell("b", b"news") and transport.server != first):
+            await asyncio.sleep(0.01)
+        await transport.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    finally:
+        other.kill()
+        gc.collect()
 
 
 def test_what_a_server_may_have_been_made_to_send_in_anothers_name_is_not_taken(server: Server) -> None:
