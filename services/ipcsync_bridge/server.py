@@ -41,6 +41,7 @@ _LEFT_TTLS = 10
 _START_S = 10.0
 _PAUSE_S = 2.0
 _AGAIN_S = 0.1
+_CANCEL_S = 0.1
 
 
 class Bridge:
@@ -96,20 +97,20 @@ class Bridge:
 
     async def run(self, tell_serving: Callable[[], None]) -> str:
         """Serve; why it ended: "stopped", "restarted" (the coordinator is gone), "expired", "replaced", "reloaded"."""
-        if self._left is None:
-            await self._transport.listen(self, _START_S)
-            await self.nodes.take()
-            self._has_name = True
-            await self.names.resume()
-        else:
-            self._resume(self._left)
-        self._announcements = Announcements(
-            self._desk, self.wants, self.names, self.mirrors, self.exports, self.counters, self.begin
-        )
-        self.begin(self._tell())
-        log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.term))
-        tell_serving()
         try:
+            if self._left is None:
+                await self._transport.listen(self, _START_S)
+                await self.nodes.take()
+                self._has_name = True
+                await self.names.resume()
+            else:
+                self._resume(self._left)
+            self._announcements = Announcements(
+                self._desk, self.wants, self.names, self.mirrors, self.exports, self.counters, self.begin
+            )
+            self.begin(self._tell())
+            log.info("serving", extra=fields(node=self._settings.node, fleet=self._settings.fleet, term=self.term))
+            tell_serving()
             await self._tick_until_done()
         finally:
             await self._end()
@@ -129,9 +130,10 @@ class Bridge:
             await self._transport.tell(node, wire.encode(body))
         if self._announcements is not None:
             self._announcements.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:  # more than once: before Python 3.12 `asyncio.wait_for` loses some cancellations
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=_CANCEL_S)
         self.exports.close()
         await self._transport.close()
         self._has_ended = True

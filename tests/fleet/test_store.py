@@ -7,7 +7,7 @@ import contextlib
 import gc
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 import nats
 from nats.aio.client import Client
 
+from ipcsync.errors import NodeNameTaken
 from ipcsync_bridge import wire
 from ipcsync_bridge.asking import ASK_S, Asking
 from ipcsync_bridge.config import Settings
@@ -25,11 +26,23 @@ from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.names import Names
 from ipcsync_bridge.nats_transport import NatsTransport
 from ipcsync_bridge.nodes import Nodes
+from ipcsync_bridge.server import Bridge
+from ipcsync_bridge.session import Desk
 from ipcsync_bridge.transport import Unavailable, Unreachable
 from tests.fleet.nodes import Node, Server, with_client
 from tests.kit.until import DEADLINE_S
 
-pytestmark = pytest.mark.process
+# nats-py leaves the socket of an attempt that failed to the collector.
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_socket_is_left_to_a_later_test() -> Iterator[None]:
+    yield
+    gc.collect()
 
 
 class _Deaf:
@@ -159,6 +172,22 @@ def test_a_connection_that_is_closed_while_it_is_made_anew_ends(
     asyncio.run(scenario())
 
 
+def test_a_bridge_that_gets_no_name_leaves_the_servers(server: Server, new_node: Callable[..., Node]) -> None:
+    """Else its process does not end if it just then has no connection: nats-py goes on to make one."""
+    new_node("a").await_bridge()
+    other = new_node("a", has_bridge=False)
+
+    async def scenario() -> None:
+        desk = Desk.opened(other.coordinator.endpoint, "bridge a", DEADLINE_S)
+        settings = Settings("a", (server.url,))
+        with pytest.raises(NodeNameTaken):
+            await Bridge(settings, desk, NatsTransport(settings), b"o" * 16).run(lambda: None)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        desk.close(says_goodbye=True)
+
+    asyncio.run(scenario())
+
+
 async def _fill(transport: NatsTransport, server: Server) -> None:
     """Stop the server, and send what neither it nor the sockets on the way take in."""
     server.process.send_signal(signal.SIGSTOP)
@@ -185,8 +214,6 @@ def test_a_connection_ends_soon_though_the_server_takes_nothing(server: Server) 
         server.process.send_signal(signal.SIGCONT)
 
 
-# nats-py leaves the socket of an attempt that failed to the collector.
-@pytest.mark.filterwarnings("ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning")
 def test_a_server_that_takes_nothing_is_left_for_another_one(server: Server, tmp_path: Path) -> None:
     """The old connection's end is what nats-py waits for before it makes a new one."""
     other = Server(tmp_path / "other")
@@ -205,7 +232,6 @@ def test_a_server_that_takes_nothing_is_left_for_another_one(server: Server, tmp
         asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
     finally:
         other.kill()
-        gc.collect()
 
 
 def test_what_a_server_may_have_been_made_to_send_in_anothers_name_is_not_taken(server: Server) -> None:
