@@ -78,9 +78,9 @@ test-cuda:
 
 test-modes: test-host-async test-simcuda-sync
 
-# In pure Python; the passes below have the compiled core, where there is one.
+# In pure Python unless IPCSYNC_COMPILED says otherwise; the passes below have the compiled core, where there is one.
 test-host: install
-	export IPCSYNC_COMPILED=0 IPCSYNC_DRIVER=host; $(all_tests)
+	export IPCSYNC_COMPILED=$${IPCSYNC_COMPILED:-0} IPCSYNC_DRIVER=host; $(all_tests)
 
 # With every operation sent through the stream's thread.
 test-host-async: install
