@@ -210,6 +210,12 @@ class Child:
 
         return bool(wait([self.connection, self._pidfd.fileno()], max(0.0, seconds)))
 
+    def has_ended(self, seconds: float = 0.0) -> bool:
+        """Whether it ends within `seconds`. It is not reaped, so that `kill` still finds its group."""
+        from multiprocessing.connection import wait
+
+        return bool(wait([self._pidfd.fileno()], max(0.0, seconds)))
+
     def signal(self, number: int) -> None:
         """Send it a signal; does nothing once it has ended."""
         if os.getpid() == self._owner:

@@ -85,12 +85,12 @@ class Child:
             try:
                 self._answer = self._child.connection.recv()
             except (EOFError, ConnectionResetError):
-                self._child.wait(_END_S)  # the pipe's end came first
+                self._child.has_ended(_END_S)  # the pipe's end came first
         if self._answer is not None:
             return
-        if self._child.status is None and time.monotonic() < over:
+        if not self._child.has_ended() and time.monotonic() < over:
             raise ChildError(f"{self._label} (pid {self.pid}) did not end within {timeout} s; it runs on")
-        late = self._child.status is None
+        late = not self._child.has_ended()
         self.kill()
         trace = self._read_trace()
         late = late or trace.startswith("Timeout (")  # the text of faulthandler

@@ -8,13 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ipcsync
-from ipcsync._linux.process import is_running
+from ipcsync._linux.process import is_running, start_time
 from ipcsync.pytest_plugin.spawned import Child, ChildError
+from tests.kit.until import until
 
 pytestmark = pytest.mark.process
 
@@ -45,6 +47,11 @@ def _hold_the_gil(client: ipcsync.Client) -> None:
 
 def _start_another(client: ipcsync.Client) -> int:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
+
+
+def _start_another_and_exit(client: ipcsync.Client, path: Path) -> None:
+    path.write_text(str(_start_another(client)))
+    os._exit(5)
 
 
 def _give(client: ipcsync.Client, value: object) -> object:
@@ -121,17 +128,25 @@ def after_the_children() -> Iterator[list[tuple[int, int]]]:
     processes: list[tuple[int, int]] = []
     yield processes
     for pid, started in processes:
-        assert not is_running(pid, started)
+        until(lambda pid=pid, started=started: not is_running(pid, started), "it to be gone")  # type: ignore[misc]
 
 
 def test_no_child_outlives_its_test_nor_what_it_started(
     after_the_children: list[tuple[int, int]], ipcsync_spawn: Callable[..., Child]
 ) -> None:
-    from ipcsync._linux.process import start_time
-
     sleeping, parent = ipcsync_spawn(_sleep), ipcsync_spawn(_start_another)
     pids = (sleeping.pid, parent.pid, parent.result())
     after_the_children.extend((pid, start_time(pid) or 0) for pid in pids)
+
+
+def test_what_a_child_started_does_not_outlive_it_if_it_crashes(
+    after_the_children: list[tuple[int, int]], ipcsync_spawn: Callable[..., Child], tmp_path: Path
+) -> None:
+    child = ipcsync_spawn(_start_another_and_exit, tmp_path / "pid")
+    started = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "its process"))
+    after_the_children.append((started, start_time(started) or 0))
+    with pytest.raises(ChildError, match="exit status 5"):
+        child.result()
 
 
 def test_a_client_sees_its_own_namespace_only(
