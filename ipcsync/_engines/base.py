@@ -119,7 +119,7 @@ class Engine(SlotUse):
     def query(self, generation: int) -> bool:
         """Whether `generation` is complete."""
         self.check()
-        if self._is_complete_and_judged(generation):
+        if generation <= self.known_complete or self._is_complete_and_judged(generation):
             return True
         if self.generation < generation:
             self._raise_if_finished(generation)
@@ -375,7 +375,7 @@ class Engine(SlotUse):
         """The id of the stream on which the wait was queued; None if there was nothing to wait for."""
         if ahead:
             self._raise_if_ahead()
-        if self.is_complete(generation):
+        if generation <= self.known_complete or self.is_complete(generation):
             return None
         if ahead:
             self._raise_if_finished(generation)

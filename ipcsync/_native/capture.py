@@ -85,9 +85,10 @@ def refuse_capturing(handle: DriverObject, what: str) -> None:
 
     The legacy stream breaks one: nothing may use it while a blocking stream of its context captures.
     """
-    result = _status(handle)
+    result = _drivers.load().cuStreamIsCapturing(handle)
     if result[0] is SUCCESS and result[1] is _NONE:  # else the comparisons below say the same, at more cost
         return
+    result = _status(handle)
     if result[0] == ERROR_STREAM_CAPTURE_IMPLICIT:
         raise StreamCapturing(f"cannot {what} on the legacy stream while a stream that waits for it is being captured")
     status = unwrap(result, "cuStreamIsCapturing")
