@@ -1,7 +1,8 @@
 """The `event` engine: generation g is a record of the ring's event number (g - 1) mod depth.
 
-A record into a full ring first waits on the host for the oldest record. So a wait for a point is always on its own CUDA
-event, which is recorded again only once the point is complete.
+A record into a full ring first waits on the host for the oldest record. So a point's CUDA event is recorded again only
+once the point is complete. A stream's wait is queued after a look that found it pending; if it completes, and the ring
+goes round, between that look and the driver's call, the stream waits for the later record instead.
 """
 
 from __future__ import annotations
@@ -95,6 +96,9 @@ class EventEngine(Engine):
 
     def _driver_stream_wait(self, handle: DriverObject, generation: int) -> None:
         self._unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
+
+    def _has_lapped(self, generation: int) -> bool:
+        return self.is_complete(generation)  # its CUDA event may be recorded again at any moment now
 
     def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
         super()._follow_begun(handle, stream_id)

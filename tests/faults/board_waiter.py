@@ -338,7 +338,8 @@ class Waits(SlotView):
             del is_there
         yield from (self.raise_if_finished if ahead else self.raise_if_not_open)(me, generation)
         yield self.note("cuStreamGetId")
-        yield from self.under_lock(me, thread, self.queue_wait, me, generation)
+        if not (yield from self.under_lock(me, thread, self.queue_wait, me, generation)):
+            return "ok"
         yield from self.raise_if_not_open(me, generation, "load behind")
         if not self.has("no look at the recorder"):
             yield from self.raise_if_dead(me, generation)
@@ -360,9 +361,11 @@ class Waits(SlotView):
         if self.is_timeline:
             yield Op("cuStreamWaitValue64", do.queue_wait_value, (me, generation))
         else:
+            if (yield from self.is_complete(me, generation)):
+                return False
             yield Op("cuStreamWaitEvent", do.queue_wait, (me, generation))
         yield self.note("mark")
-        return ""
+        return True
 
     def waiter(self, me: int) -> Program:
         """A thread that makes its calls one after the other; it ends with their results."""

@@ -217,6 +217,7 @@ MISTAKES = {
     8: ("no look after the wait", "wait: recorded"),
     11: ("who waits looked at before the record", "record: awaited"),
     12: ("asleep without a word", "synchronize: recorded while it sleeps"),
+    13: ("no look right before the wait", "wait: recorded"),
 }
 _SOURCE = Path(compiled.__file__).with_name("core_cython") / "core.pyx"
 

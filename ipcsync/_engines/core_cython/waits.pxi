@@ -26,23 +26,29 @@ cdef class Waits(Queries):
         return 2
 
     cdef int queue_behind(self, Handle stream, uint64_t stream_id, int64_t generation) noexcept nogil:
-        """1: queued; 0: not me; -1: queued, and something is wrong."""
+        """1: queued; 2: complete by now; 0: not me; -1: queued, and something is wrong."""
         cdef Handle marker
         cdef bint is_queued = False
+        cdef int result = 0
         if not self.take():
             return 0
         marker = self.marker(stream_id)
         if not self.closed() and marker != NULL and (
             self._address != 0 if self.is_timeline else self.event(generation) != NULL
         ):
-            if MISTAKE == 4:
-                step(MARK)
-                cuEventRecord(marker, stream)
-            is_queued = self.queue(stream, generation) == 0
-            if is_queued and MISTAKE != 4:
-                step(MARK)
-                is_queued = cuEventRecord(marker, stream) == 0
+            if not self.is_timeline and MISTAKE != 13:  # once complete, its event may be recorded again at any moment
+                result = self.on_board(generation)
+            if result == 0:
+                if MISTAKE == 4:
+                    step(MARK)
+                    cuEventRecord(marker, stream)
+                is_queued = self.queue(stream, generation) == 0
+                if is_queued and MISTAKE != 4:
+                    step(MARK)
+                    is_queued = cuEventRecord(marker, stream) == 0
         self.give()
+        if result == 1:
+            return 2
         if not is_queued:
             return 0
         if MISTAKE != 8 and (not self.is_open() or not self.is_clear(generation)):
@@ -99,7 +105,7 @@ cdef class Waits(Queries):
                 return False
             with nogil:
                 result = self.queue_behind(<Handle>address, stream_id, generation)
-            if result != 0 and wait.generation == generation:
+            if result != 0 and result != 2 and wait.generation == generation:
                 wait.is_queued = True
             if result < 0:
                 self._look_after_wait(generation)
