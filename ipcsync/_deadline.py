@@ -13,4 +13,4 @@ def deadline_of(timeout: float | None, began: int = 0) -> int:
         return FOREVER
     if not timeout >= 0:
         raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
-    return (began or time.monotonic_ns()) + int(min(timeout, 1e9) * 1e9)
+    return (began or time.monotonic_ns()) + int(float(min(timeout, 1e9)) * 1e9)

@@ -144,7 +144,7 @@ class _Table:
         for wait in self.everything():
             if not wait.is_for(view):
                 continue
-            if wait.verdict is not True:
+            if isinstance(wait.verdict, Loss):  # one without a verdict was listed just now, and is not queued
                 lost = Lost(wait)
                 lists[wait.key][lost.place] = lost  # first, so that a lost wait is in the list at every moment
             self._take_out(wait)

@@ -215,7 +215,9 @@ class SlotUse(SlotView, ABC):
         # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
         # release.
         for wait in queued.waits_on(self):
-            wait.verdict = wait.verdict or self.fate(wait.generation) or self._loss(wait.generation)
+            # One that is open though all were decided was listed just now, and is not queued: nothing is lost by it.
+            is_new = self.guard.coordinator_is_alive()
+            wait.verdict = wait.verdict or self.fate(wait.generation) or is_new or self._loss(wait.generation)
         queued.release(self)
         self._destroy_markers()
         return self._destroy_imports()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -241,7 +242,9 @@ def test_an_invalid_timeout_is_refused(event: ipcsync.SharedEvent) -> None:
                 use(timeout)
 
 
-@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 10**400], ids=["inf", "1e300", "10**400"])
+@pytest.mark.parametrize(
+    "timeout", [float("inf"), 1e300, 10**400, Decimal(1)], ids=["inf", "1e300", "10**400", "Decimal"]
+)
 def test_a_timeout_may_be_as_long_as_one_likes(event: ipcsync.SharedEvent, timeout: float) -> None:
     stream = ipcsync.Stream()
     point = event.record(stream, timeout=timeout)
@@ -308,3 +311,15 @@ def test_waiting_on_ever_new_streams_keeps_no_driver_events(event: ipcsync.Share
                 point.wait(ipcsync.Stream())
         point.synchronize(10)
     assert len(engine._markers) < 64
+
+
+def test_a_record_is_not_made_behind_itself_by_another_clients_point(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, engine: EngineName
+) -> None:
+    """Which is a use of its own, of the same event."""
+    event = client.event("behind itself", recorder=True, engine=engine)
+    with ipcsync.connect(coordinator.endpoint, name="another") as other:
+        same = other.point(bytes(event.at(1)))
+        with pytest.raises(ValueError, match="cannot stand behind its generation 1"):
+            event.record(ipcsync.Stream(), after=[same])
+    event.close()
