@@ -15,10 +15,8 @@ from ipcsync_bridge import handover
 from ipcsync_bridge.asking import ASK_S
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.nodes import Nodes
-from ipcsync_bridge.store import STORE_S, TRIES, Claim, Hex, decode, for_each, left_until, read_all
+from ipcsync_bridge.store import STORE_S, TRIES, Claim, Hex, decode, for_each, insist, left_until, read_all
 from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachable
-
-_UNKNOWN = 0  # the revision of a claim that may or may not have been written
 
 log = logging.getLogger("ipcsync.bridge")
 
@@ -30,7 +28,8 @@ class Names:
         self._transport = transport
         self._nodes = nodes
         self._counters = counters
-        self.claims: dict[tuple[int, int], tuple[str, int]] = {}  # by slot and incarnation: key, revision
+        # By slot and incarnation: key and revision, or ~revision of what a write expected that may be done later.
+        self.claims: dict[tuple[int, int], tuple[str, int]] = {}
         self._over: set[tuple[int, int]] = set()  # of the claims, those whose use is over: to be removed, not kept
         self._silent: dict[Hex, tuple[float, float]] = {}  # owners that did not answer: since when, and the last try
 
@@ -38,36 +37,46 @@ class Names:
         """The claim on a name of the fleet. Raises WaitTimeout if there is none, and FleetUnavailable."""
         deadline = time.monotonic() + timeout
         try:
-            found = await self._transport.read(_key_of(name), timeout)
-            claim = None if found is None else decode(found[0], Claim)
-            if claim is None or not await self._nodes.is_present(claim, left_until(deadline)):
-                raise WaitTimeout("no node has claimed it")
+            claim = await insist(lambda: self._present(_key_of(name), deadline), deadline)
         except Unavailable as error:
             raise FleetUnavailable(str(error), timeout=timeout) from None
+        if claim is None:
+            raise WaitTimeout("no node has claimed it")
         return claim
+
+    async def _present(self, key: str, deadline: float) -> Claim | None:
+        """The claim on a key, None if there is none of a present epoch."""
+        found = await self._transport.read(key, left_until(deadline))
+        claim = None if found is None else decode(found[0], Claim)
+        is_present = claim is not None and await self._nodes.is_present(claim, left_until(deadline))
+        return claim if is_present else None
 
     async def claim(self, want: messages.Want, timeout: float) -> None:
         """Claim a name of the fleet for a use of a slot here. Raises RecorderTaken and FleetUnavailable."""
-        key, use = _key_of(want.name), (want.slot, want.incarnation)
-        value = self._claim_of(use)
         deadline = time.monotonic() + timeout
         try:
-            for _ in range(TRIES):
-                found = await self._transport.read(key, left_until(deadline))
-                if found is not None and found[0] != value:
-                    await self._refuse_if_taken(want.name, found[0], deadline)
-                try:
-                    is_mine = found is not None and found[0] == value
-                    last = 0 if found is None else found[1]
-                    revision = last if is_mine else await self._write_claim(use, key, value, last, left_until(deadline))
-                except Conflict:
-                    continue
-                self.claims[use] = key, revision
-                self._over.discard(use)
-                return
+            await insist(lambda: self._claim(want, deadline), deadline)
         except Unavailable as error:
             raise FleetUnavailable(str(error), timeout=timeout) from None
-        raise FleetUnavailable(f"the key {key} changes all the time", timeout=timeout)
+
+    async def _claim(self, want: messages.Want, deadline: float) -> None:
+        key, use = _key_of(want.name), (want.slot, want.incarnation)
+        value = self._claim_of(use)
+        for _ in range(TRIES):
+            found = await self._transport.read(key, left_until(deadline))
+            if found is not None and found[0] != value:
+                await self._refuse_if_taken(want.name, found[0], deadline)
+            try:
+                # If it is to be removed, it is written again: a removal that is under way expects the earlier revision.
+                is_mine = found is not None and found[0] == value and use not in self._over
+                last = 0 if found is None else found[1]
+                revision = last if is_mine else await self._write_claim(use, key, value, last, left_until(deadline))
+            except Conflict:
+                continue
+            self.claims[use] = key, revision
+            self._over.discard(use)
+            return
+        raise Unavailable(f"the key {key} changes all the time")
 
     def _claim_of(self, use: tuple[int, int]) -> bytes:
         return msgspec.json.encode(Claim(self._nodes.node, self._nodes.owner, self._nodes.epoch, *use))
@@ -79,7 +88,7 @@ class Names:
         except Conflict:
             raise
         except BaseException:
-            self.claims[use] = key, _UNKNOWN
+            self.claims[use] = key, ~last
             self._over.add(use)
             raise
 
@@ -131,11 +140,11 @@ class Names:
             return
         name, revision = claim
         try:
-            if revision == _UNKNOWN:
-                revision = await self._settle(name, self._claim_of(key))
+            if revision < 0:
+                revision = await self._settle(name, self._claim_of(key), ~revision)
             if key not in self._over:
                 return  # claimed again meanwhile
-            if revision != _UNKNOWN:
+            if revision:
                 await self._transport.cas(name, None, revision, STORE_S)
         except (Unavailable, Unreachable) as error:
             log.info("name stays claimed until the store answers", extra=fields(name=name, error=error))
@@ -149,17 +158,19 @@ class Names:
         self.claims.pop(key, None)
         self._over.discard(key)
 
-    async def _settle(self, name: str, value: bytes) -> int:
-        """The revision of a claim that may have been written, or may still be; _UNKNOWN if it cannot any more.
+    async def _settle(self, name: str, value: bytes, last: int) -> int:
+        """The revision of a claim that may have been written at `last`, or may still be; 0 if it cannot any more.
 
         It is written again: what is still under way expects an earlier revision, and is refused from then on.
         """
         for _ in range(TRIES):
             found = await self._transport.read(name, STORE_S)
-            if found is not None:
-                return found[1] if found[0] == value else _UNKNOWN
+            if found is not None and found[0] == value:
+                return found[1]
+            if found is not None and found[1] > last:
+                return 0
             try:
-                return await self._transport.cas(name, value, 0, STORE_S)
+                return await self._transport.cas(name, value, 0 if found is None else found[1], STORE_S)
             except Conflict:
                 continue
         raise Unavailable(f"the key {name} changes all the time")
@@ -181,7 +192,7 @@ class Names:
             self._lose(use, key, found[0])
             return
         if found is None:
-            self.claims[use] = key, _UNKNOWN  # until the store has said so: a write that times out may be done later
+            self.claims[use] = key, ~0  # until the store has said so: a write that times out may be done later
         try:
             revision = await self._transport.cas(key, value, 0, STORE_S) if found is None else found[1]
         except Conflict:

@@ -10,7 +10,7 @@ import msgspec
 
 from ipcsync._wire import nodes
 from ipcsync.errors import FleetUnavailable, NodeNameTaken
-from ipcsync_bridge.store import STORE_S, TRIES, Claim, Owner, decode, left_until, read_all
+from ipcsync_bridge.store import STORE_S, TRIES, Claim, Owner, decode, insist, left_until, read_all
 from ipcsync_bridge.transport import Conflict, Transport, Unavailable
 
 
@@ -109,7 +109,7 @@ class Nodes:
         """The nodes by name. FleetUnavailable."""
         deadline = time.monotonic() + timeout
         try:
-            found = await read_all(self._transport, "nodes.", lambda: left_until(deadline))
+            found = await insist(lambda: read_all(self._transport, "nodes.", lambda: left_until(deadline)), deadline)
         except Unavailable as error:
             raise FleetUnavailable(str(error), timeout=timeout) from None
         owners = {key.partition(".")[2]: decode(value, Owner) for key, (value, _) in found.items()}

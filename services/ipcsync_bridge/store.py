@@ -14,12 +14,13 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ipcsync_bridge.transport import Transport
+from ipcsync_bridge.transport import Transport, Unavailable
 
 T = TypeVar("T")
 
 TRIES = 20  # of a write that others' writes come before
 STORE_S = 5.0  # for a question to the store that no session waits for
+_AGAIN_S = 0.1
 _AT_ONCE = 32  # questions to the store
 
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -81,6 +82,17 @@ async def for_each(items: Collection[T], work: Callable[[T], Awaitable[None]]) -
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def insist(ask: Callable[[], Awaitable[T]], deadline: float) -> T:
+    """What `ask` returns, which asks the store again until it answers. Raises Unavailable at the deadline."""
+    while True:
+        try:
+            return await ask()
+        except Unavailable:  # noqa: PERF203 - each try is one
+            if time.monotonic() + _AGAIN_S >= deadline:
+                raise
+            await asyncio.sleep(_AGAIN_S)
 
 
 def left_until(deadline: float) -> float:
