@@ -85,7 +85,7 @@ class Answering:
                 self._telling.flush()
         elif isinstance(body, wire.Keep):
             if follower is not None and body.epoch == self._desk.epoch:
-                self._drop(follower, follower.keys - set(wire.unpack_keys(body.keys)))
+                self._keep(follower, set(wire.unpack_keys(body.keys)), now)
         elif isinstance(body, wire.Open | wire.Attach | wire.Events) and answer is not None:
             if self._opening >= _MOST_OPENING:
                 self._host.begin(
@@ -101,7 +101,7 @@ class Answering:
         follower = self._followers.get(sender)
         number = links = 0
         if follower is not None:
-            number, links = follower.number, len(follower.keys)
+            number, links = follower.number, len(follower.keys) - len(follower.doubtful)
             if body.channel == self._host.channel:
                 follower.acked(body.heard)
             else:
@@ -134,12 +134,12 @@ class Answering:
         rows = []
         for export in exports:
             if isinstance(export, Export):
-                if len(follower.keys) >= self._settings.max_links:
+                if export.key not in follower.keys and len(follower.keys) >= self._settings.max_links:
                     raise QuotaExceeded(
                         f"node {sender!r} waits for {self._settings.max_links} events here already",
                         limit=self._settings.max_links,
                     )
-                follower.keys.add(export.key)
+                follower.answered(export.key, time.monotonic())
                 export.followers.add(sender)
                 rows.append(export.look())
             else:
@@ -219,8 +219,10 @@ class Answering:
         is_exported = self._settings.exports_name(reply.name)
         if reply.engine == "timeline" and reply.origin is None and is_exported:
             return self._exports.put(reply)
+        if reply.origin is not None:  # a mirror, which is not this node's to tell of; its recorder may not close it
+            return wire.Row(*key, state="gone")
         self._visits.add(key)
-        if not is_exported or reply.origin is not None:
+        if not is_exported:
             return wire.Row(*key, state="gone")
         raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self._settings.node))
 
@@ -247,6 +249,11 @@ class Answering:
         """Note that the bridge is attached to a use that it does not export; `close_unused` releases it."""
         self._visits.add(key)
 
+    def _keep(self, follower: Follower, wanted: set[wire.Key], now: float) -> None:
+        unwanted = follower.keep(wanted, now)
+        over = {key for key in follower.doubtful if (export := self._exports.get(key)) is None or export.is_over}
+        self._drop(follower, unwanted | over)  # whoever learns later that one is over needs no news of it
+
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:
         follower.drop(set(keys))
         for key in keys:
@@ -261,6 +268,9 @@ class Answering:
 
     def close_unused(self) -> None:
         """Release exports that no node follows, unless a question is under way that may be for one of them."""
+        now = time.monotonic()
+        for follower in self._followers.values():
+            self._drop(follower, follower.outdated(now))
         asked_ns = time.monotonic_ns() - (_ANSWERED_NS if self._opening else 0)
         for export in list(self._exports):
             if not export.followers and export.asked_ns <= asked_ns:
@@ -285,7 +295,7 @@ class Answering:
         for attachment in left.exports:
             self._exports.put(attachment)
         for each in left.followers:
-            follower = self._followers[each.node] = Follower(each.node, now, set(each.keys), each.number)
+            follower = self._followers[each.node] = Follower(each.node, now, set(each.keys), number=each.number)
             follower.acked(each.number)
             for key in each.keys:
                 export = self._exports.get(key)

@@ -220,9 +220,11 @@ class Following:
             return
         source.touch(sent)
         source.heard_answer(body.channel, body.number, time.monotonic())
-        if body.links != len(source.links) and not self._linking:
+        is_unequal = body.links != len(source.links)
+        if is_unequal and (source.was_unequal or not self._linking):  # else by what is being opened just now
             source.wants_sync = True
             self._keep(source)
+        source.was_unequal = is_unequal
         self._wake()
 
     async def _sync(self, source: Source) -> None:
@@ -237,6 +239,7 @@ class Following:
                 sent = time.monotonic()
                 state = await self._asking.ask(source.node, wire.Attach(source.epoch, chunk), wire.State, ASK_S)
                 if not source.is_of(state.term, state.epoch):
+                    await asyncio.sleep(RETRY_S)
                     return
                 source.touch(sent)
                 first = first or (state.channel, state.number)

@@ -16,6 +16,7 @@ RETRY_S = 0.1
 _PING_S = 1.0
 _PINGS = 4  # at least, in a TTL
 _GRACE_S = 0.05  # an answer may arrive this much before news that were sent earlier
+_ANSWER_S = 3.0  # from an answer until it is used, or was asked for again: three pings, and three tries of a question
 _RANKS = {"open": 0, "closed": 1, "broken": 2}
 
 
@@ -74,6 +75,7 @@ class Source:
     next_keep: float = 0.0  # when it may be told again of what is not wanted any more
     last_heard: float = 0.0
     wants_sync: bool = False
+    was_unequal: bool = False  # the last answer said another number of links than there are
     _missing: tuple[int, float] | None = None  # the number that an answer said, and since when it is missed
     _acked: int = 0
 
@@ -164,11 +166,14 @@ class Follower:
     node: str
     last_asked: float
     keys: set[Key] = field(default_factory=set)
+    doubtful: set[Key] = field(default_factory=set)
+    """Of the keys, those that it did not want, as it said when it may not have known of them."""
     number: int = 0
     conflated: int = 0
     next_tell: float = 0.0  # not before this time of the loop's clock
     _acked: int = 0
     _rows: dict[Key, Row] = field(default_factory=dict)
+    _answered: dict[Key, float] = field(default_factory=dict)  # until when it may not know of a key
 
     def put(self, row: Row) -> None:
         """Tell it this state of a use; it replaces an older one that was not told yet."""
@@ -201,11 +206,29 @@ class Follower:
         """Note that it knows nothing of this channel, as its ping says: it will ask for what it waits for."""
         self._acked = self.number
 
+    def answered(self, key: Key, now: float) -> None:
+        """Tell it of a use from now on: it has asked, and the answer is under way."""
+        self.keys.add(key)
+        self.doubtful.discard(key)
+        self._answered[key] = now + _ANSWER_S
+
+    def keep(self, wanted: set[Key], now: float) -> set[Key]:
+        """Take in which keys it wants. Returns those to drop: none that it may not have known of when it said so."""
+        unwanted = self.keys - wanted
+        self.doubtful = {key for key in unwanted if now < self._answered.get(key, 0.0)}
+        return unwanted - self.doubtful
+
+    def outdated(self, now: float) -> set[Key]:
+        """The doubtful keys that it would have asked for again by now."""
+        return {key for key in self.doubtful if now >= self._answered.get(key, 0.0)}
+
     def drop(self, keys: set[Key]) -> None:
         """Stop telling it of these."""
         self.keys -= keys
+        self.doubtful -= keys
         for key in keys:
             self._rows.pop(key, None)
+            self._answered.pop(key, None)
 
     @property
     def pending(self) -> int:

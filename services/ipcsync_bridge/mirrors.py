@@ -43,6 +43,8 @@ class Mirror:
         self.next_ending: tuple[str, str] | None = None
         """Those to ask for next, if the coordinator refuses because a session wants the mirror."""
         self.has_told_closed = False
+        self.is_known_closed = False
+        """The same, and the coordinator has answered."""
         self._incarnation = attachment.incarnation
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
@@ -115,7 +117,11 @@ class Mirrors:
             self.end(origin, "closed", "")
         elif link.state == "closed" and not mirror.has_told_closed:
             mirror.has_told_closed = True
-            self._begin(self._desk.insist(messages.Finish(*mirror.use, "closed")))
+            self._begin(self._tell_closed(mirror))
+
+    async def _tell_closed(self, mirror: Mirror) -> None:
+        await self._desk.insist(messages.Finish(*mirror.use, "closed"))
+        mirror.is_known_closed = True
 
     def end(self, origin: Origin, state: str, reason: str) -> None:
         """End a mirror, if it exists: "broken" with a reason, "closed", or "unwanted" unless a session uses it."""
@@ -172,7 +178,7 @@ class Mirrors:
                 origin.epoch,
                 mirror.link.row,
                 mirror.attachment,
-                mirror.has_told_closed,
+                mirror.is_known_closed,
                 mirror.next_ending or mirror.ending,
             )
             for origin, mirror in self._mirrors.items()
@@ -185,10 +191,12 @@ class Mirrors:
             link = Link(known.row.key)
             link.merge(known.row)
             mirror = Mirror(self._desk.board, known.attachment, link)
-            mirror.has_told_closed = known.has_told_closed
+            mirror.has_told_closed = mirror.is_known_closed = known.has_told_closed
             origin = Origin(known.epoch, *link.key)
             self._add(origin, mirror)
             links[origin] = link
             if known.ending is not None:
                 self.end(origin, *known.ending)
+            else:
+                self.store(origin)  # also tells what the code before could not tell any more
         return links

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ipcsync._wire import codec, messages
-from ipcsync.errors import EventClosed, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded
+from ipcsync.errors import EngineMismatch, EventClosed, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded
 from ipcsync_bridge import wire
 from ipcsync_bridge.asking import Asking
 from ipcsync_bridge.config import Settings
@@ -111,7 +111,10 @@ class Wants:
 
     async def _open_here(self, want: messages.Want) -> None:
         """Open an event of this very node: attach to it for a moment, to learn its use."""
-        opened = await self._desk.ask(messages.Open(want.name))
+        try:
+            opened = await self._desk.ask(messages.Open(want.name, engine="timeline"))
+        except EngineMismatch:  # it exists, and only who waits on another node needs this engine
+            opened = await self._desk.ask(messages.Open(want.name))
         assert isinstance(opened, messages.Attachment)
         key = (opened.slot, opened.incarnation)
         try:

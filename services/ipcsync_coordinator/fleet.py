@@ -33,7 +33,7 @@ from ipcsync_coordinator.mirrors import Origin
 from ipcsync_coordinator.records import Reply
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
-from ipcsync_coordinator.state import Slot
+from ipcsync_coordinator.state import Change, Slot
 from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -208,6 +208,8 @@ class Fleet:
         if slot is None and self._registry.graves.find(origin) is None:
             slot = self._mirror(entry, origin, body, owed.device if owed is not None else "")
         self._give(owed, lambda asker: self._attach(asker, origin, owed.device if owed is not None else ""))
+        if slot is not None and slot.is_unwanted:  # who asked is gone, or was refused
+            self._registry.changes.append(Change("unwanted", slot=slot))
         if slot is None or slot.recorder is not entry.session or slot.state != "open":
             raise NodeLost(f"slot {body.slot} of node {body.node!r} is lost on this node for good", node=body.node)
         return attachment_of(slot, entry.session)

@@ -262,3 +262,41 @@ def test_a_mirror_that_is_closed_and_opened_again_at_once_hears_all_that_follows
         seen = b.event("kv", node="a")
         event.record(stream)
         seen.at(event.generation).synchronize(WAIT_S)
+
+
+def test_a_mirror_that_its_asker_may_not_have_is_given_back(new_node: Callable[..., Node]) -> None:
+    pair = new_node("a"), new_node("b", max_attachments=4)
+    for node in pair:
+        node.await_bridge()
+    full, other = pair[1].client("full"), pair[1].client("other")
+    held = [full.event(f"mine/{number}") for number in range(4)]
+    for number in range(6):
+        with pytest.raises(ipcsync.QuotaExceeded):
+            full.event(f"theirs/{number}", node="a")
+    until(lambda: other.bridge().mirrors == 0, "the mirrors to be given back")
+    other.event("theirs", node="a").close()
+    for event in held:
+        event.close()
+
+
+def test_what_is_opened_while_other_events_are_closed_is_followed(pair: tuple[Node, Node]) -> None:
+    """What a node does not want any more may be told while the answer to its next question is under way."""
+    recorder, waiter, busy = pair[0].client(), pair[1].client("waiter"), pair[1].client("busy")
+    is_over = threading.Event()
+
+    def open_and_close() -> None:
+        while not is_over.is_set():
+            busy.event("busy", node="a").close()
+
+    with recorder.event("busy", recorder=True, engine="timeline"):
+        thread = threading.Thread(target=open_and_close)
+        thread.start()
+        try:
+            opened = [waiter.event(f"later/{number}", node="a") for number in range(150)]
+            for number, event in enumerate(opened):
+                with recorder.event(f"later/{number}", recorder=True, engine="timeline") as made:
+                    made.record(ipcsync.Stream())
+                    event.at(1).synchronize(WAIT_S)
+        finally:
+            is_over.set()
+            thread.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._wire import messages
 from ipcsync_bridge import answering, wire
 from ipcsync_bridge.announcements import Announcements
 from ipcsync_bridge.answering import Answering
@@ -76,7 +78,10 @@ def test_what_nobody_follows_is_closed_though_questions_never_end(
         state = wire.decode(await said.get())
         assert isinstance(state, wire.State)
         (row,) = wire.unpack_rows(state.rows)
-        answers.asked("b", wire.Keep(desk.epoch, b""), None, 1.0)  # it wants none of them
+        answers.asked("b", wire.Keep(desk.epoch, b""), None, time.monotonic())
+        answers.close_unused()
+        assert len(exports) == 1, "the answer may not have come before it said so"
+        answers.asked("b", wire.Keep(desk.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
         await desk.pause(0.0)  # so that the next question does not end
         answers.asked("b", wire.Open(wire.pack_texts(["other"])), said.put, 1.0)
         answers.close_unused()
@@ -92,6 +97,54 @@ def test_what_nobody_follows_is_closed_though_questions_never_end(
 
     on_a_desk(client, scenario)
     event.close()
+
+
+def _answers(desk: Desk, host: Any, **settings: Any) -> tuple[Answering, Exports]:
+    exports = Exports(desk.board, lambda _: None, lambda _: None)
+    return Answering(Settings("a", ("nats://127.0.0.1:4222",), **settings), desk, exports, host, host), exports
+
+
+def test_a_node_at_its_limit_still_hears_of_what_it_follows(client: ipcsync.Client) -> None:
+    event = client.event("kv", recorder=True, engine="timeline")
+
+    async def scenario(desk: Desk) -> None:
+        answers, exports = _answers(desk, _Host(), max_links=1)
+        said: asyncio.Queue[bytes] = asyncio.Queue()
+        answers.asked("b", wire.Open(wire.pack_texts(["kv"])), said.put, 1.0)
+        state = wire.decode(await said.get())
+        assert isinstance(state, wire.State)
+        (row,) = wire.unpack_rows(state.rows)
+        answers.asked("b", wire.Attach(desk.epoch, wire.pack_keys([row.key])), said.put, 1.0)
+        assert isinstance(wire.decode(await said.get()), wire.State)
+        answers.asked("b", wire.Open(wire.pack_texts(["another"])), said.put, 1.0)
+        assert isinstance(wire.decode(await said.get()), wire.Refused)
+        exports.close()
+
+    on_a_desk(client, scenario)
+    event.close()
+
+
+def test_a_question_for_a_mirror_does_not_end_it(client: ipcsync.Client) -> None:
+    """Any member may ask for any slot; the mirror of another node's event is none of its business."""
+
+    async def scenario(desk: Desk) -> None:
+        host = _Host()
+        answers, exports = _answers(desk, host)
+        mirror = await desk.ask(messages.Import(0, b"z" * 16, 7, 1, "b", "kv"))
+        assert isinstance(mirror, messages.Attachment)
+        said: asyncio.Queue[bytes] = asyncio.Queue()
+        key = (mirror.slot, mirror.incarnation)
+        answers.asked("c", wire.Attach(desk.epoch, wire.pack_keys([key])), said.put, 1.0)
+        state = wire.decode(await said.get())
+        assert isinstance(state, wire.State)
+        assert [row.state for row in wire.unpack_rows(state.rows)] == ["gone"]
+        answers.close_unused()
+        while host.tasks:
+            await asyncio.sleep(0.001)
+        assert desk.is_open(key)
+        exports.close()
+
+    on_a_desk(client, scenario)
 
 
 def test_a_failure_of_the_bridge_itself_answers_who_waits(client: ipcsync.Client) -> None:
