@@ -49,6 +49,11 @@ class Following:
         self._linking = 0
         mirrors.on_gone = self._let_go
 
+    def last_heard(self, node: str) -> float:
+        """When a node was heard last, on CLOCK_MONOTONIC; 0 if none of its events is mirrored here."""
+        source = self.sources.get(node)
+        return 0.0 if source is None else source.last_heard
+
     # --- links --------------------------------------------------------------------------------------------------------
 
     @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -22,12 +23,18 @@ log = logging.getLogger("ipcsync.bridge")
 
 
 class Names:
-    """The events' keys, as one of the fleet's `nodes` reads and writes them."""
+    """The events' keys, as one of the fleet's `nodes` reads and writes them.
 
-    def __init__(self, transport: Transport, nodes: Nodes, counters: Counters) -> None:
+    `last_heard` says when a node was heard last, on CLOCK_MONOTONIC; 0 if it is not listened to.
+    """
+
+    def __init__(
+        self, transport: Transport, nodes: Nodes, counters: Counters, last_heard: Callable[[str], float] = lambda _: 0.0
+    ) -> None:
         self._transport = transport
         self._nodes = nodes
         self._counters = counters
+        self._last_heard = last_heard
         # By slot and incarnation: key and revision, or ~revision of what a write expected that may be done later.
         self.claims: dict[tuple[int, int], tuple[str, int]] = {}
         self._over: set[tuple[int, int]] = set()  # of the claims, those whose use is over: to be removed, not kept
@@ -116,6 +123,7 @@ class Names:
         now = time.monotonic()
         self._silent = {owner: heard for owner, heard in self._silent.items() if now - heard[1] <= self._nodes.ttl_s}
         since, _ = self._silent.pop(claim.owner, (now, now))
+        since = max(since, self._last_heard(claim.node))
         # However long it was silent before: it is asked now, too.
         enough = max(since + self._nodes.ttl_s, now + min(ASK_S, self._nodes.ttl_s / 2, (deadline - now) / 2))
         if await self._nodes.is_there(claim.node, min(enough, deadline) - now) is not None:

@@ -72,7 +72,7 @@ class Bridge:
         self.why = "stopped"
         asking = Asking(transport, settings.link_ttl)
         self.nodes = Nodes(transport, settings.node, owner, desk.epoch, settings.link_ttl, asking.owner_of)
-        self.names = Names(transport, self.nodes, self.counters)
+        self.names = Names(transport, self.nodes, self.counters, self._last_heard)
         self.telling = Telling(transport, self, self.counters)
         self.exports = Exports(desk.board, self.telling.changed_on_thread, self.telling.failed_on_thread)
         self.answering = Answering(settings, desk, self.exports, self.telling, self)
@@ -196,6 +196,9 @@ class Bridge:
         except Exception:
             log.exception("failed: other nodes are told nothing any more")
             self.stop("expired")
+
+    def _last_heard(self, node: str) -> float:
+        return self.following.last_heard(node)
 
     @property
     def term(self) -> int:

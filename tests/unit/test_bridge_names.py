@@ -345,6 +345,21 @@ def test_a_name_is_taken_over_after_a_whole_ttl_of_silence_and_no_sooner(clock: 
     asyncio.run(scenario())
 
 
+def test_a_node_that_was_heard_between_two_tries_has_not_been_silent(clock: _Clock) -> None:
+    async def scenario() -> None:
+        store: Any = _Store()
+        await _of_b(store)
+        names = _names(store, "a", 5.0, clock.silence)
+        names._last_heard = lambda _node: clock.now - 1.0
+        with pytest.raises(FleetUnavailable):
+            await names.claim(_WANT, 3.0)
+        clock.now += 1.9
+        with pytest.raises(FleetUnavailable):
+            await names.claim(_WANT, 3.0)
+
+    asyncio.run(scenario())
+
+
 def test_however_long_it_was_silent_a_node_is_asked_again_for_a_while_before_its_name_is_taken(clock: _Clock) -> None:
     async def scenario() -> None:
         store: Any = _Store()
