@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -79,8 +80,17 @@ class Nodes:
                 await self._transport.cas(key, value, 0 if found is None else found[1], STORE_S)
             except Conflict:
                 continue
+            await self._forget_earlier_names()
             return
         raise Unavailable(f"the key {key} changes all the time")
+
+    async def _forget_earlier_names(self) -> None:
+        """Remove the keys of this coordinator under other names: it has one bridge, so nobody answers to them."""
+        for key, (value, revision) in (await read_all(self._transport, "nodes.", lambda: STORE_S)).items():
+            known = decode(value, Owner)
+            if known is not None and known.epoch == self.epoch and key != f"nodes.{self.node}":
+                with contextlib.suppress(Conflict):
+                    await self._transport.cas(key, None, revision, STORE_S)
 
     async def _refuse_if_alive(self) -> None:
         """Ask who has the name for a whole TTL; one answer means that it is taken."""

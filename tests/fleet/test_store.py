@@ -85,13 +85,20 @@ async def _far_away(server: Server, delay_s: float) -> AsyncIterator[str]:
             loop.call_later(delay_s, writer.write, data)
         loop.call_later(delay_s, writer.close)
 
+    writers: list[asyncio.StreamWriter] = []
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back, there = await asyncio.open_connection(server.host, int(server.url.rpartition(":")[2]))
+        writers.extend((writer, there))
         await asyncio.gather(carry(reader, there), carry(back, writer))
 
     relay = await asyncio.start_server(serve, server.host, 0)
     async with relay:
         yield f"nats://{server.host}:{relay.sockets[0].getsockname()[1]}"
+    for each in writers:
+        each.close()
+        with contextlib.suppress(ConnectionError):
+            await each.wait_closed()
 
 
 def _names(transport: Any) -> Names:

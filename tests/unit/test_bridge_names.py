@@ -26,21 +26,24 @@ class _Store:
     """The keys of a store that may be silent."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, tuple[bytes, int]] = {}
+        self.held: dict[str, tuple[bytes, int]] = {}
         self.is_silent = False
         self._revision = 0
 
     async def read(self, key: str, _timeout: float) -> tuple[bytes, int] | None:
-        return self.keys.get(key)
+        return self.held.get(key)
+
+    async def keys(self, prefix: str, _timeout: float) -> list[str]:
+        return [key for key in self.held if key.startswith(prefix)]
 
     async def cas(self, key: str, value: bytes | None, _revision: int, _timeout: float) -> int:
         if self.is_silent:
             raise Unavailable("the store is silent")
         self._revision += 1
         if value is None:
-            self.keys.pop(key, None)
+            self.held.pop(key, None)
         else:
-            self.keys[key] = value, self._revision
+            self.held[key] = value, self._revision
         return self._revision
 
 
@@ -66,14 +69,14 @@ def test_a_name_that_could_not_be_freed_is_freed_later_and_never_claimed_again()
         store: Any = _Store()
         names = _names(store, "a", 1.0)
         await names._nodes.take()
-        store.keys["names.x"] = b"mine", 7
+        store.held["names.x"] = b"mine", 7
         names.claims[3, 1] = "names.x", 7
         store.is_silent = True
         await names.release((3, 1))
-        assert "names.x" in store.keys
+        assert "names.x" in store.held
         store.is_silent = False
         assert await _keeps(names)
-        assert "names.x" not in store.keys
+        assert "names.x" not in store.held
         assert names.claims == {}
 
     asyncio.run(scenario())
@@ -102,7 +105,7 @@ class _Late(_Store):
 
     def lose(self, key: str) -> None:
         """Forget a key as if it had never been written."""
-        del self.keys[key], self.last[key]
+        del self.held[key], self.last[key]
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
@@ -118,7 +121,7 @@ def test_a_claim_that_timed_out_is_undone_and_cannot_be_applied_later(is_applied
         if is_applied:
             await store.apply()
         assert await _keeps(names)
-        assert list(store.keys) == ["nodes.a"]
+        assert list(store.held) == ["nodes.a"]
         assert names.claims == {}
         with pytest.raises(Conflict):
             await store.apply()
@@ -135,7 +138,7 @@ def test_a_takeover_that_timed_out_is_undone_and_cannot_be_applied_later(is_appl
         names = _names(store, "a", 1.0)
         await names._nodes.take()
         await _of_b(store)
-        del store.keys["nodes.b"]
+        del store.held["nodes.b"]
         store.is_silent = True
         with pytest.raises(FleetUnavailable):
             await names.claim(_WANT, 1.0)
@@ -143,7 +146,7 @@ def test_a_takeover_that_timed_out_is_undone_and_cannot_be_applied_later(is_appl
         if is_applied:
             await store.apply()
         assert await _keeps(names)
-        assert list(store.keys) == ["nodes.a"]
+        assert list(store.held) == ["nodes.a"]
         assert names.claims == {}
         with pytest.raises(Conflict):
             await store.apply()
@@ -164,7 +167,19 @@ def test_a_use_that_is_claimed_again_while_its_name_is_removed_keeps_it() -> Non
         with pytest.raises(Conflict):
             await store.apply()
         assert await _keeps(names)
-        assert "names.eA" in store.keys
+        assert "names.eA" in store.held
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_has_another_name_by_now_is_found_by_that() -> None:
+    async def scenario() -> None:
+        store: Any = _Late()
+        for node in ("old", "new"):
+            await Nodes(store, node, (node.encode() * 16)[:16], b"e" * 16, 1.0, _nobody).take()
+        await _names(store, "b", 1.0)._nodes.take()
+        assert set(store.held) == {"nodes.new", "nodes.b"}
+        assert await Nodes(store, "c", b"c" * 16, b"c" * 16, 1.0, _nobody).node_of(b"e" * 16, 1.0) == "new"
 
     asyncio.run(scenario())
 
@@ -204,7 +219,7 @@ def test_a_name_whose_keeping_timed_out_is_freed_with_its_event(is_applied: bool
         if is_applied:
             await store.apply()
         await names.release((3, 1))
-        assert list(store.keys) == ["nodes.a"]
+        assert list(store.held) == ["nodes.a"]
         assert names.claims == {}
         with pytest.raises(Conflict):
             await store.apply()
@@ -220,13 +235,13 @@ def test_a_name_that_another_node_has_by_now_is_given_up_counted_and_logged(capl
         await names._nodes.take()
         want = Want(1, "claim", 0, name="w/1", slot=3, incarnation=1)
         await names.claim(want, 1.0)
-        (key,) = set(store.keys) - {"nodes.a"}
-        del store.keys[key]  # the store has lost it
+        (key,) = set(store.held) - {"nodes.a"}
+        del store.held[key]  # the store has lost it
         await _names(store, "b", 1.0).claim(want, 1.0)
-        theirs = store.keys[key]
+        theirs = store.held[key]
         with caplog.at_level("WARNING", "ipcsync.bridge"):
             assert await _keeps(names)
-        assert (names.claims, counters.names_lost, store.keys[key]) == ({}, 1, theirs)
+        assert (names.claims, counters.names_lost, store.held[key]) == ({}, 1, theirs)
         (record,) = caplog.records
         assert record.message.startswith("name lost")
         assert vars(record)["fields"] == {"name": "w/1", "node": "b"}
@@ -243,7 +258,7 @@ def test_a_node_whose_key_nobody_can_read_is_asked_for_before_its_name_is_taken(
 
     async def scenario() -> None:
         store: Any = _Store()
-        store.keys["nodes.a"] = b'{"stream":"KV_ipcsync_main", "seq":2}', 7
+        store.held["nodes.a"] = b'{"stream":"KV_ipcsync_main", "seq":2}', 7
         with pytest.raises(NodeNameTaken):
             await _names(store, "a", 1.0, somebody)._nodes.take()
         assert asked == ["a"]
@@ -262,7 +277,7 @@ def test_a_claim_that_timed_out_and_is_made_again_is_kept() -> None:
         store.is_silent = False
         await names.claim(want, 1.0)
         assert await _keeps(names)
-        assert set(store.keys) == {"nodes.a", "names.eA"}
+        assert set(store.held) == {"nodes.a", "names.eA"}
 
     asyncio.run(scenario())
 
@@ -293,12 +308,12 @@ def test_a_name_that_is_freed_while_the_store_is_told_to_keep_it_stays_free() ->
         names = _names(store, "a", 1.0)
         await names._nodes.take()
         await names.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
-        del store.keys["names.eA"]  # the store has lost it
+        del store.held["names.eA"]  # the store has lost it
         store.breaks = breaks
         store.during.append(names.release((3, 1)))
         assert await _keeps(names)
         assert store.during == []
-        assert list(store.keys) == ["nodes.a"]
+        assert list(store.held) == ["nodes.a"]
         assert names.claims == {}
 
     for breaks in ("read", "write"):
