@@ -16,7 +16,7 @@ from ipcsync_bridge import handover
 from ipcsync_bridge.asking import ASK_S
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.nodes import Nodes
-from ipcsync_bridge.store import STORE_S, TRIES, Claim, Hex, decode, for_each, insist, left_until, read_all
+from ipcsync_bridge.store import STORE_S, TRIES, Claim, Hex, decode, for_each, insist, left_until, one_try, read_all
 from ipcsync_bridge.transport import Conflict, Transport, Unavailable, Unreachable
 
 log = logging.getLogger("ipcsync.bridge")
@@ -53,9 +53,9 @@ class Names:
 
     async def _present(self, key: str, deadline: float) -> Claim | None:
         """The claim on a key, None if there is none of a present epoch."""
-        found = await self._transport.read(key, left_until(deadline))
+        found = await self._transport.read(key, one_try(deadline))
         claim = None if found is None else decode(found[0], Claim)
-        is_present = claim is not None and await self._nodes.is_present(claim, left_until(deadline))
+        is_present = claim is not None and await self._nodes.is_present(claim, one_try(deadline))
         return claim if is_present else None
 
     async def claim(self, want: messages.Want, timeout: float) -> None:
@@ -70,7 +70,7 @@ class Names:
         key, use = _key_of(want.name), (want.slot, want.incarnation)
         value = self._claim_of(use)
         for _ in range(TRIES):
-            found = await self._transport.read(key, left_until(deadline))
+            found = await self._transport.read(key, one_try(deadline))
             if found is not None and found[0] != value:
                 await self._refuse_if_taken(want.name, found[0], deadline)
             try:
@@ -101,7 +101,7 @@ class Names:
 
     async def _refuse_if_taken(self, name: str, value: bytes, deadline: float) -> None:
         claim = decode(value, Claim)
-        if claim is None or not await self._nodes.is_present(claim, left_until(deadline)):
+        if claim is None or not await self._nodes.is_present(claim, one_try(deadline)):
             return
         use = (claim.slot, claim.incarnation)
         if claim.node == self._nodes.node and (use not in self.claims or use in self._over):

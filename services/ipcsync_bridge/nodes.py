@@ -11,7 +11,7 @@ import msgspec
 
 from ipcsync._wire import nodes
 from ipcsync.errors import FleetUnavailable, NodeNameTaken
-from ipcsync_bridge.store import STORE_S, TRIES, Claim, Owner, decode, insist, left_until, read_all
+from ipcsync_bridge.store import STORE_S, TRIES, Claim, Owner, decode, insist, one_try, read_all
 from ipcsync_bridge.transport import Conflict, Transport, Unavailable
 
 
@@ -119,7 +119,7 @@ class Nodes:
         """The nodes by name. FleetUnavailable."""
         deadline = time.monotonic() + timeout
         try:
-            found = await insist(lambda: read_all(self._transport, "nodes.", lambda: left_until(deadline)), deadline)
+            found = await insist(lambda: read_all(self._transport, "nodes.", lambda: one_try(deadline)), deadline)
         except Unavailable as error:
             raise FleetUnavailable(str(error), timeout=timeout) from None
         owners = {key.partition(".")[2]: decode(value, Owner) for key, (value, _) in found.items()}

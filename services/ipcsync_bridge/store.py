@@ -21,6 +21,7 @@ T = TypeVar("T")
 TRIES = 20  # of a write that others' writes come before
 STORE_S = 5.0  # for a question to the store that no session waits for
 _AGAIN_S = 0.1
+_TRY_S = 2.5
 _AT_ONCE = 32  # questions to the store
 
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -98,3 +99,8 @@ async def insist(ask: Callable[[], Awaitable[T]], deadline: float) -> T:
 def left_until(deadline: float) -> float:
     """The seconds to a deadline, but time for one question at least."""
     return max(deadline - time.monotonic(), 0.1)
+
+
+def one_try(deadline: float) -> float:
+    """The same for a question that `insist` repeats: a server without a leader drops some."""
+    return min(left_until(deadline), _TRY_S)
