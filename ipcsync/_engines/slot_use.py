@@ -200,13 +200,16 @@ class SlotUse(SlotView, ABC):
     def _release(self) -> bool:
         if self._inside or self._sleepers:
             return False
+        are_decided = False
         try:
             if self.guard.coordinator_is_alive() and not (
                 self._settle() and self._is_drained() and self._is_begun_drained() and self._drop_markers()
             ):
                 return False
-            if self.guard.coordinator_is_alive() and not self._decide_waits():
-                return False
+            if self.guard.coordinator_is_alive():
+                if not self._decide_waits():
+                    return False
+                are_decided = True
         except (DriverError, CoordinatorLost):
             if self.guard.coordinator_is_alive():
                 raise
@@ -216,8 +219,7 @@ class SlotUse(SlotView, ABC):
         # release.
         for wait in queued.waits_on(self):
             # One that is open though all were decided was listed just now, and is not queued: nothing is lost by it.
-            is_new = self.guard.coordinator_is_alive()
-            wait.verdict = wait.verdict or self.fate(wait.generation) or is_new or self._loss(wait.generation)
+            wait.verdict = wait.verdict or self.fate(wait.generation) or are_decided or self._loss(wait.generation)
         queued.release(self)
         self._destroy_markers()
         return self._destroy_imports()

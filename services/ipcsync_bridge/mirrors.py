@@ -44,7 +44,7 @@ class Mirror:
         """Those to ask for next, if the coordinator refuses because a session wants the mirror."""
         self.has_told_closed = False
         self.is_known_closed = False
-        """The same, and the coordinator has answered."""
+        """Whether the coordinator has answered that it is closed."""
         self._incarnation = attachment.incarnation
         self._base = attachment.base
         self._line = board.slot(attachment.slot)
