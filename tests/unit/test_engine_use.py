@@ -354,3 +354,25 @@ def test_an_event_that_is_closed_or_used_anew_says_so(row: Row) -> None:
         _record(row.mine, stream)
     assert caught.value.event == "e4"
     assert serial_of(ME) == row.mine.recorder
+
+
+def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a record on another thread, which finds the event closed next; its recorder lives."""
+    row.record(0, 1)
+    view = row.theirs[0]
+    decide = view._decide_waits
+    listed: list[Wait] = []
+
+    def decide_and_list() -> bool:
+        is_decided = decide()
+        if is_decided:
+            listed.append(queued.add(KEY, view, 1, STREAM))
+        return is_decided
+
+    monkeypatch.setattr(view, "_decide_waits", decide_and_list)
+    view.close()
+    until(view.try_release, "it to be released")
+    assert [wait.verdict for wait in listed] == [True]
+    assert KEY not in queued.lists
