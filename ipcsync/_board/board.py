@@ -62,6 +62,7 @@ class Board:
         finally:
             os.close(mapped)
         self.words: memoryview[int] = memoryview(self._map).cast("Q")
+        self._bytes: memoryview[int] = memoryview(self._map)
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address: int = ctypes.addressof(self._anchor)
         self.length: int = length
@@ -176,7 +177,10 @@ class Board:
         length = layout.bits_length(self.sessions) // 8
         first = layout.bits_offset(self.sessions, self.slots) // 8 + index * length
         offset = layout.slot_offset(self.sessions, index)
-        return SlotLine(self.words, self.address, offset, range(first, first + -(-self.sessions // 64)))
+        row = layout.visits_length(self.sessions)
+        visits = layout.visits_offset(self.sessions, self.slots) + index * row
+        bits = range(first, first + -(-self.sessions // 64))
+        return SlotLine(self.words, self.address, offset, bits, self._bytes[visits : visits + row])
 
     @property
     def running_header_address(self) -> int:

@@ -1,10 +1,11 @@
-"""The memory fence between two steps of the board protocol, where the processor needs one."""
+"""The memory fences between two steps of the board protocol."""
 
 from __future__ import annotations
 
 import ctypes
 import ctypes.util
 import platform
+from _thread import allocate_lock
 from collections.abc import Callable
 
 _SEQ_CST = 5
@@ -21,4 +22,12 @@ def _choose() -> Callable[[], object] | None:
 
 fence = _choose()
 """None on x86-64, which keeps loads in order and stores in order. It may reorder a store with a later load of another
-word, but nothing depends on that pair: the other side is woken and reads again."""
+word: where something depends on that pair, and the other side is not woken to read again, there is `full_fence`."""
+
+
+def full_fence() -> None:
+    """Between a store and a later load: who stores and looks the other way round sees that store, or is seen."""
+    if fence:
+        fence()
+    else:
+        allocate_lock().acquire()  # an atomic exchange, which is a full fence on x86-64; nobody else has this lock

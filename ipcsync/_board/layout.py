@@ -1,9 +1,9 @@
 """Where each word of the board lies, and who writes it.
 
-The file is a header page and four tables, each on pages of its own: session lines, slot lines, the slots' bits, and the
-sessions' names. A line is 128 bytes: the coordinator writes the first half, a client or the GPU the second, so that the
-two never share a cache line. (Two words of the slot's first half change so seldom that they may stand there too: by
-them a waiter asks to be woken.) All words are 8 bytes, aligned, native-endian.
+The file is a header page and five tables, each on pages of its own: session lines, slot lines, the slots' bits, the
+slots' visits, and the sessions' names. A line is 128 bytes: the coordinator writes the first half, a client or the GPU
+the second, so that the two never share a cache line. (Two words of the slot's first half change so seldom that they may
+stand there too: by them a waiter asks to be woken.) All words are 8 bytes, aligned, native-endian.
 
 Counts never go back: a generation g of a slot's present use stands in `recorded` and `completed` as base + g, where
 base is what `recorded` held when that use began. So no word is ever reset, and a timeline word may only grow.
@@ -42,6 +42,7 @@ S_SHOWS_END = 11  # the session's serial, if a lock shows its process's end
 L_INCARNATION, L_STATE, L_RECORDER, L_WATERMARK, L_EXPIRED, L_REASON = range(6)
 L_AWAITED, L_FOLLOWED = 6, 7  # 1: a record is to wake who waits, or the bridge; the waiters' and the bridge's
 L_RECORDED, L_COMPLETED, L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT = range(8, 14)
+L_VISITED = 14  # 1: a recorder is to look at the visits before its ring goes round; stored by those who visit
 
 WORDS = LINE // 8
 
@@ -71,9 +72,19 @@ def bits_length(sessions: int) -> int:
     return -(-sessions // 512) * 64
 
 
+def visits_offset(sessions: int, slots: int) -> int:
+    """Byte offset of the first slot's visits, on a page of its own."""
+    return bits_offset(sessions, slots) + _pages(slots * bits_length(sessions))
+
+
+def visits_length(sessions: int) -> int:
+    """Bytes of one slot's visits: one a session line, in whole cache lines."""
+    return -(-sessions // 64) * 64
+
+
 def labels_offset(sessions: int, slots: int) -> int:
     """Byte offset of the first session's name, on a page of its own."""
-    return bits_offset(sessions, slots) + _pages(slots * bits_length(sessions))
+    return visits_offset(sessions, slots) + _pages(slots * visits_length(sessions))
 
 
 def label_offset(sessions: int, slots: int, index: int) -> int:

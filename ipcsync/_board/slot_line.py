@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ipcsync._board.fence import fence
+import ctypes
+
+from ipcsync._board.fence import fence, full_fence
 from ipcsync._board.layout import (
     BROKEN,
     L_AS_OF,
@@ -18,6 +20,7 @@ from ipcsync._board.layout import (
     L_RECORDED,
     L_RECORDER,
     L_STATE,
+    L_VISITED,
     L_WATERMARK,
     OPEN,
     REASONS,
@@ -29,15 +32,18 @@ from ipcsync._linux.futex import Futex
 class SlotLine:
     """One slot's words, `offset` bytes into a board whose `words` lie at `address`.
 
-    `futex` is on the low half of `recorded`; `bits` are the places of the slot's bits in those words.
+    `futex` is on the low half of `recorded`; `bits` are the places of the slot's bits in those words; `visits` are
+    bytes, one for each session line, which is odd during a visit of that session: from before its last look whether a
+    generation is complete until a stream's wait for that one is queued in the driver.
     """
 
-    __slots__ = ("_bits", "_board", "_first", "_words", "address", "futex")
+    __slots__ = ("_bits", "_board", "_first", "_visits", "_words", "address", "futex")
 
-    def __init__(self, words: memoryview, address: int, offset: int, bits: range) -> None:
+    def __init__(self, words: memoryview[int], address: int, offset: int, bits: range, visits: memoryview[int]) -> None:
         self._first = offset // 8
         self._words = words
         self._bits = bits
+        self._visits = visits
         self._board = address
         self.address: int = address + offset
         self.futex: Futex = Futex(self.address + L_RECORDED * 8)
@@ -81,6 +87,11 @@ class SlotLine:
     def bits_length(self) -> int:
         """How many words the slot's bits have."""
         return len(self._bits)
+
+    @property
+    def visits_address(self) -> int:
+        """Address of the first of the slot's visits in this process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._visits))
 
     @property
     def incarnation(self) -> int:
@@ -194,9 +205,10 @@ class SlotLine:
         words[first + L_WATERMARK] = 0
         words[first + L_REASON] = 0
         # The last recorder's: if it ended before it published a record, these are about one that the new use will make.
-        for index in (L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT, L_AWAITED, L_FOLLOWED):
+        for index in (L_BEHIND, L_AS_OF, L_LOST, L_CULPRIT, L_AWAITED, L_FOLLOWED, L_VISITED):
             words[first + index] = 0
         self.store_bits(0)
+        self._visits[:] = bytes(len(self._visits))
         words[first + L_INCARNATION] = incarnation
         if fence:
             fence()
@@ -250,6 +262,32 @@ class SlotLine:
         if not words[place]:  # it stays 1: a store would take the cache line from the recorder
             words[place] = 1
         self.futex.wait(seen & 0xFFFFFFFF, timeout_ns)
+
+    def enter(self, session: int) -> None:
+        """Store that the session of that line begins a visit (waiter); then it looks what is complete."""
+        words, place = self._words, self._first + L_VISITED
+        if not words[place]:  # it stays 1, as `awaited`
+            words[place] = 1
+        self._visits[session] = (self._visits[session] + 1 | 1) & 0xFF  # never what an earlier visit had
+        full_fence()
+
+    def leave(self, session: int) -> None:
+        """Store that its visit is over, if there is one (waiter)."""
+        if fence:
+            fence()
+        visit = self._visits[session]
+        if visit & 1:
+            self._visits[session] = visit + 1 & 0xFF
+
+    def visits(self) -> dict[int, int]:
+        """Which sessions are on a visit, and the byte that tells this visit from others (recorder)."""
+        full_fence()  # behind the store of `completed`: who enters later sees that
+        if not self._words[self._first + L_VISITED]:
+            return {}
+        visits = self._visits.tobytes()
+        if not int.from_bytes(visits, "little") & int.from_bytes(b"\1" * len(visits), "little"):
+            return {}
+        return {session: visit for session, visit in enumerate(visits) if visit & 1}
 
     @property
     def is_followed(self) -> bool:

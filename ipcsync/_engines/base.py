@@ -51,7 +51,7 @@ class Engine(SlotUse):
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         super().__init__(board, guard, attachment, ordinal)
         self._record_lock = CallLock()  # one record at a time, also while it waits for the ring
-        self._room = FOREVER  # up to this generation a record has nothing to wait for
+        self._room = FOREVER
         self._last_stream = 0  # the id of the stream recorded on last, or that a record was begun on
         self._last_key = (0, 0)  # a stream's id, and which list of waits it has
         # A handle and its stream's id. A Stream keeps its handle, one object, for life, so the driver is asked once.
@@ -228,8 +228,8 @@ class Engine(SlotUse):
 
     @property
     def oldest_in_the_way(self) -> int:
-        """The generation that has to be complete before there is room for a further record; 0 if there is room."""
-        return self._recorded + 1 - self.depth if self._recorded >= self._room else 0
+        """The generation that has to be complete before there is room for a further record; 0 if none has to be."""
+        return 0
 
     def _record(
         self,
@@ -393,10 +393,9 @@ class Engine(SlotUse):
             with lock:
                 self._raise_if_closed()  # while it is open, the import stays
                 listed = queued.add(self._key_of(handle, stream_id, ordinal), self, generation, stream_id)
-                if self._has_lapped(generation):
-                    return None
                 may_be_queued = True
-                self._driver_stream_wait(handle, generation)
+                if not self._queue_wait(handle, generation, within):
+                    return None
                 _note_queued(listed, generation)
                 self._add_marker(handle, stream_id, ordinal)
         except BaseException:
@@ -408,9 +407,13 @@ class Engine(SlotUse):
         self._look_after_wait(generation)
         return stream_id
 
-    def _has_lapped(self, generation: int) -> bool:  # noqa: ARG002 - the event engine's
-        """Whether `generation` is complete by now, so that a wait for it may be one for a later record instead."""
-        return False
+    def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:  # noqa: ARG002 - the event engine's
+        """Queue a wait for `generation` on the stream; False if that is complete by now, so that there is none.
+
+        `within`: this call interrupts another one of its thread that may be just here.
+        """
+        self._driver_stream_wait(handle, generation)
+        return True
 
     def _look_after_wait(self, generation: int) -> None:
         """Raise if the queued wait may end wrongly: a driver may let a stream pass a dead process's work or exports."""

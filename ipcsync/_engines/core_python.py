@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=type)
 
-INTERFACE = 8
+INTERFACE = 9
 """The interface's version, which a binary must have too; raised with each change of the interface."""
 
 
@@ -79,6 +79,9 @@ class Core:
     has_chain = False
     """Whether anything recorded here stands behind something that is not settled, or that is lost."""
 
+    _room: int
+    """Up to this generation a record has nothing to wait for."""
+
     _sleepers = 0
     """How many shortcuts sleep on an import of this use, which may not be destroyed meanwhile."""
 
@@ -88,6 +91,9 @@ class Core:
 
     def shorten(self, look: object, is_timeline: bool, links: Links) -> None:
         """Begin to take shortcuts; does nothing in this core."""
+
+    def _note_visits(self, found: bool) -> None:
+        """Remember whether the recorder's last look at the visits found any: then the next look is to be here too."""
 
     def _keep_event(self, index: int, address: DriverObject) -> None:
         """Remember the CUevent of the ring at `index`."""

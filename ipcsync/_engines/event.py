@@ -1,8 +1,9 @@
 """The `event` engine: generation g is a record of the ring's event number (g - 1) mod depth.
 
 A record into a full ring first waits on the host for the oldest record. So a point's CUDA event is recorded again only
-once the point is complete. A stream's wait is queued after a look that found it pending; if it completes, and the ring
-goes round, between that look and the driver's call, the stream waits for the later record instead.
+once the point is complete. A stream's wait is queued after a look that found it pending. If it completes between that
+look and the driver's call, the recorder, before its ring goes round, waits until the call is made: else the stream
+would wait for a later record.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from typing import Any
 
 from ipcsync import _drivers
-from ipcsync._board import BROKEN, OPEN, Board
+from ipcsync._board import BROKEN, OPEN, Board, peer_of
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject
 from ipcsync._engines import imports
@@ -22,6 +23,10 @@ from ipcsync._native import capture
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DriverError, EngineMismatch
 from ipcsync.typing import EngineName
+
+_LEAST_NS = 1_000_000  # for which a record waits for others' driver calls even if its timeout is shorter
+_PATIENCE_NS = 1_000_000_000  # for which a visit is waited for: its process may be stopped, its stream's queue be full
+_LONGEST_PAUSE_S = 0.001
 
 
 class EventEngine(Engine):
@@ -36,7 +41,9 @@ class EventEngine(Engine):
         self._ring: list[Any] = [None] * attachment.depth
         # Generations recorded here that are known complete.
         self._completed = min(max(self.line.completed - self.base, 0), self._recorded)
-        self._room = self._completed + self.depth
+        self._first_seen: dict[tuple[int, int], int] = {}  # when each of the visits was, in ns; 0: not to be waited for
+        self._room = 0
+        self._raise_room()
         self._take_shortcuts()
 
     @holding("_lock")
@@ -63,10 +70,22 @@ class EventEngine(Engine):
     def _make_room(self, generation: int, timeout: float | None, began: int) -> bool:
         oldest = generation - self.depth
         self._look_for_room(is_first=True)
-        if oldest <= self._completed:
+        if generation <= self._room:
             return False
-        self.guard.count_full_ring()
         deadline = deadline_of(timeout, began)
+        if oldest > self._completed:
+            self.guard.count_full_ring()
+            self._await_completed(oldest, timeout, deadline)
+        if generation > self._room:
+            self._await_leave(oldest, timeout, deadline)
+        return True
+
+    @property
+    def oldest_in_the_way(self) -> int:
+        oldest = self._recorded + 1 - self.depth
+        return oldest if oldest > self._completed else 0
+
+    def _await_completed(self, oldest: int, timeout: float | None, deadline: int) -> None:
         while oldest > self._completed:
             now = time.monotonic_ns()
             if now >= deadline:
@@ -77,7 +96,46 @@ class EventEngine(Engine):
             if is_done and oldest > self._completed:  # it stands behind something that is not judged yet
                 self.behind.nudge(self.recorder)
                 self.behind.await_answer(deadline)
-        return True
+
+    def _await_leave(self, oldest: int, timeout: float | None, deadline: int) -> None:
+        """Wait until nobody is about to queue a wait for a complete generation whose CUDA event is recorded next."""
+        done = self._completed
+        visits = self._visits()
+        deadline = max(deadline, time.monotonic_ns() + _LEAST_NS)
+        pause_s = 0.0
+        while visits := visits & self._visits():
+            if time.monotonic_ns() >= deadline:
+                self.raise_visited(oldest, timeout)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s + 1e-5, _LONGEST_PAUSE_S)
+            self.guard.check_liveness()
+            self._first_seen |= {visit: 0 for visit in visits if not self._is_alive(visit[0])}
+        self._give_room(done)
+
+    def _visits(self) -> set[tuple[int, int]]:
+        """The visits to wait for: a session's line, and its byte. One takes microseconds.
+
+        Not those that were first seen a `_PATIENCE_NS` ago, nor those of processes found dead, which never end.
+        """
+        now = time.monotonic_ns()
+        known, self._first_seen = self._first_seen, {}
+        for visit in self.line.visits().items():
+            self._first_seen[visit] = known.get(visit, now)
+        self._note_visits(bool(self._first_seen))
+        return {visit for visit, since in self._first_seen.items() if since and now - since < _PATIENCE_NS}
+
+    def _is_alive(self, session: int) -> bool:
+        serial = self.board.session(session).serial
+        return bool(serial) and peer_of(self.board, serial).is_alive()
+
+    @holding("_lock")
+    def _give_room(self, done: int) -> None:
+        self._room = max(self._room, done + self.depth)
+
+    def _raise_room(self) -> None:
+        """Let records go on behind what is complete, unless somebody may be about to queue a wait for that."""
+        if self._room < self._completed + self.depth and not self._visits():
+            self._room = self._completed + self.depth
 
     @holding("_lock")
     def _look_for_room(self, *, is_first: bool) -> None:
@@ -90,6 +148,7 @@ class EventEngine(Engine):
         self._publish_completed()
         if self.chain.loss is not None:
             self._raise_no_record()
+        self._raise_room()
 
     def _driver_record(self, handle: DriverObject, generation: int) -> None:
         self._unwrap(self._driver.cuEventRecord(self._event(generation), handle), "cuEventRecord")
@@ -97,8 +156,15 @@ class EventEngine(Engine):
     def _driver_stream_wait(self, handle: DriverObject, generation: int) -> None:
         self._unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
 
-    def _has_lapped(self, generation: int) -> bool:
-        return self.is_complete(generation)  # its CUDA event may be recorded again at any moment now
+    def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:
+        if self.is_recorder:  # which records under the same lock as this
+            return not self.is_complete(generation) and super()._queue_wait(handle, generation, within)
+        try:
+            self.line.enter(self.guard.line_index)
+            return not self.is_complete(generation) and super()._queue_wait(handle, generation, within)
+        finally:
+            if not within:
+                self.line.leave(self.guard.line_index)
 
     def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
         super()._follow_begun(handle, stream_id)
@@ -148,7 +214,6 @@ class EventEngine(Engine):
         if self.line.state != BROKEN:
             self.line.store_completed(self.base + done)
         self._completed = done
-        self._room = done + self.depth
         self._note_complete(done)
 
     @holding("_lock")

@@ -39,6 +39,9 @@ class Guard(Protocol):
     def count_full_ring(self) -> None:
         """Count a record that had to wait for room in its ring."""
 
+    line_index: int
+    """Which line of the board is the session's."""
+
     stands_behind_all: bool
     """Whether each record of the session stands behind every wait of the process, whatever its stream."""
 
@@ -299,6 +302,16 @@ class SlotView(Core):
         raise WaitTimeout(
             f"no room for a further record: all depth={self.depth} are in flight, and generation {oldest} of "
             f"{self.label}, the oldest, was not complete within {timeout} s",
+            event=self.name,
+            generation=oldest,
+            timeout=timeout,
+        )
+
+    def raise_visited(self, oldest: int, timeout: float | None) -> NoReturn:
+        """Raise WaitTimeout: other processes are inside the driver for a wait for `oldest`, or a generation before."""
+        raise WaitTimeout(
+            f"no room for a further record: generation {oldest} of {self.label} is complete, but another process has "
+            f"been about to queue a stream's wait for it, or for one before, for all of {timeout} s",
             event=self.name,
             generation=oldest,
             timeout=timeout,

@@ -40,6 +40,7 @@ class SessionLease:
         self.endpoint = endpoint
         self.full_rings: int = 0
         self.stands_behind_all = False
+        self.line_index: int = welcome.line
         self._line = board.session(welcome.line)
         self._at_beat = at_beat
         self._ttl_ns = int(welcome.lease_ttl * 1e9)

@@ -232,8 +232,18 @@ def steps_of(call: str, name: str) -> int:
 def die_at_step(call: str, name: str, at: int) -> None:
     """SIGKILL before the compiled core's step number `at` of a call."""
     core: Any = importlib.import_module("ipcsync._engines.core")
+    if call == "record":
+        _keep_the_heartbeat_out(_events[name])
     signal_at_compiled_step(core.STEPS, [signal.SIGKILL], at)
     _CALLS[call](name)
+
+
+def _keep_the_heartbeat_out(event: ipcsync.SharedEvent) -> None:
+    """A record that finds its lock held by the heartbeat's thread is not the compiled core's."""
+    engine: Any = event._engine
+    engine.publish_completed = engine.park_pending = lambda: None
+    with engine._lock:
+        """It has left."""
 
 
 class _Futex:
@@ -247,6 +257,23 @@ class _Futex:
 def die_in_record(name: str, step: str) -> None:
     _signal_at(step, _events[name], signal.SIGKILL)
     record(name)
+
+
+def stop_before_queued(point: str) -> None:
+    """SIGSTOP inside a wait, right before the driver's call that queues it on this peer's stream."""
+    engine: Any = _points[point]._bound().engine
+    left: list[int] = [signal.SIGSTOP]
+    if has_shortcuts():
+        signal_at_compiled_step(("cuStreamWaitEvent",), left)
+    queue = engine._driver_stream_wait
+
+    def stop_then_queue(*args: Any) -> None:
+        if left:
+            os.kill(os.getpid(), left.pop())
+        queue(*args)
+
+    engine._driver_stream_wait = stop_then_queue
+    wait_on_stream(point)
 
 
 def stop_in_record(name: str, step: str) -> str:

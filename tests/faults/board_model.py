@@ -8,8 +8,8 @@ writes down what is done to it, and compares that with the order here: a step mo
                                    await_recorded, check_liveness
     ipcsync/_engines/base.py       confirm, synchronize, query, record, wait
     ipcsync/_engines/slot_use.py   publish_completed, try_release
-    ipcsync/_engines/event.py      make_room, publish_completed, driver_query, is_idle
-    ipcsync/_board/slot_line.py    publish, store_completed, break_at, finish, open
+    ipcsync/_engines/event.py      make_room, await_leave, visits, queue_wait, publish_completed, driver_query, is_idle
+    ipcsync/_board/slot_line.py    publish, store_completed, enter, leave, visits, break_at, finish, open
     ipcsync_coordinator/effects.py broken, drained, freed, opened; release.py: hold, reassert, reset
 
 What surrounds them: the GPU completes what was recorded when it likes, in the order of each stream; the recorder is
@@ -178,7 +178,7 @@ def _beginning(scenario: Scenario) -> World:
         recorded=count,
         ring=(*range(1, count + 1), *(0,) * (scenario.depth - count)),
         gpu=tuple((index + 1, scenario.streams[index], index) for index in range(count)),
-        processes=(Process(made=count), *(Process(),) * len(scenario.calls)),
+        processes=(Process(made=count, room=scenario.depth), *(Process(),) * len(scenario.calls)),
     )
 
 

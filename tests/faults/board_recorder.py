@@ -39,34 +39,91 @@ class Records(Waits):
         return ""
 
     def make_room(self, me: int, generation: int) -> Program:
-        depth = self.scenario.depth
-        done = yield self.own(me, "done")
-        if self.is_timeline or generation - depth <= done or self.has("harvest after overwrite"):
+        if self.is_timeline or self.has("harvest after overwrite"):
+            return ""
+        if (yield from self.has_room(me, generation)):
             return ""
         yield from self.under_lock(me, "r", self.publish_unless_closed, me)
-        has_waited = False
-        while not self.has("record into a full ring"):
+        if self.has("record into a full ring") or (yield from self.has_room(me, generation)):
+            return ""
+        while True:
             done = yield self.own(me, "done")
-            if generation - depth <= done:
-                if has_waited:
-                    yield self.note("cuStreamIsCapturing")
-                return ""
+            if generation - self.scenario.depth <= done:
+                break
             del done
-            has_waited = True
-            yield from self.in_driver(me, "r", generation - depth)
+            yield from self.in_driver(me, "r", generation - self.scenario.depth)
             yield from self.guard(me, "guard.check_liveness")
             yield from self.under_lock(me, "r", self.publish_if_open, me)
+        del done
+        if not (yield from self.has_room(me, generation)):
+            yield from self.await_leave(me)
+        yield self.note("cuStreamIsCapturing")
         return ""
+
+    def has_room(self, me: int, generation: int) -> Program:
+        room = yield self.own(me, "room")
+        return generation <= room
+
+    def await_leave(self, me: int) -> Program:
+        done = yield self.own(me, "done")
+        visits = yield from self.visits()
+        while True:
+            again = yield from self.visits()
+            visits = visits & again
+            del again
+            if not visits:
+                break
+            yield self.note("pause")
+            yield from self.guard(me, "guard.check_liveness")
+            visits = yield from self.of_the_living(visits)
+        yield from self.under_lock(me, "r", self.give_room, me, done)
+        return ""
+
+    def give_room(self, me: int, done: int) -> Program:
+        room = yield self.own(me, "room")
+        yield self.keep(me, "room", max(room, done + self.scenario.depth))
+        return ""
+
+    def raise_room(self, me: int, visits: frozenset[tuple[int, int]] | None) -> Program:
+        done = yield self.own(me, "done")
+        room = yield self.own(me, "room")
+        if room < done + self.scenario.depth:
+            if visits is None:
+                visits = yield from self.visits()
+            if not visits:
+                yield self.keep(me, "room", done + self.scenario.depth)
+        return ""
+
+    def visits(self) -> Program:
+        visited = yield self.load("visited")
+        if not visited or self.has("room without a look"):
+            return frozenset()
+        visits = yield Op("load visits", do.load_visits)
+        return visits
+
+    def of_the_living(self, visits: frozenset[tuple[int, int]]) -> Program:
+        left = tuple(sorted(visits))
+        while left:
+            is_alive = yield Op("visitor alive?", do.ask_visitor, (left[0][0],), not self.scenario.waiters_die)
+            if not is_alive and not self.has("wait for the dead"):
+                visits = visits - {left[0]}
+            left = left[1:]
+        return visits
 
     def publish_unless_closed(self, me: int) -> Program:
         yield from self.raise_if_closed(me)
+        visits = None
+        if self.has("look at visits too early"):
+            visits = yield from self.visits()
         yield from self.publish_completed(me)
+        yield from self.raise_room(me, visits)
         return ""
 
     def publish_if_open(self, me: int) -> Program:
         yield from self.check(me)
         yield from self.raise_unless_open(me)
         yield from self.publish_completed(me)
+        yield from self.raise_room(me, None)
         return ""
 
     def record(self, me: int, generation: int, stream: int, last: int) -> Program:
@@ -287,6 +344,7 @@ class Model(Records):
             yield self.note(f"store {word}")
         yield self.ask_to_be_woken(0)
         yield self.note("store followed")
+        yield self.note("store visited")
         yield self.store("incarnation", 2)
         yield self.store("state", OPEN)
         yield Op("a new recorder's work", do.work_anew, (base + 2,))

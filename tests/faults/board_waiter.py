@@ -26,6 +26,7 @@ class SlotView:
             "recorded": True,
             "completed": True,
             "awaited": scenario.asks,
+            "visited": not self.is_timeline and any(name == "wait" for call in scenario.calls for name, _ in call),
         }
         self._shared = {RECORDER} if scenario.heartbeat else set()  # processes of two threads
         self._shared |= scenario.closers
@@ -361,11 +362,26 @@ class Waits(SlotView):
         if self.is_timeline:
             yield Op("cuStreamWaitValue64", do.queue_wait_value, (me, generation))
         else:
-            if (yield from self.is_complete(me, generation)):
+            is_early = self.has("look before the visit") and (yield from self.is_complete(me, generation))
+            yield from self.enter(me)
+            if is_early or (not self.has("look before the visit") and (yield from self.is_complete(me, generation))):
+                yield Op("leave", do.leave, (me,))
                 return False
+            if self.has("leave too early"):
+                yield Op("leave", do.leave, (me,))
             yield Op("cuStreamWaitEvent", do.queue_wait, (me, generation))
+            if not self.has("leave too early"):
+                yield Op("leave", do.leave, (me,))
         yield self.note("mark")
         return True
+
+    def enter(self, me: int) -> Program:
+        visited = yield self.load("visited")
+        if not visited:
+            yield self.store("visited", 1)
+        del visited
+        yield Op("enter", do.enter, (me,))
+        return ""
 
     def waiter(self, me: int) -> Program:
         """A thread that makes its calls one after the other; it ends with their results."""

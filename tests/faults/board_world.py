@@ -11,7 +11,7 @@ FREE, OPEN, BROKEN, CLOSED = 0, 1, 2, 3
 MAX = 99  # stands for INT64_MAX
 RECORDER = 0  # the number of the recorder's process; the waiters' follow
 
-LOCKED = {"made", "inside", "has_import"}  # touched with the engine's lock held only
+LOCKED = {"made", "inside", "has_import", "room"}  # touched with the engine's lock held only
 
 MISTAKES = {
     "publish before record": "`recorded` is stored before the driver's call",
@@ -36,6 +36,11 @@ MISTAKES = {
     "told of an orphan": "the recorder tells the board what the driver says, whether or not the coordinator lives",
     "awaited before publish": "whether anybody waits is read before `recorded` is stored, as without a fence between",
     "asleep unawaited": "a waiter sleeps, and does not say so before",
+    "room without a look": "the ring goes round whoever is about to queue a wait for what is complete",
+    "look at visits too early": "who visits is read before `completed` is stored, as without a fence between",
+    "look before the visit": "a waiter looks what is complete, then says that it is about to queue a wait",
+    "leave too early": "a waiter says that its wait is queued before the driver's call",
+    "wait for the dead": "a recorder waits for the visit of a dead process to end",
     "let go undrained": "a timeline's recorder lets go while a write of its own is queued",
 }
 
@@ -51,6 +56,8 @@ class Process(NamedTuple):
     seen: int = 0
     made: int = 0
     done: int = 0
+    room: int = 0  # up to which generation a record has nothing to wait for
+    visit: int = 0  # odd: from before its last look what is complete until its wait is queued
     has_import: bool = True
     queued: tuple[int, ...] = ()  # what the waits queued on its stream wait for
     told: str = ""  # to the coordinator: "closed", "left"
@@ -70,6 +77,7 @@ class World(NamedTuple):
     recorded: int = 0
     completed: int = 0
     awaited: int = 0  # whether a record is to wake anybody
+    visited: int = 0  # whether the recorder is to look at the visits
     ring: tuple[int, ...] = (0,)
     gpu: tuple[tuple[int, int, int], ...] = ()  # recorded, not complete: (generation, stream, generation it follows)
     truth: frozenset[int] = frozenset()  # complete, really
@@ -187,6 +195,22 @@ def ask_alive(world: World, serial: int) -> Moves:
     return ((recorder.is_alive, world),)
 
 
+def enter(world: World, number: int) -> Moves:
+    return ((None, world.put(number, visit=world.processes[number].visit + 1 | 1)),)
+
+
+def leave(world: World, number: int) -> Moves:
+    return ((None, world.put(number, visit=world.processes[number].visit + 1)),)
+
+
+def load_visits(world: World) -> Moves:
+    return ((frozenset((number, each.visit) for number, each in enumerate(world.processes) if each.visit & 1), world),)
+
+
+def ask_visitor(world: World, number: int) -> Moves:
+    return ((world.processes[number].is_alive, world),)
+
+
 def ask_coordinator(world: World) -> Moves:
     """Whether the header says that it is over."""
     return ((world.coordinator != "alive", world),)
@@ -246,7 +270,7 @@ def queue_wait(world: World, number: int, generation: int) -> Moves:
     captured = world.ring[(generation - 1) % len(world.ring)]
     if captured < generation:
         world = world._replace(wrong=f"a wait for {generation} was queued on an event that holds {captured}")
-    elif captured > generation and generation not in world.truth:
+    elif captured > generation:
         world = world._replace(wrong=f"a wait for {generation} was queued on the record of {captured}")
     return ((None, _queued(world, number, generation, captured)),)
 

@@ -69,6 +69,8 @@ class Rig:
         self.board.words[recorder.indices[1]] = 1 if case.is_alive else 0x4000_0001
         self.put("incarnation", 1)
         self.put("awaited", int(case.is_awaited))
+        self.put("visited", int(case.is_visited))
+        self.line._visits[_SESSION] = int(bool(case.visitor))
         self.put("recorder", 1 << 16 | _SESSION)
         for name in ("recorded", "completed", "state", "watermark"):
             self.put(name, getattr(case, name))
@@ -120,7 +122,7 @@ class Rig:
     def put(self, name: str, value: int) -> None:
         """Somebody stores a word."""
         names = ["incarnation", "state", "recorder", "watermark", "", "", "awaited", "followed"]
-        names += ["recorded", "completed"]
+        names += ["recorded", "completed", "", "", "", "", "visited"]
         first = (self.line.address - self.board.address) // 8
         self.board.words[first + names.index(name)] = INT64_MAX if value == MAX else value
 
@@ -149,6 +151,9 @@ class Rig:
         self.log.append(self.core.STEPS[number])
         if self.log[-1] == "sleep":
             for name, value in self.case.meanwhile.items():
+                self.put(name, value)
+        if self.log[-2:-1] == ["enter"]:
+            for name, value in self.case.at_enter.items():
                 self.put(name, value)
 
     def _slowly(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import ipcsync
+from ipcsync._engines import EventEngine
 from ipcsync.testing import StreamGate
 from tests.faults.interrupt_stage import Call, Stage
 from tests.faults.interrupting import Outcome
@@ -22,6 +23,14 @@ def _nothing(_: Outcome) -> None:
 
 
 def record(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
+    if isinstance(stage.event._engine, EventEngine):
+        stage.event._engine._give_room(stage.event.generation)  # each time, so that every call has the same points
+    return lambda: stage.event.record(stage.stream), _nothing
+
+
+def record_at_the_rings_end(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
+    if isinstance(stage.event._engine, EventEngine):
+        stage.event._engine._room = 0
     return lambda: stage.event.record(stage.stream), _nothing
 
 
@@ -384,6 +393,7 @@ def native_event(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
 
 SCENES: dict[str, Scene] = {
     "record": record,
+    "record at the ring's end": record_at_the_rings_end,
     "record on another stream": record_elsewhere,
     "wait": wait,
     "query": query,

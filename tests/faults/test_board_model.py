@@ -70,6 +70,18 @@ SCENARIOS |= {
         "wait, a ring of one, two streams, the recorder dies",
     )
 }
+SCENARIOS |= {
+    "a wait is queued while the ring goes round": Scenario(calls=_one("wait", 1), streams=(1, 1)),
+    "two waits are queued while a ring of two goes round": Scenario(
+        calls=((("wait", 1),), (("wait", 2),)), streams=(1, 1, 1), depth=2, recorded=1
+    ),
+    "a wait is queued while the ring goes round, waiters die": Scenario(
+        calls=_one("wait", 1), streams=(1, 1), waiters_die=True
+    ),
+    "waits are queued while the ring goes round twice, the heartbeat harvests": Scenario(
+        calls=((("wait", 1), ("wait", 2)),), streams=(1, 1, 1), recorded=1, heartbeat=True
+    ),
+}
 SCENARIOS["two sleep, the recorder looks who waits"] = Scenario(
     calls=((("synchronize", 1),), (("synchronize", 2),)), depth=2, streams=(1, 1), asks=True
 )
@@ -147,6 +159,11 @@ FOUND_IN: dict[str, Scenario] = {
     "told of an orphan": SCENARIOS["query, a ring of one, the heartbeat harvests, the coordinator dies"],
     "awaited before publish": SCENARIOS["two records, the recorder looks who waits"],
     "asleep unawaited": SCENARIOS["two records, the recorder looks who waits"],
+    "room without a look": SCENARIOS["a wait is queued while the ring goes round"],
+    "look at visits too early": SCENARIOS["a wait is queued while the ring goes round"],
+    "look before the visit": SCENARIOS["a wait is queued while the ring goes round"],
+    "leave too early": SCENARIOS["a wait is queued while the ring goes round"],
+    "wait for the dead": SCENARIOS["a wait is queued while the ring goes round, waiters die"],
     "let go undrained": TIMELINES["an expired recorder's writes pull the word down, reuse"],
 }
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board
+from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, slot_line
 from ipcsync._drivers import SUCCESS
 from ipcsync._engines import EventEngine, TimelineEngine, base, imports, queued, slot_use, slot_view
 from ipcsync._native import capture, pinned
@@ -30,7 +31,7 @@ from tests.faults.explorer import run_alone
 from tests.kit import boards
 
 # What the model does within a process that the code does too, but that nobody outside can see.
-_WITHIN = {"", "slept", "tell", "own seen", "own made", "own done", "own inside", "own has_import"}
+_WITHIN = {"", "slept", "tell", "own seen", "own made", "own done", "own inside", "own has_import", "own room"}
 _STREAM = 4096
 
 
@@ -51,6 +52,9 @@ class Case:
     is_orphaned: bool = False  # the coordinator died
     is_closed: bool = False  # here, by another thread
     is_awaited: bool = False  # somebody has slept until a record
+    is_visited: bool = False  # somebody has queued a wait on a stream
+    visitor: str = ""  # who is about to: one that "leaves" during the pause, or is "dead"
+    at_enter: dict[str, Any] = field(default_factory=dict)  # stored on the board when a visit has begun
     made: int = 0  # by the recorder, of which `done` are known complete
     done: int = 0
     stream: int = 1  # the one before was 1
@@ -85,6 +89,8 @@ CASES: dict[str, Case] = {
     "synchronize: pending, broken": Case("synchronize", recorded=1, state=BROKEN),
     "wait: complete on the board": Case("wait", recorded=1, completed=1),
     "wait: recorded": Case("wait", recorded=1),
+    "wait: recorded, as others do": Case("wait", recorded=1, is_visited=True),
+    "wait: complete once it is on its visit": Case("wait", recorded=1, at_enter={"completed": 1}),
     "wait: recorded while it sleeps": Case("wait", meanwhile={"recorded": 1}),
     "wait: the recorder dead": Case("wait", recorded=1, is_alive=False),
     "wait: the coordinator dead": Case("wait", recorded=1, is_orphaned=True),
@@ -95,6 +101,13 @@ CASES: dict[str, Case] = {
     "record: the first": Case("record"),
     "record: room in the ring": Case("record", depth=4, recorded=1, made=1),
     "record: room after a look": Case("record", recorded=1, made=1, says_complete=True),
+    "record: room after a look, nobody visits": Case("record", recorded=1, made=1, says_complete=True, is_visited=True),
+    "record: room after a look, a visitor leaves": Case(
+        "record", recorded=1, made=1, says_complete=True, is_visited=True, visitor="leaves"
+    ),
+    "record: room after a look, a visitor is dead": Case(
+        "record", recorded=1, made=1, says_complete=True, is_visited=True, visitor="dead"
+    ),
     "record: awaited": Case("record", depth=4, recorded=1, made=1, is_awaited=True),
     "record: another stream": Case("record", depth=4, recorded=1, made=1, stream=2),
     "record: finished": Case("record", state=BROKEN),
@@ -124,7 +137,7 @@ class Words:
         self._words = words
         self._log = log
         names = {0: "incarnation", 1: "state", 2: "recorder", 3: "watermark", 8: "recorded", 9: "completed"}
-        names |= {6: "awaited", 7: "followed", 10: "behind", 11: "as_of", 12: "lost", 13: "culprit"}
+        names |= {6: "awaited", 7: "followed", 10: "behind", 11: "as_of", 12: "lost", 13: "culprit", 14: "visited"}
         self._names = {first + offset: name for offset, name in names.items()}
         self.places = {name: first + offset for offset, name in names.items()}
 
@@ -143,22 +156,58 @@ class Words:
         self._words[self.places[name]] = INT64_MAX if value == MAX else value
 
 
+class Visits:
+    """The slot's visits; a store begins or ends one."""
+
+    def __init__(self, visits: Any, rig: Rig) -> None:
+        self._visits = visits
+        self._rig = rig
+
+    def __getitem__(self, session: int) -> Any:
+        return self._visits[session]
+
+    def __setitem__(self, session: Any, visit: Any) -> None:
+        self._visits[session] = visit
+        if isinstance(session, slice):  # a new use begins
+            return
+        self._rig.log.append("enter" if visit & 1 else "leave")
+        for name, value in self._rig.case.at_enter.items():
+            self._rig.words.put(name, value)
+
+    def __len__(self) -> int:
+        return len(self._visits)
+
+    def tobytes(self) -> bytes:
+        """As `memoryview.tobytes`."""
+        self._rig.log.append("load visits")
+        return bytes(self._visits)
+
+    def put(self, visit: int) -> None:
+        """The other session's."""
+        self._visits[1] = visit
+
+
 class Rig:
     """What an engine is given: board, driver, futex, lock, guard and peer, all of which write down what is done."""
 
     stands_behind_all = False
+    line_index = 0
 
     def __init__(self, case: Case, directory: Path) -> None:
         self.case = case
         self.log: list[str] = []
-        self.board = Board.create(str(directory / f"board-{case.call}"), b"e" * 16, 1, 1)
+        self.board = Board.create(str(directory / f"board-{case.call}"), b"e" * 16, 2, 1)
         self.words = Words(self.board.words, (self.board.page_of_slots - self.board.address) // 8, self.log)
         self.board.words = self.words  # type: ignore[assignment] # what the lines index
         self.line = self.board.slot(0)
         self.line.futex = self  # type: ignore[assignment] # wake and wait, below
         for name in ("recorded", "completed", "state", "watermark"):
             self.words.put(name, getattr(case, name))
+        self.visits = Visits(self.line._visits, self)
+        self.line._visits = self.visits  # type: ignore[assignment] # as much of one as is used
+        self.visits.put(int(bool(case.visitor)))
         self.words.put("awaited", int(case.is_awaited))
+        self.words.put("visited", int(case.is_visited))
         self.words.put("incarnation", 1)
         self.words.put("recorder", 1)
         self.serial = 1
@@ -211,6 +260,16 @@ class Rig:
         self.log.append("guard.check_liveness")
         if self.case.is_orphaned:
             raise CoordinatorLost("it died")
+
+    def sleep(self, _seconds: float) -> None:
+        """The pause of a record that waits for a visitor."""
+        self.log.append("pause")
+        if self.case.visitor == "leaves":
+            self.visits.put(2)
+
+    def ask_visitor(self, _session: int) -> bool:
+        self.log.append("visitor alive?")
+        return self.case.visitor != "dead"
 
     def coordinator_is_alive(self) -> bool:
         return not self.case.is_orphaned
@@ -295,6 +354,9 @@ def _engine(rig: Rig) -> Any:
             rig.log.append("coordinator?")
             return bool(super()._is_orphaned)
 
+        def _is_alive(self, session: int) -> bool:
+            return rig.ask_visitor(session)
+
     attachment = Attachment(
         name="e",
         slot=0,
@@ -312,6 +374,8 @@ def _engine(rig: Rig) -> Any:
     engine._lock = rig
     engine._recorded = engine._begun = rig.case.made
     engine._completed = rig.case.done
+    if rig.case.engine == "event":
+        engine._room, engine._first_seen = rig.case.done + rig.case.depth, {}
     engine._last_stream = 1
     engine._is_closed = rig.case.is_closed
     return engine
@@ -335,6 +399,7 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setattr(imports, "release", lambda *_: True)
         monkeypatch.setattr(pinned, "word", lambda address: address)
         monkeypatch.setattr("ipcsync._drivers.wait_event", rig.wait_event)
+        monkeypatch.setattr("ipcsync._engines.event.time.sleep", rig.sleep)
         # As without the compiled core: test_compiled_order holds its own wait to the order.
         monkeypatch.setattr(EventEngine, "_await_work", lambda *_: None, raising=False)
         monkeypatch.setattr(EventEngine, "_nudge_address", lambda _: 0)
@@ -378,17 +443,19 @@ def _run_model(case: Case, *, asks: bool = False) -> tuple[list[str], str]:
         engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True, orphans=orphans, asks=asks
     )
     model = Model(scenario)
-    process = Process(is_closed=case.is_closed, made=case.made, done=case.done)
+    process = Process(is_closed=case.is_closed, made=case.made, done=case.done, room=case.done + case.depth)
+    visitor = process._replace(visit=int(bool(case.visitor)), is_alive=case.visitor != "dead")
     world = World(
         state=case.state,
         watermark=case.watermark,
         recorded=case.recorded,
         completed=case.completed,
         awaited=int(case.is_awaited),
+        visited=int(case.is_visited),
         ring=tuple(range(1, case.depth + 1)),
         truth=frozenset(range(1, 9) if case.says_complete else ()),
         lies=not case.is_alive,
-        processes=(process._replace(is_alive=case.is_alive), process),
+        processes=(process._replace(is_alive=case.is_alive), visitor),
     )
     programs = {
         "query": lambda: model.query(1, "w", case.generation),
@@ -403,6 +470,10 @@ def _run_model(case: Case, *, asks: bool = False) -> tuple[list[str], str]:
     def after(label: str, world: World) -> World:
         if case.is_orphaned and label in ("guard.check", "lock"):  # after the first look at it
             return world._replace(coordinator="gone")
+        if label in ("enter", "leave"):
+            return world._replace(**case.at_enter)
+        if label == "pause" and case.visitor == "leaves":
+            return world.put(1, visit=2)
         return world._replace(**case.meanwhile) if label == "sleep" else world
 
     labels, outcome = run_alone(world, programs[case.call](), after)
@@ -413,6 +484,20 @@ def _run_model(case: Case, *, asks: bool = False) -> tuple[list[str], str]:
 def test_the_engines_take_the_steps_of_the_model_in_its_order(name: str, new_rig: Callable[[Case], Rig]) -> None:
     case = CASES[name]
     assert _run_code(new_rig(case)) == _run_model(case)
+
+
+def test_a_fence_stands_between_what_each_side_of_a_visit_stores_and_its_look(
+    new_rig: Callable[[Case], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one on both sides, the waiter sees that it is complete, or the recorder sees the visit."""
+    waiter, recorder = new_rig(CASES["wait: recorded"]), new_rig(CASES["record: room after a look, nobody visits"])
+    for rig in (waiter, recorder):
+        monkeypatch.setattr(slot_line, "full_fence", partial(rig.log.append, "fence"))
+        _run_code(rig)
+    entered = waiter.log.index("enter")
+    assert waiter.log[entered + 1 : entered + 3] == ["fence", "load completed"]
+    stored = recorder.log.index("store completed")
+    assert recorder.log[stored + 1 : stored + 4] == ["fence", "load visited", "load visits"]
 
 
 def test_a_stream_is_asked_for_its_id_once_and_a_default_stream_each_time(

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 _STEPS = {"event": 15, "timeline": 16}  # of a record; a wait that is queued takes no more than these
-_WAIT_STEPS = {"event": 27, "timeline": 24}
+_WAIT_STEPS = {"event": 31, "timeline": 24}
 _BEFORE_PUBLISHED = {"event": 9, "timeline": 10}
 
 

@@ -36,6 +36,7 @@ class Lease:
     """A session that lives."""
 
     stands_behind_all = False
+    line_index = 0
 
     def check(self) -> None: ...
 

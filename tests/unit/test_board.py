@@ -36,13 +36,15 @@ def test_the_layout_is_the_one_that_other_versions_read() -> None:
     assert layout.MAGIC.to_bytes(8, "little") == b"PIBOARD1"
     assert (layout.slots_offset(1), layout.slots_offset(32), layout.slots_offset(33)) == (8192, 8192, 12288)
     assert (layout.bits_offset(32, 32), layout.bits_length(512), layout.bits_length(513)) == (12288, 64, 128)
-    assert (layout.labels_offset(32, 32), layout.labels_offset(33, 1)) == (16384, 20480)
-    assert (layout.size(32, 32), layout.size(65, 1)) == (20480, 32768)
+    assert (layout.visits_offset(32, 32), layout.visits_length(64), layout.visits_length(65)) == (16384, 64, 128)
+    assert (layout.labels_offset(32, 32), layout.labels_offset(33, 1)) == (20480, 24576)
+    assert (layout.size(32, 32), layout.size(65, 1)) == (24576, 36864)
 
 
 _OTHERS_WORDS = (
     *(layout.S_HEARTBEAT, layout.S_OWNER, layout.S_NUDGE),
     *(layout.L_RECORDED, layout.L_COMPLETED, layout.L_BEHIND, layout.L_AS_OF, layout.L_LOST, layout.L_CULPRIT),
+    layout.L_VISITED,
 )
 
 
@@ -69,6 +71,45 @@ def test_the_bits_of_no_two_slots_and_no_slots_words_share_a_cache_line(board: B
     assert layout.bits_length(SESSIONS) % 64 == 0
     assert layout.bits_offset(SESSIONS, SLOTS) % layout.PAGE == 0
     assert not any(board.words[: layout.bits_offset(SESSIONS, SLOTS) // 8][layout.HEADER // 8 :])
+
+
+def test_the_visits_of_no_two_slots_share_a_cache_line(board: Board) -> None:
+    for index in range(SLOTS):
+        line = board.slot(index)
+        line.enter(0)
+        line.enter(SESSIONS - 1)
+        assert line.visits() == {0: 1, SESSIONS - 1: 1}
+        assert all(board.slot(each).visits() == {} for each in range(index + 1, SLOTS))
+        assert line.visits_address % 64 == 0
+    assert layout.visits_length(SESSIONS) % 64 == 0
+    assert layout.visits_offset(SESSIONS, SLOTS) % layout.PAGE == 0
+    assert not any(board.words[layout.labels_offset(SESSIONS, SLOTS) // 8 :])
+
+
+def test_each_visit_of_a_session_can_be_told_from_the_one_before(board: Board) -> None:
+    line, seen = board.slot(1), []
+    for _ in range(300):
+        line.enter(2)
+        seen.append(line.visits()[2])
+        line.enter(2)  # the one before was never left: its call was interrupted
+        seen.append(line.visits()[2])
+        line.leave(2)
+        assert line.visits() == {}
+        line.leave(2)
+        assert line.visits() == {}
+    assert all(a != b for a, b in pairwise(seen))
+    assert all(1 <= visit <= 255 for visit in seen)
+
+
+def test_a_new_use_has_no_visits_of_the_last_ones_dead(board: Board) -> None:
+    line = board.slot(1)
+    line.enter(2)
+    line.open(2)
+    assert line.visits() == {}
+    line._visits[2] = 1
+    assert line.visits() == {}, "nobody has said that there are any"
+    line.enter(0)
+    assert line.visits() == {0: 1, 2: 1}
 
 
 def test_a_loss_is_told_with_its_culprit(board: Board) -> None:

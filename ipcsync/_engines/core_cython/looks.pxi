@@ -13,7 +13,7 @@ cdef class Look:
     cdef uint64_t live[2]
     cdef object owners, slowly
     cdef bint has_mark
-    cdef uint64_t sessions
+    cdef uint64_t sessions, own
     cdef public int64_t good_until, shortcuts, slow_calls
 
     def __init__(self, fork_mark, board, line, serial, live, slowly):
@@ -25,6 +25,7 @@ cdef class Look:
         self.live[0], self.live[1] = live, serial
         self.has_mark = board.has_mark
         self.sessions = board.sessions
+        self.own = serial & 0xFFFF
         self.slowly = slowly
         self.good_until = -1
 

@@ -81,13 +81,15 @@ cdef class Core(Chained):
         if not self.take():
             return False
         done = self._completed
-        if not self.closed() and not self.has_chain and done != self._recorded:  # a chain is to be judged first
-            if self.done(self._recorded) == 0:
-                done = self._recorded
-            else:
-                while done + 1 < self._recorded and self.done(done + 1) == 0:
-                    done += 1
-            self.store(done)
+        if not self.closed():
+            if not self.has_chain and done != self._recorded:  # a chain is to be judged first
+                if self.done(self._recorded) == 0:
+                    done = self._recorded
+                else:
+                    while done + 1 < self._recorded and self.done(done + 1) == 0:
+                        done += 1
+                self.store(done)
+            self.raise_room()
         self.give()
         return generation <= self._room
 

@@ -39,6 +39,8 @@ cdef class State:
     cdef uint64_t *place  # of the slot's line
     cdef uint64_t *bits
     cdef int bit_words
+    cdef uint8_t *visits
+    cdef bint has_visits
     cdef Handle *ring
     cdef Marker markers[MANY_MARKERS]
     cdef bint is_timeline
@@ -54,6 +56,7 @@ cdef class State:
             self.place = <uint64_t *><uintptr_t>line.address
             self.bits = <uint64_t *><uintptr_t>line.bits_address
             self.bit_words = line.bits_length
+            self.visits = <uint8_t *><uintptr_t>line.visits_address
             self.lock, self.record_lock = self._lock, self._record_lock
             self.is_timeline = is_timeline
             self.waits, self.table_lock, self.drop = links.waits, links.lock, links.drop
@@ -96,6 +99,9 @@ cdef class State:
             index = (last + 1) % RECENT
             ipcsync_put_pair(&self.lists[index], stream, <uint64_t>key)
         ipcsync_store(&self.last_list, index)
+
+    def _note_visits(self, bint found):
+        self.has_visits = found
 
     def _keep_event(self, int index, address):
         if self.look is not None:
@@ -326,6 +332,44 @@ cdef class State:
         step(SLEEP)
         return ipcsync_futex_wait(self.place + RECORDED, False, <uint32_t>recorded, ns)
 
+    cdef inline void enter(self) noexcept nogil:
+        """Begin a visit, as `SlotLine.enter`; a recorder records under the same lock."""
+        cdef uint8_t *visit = self.visits + self.look.own
+        if self.is_recorder:
+            return
+        if self.load(LOAD_VISITED, VISITED) == 0:
+            step(STORE_VISITED)
+            ipcsync_store(self.place + VISITED, 1)
+        step(ENTER)
+        ipcsync_store_byte(visit, <uint8_t>((ipcsync_load_byte(visit) + 1) | 1))
+        step(FENCE)
+        ipcsync_fence()
+
+    cdef inline void leave(self) noexcept nogil:
+        cdef uint8_t *visit = self.visits + self.look.own
+        if not self.is_recorder:
+            step(LEAVE)
+            if ipcsync_load_byte(visit) & 1:
+                ipcsync_store_byte(visit, <uint8_t>(ipcsync_load_byte(visit) + 1))
+
+    cdef inline bint is_visited(self) noexcept nogil:
+        """Whether another process may be about to queue a wait on a CUDA event that is about to be recorded again."""
+        cdef const uint64_t *words = <const uint64_t *>self.visits
+        cdef uint64_t word
+        step(FENCE)
+        ipcsync_fence()  # behind the store of `completed`: who enters later sees that
+        if self.load(LOAD_VISITED, VISITED) == 0:
+            return False
+        step(LOAD_VISITS)
+        for word in range((self.look.sessions + 7) // 8):
+            if ipcsync_has_odd(ipcsync_load(words + word)):
+                return True
+        return self.has_visits  # the Python engine is to forget them: the same byte comes again some day
+
+    cdef inline void raise_room(self) noexcept nogil:
+        if self._room < self._completed + self.depth and (MISTAKE == 16 or not self.is_visited()):
+            self._room = self._completed + self.depth
+
     cdef inline void store(self, int64_t done) noexcept nogil:
         if done <= self._completed or not self.look.coordinator_is_good():
             return
@@ -333,7 +377,6 @@ cdef class State:
             step(STORE_COMPLETED)
             ipcsync_store(self.place + COMPLETED, self.base + done)
         self._completed = done
-        self._room = done + self.depth
         ipcsync_raise_to(&self.complete, done)
 
     cdef inline bint is_chained(self) noexcept nogil:

@@ -5,7 +5,7 @@ cdef enum Step:
     CAPTURING, GET_ID, LOCK, UNLOCK, EVENT_RECORD, MARK, STREAM_WAIT, WRITE_VALUE, WAIT_VALUE, EVENT_QUERY
     STORE_RECORDED, FENCE, STORE_COMPLETED, WAKE, SLEEP, LOAD_BEHIND, LOAD_LOST, AWAIT_WORK
     LOAD_NEWEST, LOAD_AS_OF, LOAD_BITS, SESSION_GOOD, STORE_BITS, STORE_AS_OF, STORE_BEHIND
-    LOAD_AWAITED, STORE_AWAITED, LOAD_FOLLOWED
+    LOAD_AWAITED, STORE_AWAITED, LOAD_FOLLOWED, LOAD_VISITED, STORE_VISITED, ENTER, LEAVE, LOAD_VISITS
 
 STEPS = (
     "guard.check", "own is_closed", "load incarnation", "load state", "load recorder", "load recorded",
@@ -13,7 +13,7 @@ STEPS = (
     "cuEventRecord", "mark", "cuStreamWaitEvent", "cuStreamWriteValue64", "cuStreamWaitValue64", "cuEventQuery",
     "store recorded", "fence", "store completed", "wake", "sleep", "load behind", "load lost", "await work",
     "load newest", "load as_of", "load bits", "session good?", "store bits", "store as_of", "store behind",
-    "load awaited", "store awaited", "load followed",
+    "load awaited", "store awaited", "load followed", "load visited", "store visited", "enter", "leave", "load visits",
 )
 
 ctypedef void (*Hook)(int) noexcept nogil

@@ -36,13 +36,23 @@ cdef class Waits(Queries):
         if not self.closed() and marker != NULL and (
             self._address != 0 if self.is_timeline else self.event(generation) != NULL
         ):
-            if not self.is_timeline and MISTAKE != 13:  # once complete, its event may be recorded again at any moment
-                result = self.on_board(generation)
+            if not self.is_timeline:
+                if MISTAKE != 14:
+                    self.enter()  # from here on its event is recorded again only if it was complete before
+                if MISTAKE != 13:
+                    result = self.on_board(generation)
+                if MISTAKE == 14:
+                    self.enter()
+                elif MISTAKE == 15:
+                    self.leave()
             if result == 0:
                 if MISTAKE == 4:
                     step(MARK)
                     cuEventRecord(marker, stream)
                 is_queued = self.queue(stream, generation) == 0
+            if not self.is_timeline and MISTAKE != 15:
+                self.leave()
+            if result == 0:
                 if is_queued and MISTAKE != 4:
                     step(MARK)
                     is_queued = cuEventRecord(marker, stream) == 0

@@ -13,6 +13,9 @@
 
 static inline uint64_t ipcsync_load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 static inline void ipcsync_store(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+static inline uint8_t ipcsync_load_byte(const uint8_t *byte) { return __atomic_load_n(byte, __ATOMIC_ACQUIRE); }
+static inline void ipcsync_store_byte(uint8_t *byte, uint8_t value) { __atomic_store_n(byte, value, __ATOMIC_RELEASE); }
+static inline int ipcsync_has_odd(uint64_t bytes) { return (bytes & 0x0101010101010101u) != 0; }
 static inline void ipcsync_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline int ipcsync_swap(uint32_t *word, uint32_t old, uint32_t new) {
     return __atomic_compare_exchange_n(word, &old, new, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);

@@ -6,6 +6,9 @@ cdef extern from "words.h" nogil:
     const int MISTAKE
     uint64_t ipcsync_load(const uint64_t *word)
     void ipcsync_store(uint64_t *word, uint64_t value)
+    uint8_t ipcsync_load_byte(const uint8_t *byte)
+    void ipcsync_store_byte(uint8_t *byte, uint8_t value)
+    bint ipcsync_has_odd(uint64_t bytes)
     void ipcsync_fence()
     bint ipcsync_swap(uint32_t *word, uint32_t old, uint32_t new)
     uint32_t ipcsync_exchange(uint32_t *word, uint32_t value)
@@ -34,6 +37,7 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     BEHIND = 10
     AS_OF = 11
     LOST = 12
+    VISITED = 14
     S_STATE = 0
     S_SERIAL = 1
     S_OWNER = 9
@@ -46,5 +50,5 @@ cdef enum:  # of the board: `layout.py` is held against these by a test
     OWNER_DIED = 0x40000000
     MANY_MARKERS = 16
 
-LAYOUT = (HEADER, NEWEST, INCARNATION, STATE, RECORDER, AWAITED, FOLLOWED, RECORDED, COMPLETED, BEHIND, AS_OF, LOST, S_STATE, S_SERIAL,
+LAYOUT = (HEADER, NEWEST, INCARNATION, STATE, RECORDER, AWAITED, FOLLOWED, RECORDED, COMPLETED, BEHIND, AS_OF, LOST, VISITED, S_STATE, S_SERIAL,
           S_OWNER, S_NUDGE, FIRST_SESSION, LINE, LIVE, OPEN, BROKEN, OWNER_DIED, MANY_MARKERS)
