@@ -182,6 +182,13 @@ class Board:
         bits = range(first, first + -(-self.sessions // 64))
         return SlotLine(self.words, self.address, offset, bits, self._bytes[visits : visits + row])
 
+    def end_visits(self, session: int) -> None:
+        """End all visits of the session that had that line, and is gone (coordinator)."""
+        row, first = layout.visits_length(self.sessions), layout.visits_offset(self.sessions, self.slots)
+        column = self._bytes[first + session : first + self.slots * row : row]
+        if any(column.tobytes()):
+            column[:] = bytes(len(column))
+
     @property
     def running_header_address(self) -> int:
         """Address of `running_header` in this process."""

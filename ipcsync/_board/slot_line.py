@@ -271,6 +271,10 @@ class SlotLine:
         self._visits[session] = (self._visits[session] + 1 | 1) & 0xFF  # never what an earlier visit had
         full_fence()
 
+    def is_on_visit(self, session: int) -> bool:
+        """Whether the session of that line is."""
+        return bool(self._visits[session] & 1)
+
     def leave(self, session: int) -> None:
         """Store that its visit is over, if there is one (waiter)."""
         if fence:

@@ -222,9 +222,9 @@ class Engine(SlotUse):
         if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             self.raise_no_turn(timeout)
 
-    def raise_no_turn(self, timeout: float | None) -> NoReturn:
+    def raise_no_turn(self, timeout: float | None, why: str = "another thread's record waits for room") -> NoReturn:
         """Raise WaitTimeout: another thread's record of this event was under way for `timeout` seconds."""
-        self.raise_timeout(self._recorded + 1, timeout, "recorded (another thread's record waits for room)")
+        self.raise_timeout(self._recorded + 1, timeout, f"recorded ({why})")
 
     @property
     def oldest_in_the_way(self) -> int:
@@ -401,6 +401,7 @@ class Engine(SlotUse):
         except BaseException:
             if not within:
                 lock.unwind()
+                self._end_visit()
             if may_be_queued:
                 self._doubt(handle, stream_id, ordinal)
             raise
@@ -414,6 +415,9 @@ class Engine(SlotUse):
         """
         self._driver_stream_wait(handle, generation)
         return True
+
+    def _end_visit(self) -> None:
+        """Undo what an exception in `_queue_wait` may have left."""
 
     def _look_after_wait(self, generation: int) -> None:
         """Raise if the queued wait may end wrongly: a driver may let a stream pass a dead process's work or exports."""

@@ -18,15 +18,16 @@ from ipcsync._drivers import DriverObject
 from ipcsync._engines import imports
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import SLICE_NS, Guard
-from ipcsync._locks import holding
-from ipcsync._native import capture
+from ipcsync._locks import holding, trying
+from ipcsync._native import capture, fork
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import DriverError, EngineMismatch
+from ipcsync.errors import DriverError, EngineMismatch, Reentered
 from ipcsync.typing import EngineName
 
-_LEAST_NS = 1_000_000  # for which a record waits for others' driver calls even if its timeout is shorter
+_LEAST_NS = 5_000_000  # for which a record waits for others' driver calls even if its timeout is shorter
 _PATIENCE_NS = 1_000_000_000  # for which a visit is waited for: its process may be stopped, its stream's queue be full
 _LONGEST_PAUSE_S = 0.001
+_LONGEST_LOOK_NS = 20_000_000  # between two looks at a visit; what is longer is this process's own pause
 
 
 class EventEngine(Engine):
@@ -41,7 +42,8 @@ class EventEngine(Engine):
         self._ring: list[Any] = [None] * attachment.depth
         # Generations recorded here that are known complete.
         self._completed = min(max(self.line.completed - self.base, 0), self._recorded)
-        self._first_seen: dict[tuple[int, int], int] = {}  # when each of the visits was, in ns; 0: not to be waited for
+        self._is_queueing = False  # a wait of this session's, here in Python
+        self._watched: dict[tuple[int, int], int] = {}  # for how long records have waited for each visit, in ns
         self._room = 0
         self._raise_room()
         self._take_shortcuts()
@@ -68,6 +70,9 @@ class EventEngine(Engine):
         self._event(generation)
 
     def _make_room(self, generation: int, timeout: float | None, began: int) -> bool:
+        lock = self._lock
+        if self._is_queueing and lock.is_mine() and lock.is_held_below():
+            raise Reentered(f"a wait for {self.label} is under way on this thread, and this record interrupts it")
         oldest = generation - self.depth
         self._look_for_room(is_first=True)
         if generation <= self._room:
@@ -99,30 +104,31 @@ class EventEngine(Engine):
 
     def _await_leave(self, oldest: int, timeout: float | None, deadline: int) -> None:
         """Wait until nobody is about to queue a wait for a complete generation whose CUDA event is recorded next."""
-        done = self._completed
-        visits = self._visits()
-        deadline = max(deadline, time.monotonic_ns() + _LEAST_NS)
-        pause_s = 0.0
+        done, visits = self._completed, self._visits()
+        last, pause_s = time.monotonic_ns(), 0.0
+        deadline = max(deadline, last + _LEAST_NS)
         while visits := visits & self._visits():
-            if time.monotonic_ns() >= deadline:
+            now = time.monotonic_ns()
+            for visit in visits:  # while this process is stopped, it does not watch
+                self._watched[visit] += min(now - last, _LONGEST_LOOK_NS)
+            if now >= deadline:
                 self.raise_visited(oldest, timeout)
+            last = now
             time.sleep(pause_s)
             pause_s = min(2 * pause_s + 1e-5, _LONGEST_PAUSE_S)
-            self.guard.check_liveness()
-            self._first_seen |= {visit: 0 for visit in visits if not self._is_alive(visit[0])}
+            self._look_for_room(is_first=False)
+            if pause_s == _LONGEST_PAUSE_S:
+                self._watched |= {visit: _PATIENCE_NS for visit in visits if not self._is_alive(visit[0])}
         self._give_room(done)
 
     def _visits(self) -> set[tuple[int, int]]:
         """The visits to wait for: a session's line, and its byte. One takes microseconds.
 
-        Not those that were first seen a `_PATIENCE_NS` ago, nor those of processes found dead, which never end.
+        Not those that were watched for `_PATIENCE_NS`, nor those of processes found dead, which the coordinator ends.
         """
-        now = time.monotonic_ns()
-        known, self._first_seen = self._first_seen, {}
-        for visit in self.line.visits().items():
-            self._first_seen[visit] = known.get(visit, now)
-        self._note_visits(bool(self._first_seen))
-        return {visit for visit, since in self._first_seen.items() if since and now - since < _PATIENCE_NS}
+        self._watched = {visit: self._watched.get(visit, 0) for visit in self.line.visits().items()}
+        self._note_visits(bool(self._watched))
+        return {visit for visit, watched in self._watched.items() if watched < _PATIENCE_NS}
 
     def _is_alive(self, session: int) -> bool:
         serial = self.board.session(session).serial
@@ -157,14 +163,31 @@ class EventEngine(Engine):
         self._unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
 
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:
-        if self.is_recorder:  # which records under the same lock as this
-            return not self.is_complete(generation) and super()._queue_wait(handle, generation, within)
+        self._event(generation)  # before the visit: opening one takes long
+        if within and (self._is_queueing or self.line.is_on_visit(self.guard.line_index)):
+            return self._queue_unless_complete(handle, generation)  # what that call has said holds for this one
         try:
-            self.line.enter(self.guard.line_index)
-            return not self.is_complete(generation) and super()._queue_wait(handle, generation, within)
+            self._is_queueing = True
+            if not self.is_recorder:  # which records under the same lock as this
+                self.line.enter(self.guard.line_index)
+            return self._queue_unless_complete(handle, generation)
         finally:
-            if not within:
-                self.line.leave(self.guard.line_index)
+            self._leave()
+
+    def _queue_unless_complete(self, handle: DriverObject, generation: int) -> bool:
+        if self.is_complete(generation):
+            return False
+        self._driver_stream_wait(handle, generation)
+        return True
+
+    @trying("_lock")
+    def _end_visit(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._is_queueing = False
+        if not self.is_recorder and not fork.mark().in_child:
+            self.line.leave(self.guard.line_index)
 
     def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
         super()._follow_begun(handle, stream_id)

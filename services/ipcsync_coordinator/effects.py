@@ -71,7 +71,7 @@ class Effects:
             "free": self._store_free,
             "assign": self._store_assign,
             "expire": lambda line: board.session(line).set_state(EXPIRED),
-            "forget": lambda line: board.session(line).set_state(FREE),
+            "forget": self._store_forget,
         }
         self._consequences: dict[ChangeKind, Callable[[Any], None]] = {
             "opened": self._opened,
@@ -177,6 +177,10 @@ class Effects:
     def _store_assign(self, index: int, serial: int, *values: Any) -> None:
         self._board.set_newest(max(serial >> 16, self._board.newest))
         self._board.session(index).assign(serial, *values)
+
+    def _store_forget(self, index: int) -> None:
+        self._board.end_visits(index)
+        self._board.session(index).set_state(FREE)
 
     def _store_drain(self, index: int, watermark: int) -> None:
         line = self.line(index)

@@ -74,7 +74,7 @@ class Records(Waits):
             if not visits:
                 break
             yield self.note("pause")
-            yield from self.guard(me, "guard.check_liveness")
+            yield from self.under_lock(me, "r", self.publish_if_open, me)
             visits = yield from self.of_the_living(visits)
         yield from self.under_lock(me, "r", self.give_room, me, done)
         return ""

@@ -375,7 +375,7 @@ def _engine(rig: Rig) -> Any:
     engine._recorded = engine._begun = rig.case.made
     engine._completed = rig.case.done
     if rig.case.engine == "event":
-        engine._room, engine._first_seen = rig.case.done + rig.case.depth, {}
+        engine._room, engine._watched = rig.case.done + rig.case.depth, {}
     engine._last_stream = 1
     engine._is_closed = rig.case.is_closed
     return engine
@@ -400,6 +400,7 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setattr(pinned, "word", lambda address: address)
         monkeypatch.setattr("ipcsync._drivers.wait_event", rig.wait_event)
         monkeypatch.setattr("ipcsync._engines.event.time.sleep", rig.sleep)
+        monkeypatch.setattr("ipcsync._engines.event._LONGEST_PAUSE_S", 0.0)  # at each look, who visits is asked for
         # As without the compiled core: test_compiled_order holds its own wait to the order.
         monkeypatch.setattr(EventEngine, "_await_work", lambda *_: None, raising=False)
         monkeypatch.setattr(EventEngine, "_nudge_address", lambda _: 0)

@@ -101,6 +101,18 @@ def test_each_visit_of_a_session_can_be_told_from_the_one_before(board: Board) -
     assert all(1 <= visit <= 255 for visit in seen)
 
 
+def test_the_visits_of_a_session_that_is_gone_are_ended_on_every_slot(board: Board) -> None:
+    for index in range(SLOTS):
+        board.slot(index).enter(1)
+        board.slot(index).enter(2)
+    assert board.slot(0).is_on_visit(1)
+    board.end_visits(1)
+    assert [board.slot(index).visits() for index in range(SLOTS)] == [{2: 1}] * SLOTS
+    assert not board.slot(0).is_on_visit(1)
+    board.end_visits(1)
+    assert board.slot(SLOTS - 1).visits() == {2: 1}
+
+
 def test_a_new_use_has_no_visits_of_the_last_ones_dead(board: Board) -> None:
     line = board.slot(1)
     line.enter(2)

@@ -149,9 +149,9 @@ class Runner:
             except WaitTimeout:
                 oldest = engine.oldest_in_the_way
             left_s = max(0.0, (deadline - time.monotonic_ns()) / 1e9)
-            if not oldest:  # another task's or thread's record was under way, which may end at any moment
+            if not oldest:  # one of these, which may end at any moment
                 if not left_s:
-                    engine.raise_no_turn(timeout)
+                    engine.raise_no_turn(timeout, "another record, or another process's wait, is inside the driver")
                 await asyncio.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
