@@ -49,6 +49,7 @@ class NatsTransport:
         self._settings = settings
         self._nats = Client()
         self._bucket: KeyValue | None = None
+        self._is_replicated = True
         self._listener: Listener | None = None
         self._asked: dict[str, asyncio.Future[bytes]] = {}  # by the subject of the answer
         self._errors = 0
@@ -243,17 +244,21 @@ class NatsTransport:
     # --- the store ----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> KeyValue:
-        if self._bucket is None:
-            name = f"ipcsync_{self._settings.fleet}"
-            stream = self._nats.jetstream(timeout=5.0)
-            try:
-                self._bucket = await stream.key_value(name)
-            except nats.js.errors.BucketNotFoundError:
-                config = KeyValueConfig(
-                    name, history=1, storage=StorageType.FILE, replicas=self._settings.replicas, direct=False
-                )
-                self._bucket = await stream.create_key_value(config)
-        return self._bucket
+        if self._bucket is not None:
+            return self._bucket
+        name = f"ipcsync_{self._settings.fleet}"
+        stream = self._nats.jetstream(timeout=5.0)
+        try:
+            bucket = await stream.key_value(name)
+        except nats.js.errors.BucketNotFoundError:
+            config = KeyValueConfig(
+                name, history=1, storage=StorageType.FILE, replicas=self._settings.replicas, direct=False
+            )
+            bucket = await stream.create_key_value(config)
+        replicas = (await bucket.status()).stream_info.config.num_replicas
+        self._is_replicated = replicas is None or replicas > 1
+        self._bucket = bucket  # last: another question that fails meanwhile forgets it
+        return bucket
 
     async def _ask_store(self, what: Callable[[KeyValue], Awaitable[object]], timeout: float) -> object:
         self.last_error = ""
@@ -284,13 +289,29 @@ class NatsTransport:
             if value is None:
                 await bucket.delete(key, last=last)
                 return 0
-            if last == 0:
-                return int(await bucket.create(key, value))
-            return int(await bucket.update(key, value, last=last))
+            revision = int(await (bucket.update(key, value, last=last) if last else bucket.create(key, value)))
+            if self._is_replicated:
+                await self._confirm(bucket, key, revision)
+            return revision
 
         revision = await self._ask_store(write, timeout)
         assert isinstance(revision, int)
         return revision
+
+    async def _confirm(self, bucket: KeyValue, key: str, revision: int) -> None:
+        """Conflict if another write that expected the same was accepted too, and replaced this one.
+
+        Of several servers the leader checks what a write expects, and then they agree on it (nats-server's issue 4320,
+        in 2.9 at least): so of writes that come at the same time it accepts more than one, and the last one stays. They
+        stand before any later write. So once one of ours is done, the key says whose it is.
+        """
+        await bucket.put(f"names.={self._settings.node}", b"")  # "=" is in no name's key
+        try:
+            found = (await bucket.get(key)).revision
+        except nats.js.errors.KeyNotFoundError:
+            found = None
+        if found != revision:
+            raise Conflict(f"another write of {key} was accepted at the same time")
 
     async def read(self, key: str, timeout: float) -> tuple[bytes, int] | None:
         """Ask for one key's last value."""

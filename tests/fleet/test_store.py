@@ -8,6 +8,7 @@ import gc
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from ipcsync_bridge.nats_transport import NatsTransport
 from ipcsync_bridge.nodes import Nodes
 from ipcsync_bridge.server import Bridge
 from ipcsync_bridge.session import Desk
-from ipcsync_bridge.transport import Unavailable, Unreachable
+from ipcsync_bridge.store import insist
+from ipcsync_bridge.transport import Conflict, Unavailable, Unreachable
+from tests.fleet.cluster import Cluster
 from tests.fleet.nodes import Node, Server, with_client
 from tests.kit.until import DEADLINE_S
 
@@ -68,8 +71,8 @@ class _Keen(_Deaf):
 
 
 @contextlib.asynccontextmanager
-async def _transport(url: str, listener: _Deaf | None = None) -> AsyncIterator[NatsTransport]:
-    transport = NatsTransport(Settings("a", (url,)))
+async def _transport(url: str, listener: _Deaf | None = None, replicas: int = 1) -> AsyncIterator[NatsTransport]:
+    transport = NatsTransport(Settings("a", (url,), replicas=replicas))
     await transport.listen(listener or _Deaf(), 10.0)
     yield transport
     await transport.close()
@@ -295,3 +298,27 @@ def test_many_names_are_read_side_by_side_each_in_its_own_time(server: Server) -
         assert 5.0 < took_s < count * 2 * delay_s / 4
 
     asyncio.run(scenario())
+
+
+def test_of_two_writes_at_once_to_three_servers_one_holds(cluster: Cluster) -> None:
+    """A server checks what a write expects before the three agree on it: it takes two that come at the same time."""
+
+    async def claim(transport: NatsTransport, key: str, value: bytes, last: int) -> bool:
+        try:
+            await transport.cas(key, value, last, 10.0)
+        except Conflict:
+            return False
+        return True
+
+    async def scenario() -> list[int]:
+        async with _transport(cluster.urls[0], replicas=3) as one, _transport(cluster.urls[1], replicas=3) as two:
+            held = []
+            for number in range(60):
+                key = f"names.k{number % 3}"
+                found = await insist(partial(one.read, key, 10.0), time.monotonic() + DEADLINE_S)
+                last = 0 if found is None else found[1]
+                writes = [claim(one, key, b"one", last), claim(two, key, b"two", last)]
+                held.append(sum(await asyncio.gather(*writes)))
+            return held
+
+    assert asyncio.run(scenario()) == [1] * 60
