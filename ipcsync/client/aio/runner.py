@@ -151,7 +151,7 @@ class Runner:
             left_s = max(0.0, (deadline - time.monotonic_ns()) / 1e9)
             if not oldest:  # one of these, which may end at any moment
                 if not left_s:
-                    engine.raise_no_turn(timeout, "another record, or another process's wait, is inside the driver")
+                    engine.raise_no_turn(timeout, "another thread's record or another process's wait is under way")
                 await asyncio.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
