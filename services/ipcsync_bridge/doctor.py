@@ -80,10 +80,11 @@ class Trial:
 
     async def is_refused(self, subject: str, work: Awaitable[object]) -> bool:
         """Whether the server forbids what is done on a subject, as it says behind it."""
+        from ipcsync_bridge.nats_transport import flushed
+
         before = len(self.errors)
         await work
-        for _ in range(2):  # nats-py's ping overtakes what it has not sent yet: the second one comes behind it
-            await self.client.flush(timeout=int(_ANSWER_S))
+        await flushed(self.client, _ANSWER_S)
         return any(subject.lower() in error and "permissions violation" in error for error in self.errors[before:])
 
 

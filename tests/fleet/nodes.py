@@ -100,15 +100,17 @@ def listening(server: Server, subject: str, heard: Callable[[Any], Awaitable[Non
     """Call `heard` with each message that comes on a subject meanwhile, those sent before the end included."""
     import nats
 
+    from ipcsync_bridge.nats_transport import flushed
+
     is_there, is_over = threading.Event(), threading.Event()
 
     async def listen() -> None:
         client = await nats.connect(server.url)
         await client.subscribe(subject, cb=heard)
-        await client.flush()
+        await flushed(client, DEADLINE_S)
         is_there.set()
         await asyncio.to_thread(is_over.wait)
-        await client.flush()
+        await flushed(client, DEADLINE_S)
         await client.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(listen()))

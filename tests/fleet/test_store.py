@@ -25,7 +25,7 @@ from ipcsync_bridge.asking import ASK_S, Asking
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.names import Names
-from ipcsync_bridge.nats_transport import NatsTransport
+from ipcsync_bridge.nats_transport import NatsTransport, flushed
 from ipcsync_bridge.nodes import Nodes
 from ipcsync_bridge.server import Bridge
 from ipcsync_bridge.session import Desk
@@ -119,7 +119,7 @@ def test_keys_that_no_bridge_writes_keep_none_from_its_names(server: Server, new
     async def write(client: Any) -> None:
         for key in ("names.%", "names.a.b", "names.ends.", "nodes.%", "nodes.b"):
             await client.publish(f"$KV.ipcsync_main.{key.rstrip('.')}", b"what no bridge writes")
-        await client.flush()
+        await flushed(client, DEADLINE_S)
 
     with_client(server, write)
     second = new_node("c")
@@ -140,7 +140,7 @@ def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server:
                 await message.respond(wire.encode(wire.Pong(1, b"e" * 16, b"o" * 16, b"c" * 16, 0, 0)))
 
             await holder.subscribe("ipcsync.main.b.ask.*", cb=answer)
-            await holder.flush()
+            await flushed(holder, DEADLINE_S)
             assert await asking.owner_of("b", 5.0) == b"o" * 16
             await holder.close()
             assert await asking.owner_of("b", 0.3) is None
@@ -253,7 +253,7 @@ def test_what_a_server_may_have_been_made_to_send_in_anothers_name_is_not_taken(
             asking = asyncio.ensure_future(transport.ask("b", b"?", DEADLINE_S))
             member = await nats.connect(server.url)
             asked = await member.subscribe("ipcsync.main.b.ask.a")
-            await member.flush()
+            await flushed(member, DEADLINE_S)
             with pytest.raises(Unreachable):  # it was asked before anybody listened
                 await asking
             asking = asyncio.ensure_future(transport.ask("b", b"?", DEADLINE_S))
