@@ -1,11 +1,11 @@
 # make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
 # make check  lint, types, and the tests that start no process: in a minute, while one writes
-# make test   every test that is neither long, nor one of many combinations, nor a benchmark, nor a model by itself; what depends on the driver, on each that is here
-# make test-models   the models that the order of the code's steps is held to, and the mistakes planted in them
-# make test-modes   the same on the drivers' other modes: asynchronous host driver, synchronous software libcuda
+# make test   every test but the long, the many combinations, the benchmarks, and what tries a model or a test; what depends on the driver, on each that is here
+# make test-models   the models that the order of the code's steps is held to, and the mistakes planted in them and in the code
+# make test-modes   the same on the drivers' other modes: asynchronous host driver, synchronous software libcuda; and that one's own tests
 # make gpu-wheels   WHEELS=dir: what `make test-gpu WHEELS=dir` installs on a machine with a GPU and without a network
 # make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network
-# make test-thorough   what `make test` leaves out: the long tests and the many combinations, and a minute of soak on each engine
+# make test-thorough   what `make test` leaves out: the long tests and the many combinations, and a minute of soak on each engine (SOAK_SECONDS=60)
 # make test-keeper   the faults that a coordinator is in, over coordinators that have a keeper
 # make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks
 # make test-flakes   make test FLAKES=20 times beside a busy core
@@ -39,6 +39,8 @@ WORKERS ?= $(shell echo $$(($$(nproc) + 4)))
 WORKERS_BESIDE ?= $(shell nproc)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOAK_MINUTES ?= 10
+# Of each soak that is a test.
+SOAK_SECONDS ?= 60
 
 install: $(VENV)/.installed
 
@@ -53,7 +55,10 @@ demo: install
 	$(BIN)/ipcsync demo $(ARGS)
 
 check: lint
-	IPCSYNC_DRIVER=host $(PYTEST) -m "not process and not thorough and not model" $(ARGS)
+	IPCSYNC_DRIVER=host $(PYTEST) -m "not process and $(USUAL)" $(ARGS)
+
+# What a change of the product can break, and is not long: a model imports nothing of it, a planted mistake tries a test.
+USUAL := not thorough and not model and not planted
 
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 
@@ -64,8 +69,8 @@ tests = failed=0; $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) || failed=1; \
 
 # All tests, and those that depend on the driver; with WITH_THOROUGH=1 all of them in each case.
 WITH_THOROUGH ?=
-all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and not thorough and not model))
-driver_tests = $(if $(WITH_THOROUGH),$(all_tests),$(call tests,$(call marked,driver),driver and not thorough))
+all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and $(USUAL)))
+driver_tests = $(if $(WITH_THOROUGH),$(all_tests),$(call tests,$(call marked,driver),driver and $(USUAL)))
 
 # What a change of the product can break: each test once on the host driver, but for the thorough and the benchmarks, and what depends on the driver on CUDA's, a GPU's too if
 # there is one. `test-modes` has the other ways in which the software drivers can behave.
@@ -76,7 +81,7 @@ test: install
 test-cuda:
 	@$(MAKE) --no-print-directory test-on-gpu test-simcuda WORKERS=$(WORKERS_BESIDE)
 
-test-modes: test-host-async test-simcuda-sync
+test-modes: test-host-async test-simcuda-sync test-simcuda-itself
 
 # In pure Python unless IPCSYNC_COMPILED says otherwise; the passes below have the compiled core, where there is one.
 test-host: install
@@ -116,42 +121,41 @@ gpu-wheels: install
 	$(BIN)/python -m pip download --quiet --only-binary=:all: --python-version $(PYTHON_THERE) --implementation cp $(PLATFORMS) \
 	  --dest $(WHEELS) $(WHEELS)/ipcsync-*.whl pytest pytest-timeout pytest-xdist hypothesis jsonschema
 
-# On the software libcuda of tests/simcuda: its own tests, then ours, with all work sent through the stream's thread and a
-# dead process's work pending for ever.
+# On the software libcuda of tests/simcuda, with all work sent through the stream's thread and a dead process's work pending
+# for ever.
 SIMCUDA := build/simcuda
 ON_SIMCUDA := LD_LIBRARY_PATH="$(CURDIR)/$(SIMCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" IPCSYNC_DRIVER=cuda
-SIMCUDA_ITSELF ?= 1
+
+# $(1) on it, if it can be built.
+with_simcuda = if ! command -v $(CC) >/dev/null; then \
+    echo "cuda half: not run on the software libcuda (tests/simcuda): there is no C compiler ($(CC)) to build it with"; \
+  else \
+    set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); $(1); \
+  fi
+
 test-simcuda: install
-	@if ! command -v $(CC) >/dev/null; then \
-	  echo "cuda half: not run on the software libcuda (tests/simcuda): there is no C compiler ($(CC)) to build it with"; \
-	else \
-	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); \
-	  $(if $(SIMCUDA_ITSELF),SIMCUDA_SELFTEST=1 $(PYTEST) tests/simcuda $(ARGS);) \
-	  $(if $(SIMCUDA_ITSELF),SIMCUDA_SELFTEST=1 SIMCUDA_ASYNC=1 $(PYTEST) tests/simcuda $(ARGS);) \
-	  export SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending; $(driver_tests); \
-	fi
+	@$(call with_simcuda,export SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending; $(driver_tests))
 
 # With work done within the call, a dead process's work complete, and NumPy there: the driver is called by other means.
 test-simcuda-sync: install
-	@if ! command -v $(CC) >/dev/null; then \
-	  echo "cuda half: not run on the software libcuda (tests/simcuda): there is no C compiler ($(CC)) to build it with"; \
-	else \
-	  set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA) IPCSYNC_TEST_NUMPY=1; \
-	  $(driver_tests); \
-	fi
+	@$(call with_simcuda,export IPCSYNC_TEST_NUMPY=1; $(driver_tests))
+
+# Its own tests, in both modes: no change of the product can break them.
+test-simcuda-itself: install
+	@$(call with_simcuda,export SIMCUDA_SELFTEST=1; $(PYTEST) tests/simcuda $(ARGS); SIMCUDA_ASYNC=1 $(PYTEST) tests/simcuda $(ARGS))
 
 test-all: lint benchmarks test-oldest test-newest soak
-	$(MAKE) test test-modes WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=60
+	$(MAKE) test test-modes WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=$(SOAK_SECONDS)
 	$(MAKE) test-host IPCSYNC_TEST_ZYGOTE=0
 	$(MAKE) test-keeper
 	IPCSYNC_COMPILED=0 $(MAKE) test-simcuda test-simcuda-sync
 
 test-models: install
-	$(PYTEST) $(call marked,model) -m "model and not thorough" $(ARGS)
+	$(call tests,$(call marked,model) $(call marked,planted),(model or planted) and not thorough)
 
 # What of `test-all` is neither a driver's nor another library's.
 test-thorough: install
-	IPCSYNC_DRIVER=host IPCSYNC_SOAK_SECONDS=60 $(PYTEST) tests -m thorough $(ARGS)
+	IPCSYNC_DRIVER=host IPCSYNC_SOAK_SECONDS=$(SOAK_SECONDS) $(PYTEST) tests -m thorough $(ARGS)
 
 benchmarks: install
 	IPCSYNC_DRIVER=host $(BIN)/python -m pytest tests/benchmarks $(ARGS)
@@ -288,7 +292,7 @@ coverage:
 measured: install
 	$(BIN)/python -m pip install --quiet --group coverage
 	$(BIN)/python -m tests.kit.covered begin
-	@failed=0; $(MAKE) --no-print-directory test SIMCUDA_ITSELF= || failed=1; \
+	@failed=0; $(MAKE) --no-print-directory test || failed=1; \
 	export IPCSYNC_DRIVER=host; $(PYTEST) tests/fleet -m thorough $(ARGS) || failed=1; \
 	$(BIN)/python -m pytest tests/benchmarks $(ARGS) || failed=1; \
 	if [ -e $(SIMCUDA)/libcuda.so.1 ]; then $(ON_SIMCUDA) $(BIN)/python -m pytest tests/benchmarks -k wake_up $(ARGS) || failed=1; fi; \

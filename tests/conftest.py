@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import itertools
 import os
@@ -201,6 +202,12 @@ _STARTS_PROCESSES = {
     "new_peer",
     "pytester",
 }
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from what lies here from the start, some thousand tests: to walk it takes longer than most."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

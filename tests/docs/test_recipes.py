@@ -18,6 +18,7 @@ _RECIPES = Path(__file__).parents[2] / "services" / "recipes"
 _PARTS = {"processes"}
 _NAMES = sorted(path.stem for path in _RECIPES.glob("*.py") if path.stem not in _PARTS)
 _DEADLINE_S = 90.0
+_ON_EACH_DRIVER = {"kv_handover", "lmcache_backend", "two_nodes"}
 _ORDERED_BY_WAITS = ["cache_daemon", "encoder_fanout", "kv_handover", "lmcache_backend", "weight_refresh"]
 
 # Python imports it at the start of every process that finds it on its path, so of those too that a recipe starts.
@@ -40,8 +41,9 @@ def _skip_without_its_server(name: str) -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.driver
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.driver) if n in _ON_EACH_DRIVER else n for n in _NAMES]
+)
 def test_a_recipe_runs_by_its_command(name: str) -> None:
     _skip_without_its_server(name)
     done = _run(name)
@@ -71,6 +73,7 @@ def test_a_recipe_uses_the_coordinator_that_is_there(coordinator: ipcsync.Coordi
     assert client.stats()["requests"]["hello"] == before + 2
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("name", _ORDERED_BY_WAITS)
 def test_a_recipe_fails_when_its_waits_are_taken_out(name: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_WITHOUT_WAITS)

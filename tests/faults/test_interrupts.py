@@ -130,6 +130,7 @@ def _run(program: str, engine: str) -> str:
     return done.stdout
 
 
+@pytest.mark.planted
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # what was mended may break more
 @pytest.mark.parametrize("mending", MENDINGS, ids=lambda mending: f"{mending}, {mending.call}")
 def test_row_41_a_mending_that_is_taken_back_is_found(mending: Mending) -> None:

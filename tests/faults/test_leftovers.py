@@ -118,7 +118,7 @@ def test_row_49_slots_that_a_peer_used_for_a_moment_are_free_long_before_its_ttl
     new_coordinator: Callable[..., ipcsync.Coordinator], engine: ipcsync.typing.EngineName
 ) -> None:
     """It takes a point, and keeps nothing: the next events must not wait for a third of ten minutes."""
-    pool = 2 * MANY
+    pool = MANY // 2
     coordinator = new_coordinator(lease_ttl=600.0, pool=pool)
     with (
         ipcsync.connect(coordinator.endpoint, name="maker") as maker,

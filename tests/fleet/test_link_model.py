@@ -1,22 +1,14 @@
-"""The link's protocol holds in every state of its model, which finds planted mistakes; the code has its order."""
+"""The link's protocol holds in every state of its model, which finds planted mistakes (test_link_order: the code's)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from ipcsync._board import BROKEN, INT64_MAX, OPEN
-from ipcsync._wire.messages import Attachment, Origin
-from ipcsync_bridge.exports import Export
-from ipcsync_bridge.links import Link
-from ipcsync_bridge.mirrors import Mirror
-from ipcsync_bridge.server import Bridge
-from ipcsync_bridge.wire import Row
 from tests.fleet import link_model
 
+pytestmark = pytest.mark.model
+
 _MOST = 40_000
-_ATTACHMENT = Attachment("kv", 3, 7, 100, "gpu", "timeline", 1, True, [], [], Origin(b"e" * 16, 1, 2, "a"))
 
 
 def test_link_model_holds_for_one_use_in_every_state() -> None:
@@ -32,117 +24,3 @@ def test_link_model_holds_for_two_uses_as_far_as_it_is_walked() -> None:
 def test_a_planted_mistake_is_found(mistake: str) -> None:
     with pytest.raises(link_model.Violation):
         link_model.explore(2 if mistake == "no identity" else 1, mistake, most=_MOST)
-
-
-class _Line:
-    """A slot's line that tells the order in which it is used."""
-
-    completed_address = 0
-
-    def __init__(self, **words: int) -> None:
-        self.words: dict[str, Any] = {"incarnation": 7, "state": OPEN, "has_expired": False, "lost": 0, **words}
-        self.order: list[str] = []
-        self.futex = self
-
-    address = 0
-
-    def wake(self) -> None:
-        self.order.append("wake")
-
-    def publish(self, count: int) -> None:
-        self.order.append(f"recorded {count}")
-
-    def store_completed(self, count: int) -> None:
-        self.order.append(f"completed {count}")
-
-    def store_behind(self, count: int) -> None:
-        self.order.append(f"behind {count}")
-
-    def lose(self, count: int, culprit: int) -> None:
-        self.order.append(f"lost {count} {culprit}")
-
-    def __getattr__(self, name: str) -> Any:
-        self.order.append(name)
-        return self.words[name]
-
-
-class _Board:
-    def __init__(self, line: _Line) -> None:
-        self.line = line
-
-    def slot(self, _index: int) -> _Line:
-        return self.line
-
-
-def _mirror(line: _Line, link: Link) -> Mirror:
-    mirror = Mirror(_Board(line), _ATTACHMENT, link)  # type: ignore[arg-type] # as much of a board as is used
-    mirror._word = line  # type: ignore[assignment]
-    line.order.clear()
-    return mirror
-
-
-def test_link_order_a_mirror_stores_recorded_then_completed_then_wakes() -> None:
-    line, link = _Line(), Link((1, 2))
-    mirror = _mirror(line, link)
-    link.merge(Row(1, 2, recorded=5, completed=3, lost=5))
-    mirror.store()
-    stores = [step for step in line.order if step not in ("state", "incarnation")]
-    assert stores == ["recorded 105", "completed 103", "wake", "wake", "lost 105 0"]
-    assert line.order[:2] == ["state", "incarnation"] or line.order[:2] == ["incarnation", "state"]
-
-
-@pytest.mark.parametrize("words", [{"state": BROKEN}, {"incarnation": 8}], ids=str)
-def test_link_order_nothing_is_stored_on_a_use_that_is_over(words: dict[str, int]) -> None:
-    line, link = _Line(**words), Link((1, 2))
-    mirror = _mirror(line, link)
-    link.merge(Row(1, 2, recorded=5, completed=3))
-    mirror.store()
-    assert not {step for step in line.order if " " in step or step == "wake"}
-
-
-def test_link_order_new_code_stores_what_was_left_and_nothing_on_a_use_that_is_over() -> None:
-    for words, stored in (({}, ["recorded 105", "completed 103", "wake", "wake"]), ({"state": BROKEN}, [])):
-        line, link = _Line(**words), Link((1, 2))
-        link.merge(Row(1, 2, recorded=5, completed=3))
-        mirror = Mirror(_Board(line), _ATTACHMENT, link)  # type: ignore[arg-type] # as above
-        mirror._word = line  # type: ignore[assignment]
-        assert line.order == []  # nothing of the last use is left to clear
-        mirror.store()
-        assert [step for step in line.order if step not in ("state", "incarnation")] == stored
-
-
-def test_link_order_nothing_is_left_to_new_code_before_the_old_one_has_ended() -> None:
-    bridge = Bridge.__new__(Bridge)
-    bridge._has_ended = False
-    with pytest.raises(RuntimeError, match="would not know of them"):
-        bridge.leave(0.0)
-
-
-class _Nothing:
-    """A slot that stands behind nothing."""
-
-    first = 0
-
-
-def _export(**words: int) -> Export:
-    line = _Line(recorded=107, watermark=0, **words)
-    line.words.setdefault("completed", 100)
-    export = Export.__new__(Export)
-    export.key, export._base, export._line, export._behind = (3, 7), 100, line, _Nothing()  # type: ignore[assignment]
-    return export
-
-
-def test_link_order_a_look_reads_the_word_before_the_state_and_caps_it_at_what_is_recorded() -> None:
-    export = _export(completed=109)
-    row = export.look()
-    assert (row.recorded, row.completed, row.state) == (7, 7, "open")
-    order = export._line.order  # type: ignore[attr-defined]
-    assert order[0] == "completed"
-    assert order.index("completed") < order.index("state") < order.index("recorded")
-
-
-def test_link_order_a_released_word_says_nothing_and_the_watermark_counts() -> None:
-    export = _export(completed=INT64_MAX, state=BROKEN)
-    export._line.words["watermark"] = 104  # type: ignore[attr-defined]
-    row = export.look()
-    assert (row.completed, row.state, row.cause) == (4, "broken", "died")

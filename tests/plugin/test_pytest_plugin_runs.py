@@ -115,7 +115,7 @@ def test_hand_over(ipcsync_coordinator, ipcsync_client, ipcsync_namespace, ipcsy
 @pytest.mark.parametrize(
     ("options", "needs", "count"),
     [
-        pytest.param([], "pytest", 4, id="plain"),
+        pytest.param([], "pytest", 4, id="plain", marks=pytest.mark.thorough),
         pytest.param(["-n", "2"], "xdist", 4, id="xdist"),
         pytest.param(["-n", "4", "--maxschedchunk", "1"], "xdist", 4, id="maxschedchunk", marks=pytest.mark.thorough),
         pytest.param(["-n", "2", "--dist", "loadgroup"], "xdist", 4, id="loadgroup", marks=pytest.mark.thorough),
@@ -333,6 +333,7 @@ def test_driver(ipcsync_client, ipcsync_spawn):
     pytester.runpytest_subprocess("--ipcsync-driver=host", timeout=LONG_S).assert_outcomes(passed=1)
 
 
+@pytest.mark.thorough
 def test_modules_that_pytest_imports_by_their_file_are_found_by_children(
     pytester: pytest.Pytester, suite: Callable[[str], Path]
 ) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thorough]
 
-# Long enough for some dozen deaths; longer ones, and each engine by itself, are for `make test-all` and `make soak`.
+# Long enough for some dozen deaths. `make test-all` takes a minute each, `make soak` ten.
 _SECONDS = float(os.environ.get("IPCSYNC_SOAK_SECONDS", "3"))
 _ENGINE = os.environ.get("IPCSYNC_SOAK_ENGINE", "")
 _IS_SHORT = _SECONDS < 20

@@ -268,10 +268,10 @@ def test_a_parent_killed_at_any_moment_leaves_no_child() -> None:
                     found.add(int(entry))
         return found
 
-    for number in range(8):
+    for number in range(4):
         parent = Child(start_children_for_ever, env={"IPCSYNC_TEST_MARK": mark})
         assert parent.has_spoken(_DEADLINE_S)
-        threading.Event().wait(0.004 * number)  # anywhere in the starts that follow
+        threading.Event().wait(0.008 * number)  # anywhere in the starts that follow
         parent.kill()
         parent.close()
         until(lambda: not of_this_test(), "everything is gone")

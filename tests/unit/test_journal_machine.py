@@ -316,6 +316,7 @@ _PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 _LONG_SEARCHES = {"a recorder is left out"}
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "mistake", [pytest.param(each, marks=pytest.mark.thorough) if each in _LONG_SEARCHES else each for each in _PLANTED]
 )

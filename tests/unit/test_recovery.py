@@ -189,7 +189,7 @@ _OF_A_COMPACTION = {"swap by message", "compacted before the reply is kept"}
 
 _FOUND_ELSEWHERE = {
     "ring decided at the effect": "a redo touches no ring: what no slot's record has is swept",
-    "expiry not appended": "tests/faults/test_restart_model.py, by the order of a death's steps",
+    "expiry not appended": "tests/faults/test_restart_order.py, by the order of a death's steps",
     "old one still writing": "tests/unit/test_journal.py: no two coordinators have one",
     "given up for good": "tests/faults/test_keeper.py, row 55, by a client that never asks",
     "late before kept": "tests/unit/test_journal.py: a reply that is kept is given also past the deadline",
@@ -200,6 +200,7 @@ def test_every_mistake_of_the_model_is_looked_for_in_the_code() -> None:
     assert MISTAKES.keys() == (_PLANTED.keys() | _FOUND_ELSEWHERE.keys()) - _ONLY_HERE
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mistake", _PLANTED)
 def test_a_planted_mistake_is_found(steps: Steps, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
     monkeypatch.setattr(journal, "_LEAST_LIMIT", 0 if mistake in _OF_A_COMPACTION else 1 << 30)

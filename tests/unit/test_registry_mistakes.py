@@ -84,6 +84,7 @@ class _BreaksWhatIsWell(Registry):
             super().break_event(session, index, incarnation)
 
 
+@pytest.mark.planted
 @pytest.mark.timeout(600)  # how long a search takes depends on the version of hypothesis
 @pytest.mark.parametrize(
     "mistaken",
