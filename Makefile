@@ -151,7 +151,7 @@ test-all: lint benchmarks test-oldest test-newest soak
 	IPCSYNC_COMPILED=0 $(MAKE) test-simcuda test-simcuda-sync
 
 test-models: install
-	$(call tests,$(call marked,model) $(call marked,planted),(model or planted) and not thorough)
+	@$(call tests,$(call marked,model) $(call marked,planted),(model or planted) and not thorough)
 
 # What of `test-all` is neither a driver's nor another library's.
 test-thorough: install
