@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -184,10 +185,14 @@ def test_what_is_rare_is_left_to_the_python_engine(client: ipcsync.Client, engin
         event.at(99).synchronize(0.01)
 
 
+# A million in all; fewer where a stream's thread has to do each, for which the recorders wait.
+_MANY = 6_250 if os.environ.get("SIMCUDA_ASYNC", "0") != "0" else 62_500
+
+
 @pytest.mark.parametrize(
     ("count", "each"),
-    [(8, 200), pytest.param(16, 62_500, marks=[pytest.mark.thorough, pytest.mark.timeout(900)])],
-    ids=["some", "a million"],
+    [(8, 200), pytest.param(16, _MANY, marks=[pytest.mark.thorough, pytest.mark.timeout(900)])],
+    ids=["some", "many"],
 )
 def test_threads_that_record_together_leave_no_gap(
     client: ipcsync.Client, engine: EngineName, count: int, each: int
