@@ -85,11 +85,11 @@ test-modes: test-host-async test-simcuda-sync test-simcuda-itself
 
 # In pure Python unless IPCSYNC_COMPILED says otherwise; the passes below have the compiled core, where there is one.
 test-host: install
-	export IPCSYNC_COMPILED=$${IPCSYNC_COMPILED:-0} IPCSYNC_DRIVER=host; $(all_tests)
+	@export IPCSYNC_COMPILED=$${IPCSYNC_COMPILED:-0} IPCSYNC_DRIVER=host; $(all_tests)
 
 # With every operation sent through the stream's thread.
 test-host-async: install
-	export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
+	@export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
 
 test-on-gpu: install
 	@if IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \
