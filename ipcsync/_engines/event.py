@@ -186,7 +186,7 @@ class EventEngine(Engine):
 
     def _leave(self) -> None:
         self._is_queueing = False
-        if not self.is_recorder and not fork.mark().in_child:
+        if not self.is_recorder and not fork.is_in_bad_fork():
             self.line.leave(self.guard.line_index)
 
     def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
