@@ -26,9 +26,10 @@ needs_core = pytest.mark.skipif(not IS_BUILT, reason=f"no compiled core was buil
 
 
 def told(value: str) -> subprocess.CompletedProcess[str]:
-    """What a new process says of its core, with that IPCSYNC_COMPILED."""
+    """What a new process says of its core, with that IPCSYNC_COMPILED; not in a folder that it would import from."""
     env = {**os.environ, "IPCSYNC_COMPILED": value}
-    return subprocess.run([sys.executable, "-c", _TELL], env=env, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", _TELL]
+    return subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=False)
 
 
 @pytest.mark.process
