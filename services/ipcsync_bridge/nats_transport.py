@@ -155,7 +155,7 @@ class NatsTransport:
         is_flushed = False
         if self._nats.is_connected:
             try:
-                await asyncio.wait_for(flushed(self._nats, _CONNECT_S), 0.5)
+                await asyncio.wait_for(flushed(self._nats, _CONNECT_S), 1.0)
                 is_flushed = True
             except (*_NOT_SENT, ValueError):
                 log.debug("nats: not flushed")
@@ -347,9 +347,9 @@ class NatsTransport:
 
 
 async def flushed(client: Client, timeout: float) -> None:
-    """Await that the server has taken in what was sent. Raises nats.errors.TimeoutError after `timeout` whole seconds.
+    """Await that the server has taken in what was sent, by two pings: the first overtakes what nats-py still keeps.
 
-    nats-py's ping overtakes what it has not sent yet; the second one comes behind it.
+    Raises nats.errors.TimeoutError if one is not answered within `timeout` whole seconds.
     """
     for _ in range(2):
         await client.flush(timeout=int(timeout))
