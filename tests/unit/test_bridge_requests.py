@@ -28,10 +28,12 @@ class Side:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.linger = 0
-        self.socket.bind(self.endpoint)
         self.starts = 1
         self.problem: Exception | None = None
         self._ids = iter(range(1, 1 << 30))
+
+    def bind(self) -> None:
+        self.socket.bind(self.endpoint)
 
     def requests(self) -> Requests:
         return Requests(self.endpoint, b"t" * 16, _WINDOW, lambda: next(self._ids), lambda: self.starts, self.check)
@@ -58,8 +60,10 @@ class Side:
         self._context.term()
 
 
-def run(path: Path, work: Callable[[Side, Requests], Awaitable[None]]) -> None:
+def run(path: Path, work: Callable[[Side, Requests], Awaitable[None]], is_bound: bool = True) -> None:
     side = Side(path)
+    if is_bound:
+        side.bind()
 
     async def both() -> None:
         asked = side.requests()
@@ -168,11 +172,10 @@ def test_strange_replies_harm_nobody(tmp_path: Path) -> None:
 
 def test_what_is_asked_before_there_is_a_coordinator_is_sent_once_there_is(tmp_path: Path) -> None:
     async def work(side: Side, asked: Requests) -> None:
-        side.socket.unbind(side.endpoint)
-        await asyncio.sleep(0)
         (task,) = ask(asked)
-        side.socket.bind(side.endpoint)
+        await asyncio.sleep(0)  # in which it would be sent
+        side.bind()
         side.answer(*await side.next())
         assert isinstance(await task, messages.Done)
 
-    run(tmp_path, work)
+    run(tmp_path, work, is_bound=False)
