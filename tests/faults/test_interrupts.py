@@ -70,8 +70,8 @@ def stage(coordinator: ipcsync.Coordinator, engine: EngineName) -> Iterator[Stag
     ],
 )
 def test_row_41_an_exception_at_any_point_of_a_call_breaks_no_promise(stage: Stage, call: str) -> None:
-    _count(stage, call)  # the first one of a process takes more steps
-    points = _count(stage, call)
+    # The first one of a process takes more steps, and so does one that has to wait longer than the others.
+    points = min(_count(stage, call) for _ in range(3))
     result = interrupt(stage, call, _KIND, every=max(1, points // _SOME), first=1 + zlib.crc32(call.encode()) % 5)
     assert not result.failures, "\n".join(result.failures)
     assert result.points >= min(points, _SOME) // 2

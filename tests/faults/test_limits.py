@@ -61,7 +61,7 @@ def test_row_24_a_client_that_never_reads_its_replies_is_dropped_and_counted(
 def test_row_32_more_sessions_than_may_be_are_refused_and_those_that_exist_go_on(
     new_coordinator: NewCoordinator,
 ) -> None:
-    coordinator = new_coordinator(max_sessions=3, lease_ttl=0.5)
+    coordinator = new_coordinator(max_sessions=3, lease_ttl=1.0)
     clients = [ipcsync.connect(coordinator.endpoint) for _ in range(3)]
     try:
         with Raw(coordinator.endpoint) as raw:
@@ -73,7 +73,7 @@ def test_row_32_more_sessions_than_may_be_are_refused_and_those_that_exist_go_on
         with pytest.raises(ipcsync.QuotaExceeded, match="--max-sessions"):
             ipcsync.connect(coordinator.endpoint)
         assert clients[0].stats()["refusals"] == {"QuotaExceeded": 201}
-        _assert_leases_kept(clients, ttl=0.5)
+        _assert_leases_kept(clients, ttl=1.0)
         clients.pop().close()
         clients.append(ipcsync.connect(coordinator.endpoint))
     finally:
@@ -106,14 +106,14 @@ def _connect_many(endpoint: str, most: int) -> tuple[int, int, str]:
 def test_row_32_sessions_are_refused_before_the_file_descriptors_are_used_up(
     new_coordinator: NewCoordinator, peer: Peer
 ) -> None:
-    coordinator = new_coordinator(lease_ttl=0.5)
+    coordinator = new_coordinator(lease_ttl=1.0)
     resource.prlimit(fixtures.serving(coordinator), resource.RLIMIT_NOFILE, (90, 90))
     with ipcsync.connect(coordinator.endpoint) as client:
         opened, limit, why = peer.call(_connect_many, coordinator.endpoint, 100)
         assert opened == limit - 1  # the other one is ours
         assert "ulimit -n" in why
         assert 2 < limit < 30
-        _assert_leases_kept([client], ttl=0.5)
+        _assert_leases_kept([client], ttl=1.0)
 
 
 def test_row_32_connections_that_use_up_the_descriptors_are_kept_out_and_sessions_keep_their_leases(

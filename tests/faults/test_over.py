@@ -21,6 +21,7 @@ from ipcsync.typing import EngineName
 from tests.faults import actions, fixtures, over_actions
 from tests.faults.fixtures import ForeignPeer, until_lost
 from tests.faults.forking import FORKS
+from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -155,7 +156,8 @@ def test_who_gets_its_line_changes_nothing(
         assert not client.wait_over(point, 0)
         first.kill()
         until_lost(client, "pidfd")
-        second.call(actions.connect, coordinator.endpoint, "second")
+        connect = (remote.error_of, actions.connect, coordinator.endpoint, "second")
+        until(lambda: second.call(*connect) is None, "the line to be given again, once the kernel has let go of it")
         assert client.wait_over(point, DEADLINE_S)
 
 
