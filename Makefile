@@ -33,8 +33,8 @@ PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
-# Four more than cores: a test mostly waits for another process, and leaves its core to the next.
-WORKERS ?= $(shell echo $$(($$(nproc) + 4)))
+# Three more than cores: a test mostly waits for another process, and leaves its core to the next.
+WORKERS ?= $(shell echo $$(($$(nproc) + 3)))
 # The workers of a pass that runs beside another one, or is short: each takes seconds to start.
 WORKERS_BESIDE ?= $(shell nproc)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -67,8 +67,11 @@ marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 tests = failed=0; $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) || failed=1; \
   { $(PYTEST) -n $(WORKERS_BESIDE) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; } && [ $$failed = 0 ]
 
-# All tests, and those that depend on the driver; with WITH_THOROUGH=1 all of them in each case.
+# All tests, and those that depend on the driver; with WITH_THOROUGH=1 all of them in each case, and each at its full length.
 WITH_THOROUGH ?=
+ifneq ($(WITH_THOROUGH),)
+export IPCSYNC_TEST_LONG := 1
+endif
 all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and $(USUAL)))
 driver_tests = $(if $(WITH_THOROUGH),$(all_tests),$(call tests,$(call marked,driver),driver and $(USUAL)))
 

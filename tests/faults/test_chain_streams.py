@@ -16,9 +16,10 @@ from ipcsync._engines import TimelineEngine, queued
 from tests.faults.chain_model import Model
 from tests.faults.chain_world import Op, Scenario, World
 from tests.kit import boards
+from tests.kit.examples import LONG
 from tests.unit.chain_row import Row
 
-_LENGTH = 4  # of a program, behind a wait on the first stream that is queued, or that an exception ends
+_LENGTH = 4 if LONG else 3  # of a program, behind a wait on the first stream that is queued, or that an exception ends
 _WAITS: tuple[Op, ...] = (("wait", 0, 1), ("interrupt", 0, 1))
 _OPS: tuple[Op, ...] = (*_WAITS, ("rec",), ("fail",), ("other",), ("beats",))
 _PROGRAMS = [

@@ -292,7 +292,7 @@ def test_what_is_opened_while_other_events_are_closed_is_followed(pair: tuple[No
         thread = threading.Thread(target=open_and_close)
         thread.start()
         try:
-            opened = [waiter.event(f"later/{number}", node="a") for number in range(150)]
+            opened = [waiter.event(f"later/{number}", node="a") for number in range(80)]
             for number, event in enumerate(opened):
                 with recorder.event(f"later/{number}", recorder=True, engine="timeline") as made:
                     made.record(ipcsync.Stream())

@@ -30,6 +30,7 @@ IPCSYNC = [sys.executable, "-c", "import sys; sys.argv[0] = 'ipcsync'; from ipcs
 """The command `ipcsync`, wherever it may be installed."""
 
 PROGRAMS = [
+    ["-m", "ipcsync_bridge"],
     ["-m", "ipcsync_coordinator"],
     ["-m", "ipcsync_demo"],
     ["-m", "ipcsync_keeper"],

@@ -30,6 +30,7 @@ from tests.kit.zygote import Became, Request, Zygote, receive
 _PACKAGES = (
     "ipcsync.cli",
     "ipcsync.client",
+    "ipcsync_bridge",
     "ipcsync_coordinator",
     "ipcsync_demo",
     "ipcsync_holdings",
@@ -43,6 +44,7 @@ _MODULES = (
     "ipcsync._drivers.host",
     "ipcsync.testing",
     "multiprocessing.connection",
+    "nats",
     "pytest",
     "rich.live",
     "rich.table",

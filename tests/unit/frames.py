@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import msgpack
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from ipcsync._wire import codec, messages
 from ipcsync.errors import ProtocolError
+from tests.kit.examples import examples
 
-MANY = settings(max_examples=300)
+MANY = examples(300)
 
 names = st.sampled_from(["a", "b", "a/b", "..", "", "\x00", "x" * 255]) | st.text(
     st.characters(codec="utf-8"), max_size=20

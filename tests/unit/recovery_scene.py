@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -245,8 +245,8 @@ def count_and_state(steps: Steps) -> tuple[int, object]:
         scene.close()
 
 
-def die_at_each_step(steps: Steps, total: int, undisturbed: object, stride: int = 1) -> None:
-    for at in sorted(range(1, total + 1), key=lambda at: at % stride):
+def die_at_each(steps: Steps, ats: Iterable[int], undisturbed: object) -> None:
+    for at in ats:
         steps.count, steps.at = 0, at
         scene = Scene(steps)
         try:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -15,6 +15,7 @@ from ipcsync import _drivers
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync_coordinator.auth import Sender
+from tests.kit.examples import examples
 from tests.unit import frames
 from tests.unit.coordinator_world import SETTINGS, Frame, World
 
@@ -44,7 +45,7 @@ def _with_real_tokens(world: World, frame: bytes) -> bytes:
     return frame
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(frames.anything(st.sampled_from(_TOKENS)), min_size=5, max_size=25), st.integers(1, 3))
 def test_any_frames_in_any_order_get_replies_and_leave_nothing_behind(
     world: World, sent: list[bytes], sessions: int
@@ -96,7 +97,7 @@ def test_every_request_says_what_it_leaves_in_the_journal() -> None:
     assert not silent, "each says its effect: one that must be done once would be done twice on a retry"
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(frames.bodies, min_size=5, max_size=25))
 def test_only_a_request_that_says_so_leaves_something_in_the_journal(
     world: World, bodies: list[messages.RequestBody]

@@ -239,11 +239,14 @@ def test_the_plugins_examples_pass(tmp_path: Path) -> None:
         "-q",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "ipcsync",
         "--rootdir",
         str(tmp_path),
         str(tmp_path),
     ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # there are many here, which take longer to import than the tests
     done = subprocess.run(
         command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=_DEADLINE_S, check=False
     )

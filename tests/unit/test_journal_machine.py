@@ -27,6 +27,7 @@ from ipcsync_coordinator.records import Record
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry
 from ipcsync_coordinator.transactions import Transactions
+from tests.kit.examples import examples
 from tests.unit.coordinator_world import SENDER, World
 
 _NAMES = ("a", "a", "b", "")  # most events have several sessions
@@ -241,7 +242,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.world.registry.touched
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=50)
+SETTINGS = examples(60, stateful_step_count=50)
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import ipcsync
 from ipcsync import _logs as logs
 from ipcsync._logs import Json, KeyValue, fields, is_round, quoted
+from tests.kit.examples import examples
 from tests.kit.until import until
 
 _ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def _parsed(line: str) -> dict[str, str]:
     return pairs
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.text())
 @example(_FORGED)
 @example('a" level=error b="c')

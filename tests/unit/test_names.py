@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ipcsync._wire.names import MAX_BYTES, why_not
+from tests.kit.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_the_limit_is_in_bytes_and_can_be_lower() -> None:
     assert why_not("éé", 3) is not None
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.text(max_size=300))
 def test_a_good_name_is_short_plain_and_has_no_way_up(name: str) -> None:
     if why_not(name) is None:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -32,6 +31,7 @@ from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.state import Limits, Session, Slot
+from tests.kit.examples import examples
 from tests.unit.registry_model import Key, Model, Use
 
 _LIMITS = Limits(slots=3, sessions=3, attachments=2, streams=2)
@@ -424,7 +424,7 @@ def _slot_as_it_is(slot: Slot) -> Any:
     return slot.state, slot.incarnation, slot.name, recorder, slot.is_drained, *sets
 
 
-SETTINGS = settings(max_examples=120, stateful_step_count=30)
+SETTINGS = examples(120, stateful_step_count=30)
 
 
 def test_the_registry_keeps_what_is_promised() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ipcsync._session.feed import Notice, Replay
 from ipcsync._wire.messages import Announcement, EventInfo, SessionInfo, SnapshotReply
 from ipcsync.typing import EventState
+from tests.kit.examples import examples
 
 
 @dataclass
@@ -119,6 +120,7 @@ def change(publisher: Publisher, draw: st.DrawFn) -> Announcement:
     return publisher.end_session(draw(st.sampled_from(sorted(publisher.sessions))))
 
 
+@examples(100)
 @given(st.data(), st.sampled_from(["", "a", "c"]), st.sampled_from(["", "b"]))
 def test_whatever_is_lost_the_state_is_the_coordinators(data: st.DataObject, prefix: str, sessions: str) -> None:
     publisher = Publisher()
@@ -149,6 +151,7 @@ def test_whatever_is_lost_the_state_is_the_coordinators(data: st.DataObject, pre
     assert reader.sessions == {key for key, found in publisher.sessions.items() if found.name.startswith(sessions)}
 
 
+@examples(100)
 @given(st.data())
 def test_without_a_loss_each_change_is_told_once_in_order(data: st.DataObject) -> None:
     publisher = Publisher()

@@ -6,13 +6,14 @@ import struct
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ipcsync._wire.point import SIZE, PointKey, pack, unpack
 from ipcsync.errors import ProtocolError
+from tests.kit.examples import examples
 
-_MANY = settings(max_examples=300)
+_MANY = examples(300)
 _keys = st.builds(
     PointKey,
     st.binary(min_size=16, max_size=16),
