@@ -367,7 +367,8 @@ class Engine(SlotUse):
                 self._wait(generation, handle, ordinal, timeout, ahead)
         else:
             capture.refuse_capturing(handle, "wait")
-            self._wait(generation, handle, ordinal, timeout, ahead)
+            if generation > self.known_complete or ahead or self.is_traced:  # a trace has waits that do nothing too
+                self._wait(generation, handle, ordinal, timeout, ahead)
 
     def _wait(
         self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, ahead: bool

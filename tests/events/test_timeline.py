@@ -84,8 +84,12 @@ def test_the_event_engine_refuses_a_wait_ahead_and_says_what_to_do(client: ipcsy
     stream = ipcsync.Stream()
     with pytest.raises(ipcsync.EngineMismatch, match="engine='timeline'"):
         event.at(1).wait(stream, ahead=True)
+    point = event.record(stream)
     with pytest.raises(ipcsync.EngineMismatch, match="engine='timeline'"):
-        event.record(stream).wait(stream, ahead=True)
+        point.wait(stream, ahead=True)
+    point.synchronize(10)
+    with pytest.raises(ipcsync.EngineMismatch, match="engine='timeline'"):
+        point.wait(stream, ahead=True)  # also where there is nothing to wait for
     until(stream.query, "nothing was queued but the record")
 
 
