@@ -17,7 +17,7 @@ from typing import NoReturn
 from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board
 from ipcsync._deadline import FOREVER, deadline_of
-from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._drivers import DriverObject
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Entry
 from ipcsync._engines.compiled import COMPILED, CallLock, bind_driver, know_streams
@@ -340,7 +340,8 @@ class Engine(SlotUse):
     def _key_of(self, handle: DriverObject, stream_id: int, ordinal: int) -> int:
         last_id, key = self._last_key
         if stream_id != last_id:
-            key = queued.key_of(self._driver, handle, stream_id, ordinal)
+            flags = self._unwrap(self._driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
+            key = queued.key_of(flags, stream_id, ordinal)
             self._last_key = (stream_id, key)
         return key
 
@@ -434,7 +435,7 @@ class Engine(SlotUse):
     def _id_of(self, handle: DriverObject) -> int:
         known, stream_id = self._known_stream
         if handle is not known:
-            stream_id = int(unwrap(self._driver.cuStreamGetId(handle), "cuStreamGetId"))
+            stream_id = int(self._unwrap(self._driver.cuStreamGetId(handle), "cuStreamGetId"))
             if int(handle) not in LEGACY:
                 self._known_stream = (handle, stream_id)
         return stream_id

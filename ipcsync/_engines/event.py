@@ -169,6 +169,7 @@ class EventEngine(Engine):
         try:
             self._is_queueing = True
             if not self.is_recorder:  # which records under the same lock as this
+                fork.check()  # a child's visit would be its parent's
                 self.line.enter(self.guard.line_index)
             return self._queue_unless_complete(handle, generation)
         finally:

@@ -38,10 +38,9 @@ lists_lock = CallLock()
 """Held while they change."""
 
 
-def key_of(driver: DriverObject, handle: DriverObject, stream_id: int, ordinal: int) -> int:
-    """The key of a stream's list. The legacy default stream and the blocking streams of its device wait for each other,
-    so they share one list."""
-    flags = unwrap(driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
+def key_of(flags: DriverObject, stream_id: int, ordinal: int) -> int:
+    """The key of the list of a stream with such flags. The legacy default stream and the blocking streams of its device
+    wait for each other, so they share one list."""
     return stream_id if int(flags) & STREAM_NON_BLOCKING else -1 - ordinal
 
 
@@ -183,7 +182,8 @@ def on_stream(handle: DriverObject, ordinal: int) -> list[Wait]:
     with OnDevice(ordinal) as inside, inside:
         driver = context.driver()
         stream_id = int(unwrap(driver.cuStreamGetId(handle), "cuStreamGetId"))
-        return of(key_of(driver, handle, stream_id, ordinal))
+        flags = unwrap(driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
+        return of(key_of(flags, stream_id, ordinal))
 
 
 def await_passed(

@@ -120,7 +120,7 @@ class SlotUse(SlotView, ABC):
                 marker = unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
             marker = self._markers.setdefault(stream_id, marker)
             self._keep_marker(stream_id, marker)
-        unwrap(self._driver.cuEventRecord(marker, handle), "cuEventRecord")
+        self._unwrap(self._driver.cuEventRecord(marker, handle), "cuEventRecord")
 
     @holding("_lock")
     def _doubt(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
@@ -321,15 +321,13 @@ class SlotUse(SlotView, ABC):
             self._unwrap(result, "cuEventQuery")
         return False
 
-    def _unwrap(self, result: tuple[Any, ...], call: str) -> None:
-        """`unwrap` for a call on the coordinator's CUDA events: if the coordinator is lost, raise that instead."""
-        if result[0] is SUCCESS:
-            return
-        try:
-            unwrap(result, call)
-        except DriverError:
+    def _unwrap(self, result: tuple[Any, ...], call: str) -> DriverObject:
+        """`unwrap`; but if the coordinator is lost, or this process was forked amid the call, raise that instead."""
+        if result[0] is SUCCESS:  # else the comparison that follows says the same, at more cost
+            return result[1] if len(result) == 2 else None
+        if result[0] != SUCCESS:
             self.guard.check_liveness()
-            raise
+        return unwrap(result, call)
 
     # --- what an engine does ------------------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from ipcsync._board import Board
 from ipcsync._linux import locks
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults.actions import has_shortcuts
+from tests.faults.forking import FORKS as FORK_BY
 from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
 from tests.faults.interrupt_stage import locks_of, module_locks
 from tests.kit.peer import Peer
@@ -345,6 +347,71 @@ def test_row_31_a_fork_amid_records_and_blocked_waits_hurts_nobody(
 ) -> None:
     assert peer.call(_fork_amid_work, endpoint, engine) > 1
     peer.call(_parent_goes_on)
+
+
+def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tuple[str, dict[tuple[int, int], int]]:
+    """What a call raises in a child forked right before one of its steps, and the visits once it has ended.
+
+    The child goes on once the parent has done that call.
+    """
+    recorder, waiter = (ipcsync.connect(endpoint, name=name) for name in ("recorder", "waiter"))
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    reading, writing = os.pipe()
+    is_done, say_done = os.pipe()
+    pids: list[int] = []
+    with recorder, waiter, recorder.event(f"{call}-{os.getpid()}", recorder=True, engine=engine) as event:
+        with StreamGate(stream):
+            waited = waiter.point(bytes(event.record(stream)))
+            waited.wait(other)  # what is asked at the first wait is known at the next
+            used: Any = event._engine if call == "record" else waited._bound().engine
+            do_step = getattr(used, step)
+
+            def fork_first(*args: Any) -> Any:
+                if not pids:
+                    pids.append(FORK_BY["os.fork"]())
+                    if pids == [0]:
+                        os.close(say_done)
+                        os.read(is_done, 1)
+                return do_step(*args)
+
+            setattr(used, step, fork_first)
+            try:
+                event.record(stream) if call == "record" else waited.wait(other)
+                said = "nothing"
+            except BaseException as error:  # noqa: BLE001 - it is told
+                said = type(error).__name__
+            if pids == [0]:
+                os.write(writing, said.encode())
+                os._exit(0)
+            for fd in (writing, say_done):
+                os.close(fd)
+            answer = os.read(reading, 1000).decode()
+            for fd in (reading, is_done):
+                os.close(fd)
+            os.waitpid(pids[0], 0)
+            assert said == "nothing"
+        other.synchronize()
+        return answer, used.line.visits()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("call", "step"),
+    [
+        ("wait", "_id_of"),
+        ("wait", "_key_of"),
+        ("wait", "_driver_stream_wait"),
+        ("wait", "_add_marker"),
+        ("record", "_id_of"),
+        ("record", "_driver_record"),
+    ],
+)
+def test_row_31_a_fork_in_the_middle_of_a_call_is_told_in_the_child_and_leaves_no_visit(
+    endpoint: str, peer: Peer, engine: EngineName, call: str, step: str
+) -> None:
+    if has_shortcuts():
+        pytest.skip("the compiled core runs no Python between these steps")
+    assert peer.call(_fork_within, endpoint, engine, call, step) == ("ForkedProcessError", {})
 
 
 # --- before first use -------------------------------------------------------------------------------------------------

@@ -69,11 +69,13 @@ def test_the_blocking_streams_of_a_device_share_a_list_that_is_no_streams_own() 
     ipcsync.Stream()  # makes a context current
     blocking = unwrap(driver.cuStreamCreate(0), "cuStreamCreate")
     try:
-        assert [queued.key_of(driver, blocking, STREAM, ordinal) for ordinal in (0, 1)] == [-1, -2]
+        flags = unwrap(driver.cuStreamGetFlags(blocking), "cuStreamGetFlags")
+        assert [queued.key_of(flags, STREAM, ordinal) for ordinal in (0, 1)] == [-1, -2]
     finally:
         unwrap(driver.cuStreamDestroy(blocking), "cuStreamDestroy")
     own = ipcsync.Stream()
-    assert queued.key_of(driver, own._handle, STREAM, 0) == STREAM
+    flags = unwrap(driver.cuStreamGetFlags(own._handle), "cuStreamGetFlags")
+    assert queued.key_of(flags, STREAM, 0) == STREAM
 
 
 def test_lists_of_streams_that_nobody_records_on_are_swept_once_there_are_many(

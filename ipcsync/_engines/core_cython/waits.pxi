@@ -33,7 +33,7 @@ cdef class Waits(Queries):
         if not self.take():
             return 0
         marker = self.marker(stream_id)
-        if not self.closed() and marker != NULL and (
+        if not self.closed() and self.look.fork_mark[0] and marker != NULL and (
             self._address != 0 if self.is_timeline else self.event(generation) != NULL
         ):
             if not self.is_timeline:
