@@ -1,7 +1,7 @@
 # make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
 # make check  lint, types, and the tests that start no process: in a minute, while one writes
 # make test   every test but the long, the many combinations, the benchmarks, and what tries a model or a test; what depends on the driver, on each that is here
-# make test-models   the models that the order of the code's steps is held to, and the mistakes planted in them and in the code
+# make test-models   the models that the order of the code's steps is held to, the mistakes planted in them and in the code, and all examples of what `make test` tries a part of
 # make test-modes   the same on the drivers' other modes: asynchronous host driver, synchronous software libcuda; and that one's own tests
 # make gpu-wheels   WHEELS=dir: what `make test-gpu WHEELS=dir` installs on a machine with a GPU and without a network
 # make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network
@@ -75,8 +75,8 @@ endif
 all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and $(USUAL)))
 driver_tests = $(if $(WITH_THOROUGH),$(all_tests),$(call tests,$(call marked,driver),driver and $(USUAL)))
 
-# What a change of the product can break: each test once on the host driver, but for the thorough and the benchmarks, and what depends on the driver on CUDA's, a GPU's too if
-# there is one. `test-modes` has the other ways in which the software drivers can behave.
+# What a change of the product can break and is not long: each test once on the host driver, and what depends on the
+# driver on CUDA's, a GPU's too if there is one. `test-modes` has the other ways in which the software drivers can behave.
 # The two passes run side by side, since each mostly waits; what one of them says is shown once it has ended.
 test: install
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-host test-cuda
@@ -153,8 +153,11 @@ test-all: lint benchmarks test-oldest test-newest soak
 	$(MAKE) test-keeper
 	IPCSYNC_COMPILED=0 $(MAKE) test-simcuda test-simcuda-sync
 
+# Then what `make test` tries a part of, in full: properties, short programs, steps to die at.
 test-models: install
-	@$(call tests,$(call marked,model) $(call marked,planted),(model or planted) and not thorough)
+	@export IPCSYNC_COMPILED=$${IPCSYNC_COMPILED:-0} IPCSYNC_DRIVER=host IPCSYNC_TEST_LONG=1; \
+	{ $(call tests,$(call marked,model) $(call marked,planted),(model or planted) and not thorough); } && \
+	$(PYTEST) $(shell grep -rlE --include='test_*.py' 'kit\.examples|frames.*MANY' tests/unit tests/faults) -m "$(USUAL)" $(ARGS)
 
 # What of `test-all` is neither a driver's nor another library's.
 test-thorough: install

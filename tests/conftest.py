@@ -52,7 +52,7 @@ pytest_plugins = ("pytester",)
 # On a busy machine an example may take a second. For `python -m tests.mutation`: the same examples for each mutant, and
 # no time spent on making a failure small.
 hypothesis.settings.register_profile(
-    "tests", deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    "tests", deadline=None, database=None, derandomize=False, suppress_health_check=list(hypothesis.HealthCheck)
 )
 hypothesis.settings.load_profile("tests")
 hypothesis.settings.register_profile(

@@ -349,10 +349,15 @@ class NatsTransport:
 async def flushed(client: Client, timeout: float) -> None:
     """Await that the server has taken in what was sent, by two pings: the first overtakes what nats-py still keeps.
 
-    Raises nats.errors.TimeoutError if one is not answered within `timeout` whole seconds.
+    Raises nats.errors.TimeoutError if one is not answered within `timeout` whole seconds, ConnectionClosedError if the
+    connection is lost before: without one nats-py's own flush returns at once.
     """
+    connection = client.stats["reconnects"]
     for _ in range(2):
-        await client.flush(timeout=int(timeout))
+        if client.is_connected:
+            await client.flush(timeout=int(timeout))
+        if not client.is_connected or client.stats["reconnects"] != connection:
+            raise nats.errors.ConnectionClosedError
 
 
 async def _within(work: Coroutine[Any, Any, None], timeout: float | None) -> None:

@@ -129,6 +129,25 @@ def test_keys_that_no_bridge_writes_keep_none_from_its_names(server: Server, new
     assert seen.event("w", fleet=True).node == "a"
 
 
+def test_nothing_is_said_to_be_flushed_by_a_connection_that_is_lost(server: Server) -> None:
+    async def scenario() -> None:
+        client = await nats.connect(server.url)
+        await flushed(client, DEADLINE_S)
+        server.kill()
+        while client.is_connected:
+            await asyncio.sleep(0.01)
+        await client.publish("somewhere", b"kept for the next connection")
+        with pytest.raises(nats.errors.ConnectionClosedError):
+            await flushed(client, DEADLINE_S)
+        server.start()
+        while not client.is_connected:
+            await asyncio.sleep(0.01)
+        await flushed(client, DEADLINE_S)
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
 def test_a_slow_answer_is_one_and_without_a_connection_no_node_is_silent(server: Server) -> None:
     async def scenario() -> None:
         async with _transport(server.url) as transport:
