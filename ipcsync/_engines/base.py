@@ -368,7 +368,7 @@ class Engine(SlotUse):
                 self._wait(generation, handle, ordinal, timeout, ahead)
         else:
             capture.refuse_capturing(handle, "wait")
-            if generation > self.known_complete or ahead or self.is_traced:  # a trace has waits that do nothing too
+            if generation > self.known_complete or ahead or self.is_traced:  # a trace shows it all the same
                 self._wait(generation, handle, ordinal, timeout, ahead)
 
     def _wait(

@@ -15,7 +15,7 @@ from tests.faults import chain_actions as do
 from tests.faults.fixtures import state_of
 from tests.kit.peer import Peer
 
-SOON_S = 1.5  # sooner than the next heartbeat of a lease of 5 s
+SOON_S = 1.0
 
 NewPeer = Callable[..., Peer]
 

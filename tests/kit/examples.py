@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis
 
 LONG = os.environ.get("IPCSYNC_TEST_LONG") == "1"
-"""Whether this run takes its time, as `make test-all` and `make mutants` do."""
+"""Whether this run takes its time, as `make test-models`, `make test-all` and `make mutants` do."""
 _SHARE, _LEAST = 3, 20
 
 

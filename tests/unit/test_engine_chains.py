@@ -283,8 +283,8 @@ def test_the_recorder_is_asked_more_and_more_seldom(chain: Chain) -> None:
         behind.nudge(_serial(1))
         assert behind.slice_ns == 1_000_000
         began = time.monotonic_ns()
-        behind.await_answer(began + 10 * 10**9)
-        assert time.monotonic_ns() - began < 5 * 10**9
+        behind.await_answer(began + 10**9)
+        assert time.monotonic_ns() - began < 10**8
 
 
 def test_an_event_that_broke_says_of_each_generation_what_is_true(chain: Chain) -> None:
