@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable
 
 import zmq
@@ -84,6 +85,7 @@ class Gate:
         self._on_refusal = on_refusal
         self._estimate = count()
         self._is_shut = False
+        self._looked = 0.0
         place.reopen()  # an earlier coordinator may have shut it
         mask = zmq.EVENT_ACCEPTED | _NO_HANDSHAKE | zmq.EVENT_MONITOR_STOPPED
         self._monitors = [socket.get_monitor_socket(mask) for socket in sockets]
@@ -106,12 +108,19 @@ class Gate:
                 else:
                     self._on_refusal("handshake")
             usable = self._usable()
-            if self._is_shut or self._estimate >= usable:
+            if self._is_look_due(usable):
                 self._look(usable)
         for monitor in self._monitors:
             monitor.close()
 
+    def _is_look_due(self, usable: int) -> bool:
+        # Not at each event while it is shut: a thousand may wait here, and libzmq's I/O thread for their turn.
+        if self._is_shut:
+            return time.monotonic() - self._looked >= _RECOUNT_MS / 1000
+        return self._estimate >= usable
+
     def _look(self, usable: int) -> None:
+        self._looked = time.monotonic()
         try:
             self._estimate = count()
         except OSError:
