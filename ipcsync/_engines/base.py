@@ -423,7 +423,8 @@ class Engine(SlotUse):
 
     def _look_after_wait(self, generation: int) -> None:
         """Raise if the queued wait may end wrongly: a driver may let a stream pass a dead process's work or exports."""
-        if self._words[self._state_index] != OPEN or self.behind.stands(generation):
+        words = self._words
+        if words[self._state_index] != OPEN or (words[self._behind_index] and self.behind.stands(generation)):
             self._raise_if_finished(generation)
         self._raise_if_dead(generation)
         self._raise_if_orphaned()

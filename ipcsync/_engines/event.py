@@ -163,23 +163,21 @@ class EventEngine(Engine):
         self._unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
 
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:
-        self._event(generation)  # before the visit: opening one takes long
-        if within and (self._is_queueing or self.line.is_on_visit(self.guard.line_index)):
-            return self._queue_unless_complete(handle, generation)  # what that call has said holds for this one
+        event = self._event(generation)  # before the visit: opening one takes long
+        is_inner = within and (self._is_queueing or self.line.is_on_visit(self.guard.line_index))
         try:
-            self._is_queueing = True
-            if not self.is_recorder:  # which records under the same lock as this
-                fork.check()  # a child's visit would be its parent's
-                self.line.enter(self.guard.line_index)
-            return self._queue_unless_complete(handle, generation)
+            if not is_inner:  # else what that call has said holds for this one
+                self._is_queueing = True
+                if not self.is_recorder:  # which records under the same lock as this
+                    fork.check()  # a child's visit would be its parent's
+                    self.line.enter(self.guard.line_index)
+            if self.is_complete(generation):
+                return False
+            self._unwrap(self._driver.cuStreamWaitEvent(handle, event, 0), "cuStreamWaitEvent")
+            return True
         finally:
-            self._leave()
-
-    def _queue_unless_complete(self, handle: DriverObject, generation: int) -> bool:
-        if self.is_complete(generation):
-            return False
-        self._driver_stream_wait(handle, generation)
-        return True
+            if not is_inner:
+                self._leave()
 
     @trying("_lock")
     def _end_visit(self) -> None:

@@ -27,6 +27,7 @@ T = TypeVar("T")
 _SLICE_NS = 50_000_000
 _PAUSE_S = 0.001
 _MANY = 64
+_NO_WAITS: dict[int, Wait] = {}
 
 holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 """Other holders of waits: the chains of this process's recorders."""
@@ -62,6 +63,9 @@ class _Table:
 
         The listed wait, which may be an earlier one, and for a later generation.
         """
+        listed = lists.get(key, _NO_WAITS).get(id(view))
+        if listed and listed.stream == stream and listed.generation >= generation and listed.verdict is not True:
+            return listed  # nothing changes, so nothing is locked
         return self._change(self._add, key, view, generation, stream)
 
     def drop(self, waits: Iterable[Wait]) -> None:

@@ -78,7 +78,7 @@ class SlotView(Core):
         self._words = board.words
         self._incarnation_index, self._state_index, self._recorder_index = self.line.coordinators_indices
         self._recorded_index, self._completed_index = self.line.recorders_indices
-        self._behind_index = self.line.chain_indices[0]
+        self._behind_index, _, self._lost_index = self.line.chain_indices
         self._peer: Peer | None = None
         self.behind: Behind = Behind(board, self.line, self.base)
         self._header = board.header
@@ -141,7 +141,7 @@ class SlotView(Core):
             self._raise_lost(generation)
         done = self._board_completed()
         if done < generation:
-            is_lost = self.behind.is_lost(generation)
+            is_lost = self._words[self._lost_index] and self.behind.is_lost(generation)
             if self.is_closed:
                 self._raise_closed()
             if is_lost:

@@ -4,7 +4,7 @@ CUDA does not survive a fork, nor do sockets, threads and leases. So the first u
 every child, whoever called fork, and each call checks it before it touches CUDA, a socket or the board. A child forked
 before the first use has no mark, and arms its own.
 
-`check` is for hot paths. It costs about 0.06 µs.
+`check` is for hot paths. It costs about 0.04 µs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _in_child: list[Callable[[], None]] = []
 
 def check() -> None:
     """Return at once, or raise ForkedProcessError in a child (or its child) forked after first use."""
-    if _mark is not None and _mark.in_child:
+    if _mark is not None and not _mark.byte[0]:
         raise ForkedProcessError
 
 
@@ -40,8 +40,8 @@ def arm() -> None:
         # No lock: of two threads that arm at the same time the later mark wins, and either is right. A lock could be
         # held during a fork.
         _mark = ForkMark()
-    elif _mark.in_child:
-        raise ForkedProcessError
+    else:
+        check()
 
 
 def mark() -> ForkMark:
@@ -53,7 +53,7 @@ def mark() -> ForkMark:
 
 def is_in_bad_fork() -> bool:
     """Whether this process was forked after ipcsync was used, so that nothing of it works here. Touches no driver."""
-    return _mark is not None and _mark.in_child
+    return _mark is not None and not _mark.byte[0]
 
 
 def at_child(function: Callable[[], None]) -> Callable[[], None]:
