@@ -67,13 +67,14 @@ marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests)
 tests = failed=0; $(PYTEST) $(1) -m "$(2) and not alone" $(ARGS) || failed=1; \
   { $(PYTEST) -n $(WORKERS_BESIDE) $(call marked,alone) -m "$(2) and alone" $(ARGS) || [ $$? = 5 ]; } && [ $$failed = 0 ]
 
-# All tests, and those that depend on the driver; with WITH_THOROUGH=1 all of them in each case, and each at its full length.
+# All tests, and those that depend on the driver; with WITH_THOROUGH=1 each at its full length, and on each driver all but
+# the models and the planted mistakes, which no driver can change.
 WITH_THOROUGH ?=
 ifneq ($(WITH_THOROUGH),)
 export IPCSYNC_TEST_LONG := 1
 endif
 all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and $(USUAL)))
-driver_tests = $(if $(WITH_THOROUGH),$(all_tests),$(call tests,$(call marked,driver),driver and $(USUAL)))
+driver_tests = $(if $(WITH_THOROUGH),$(call tests,tests,not benchmark and not model and not planted),$(call tests,$(call marked,driver),driver and $(USUAL)))
 
 # What a change of the product can break and is not long: each test once on the host driver, and what depends on the
 # driver on CUDA's, a GPU's too if there is one. `test-modes` has the other ways in which the software drivers can behave.

@@ -163,7 +163,7 @@ class EventEngine(Engine):
         self._unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
 
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:
-        event = self._event(generation)  # before the visit: opening one takes long
+        self._event(generation)  # before the visit: opening one takes long
         is_inner = within and (self._is_queueing or self.line.is_on_visit(self.guard.line_index))
         try:
             if not is_inner:  # else what that call has said holds for this one
@@ -173,7 +173,7 @@ class EventEngine(Engine):
                     self.line.enter(self.guard.line_index)
             if self.is_complete(generation):
                 return False
-            self._unwrap(self._driver.cuStreamWaitEvent(handle, event, 0), "cuStreamWaitEvent")
+            self._driver_stream_wait(handle, generation)
             return True
         finally:
             if not is_inner:

@@ -16,11 +16,15 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from tests.events.stage import Stage
 from tests.kit.driver_calls import DriverCalls
+from tests.kit.shortcuts import IN_PYTHON, has_shortcuts
 
 Case = Callable[[Stage], Callable[[], Any]]
 
 
-pytestmark = pytest.mark.usefixtures("nothing_queued")
+pytestmark = [
+    pytest.mark.usefixtures("nothing_queued"),
+    pytest.mark.skipif(has_shortcuts(), reason=IN_PYTHON),  # its calls are not counted
+]
 
 
 # --- what is called, on events of its own each time -------------------------------------------------------------------

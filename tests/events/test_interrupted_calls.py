@@ -14,6 +14,7 @@ from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
 from tests.events.stage import Stage
 from tests.kit.driver_calls import DriverCalls, Interrupted
+from tests.kit.shortcuts import IN_PYTHON, has_shortcuts
 from tests.kit.until import until
 
 pytestmark = pytest.mark.usefixtures("nothing_queued")
@@ -89,6 +90,7 @@ def test_nothing_is_released_while_what_an_exception_left_queued_is_pending(
             break
 
 
+@pytest.mark.skipif(has_shortcuts(), reason=IN_PYTHON)
 @pytest.mark.parametrize("engine", ["timeline"])  # an event's record is known by its event
 def test_a_record_whose_place_on_its_stream_is_not_known_is_made_nowhere_else(
     stage: Stage, monkeypatch: pytest.MonkeyPatch

@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._engines import compiled, queued
+from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit.shortcuts import has_shortcuts, why_none
 from tests.kit.until import until
 
 pytestmark = [
     pytest.mark.core,
     pytest.mark.driver,
-    pytest.mark.skipif(
-        not compiled.COMPILED or ipcsync.driver_name() != "cuda",
-        reason=f"no call is made by the compiled core: {compiled.WHY_NOT or 'the host driver is Python'}",
-    ),
+    pytest.mark.skipif(not has_shortcuts(), reason=why_none()),
 ]
 
 

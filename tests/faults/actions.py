@@ -19,6 +19,7 @@ from ipcsync._linux.process import start_time
 from ipcsync._session import handshake
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName, Stats
+from tests.kit.shortcuts import has_shortcuts
 
 _client: ipcsync.Client | None = None
 _events: dict[str, ipcsync.SharedEvent] = {}
@@ -195,11 +196,6 @@ def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
     else:
         assert step == "before the wake"
         engine.line.futex = _Futex(engine.line.futex.wait, first(engine.line.futex.wake))
-
-
-def has_shortcuts() -> bool:
-    """Whether this process's calls are made by the compiled core."""
-    return compiled.COMPILED and ipcsync.driver_name() == "cuda"
 
 
 def signal_at_compiled_step(names: Sequence[str], left: list[int], at: int = 0) -> None:

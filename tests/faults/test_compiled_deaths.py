@@ -5,21 +5,18 @@ from __future__ import annotations
 import pytest
 
 import ipcsync
-from ipcsync._engines import compiled
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import actions, fixtures
 from tests.faults.fixtures import Blocked, until_lost
 from tests.kit.peer import Peer
+from tests.kit.shortcuts import has_shortcuts, why_none
 from tests.kit.until import until
 
 pytestmark = [
     pytest.mark.core,
     pytest.mark.driver,
-    pytest.mark.skipif(
-        not compiled.COMPILED or ipcsync.driver_name() != "cuda",
-        reason=f"no call is made by the compiled core: {compiled.WHY_NOT or 'the host driver is Python'}",
-    ),
+    pytest.mark.skipif(not has_shortcuts(), reason=why_none()),
 ]
 
 _STEPS = {"event": 15, "timeline": 16}  # of a record; a wait that is queued takes no more than these

@@ -22,11 +22,11 @@ from ipcsync._engines.queued_wait import Wait
 from ipcsync._linux import locks
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.faults.actions import has_shortcuts
 from tests.faults.forking import FORKS as FORK_BY
 from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
 from tests.faults.interrupt_stage import locks_of, module_locks
 from tests.kit.peer import Peer
+from tests.kit.shortcuts import has_shortcuts
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper]

@@ -26,6 +26,7 @@ from tests.faults.interrupt_stage import Stage
 from tests.faults.interrupting import HAS_INSTRUCTIONS, Interruption, called_within, interrupted
 from tests.faults.interrupts import interrupt
 from tests.faults.taken_back import MENDINGS, Mending, find
+from tests.kit.shortcuts import has_shortcuts
 from tests.kit.until import until
 
 pytestmark = [
@@ -74,7 +75,8 @@ def test_row_41_an_exception_at_any_point_of_a_call_breaks_no_promise(stage: Sta
     points = min(_count(stage, call) for _ in range(3))
     result = interrupt(stage, call, _KIND, every=max(1, points // _SOME), first=1 + zlib.crc32(call.encode()) % 5)
     assert not result.failures, "\n".join(result.failures)
-    assert result.points >= min(points, _SOME) // 2
+    if not has_shortcuts():  # else there are fewer once it takes the call: it has no lines of Python
+        assert result.points >= min(points, _SOME) // 2
 
 
 def _count(stage: Stage, call: str, kind: str = _KIND) -> int:

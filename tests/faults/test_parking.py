@@ -20,15 +20,13 @@ from ipcsync.typing import EngineName
 from tests.faults import actions, forking
 from tests.faults.fixtures import Blocked, finish, until_lost
 from tests.kit.peer import Peer
+from tests.kit.shortcuts import has_shortcuts, why_none
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [
     pytest.mark.core,
     pytest.mark.driver,
-    pytest.mark.skipif(
-        not compiled.COMPILED or ipcsync.driver_name() != "cuda",
-        reason=f"nothing is parked: {compiled.WHY_NOT or 'on the host driver whoever completes work wakes who waits'}",
-    ),
+    pytest.mark.skipif(not has_shortcuts(), reason=f"nothing is parked: {why_none()}"),
 ]
 
 _BERTHS = 4

@@ -14,6 +14,7 @@ import ipcsync
 from ipcsync._native import context
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit.shortcuts import IN_PYTHON, has_shortcuts
 from tests.kit.until import until
 
 pytestmark = pytest.mark.keeper
@@ -32,6 +33,7 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 # --- row 47 -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(has_shortcuts(), reason=IN_PYTHON)  # test_compiled_blocking asks the same of the compiled core
 @pytest.mark.parametrize("what", ["record", "wait"])
 def test_row_47_a_drivers_call_that_blocks_for_longer_than_the_ttl_costs_no_session(
     new_client: NewClient, engine: EngineName, what: str, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+import ipcsync
 from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire import codec, messages
 from ipcsync.errors import CoordinatorLost, EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded
@@ -41,7 +42,7 @@ class Desk(World):
         self.handlers.fleet.deliver = lambda _routing, frame: self.late.append(codec.decode_reply(frame)[1])
 
     def session(self, role: str = "") -> messages.Welcome:
-        reply = self.ask(messages.Hello(os.urandom(16), "" if role else "host", role=role))
+        reply = self.ask(messages.Hello(os.urandom(16), "" if role else ipcsync.driver_name(), role=role))
         assert isinstance(reply, messages.Welcome), reply
         return reply
 

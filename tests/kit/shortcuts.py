@@ -1,0 +1,19 @@
+"""Whether the compiled core makes this process's calls: then they pass by what a test does to the Python engine."""
+
+from __future__ import annotations
+
+import ipcsync
+from ipcsync._engines import compiled
+
+IN_PYTHON = "the compiled core makes this call here, and the test takes hold of the Python engine's"
+"""Why a test of the Python engine is skipped."""
+
+
+def has_shortcuts() -> bool:
+    """Whether this process's calls are made by the compiled core."""
+    return compiled.COMPILED and ipcsync.driver_name() == "cuda"
+
+
+def why_none() -> str:
+    """Why they are not, for a test of the compiled core that is skipped."""
+    return f"no call is made by the compiled core: {compiled.WHY_NOT or 'the host driver is Python'}"
