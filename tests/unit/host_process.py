@@ -63,14 +63,14 @@ def _execute(source: str) -> Any:
 
 
 class HostProcess(Worker):
-    """A process with the host driver as `d`.
+    """A process with the host driver as `d`, which does its work within the call unless IPCSYNC_HOST_ASYNC is given.
 
     `run` executes statements in it and returns the value of a last expression of plain numbers, bytes and the like.
     """
 
     def __init__(self, segment: str, *, initialise: bool = True, **environment: str) -> None:
         self.segment = segment
-        super().__init__("host", env={"IPCSYNC_HOST_SEGMENT": segment, **environment})
+        super().__init__("host", env={"IPCSYNC_HOST_SEGMENT": segment, "IPCSYNC_HOST_ASYNC": "0", **environment})
         if initialise:
             self.run("start()")
 
