@@ -97,7 +97,7 @@ class _Table:
             raise
 
     def _add(self, key: int, view: View, generation: int, stream: int) -> Wait:
-        listed = lists.get(key, {}).get(id(view))
+        listed = lists.get(key, _NO_WAITS).get(id(view))
         if listed is not None and _stands_for(listed, generation, stream):
             if stream == listed.stream:
                 return listed  # and nothing changes
@@ -117,16 +117,17 @@ class _Table:
             if stream != wait.stream and stream not in wait.others:
                 wait.others |= {stream}
             return
-        if listed is not None and listed.verdict is not True:
+        if listed is not None and listed.verdict is not True and (listed.others or listed.stream != stream):
             wait.others = (wait.others | listed.others | {listed.stream, stream}) - {wait.stream}
         lists.setdefault(wait.key, {})[wait.place] = wait
 
     def _put_back(self) -> None:
         while self._log:
             wait = self._log.pop()
-            listed = lists.get(wait.key, {}).get(wait.place)
-            is_stood_for = listed is wait or (listed is not None and _stands_for(listed, wait.generation, wait.stream))
-            if wait.verdict is not True and not is_stood_for:
+            listed = lists.get(wait.key, _NO_WAITS).get(wait.place)
+            if listed is wait or wait.verdict is True:
+                continue
+            if listed is None or not _stands_for(listed, wait.generation, wait.stream):
                 self._put(wait, listed, wait.stream)
 
     def _drop(self, waits: Iterable[Wait]) -> None:
