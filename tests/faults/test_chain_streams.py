@@ -127,6 +127,7 @@ def _beat(model: Model, world: World) -> World:
     return world
 
 
+@pytest.mark.alone  # it waits on the host for blocking streams
 @pytest.mark.parametrize("behind_all", [False, True], ids=["its stream's waits", "all waits"])
 def test_what_a_record_proves_is_what_it_proves_in_the_model(
     new_board: Any, streams: tuple[ipcsync.Stream, ipcsync.Stream], behind_all: bool
