@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -18,18 +18,18 @@ from tests.kit.zygote import IPCSYNC
 pytestmark = pytest.mark.process
 
 
-def _start(directory: Path, *flags: str) -> subprocess.Popen[str]:
+def _start(directory: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:
     command = [*IPCSYNC, "coordinator", "--runtime-dir", str(directory), *flags]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("keeper", ["--keeper", "--no-keeper"])
 def test_a_coordinator_for_a_device_that_is_not_there_says_so_and_leaves_nothing(tmp_path: Path, keeper: str) -> None:
-    process = _start(tmp_path / "run", keeper, "--devices", "0,7")
+    process = _start(tmp_path / "run", keeper, "--devices", "0,7", IPCSYNC_DRIVER="host")
     _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert "cannot start" in said
-    assert re.search(r"there is no device 7: \d+ are visible", said), said
+    assert "there is no device 7: 1 are visible" in said
     assert "Traceback" not in said or "InvalidDevice" in said
     assert not list((tmp_path / "run").glob("*.sock"))
 

@@ -16,15 +16,12 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from tests.events.stage import Stage
 from tests.kit.driver_calls import DriverCalls
-from tests.kit.shortcuts import IN_PYTHON, has_shortcuts
+from tests.kit.shortcuts import has_shortcuts
 
 Case = Callable[[Stage], Callable[[], Any]]
 
 
-pytestmark = [
-    pytest.mark.usefixtures("nothing_queued"),
-    pytest.mark.skipif(has_shortcuts(), reason=IN_PYTHON),  # its calls are not counted
-]
+pytestmark = pytest.mark.usefixtures("nothing_queued")
 
 
 # --- what is called, on events of its own each time -------------------------------------------------------------------
@@ -242,4 +239,5 @@ def test_each_call_asks_the_driver_for_no_more_than_it_needs(stage: Stage, calls
     call = case(stage)
     calls.watch()
     call()
-    assert calls.names == _ASKED[case][stage.engine]
+    is_compiled = has_shortcuts() and not calls.names  # the compiled core takes all of a call, or leaves it whole
+    assert is_compiled or calls.names == _ASKED[case][stage.engine]

@@ -33,11 +33,12 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 # --- row 47 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(has_shortcuts(), reason=IN_PYTHON)  # test_compiled_blocking asks the same of the compiled core
 @pytest.mark.parametrize("what", ["record", "wait"])
 def test_row_47_a_drivers_call_that_blocks_for_longer_than_the_ttl_costs_no_session(
     new_client: NewClient, engine: EngineName, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if has_shortcuts() and (what, engine) == ("record", "timeline"):
+        pytest.skip(IN_PYTHON)  # test_compiled_blocking asks the same of the compiled core
     client, peer = new_client("slow", lease_ttl=_TTL_S), new_client("peer")
     stream, other = ipcsync.Stream(), ipcsync.Stream()
     event, source = client.event("e", recorder=True, engine=engine), peer.event("s", recorder=True, engine=engine)
