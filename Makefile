@@ -7,7 +7,7 @@
 # make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network
 # make test-thorough   what `make test` leaves out: the long tests and the many combinations, and a minute of soak on each engine (SOAK_SECONDS=60)
 # make test-keeper   the faults that a coordinator is in, over coordinators that have a keeper
-# make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks
+# make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks; how long each pass took
 # make test-flakes   make test FLAKES=20 times beside a busy core
 # make soak   ten minutes of random work and random deaths (SOAK_MINUTES=10), then two of chains and two of interrupts
 # make soak-restarts   ten minutes of the same over a coordinator with a keeper that is killed every five seconds
@@ -148,11 +148,12 @@ test-simcuda-sync: install
 test-simcuda-itself: install
 	@$(call with_simcuda,export SIMCUDA_SELFTEST=1; $(PYTEST) tests/simcuda $(ARGS); SIMCUDA_ASYNC=1 $(PYTEST) tests/simcuda $(ARGS))
 
-test-all: lint benchmarks test-oldest test-newest soak
-	$(MAKE) test test-modes WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=$(SOAK_SECONDS)
-	$(MAKE) test-host IPCSYNC_TEST_ZYGOTE=0
-	$(MAKE) test-keeper
-	IPCSYNC_COMPILED=0 $(MAKE) test-simcuda test-simcuda-sync
+# Each pass runs whatever became of those before it; a line for each at the end says how long it took.
+AT_LENGTH := WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=$(SOAK_SECONDS)
+test-all: install
+	$(BIN)/python -m tests.kit.passes "$(MAKE) --no-print-directory" lint benchmarks test-oldest test-newest soak \
+	  "test $(AT_LENGTH)" "-j2 --output-sync=target test-modes WORKERS=$$(($$(nproc) + 1)) $(AT_LENGTH)" \
+	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-simcuda test-simcuda-sync IPCSYNC_COMPILED=0"
 
 # Then what `make test` tries a part of, in full: properties, short programs, steps to die at.
 test-models: install
