@@ -239,12 +239,12 @@ class Engine(SlotUse):
         behind: Sequence[Wait],
         began: int,
     ) -> int:
-        capture.refuse_capturing(handle, "record")
+        capture.refuse_capturing(handle, "record", self._driver)
         if self._begun != self._recorded:
             self._make_record(handle, self._id_of(handle), self._begun, after, behind)  # it may be a reservation's
         generation = self._begun + 1
         if generation > self._room and self._make_room(generation, timeout, began):
-            capture.refuse_capturing(handle, "record")  # again: another thread may have begun one meanwhile
+            capture.refuse_capturing(handle, "record", self._driver)  # again: another thread may have begun one
         self._make_record(handle, self._id_of(handle), generation, after, behind)
         self.line.futex.wake()
         if self._words[self._state_index] != OPEN:
@@ -279,8 +279,8 @@ class Engine(SlotUse):
                     self._follow_begun(handle, stream_id)
                 elif stream_id != self._last_stream and generation > 1:
                     self._driver_stream_wait(handle, generation - 1)
-                    if followed is not None:
-                        _note_queued(followed, generation - 1)
+                    if followed is not None and followed.generation == generation - 1:
+                        followed.is_queued = True
                 self._last_stream = stream_id
                 self._begun = generation
                 self._driver_record(handle, generation)
@@ -364,10 +364,10 @@ class Engine(SlotUse):
             is_default = self._is_default(handle)
         if is_default:
             with OnDevice(ordinal) as inside, inside:
-                capture.refuse_capturing(handle, "wait")
+                capture.refuse_capturing(handle, "wait", self._driver)
                 self._wait(generation, handle, ordinal, timeout, ahead)
         else:
-            capture.refuse_capturing(handle, "wait")
+            capture.refuse_capturing(handle, "wait", self._driver)
             if generation > self.known_complete or ahead or self.is_traced:  # a trace shows it all the same
                 self._wait(generation, handle, ordinal, timeout, ahead)
 
@@ -384,10 +384,12 @@ class Engine(SlotUse):
         else:
             if self._words[self._recorded_index] < self.base + generation or self.is_closed:
                 self.await_recorded(generation, deadline_of(timeout), timeout)
-                capture.refuse_capturing(handle, "wait")  # again: another thread may have begun one meanwhile
+                capture.refuse_capturing(handle, "wait", self._driver)  # again: another thread may have begun one
             if self._words[self._state_index] != OPEN:
                 self._raise_if_finished(generation)
-        stream_id = self._id_of(handle)
+        known, stream_id = self._known_stream
+        if handle is not known:
+            stream_id = self._id_of(handle)
         lock = self._lock
         within = lock.is_mine() and lock.is_held_below()
         may_be_queued = False
@@ -398,7 +400,8 @@ class Engine(SlotUse):
                 may_be_queued = True
                 if not self._queue_wait(handle, generation, within):
                     return None
-                _note_queued(listed, generation)
+                if listed.generation == generation:
+                    listed.is_queued = True
                 self._add_marker(handle, stream_id, ordinal)
         except BaseException:
             if not within:
@@ -427,7 +430,8 @@ class Engine(SlotUse):
         if words[self._state_index] != OPEN or (words[self._behind_index] and self.behind.stands(generation)):
             self._raise_if_finished(generation)
         self._raise_if_dead(generation)
-        self._raise_if_orphaned()
+        if self._header != self._living_header:
+            self._raise_if_orphaned()
 
     def _is_default(self, handle: DriverObject) -> bool:
         """Whether the handle is a default stream's, and so means that of the current device."""
@@ -495,12 +499,6 @@ class Engine(SlotUse):
 
     def _raise_if_ahead(self) -> None:
         """Raise EngineMismatch if this engine cannot wait ahead of a record."""
-
-
-def _note_queued(listed: Wait, generation: int) -> None:
-    """The driver has the wait for `generation`, which `listed` stands for."""
-    if listed.generation == generation:
-        listed.is_queued = True
 
 
 @cache

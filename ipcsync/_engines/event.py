@@ -42,6 +42,7 @@ class EventEngine(Engine):
         self._ring: list[Any] = [None] * attachment.depth
         # Generations recorded here that are known complete.
         self._completed = min(max(self.line.completed - self.base, 0), self._recorded)
+        self._fork_mark = fork.mark().byte
         self._is_queueing = False  # a wait of this session's, here in Python
         self._watched: dict[tuple[int, int], int] = {}  # for how long records have waited for each visit, in ns
         self._room = 0
@@ -163,15 +164,18 @@ class EventEngine(Engine):
         self._unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
 
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:
-        self._event(generation)  # before the visit: opening one takes long
+        if self._ring[(generation - 1) % self.depth] is None:
+            self._event(generation)  # before the visit: opening one takes long
         is_inner = within and (self._is_queueing or self.line.is_on_visit(self.guard.line_index))
         try:
             if not is_inner:  # else what that call has said holds for this one
                 self._is_queueing = True
                 if not self.is_recorder:  # which records under the same lock as this
-                    fork.check()  # a child's visit would be its parent's
+                    if not self._fork_mark[0]:
+                        fork.check()  # a child's visit would be its parent's
                     self.line.enter(self.guard.line_index)
-            if self.is_complete(generation):
+            # The recorder stores what is complete before it looks at the visits.
+            if self._words[self._completed_index] >= self.base + generation and self.is_complete(generation):
                 return False
             self._driver_stream_wait(handle, generation)
             return True
@@ -185,7 +189,7 @@ class EventEngine(Engine):
 
     def _leave(self) -> None:
         self._is_queueing = False
-        if not self.is_recorder and not fork.is_in_bad_fork():
+        if not self.is_recorder and self._fork_mark[0]:
             self.line.leave(self.guard.line_index)
 
     def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:

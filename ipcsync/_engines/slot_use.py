@@ -120,7 +120,9 @@ class SlotUse(SlotView, ABC):
                 marker = unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
             marker = self._markers.setdefault(stream_id, marker)
             self._keep_marker(stream_id, marker)
-        self._unwrap(self._driver.cuEventRecord(marker, handle), "cuEventRecord")
+        result = self._driver.cuEventRecord(marker, handle)
+        if result[0] is not SUCCESS:
+            self._unwrap(result, "cuEventRecord")
 
     @holding("_lock")
     def _doubt(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:

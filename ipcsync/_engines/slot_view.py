@@ -174,7 +174,10 @@ class SlotView(Core):
         serial = self._words[self._recorder_index]
         if not serial or self.is_recorder:
             return True
-        return self._known(serial).is_alive()
+        peer = self._peer
+        if peer is None or peer.serial != serial:
+            peer = self._known(serial)
+        return peer.is_alive()
 
     def recorder_is_over(self) -> bool | None:
         """Whether the recorder's process and its GPU work have ended for good; None if that is never known."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, TypeVar
 
 from cuda.bindings.driver import CUstreamCaptureMode, CUstreamCaptureStatus
@@ -80,12 +81,13 @@ def is_capturing(handle: DriverObject) -> bool:
     return status is not _NONE and bool(status != _NONE)
 
 
-def refuse_capturing(handle: DriverObject, what: str) -> None:
+def refuse_capturing(handle: DriverObject, what: str, driver: ModuleType | None = None) -> None:
     """Raise StreamCapturing if `what` ("record", "wait") on this stream would go into a graph, or break a capture.
 
-    The legacy stream breaks one: nothing may use it while a blocking stream of its context captures.
+    The legacy stream breaks one: nothing may use it while a blocking stream of its context captures. `driver` is the
+    process's, for a caller that has it at hand.
     """
-    result = _drivers.load().cuStreamIsCapturing(handle)
+    result = (driver or _drivers.load()).cuStreamIsCapturing(handle)
     if result[0] is SUCCESS and result[1] is _NONE:  # else the comparisons below say the same, at more cost
         return
     result = _status(handle)

@@ -364,7 +364,7 @@ class Waits(SlotView):
         else:
             is_early = self.has("look before the visit") and (yield from self.is_complete(me, generation))
             yield from self.enter(me)
-            if is_early or (not self.has("look before the visit") and (yield from self.is_complete(me, generation))):
+            if is_early or (not self.has("look before the visit") and (yield from self.is_reached(me, generation))):
                 yield Op("leave", do.leave, (me,))
                 return False
             if self.has("leave too early"):
@@ -374,6 +374,15 @@ class Waits(SlotView):
                 yield Op("leave", do.leave, (me,))
         yield self.note("mark")
         return True
+
+    def is_reached(self, me: int, generation: int) -> Program:
+        """The look within a visit: the recorder stores `completed` before it looks at the visits."""
+        done = yield self.load("completed")
+        if done < generation:
+            return False
+        del done
+        is_complete = yield from self.is_complete(me, generation)
+        return is_complete
 
     def enter(self, me: int) -> Program:
         visited = yield self.load("visited")

@@ -408,7 +408,6 @@ def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tup
     ("call", "step"),
     [
         ("wait", "__init__"),  # of what is listed
-        ("wait", "_id_of"),
         ("wait", "_key_of"),
         ("wait", "_driver_stream_wait"),
         ("wait", "_add_marker"),

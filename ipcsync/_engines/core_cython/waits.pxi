@@ -39,7 +39,8 @@ cdef class Waits(Queries):
             if not self.is_timeline:
                 if MISTAKE != 14:
                     self.enter()  # from here on its event is recorded again only if it was complete before
-                if MISTAKE != 13:
+                # The recorder stores what is complete before it looks at the visits.
+                if MISTAKE != 13 and <int64_t>(self.load(LOAD_COMPLETED, COMPLETED) - self.base) >= generation:
                     result = self.on_board(generation)
                 if MISTAKE == 14:
                     self.enter()
