@@ -15,6 +15,8 @@ from ipcsync._engines.loss import Loss
 from ipcsync._native import context
 from ipcsync._native.capture import relaxed_call
 
+_NONE: frozenset[int] = frozenset()
+
 
 class View(Protocol):
     """The part of an engine that a wait and a chain need."""
@@ -74,10 +76,11 @@ class Wait:
 
     `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known. It is listed
     before the driver's call, and `is_queued` after it: what ended before that was never behind it. `others` are further
-    streams of its list, for whose waits for this generation or an earlier one it stands too.
+    streams of its list, for whose waits for this generation or an earlier one it stands too. `place` is its key within
+    its list: one for each view.
     """
 
-    __slots__ = ("generation", "is_queued", "key", "others", "stream", "verdict", "view")
+    __slots__ = ("generation", "is_queued", "key", "others", "place", "stream", "verdict", "view")
 
     view: View
     verdict: Loss | bool | None
@@ -85,17 +88,13 @@ class Wait:
 
     def __init__(self, view: View, generation: int, key: int, stream: int) -> None:
         self.view = view
+        self.place: int = id(view)
         self.generation = generation
         self.key = key
         self.stream = stream
         self.is_queued = False
         self.verdict = None
-        self.others = frozenset()
-
-    @property
-    def place(self) -> int:
-        """Its key within its list: one for each view."""
-        return id(self.view)
+        self.others = _NONE
 
     def is_for(self, view: View) -> bool:
         """Whether it waits for a generation of this view."""
@@ -145,6 +144,7 @@ class Lost(Wait):
     __slots__ = ("_label", "_unpassed")
 
     def __init__(self, wait: Wait) -> None:
+        self.place = id(self)  # a later engine may get the id of the released one
         self.generation = wait.generation
         self.key = wait.key
         self.stream = wait.stream
@@ -153,11 +153,6 @@ class Lost(Wait):
         self.verdict = wait.verdict
         self._label = wait.label
         self._unpassed: dict[int, Any] = wait.view.give_unpassed(wait.others | {wait.stream})
-
-    @property
-    def place(self) -> int:
-        """Its own id: a later engine may get the id of the released one."""
-        return id(self)
 
     def is_for(self, view: View) -> bool:  # noqa: ARG002 - nobody's any more
         """False."""
