@@ -64,9 +64,9 @@ cdef class Queries(State):
         if generation <= self.known():
             result = 1
         else:
-            with nogil:
-                result = self.on_board(generation)
-                if result == 0:
+            result = self.on_board(generation)
+            if result == 0:
+                with nogil:
                     result = self.ask(generation)
         if result >= 0:
             self.look.shortcuts += 1
@@ -130,10 +130,10 @@ cdef class Queries(State):
         cdef int64_t until
         if self.look is None or not self.good() or self.is_chained():
             return False
-        with nogil:
-            until = ipcsync_now() + slice_ns if slice_ns else 0
-            result = self.on_board(generation)
-            if result == 0:
+        result = self.on_board(generation)  # with the GIL: to give it up may cost 5 ms for each busy thread
+        if result == 0:
+            with nogil:
+                until = ipcsync_now() + slice_ns if slice_ns else 0
                 result = -1
                 if self.await_record(generation, until) and self.good():
                     result = self.ask_anew(generation)
