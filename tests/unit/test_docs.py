@@ -227,6 +227,16 @@ def test_the_programs_of_a_page_run(start: Callable[[str], subprocess.Popen[str]
     assert printed == _PROGRAMS[page]  # beside what their coordinators log
 
 
+def test_getting_started_ends_if_its_worker_dies(start: Callable[[str], subprocess.Popen[str]]) -> None:
+    program = _blocks(_ROOT / "docs" / "getting-started.md", "python")[0]
+    assert program.count("        stream = ipcsync.Stream()\n") == 2
+    dies = program.replace("        stream = ipcsync.Stream()\n", "        import os; os.kill(os.getpid(), 9)\n", 1)
+    process = start(dies)
+    output, _ = process.communicate(timeout=_DEADLINE_S)
+    assert process.returncode == 1
+    assert "EOFError" in output or "ConnectionResetError" in output
+
+
 @pytest.mark.process
 def test_the_plugins_examples_pass(tmp_path: Path) -> None:
     blocks = _blocks(_ROOT / "docs" / "pytest.md", "python")
