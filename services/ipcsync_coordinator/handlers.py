@@ -196,7 +196,7 @@ class Handlers:
     def _size_of_end(self, session: Session) -> int:
         """How many bytes the record of a session's end may need, beyond an ordinary record."""
         slots = (self._registry.slots[index] for index in session.attached)
-        return sum(512 + 10 * (len(slot.active) + len(slot.lingering) + len(slot.left) + slot.depth) for slot in slots)
+        return sum(512 + 10 * (len(slot.active) + len(slot.draining) + len(slot.left) + slot.depth) for slot in slots)
 
     def forget(self, session: Session) -> None:
         """Forget a session whose line is free."""
@@ -345,7 +345,7 @@ class Handlers:
         return {
             "sessions": len(opened_ns),
             "oldest_lease_s": (now_ns - min(opened_ns, default=now_ns)) / 1e9,
-            "attachments": sum(len(slot.active) + len(slot.lingering) for slot in slots),
+            "attachments": sum(len(slot.active) + len(slot.draining) for slot in slots),
             "events": sum(slot.state == "open" for slot in slots),
             "pool_size": self._registry.limits.slots,
             "pool_in_use": self._registry.in_use,

@@ -36,7 +36,7 @@ def _event(slot: Slot, board: Board) -> messages.EventInfo:
         state=slot.state,
         generation=generation,
         completed=min(max(completed - slot.base, 0), generation),
-        attached=len(slot.active) + len(slot.lingering),
+        attached=len(slot.active) + len(slot.draining),
         recorder=slot.recorder.label if slot.recorder else "",
         slot=slot.index,
         incarnation=slot.incarnation,
@@ -89,7 +89,7 @@ def attachment_rows(registry: Registry, prefix: str, limit: int) -> list[message
 def _uses(registry: Registry, prefix: str) -> Iterator[messages.AttachmentInfo]:
     for slot in registry.slots.values():
         if slot.state != "free" and slot.name.startswith(prefix):
-            for serial in sorted(slot.active | slot.lingering):
+            for serial in sorted(slot.active | slot.draining):
                 yield _use(registry, slot, serial)
 
 
@@ -100,7 +100,7 @@ def _use(registry: Registry, slot: Slot, serial: int) -> messages.AttachmentInfo
         session=session.label,
         session_id=session.id,
         role="records" if slot.recorder is session else "waits",
-        state="active" if serial in slot.active else "lingering",
+        state="active" if serial in slot.active else "draining",
         slot=slot.index,
         incarnation=slot.incarnation,
     )

@@ -35,7 +35,7 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     recorder: tuple[int, str, str] | None  # serial, id, name: its session may be gone
     ring: list[int]
     active: list[int]
-    lingering: list[int]
+    draining: list[int]
     left: list[int]
     origin: tuple[bytes, int, int] | None = None
     node: str = ""
@@ -60,7 +60,7 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             None if recorder is None else (recorder.serial, recorder.id, recorder.name),
             [shared.serial for shared in slot.ring or ()],
             sorted(slot.active),
-            sorted(slot.lingering),
+            sorted(slot.draining),
             sorted(slot.left),
             slot.origin,
             slot.node,
@@ -71,7 +71,7 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One session's attachment to a slot: "active", "lingering" or "left", "" if there is none any more.
+    """One session's attachment to a slot: "active", "draining" or "left", "" if there is none any more.
 
     A slot's own record has as many as hold it, so the record of each that comes or goes would grow with their number.
     """
@@ -83,7 +83,7 @@ class AttachmentRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @classmethod
     def of(cls, slot: Slot, serial: int) -> AttachmentRecord:
         """The record of a session's attachment to a slot."""
-        for state, serials in (("active", slot.active), ("lingering", slot.lingering), ("left", slot.left)):
+        for state, serials in (("active", slot.active), ("draining", slot.draining), ("left", slot.left)):
             if serial in serials:
                 return cls(slot.index, serial, state)
         return cls(slot.index, serial, "")
@@ -205,7 +205,7 @@ def folded(records: Iterable[Record]) -> Record:
     for last in records:
         for slot in last.slots:
             slots[slot.index] = slot
-            states = {"active": slot.active, "lingering": slot.lingering, "left": slot.left}
+            states = {"active": slot.active, "draining": slot.draining, "left": slot.left}
             attachments[slot.index] = {serial: state for state, serials in states.items() for serial in serials}
         for each in last.attachments:
             attachments[each.index][each.serial] = each.state
@@ -227,7 +227,7 @@ def folded(records: Iterable[Record]) -> Record:
 
 
 def _with_attachments(slot: SlotRecord, states: dict[int, str]) -> SlotRecord:
-    lists: dict[str, list[int]] = {"active": [], "lingering": [], "left": [], "": []}
+    lists: dict[str, list[int]] = {"active": [], "draining": [], "left": [], "": []}
     for serial in sorted(states):
         lists[states[serial]].append(serial)
-    return msgspec.structs.replace(slot, active=lists["active"], lingering=lists["lingering"], left=lists["left"])
+    return msgspec.structs.replace(slot, active=lists["active"], draining=lists["draining"], left=lists["left"])

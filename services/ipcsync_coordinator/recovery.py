@@ -81,7 +81,7 @@ def _slot(record: SlotRecord, sessions: dict[int, Session], pool: Pool) -> Slot:
         [pool.held[serial] for serial in record.ring],
         recorder,
         set(record.active),
-        set(record.lingering),
+        set(record.draining),
         set(record.left),
         record.is_drained,
         None if record.origin is None else Origin(*record.origin),

@@ -65,7 +65,7 @@ class Registry:
         self._free_lines = deque(free_lines)
         for slot in slots:
             slot.left &= self.sessions.keys()  # sessions that are gone do not count any more
-            for serial in slot.active | slot.lingering:
+            for serial in slot.active | slot.draining:
                 self.sessions[serial].attached.add(slot.index)
             for serial in slot.left:
                 self.sessions[serial].left.add(slot.index)
@@ -355,7 +355,7 @@ class Registry:
         session.attached.add(slot.index)
         slot.left.discard(session.serial)
         self.touched.attachments.add((slot, session.serial))
-        slot.lingering.discard(session.serial)
+        slot.draining.discard(session.serial)
         slot.active.add(session.serial)
 
     def _leave(self, slot: Slot, session: Session, *, breaks: bool, released: bool, drained: bool = False) -> None:
@@ -367,12 +367,12 @@ class Registry:
         self.touched.attachments.add((slot, session.serial))
         slot.active.discard(session.serial)
         if released:
-            slot.lingering.discard(session.serial)
+            slot.draining.discard(session.serial)
             slot.left.add(session.serial)
             session.left.add(slot.index)
             session.attached.discard(slot.index)
         else:
-            slot.lingering.add(session.serial)
+            slot.draining.add(session.serial)
         if slot.recorder is session:
             # A recorder that closed, and dies before its last work was known complete, breaks the event.
             if breaks and slot.state in ("open", "closed") and not slot.is_drained:
@@ -383,9 +383,9 @@ class Registry:
                 self._drain(slot)
         elif slot.state == "open" and not slot.active:
             self._finish(slot, "closed")
-            if slot.recorder is None and slot.lingering:
+            if slot.recorder is None and slot.draining:
                 self._drain(slot)  # there will be no record: waiters ahead are released
-        if not slot.active and not slot.lingering:
+        if not slot.active and not slot.draining:
             self._release(slot)
         elif slot.is_unwanted and slot.recorder is not session:
             self.changes.append(Change("unwanted", slot=slot))
@@ -410,7 +410,7 @@ class Registry:
     def _release(self, slot: Slot) -> None:
         was_broken, slot.state = slot.state == "broken", "free"
         self.touched.slots.add(slot)
-        slot.active, slot.lingering = set(), set()  # new ones, since an emptied set keeps its memory
+        slot.active, slot.draining = set(), set()  # new ones, since an emptied set keeps its memory
         if slot.origin is not None:
             self.mirrors.pop(slot.origin, None)
         self.in_use -= 1

@@ -67,7 +67,7 @@ class Session:
 class Slot:
     """One place for a shared event.
 
-    `active` sessions have it open; `lingering` ones closed it but may still touch it; `left` ones have released it.
+    `active` sessions have it open; `draining` ones closed it but may still touch it; `left` ones have released it.
     `is_drained` once it is closed and all its records are complete: its timeline word is not written any more, and
     waiters ahead are released.
 
@@ -87,7 +87,7 @@ class Slot:
     ring: Any = None
     recorder: Session | None = None
     active: set[int] = field(default_factory=set)
-    lingering: set[int] = field(default_factory=set)
+    draining: set[int] = field(default_factory=set)
     left: set[int] = field(default_factory=set)
     is_drained: bool = False
     origin: Origin | None = None
@@ -100,7 +100,7 @@ class Slot:
     def is_unwanted(self) -> bool:
         """Whether it is a mirror that only the bridge uses."""
         recorder = self.recorder
-        return self.origin is not None and recorder is not None and self.active | self.lingering == {recorder.serial}
+        return self.origin is not None and recorder is not None and self.active | self.draining == {recorder.serial}
 
     @property
     def is_quarantined(self) -> bool:

@@ -245,7 +245,7 @@ def test_a_client_that_closes_waits_for_what_another_thread_is_closing(
         assert tried.wait(20)
         client.close()
         (row,) = [row for row in observer.list_attachments("e") if row.session == "client"]
-        assert row.state == "lingering", "its wait is still queued"
+        assert row.state == "draining", "its wait is still queued"
         go_on.set()
         thread.join(20)
         gate.open()

@@ -145,7 +145,7 @@ class Clients(Coordinator):
                 moves.append(("lets go", self.go(world, s)))
             elif drained:
                 moves.append(("harvests", world.put(s, at="harvest")))
-            closed = world.mem is not None and world.mem.slot.lingering & s
+            closed = world.mem is not None and world.mem.slot.draining & s
             if not closed:
                 moves.append(("closes, and lingers", world.put(s, at="linger")))
             return moves
@@ -167,7 +167,7 @@ class Clients(Coordinator):
     def drain_waiter(self, world: World, c: Client) -> list[Any]:
         if not c.queued:
             return [("lets go", self.go(world, W))]
-        closed = world.mem is not None and world.mem.slot.lingering & W
+        closed = world.mem is not None and world.mem.slot.draining & W
         return [] if closed else [("closes, and lingers", world.put(W, at="linger"))]
 
     def wait(self, world: World, c: Client) -> list[Any]:  # noqa: PLR0912 - one for each place

@@ -59,9 +59,9 @@ class Coordinator:
         todo: list[Values] = []
         slot = slot._replace(active=slot.active & ~s)
         if released:
-            slot = slot._replace(lingering=slot.lingering & ~s, left=slot.left | s)
+            slot = slot._replace(draining=slot.draining & ~s, left=slot.left | s)
         else:
-            slot = slot._replace(lingering=slot.lingering | s)
+            slot = slot._replace(draining=slot.draining | s)
         if slot.rec == s:
             if breaks and slot.state in (OPEN, CLOSED) and not slot.drained:
                 value = None if self.has("watermark at the effect") else self.watermark(world, slot.base)
@@ -76,10 +76,10 @@ class Coordinator:
         elif slot.state == OPEN and not slot.active:
             slot = slot._replace(state=CLOSED)
             todo += [("state", CLOSED)]
-            if not slot.rec and slot.lingering:
+            if not slot.rec and slot.draining:
                 slot = slot._replace(drained=True)
                 todo += [("wm", world.recorded), ("release",)] if self.timeline else []
-        if not slot.active and not slot.lingering:
+        if not slot.active and not slot.draining:
             good = slot.state != BROKEN and world.completed >= world.recorded
             what = "ask" if self.has("ring decided at the effect") else "back" if good else "destroy"
             todo += [("unrelease",), ("state", FREE)] + ([("ring", slot.ring, what)] if slot.ring else [])
@@ -92,10 +92,10 @@ class Coordinator:
         if was == "live":
             reg = self.set_session(reg, s, state)
             todo += [("line", s, "EXPIRED")]
-        if (reg.slot.active | reg.slot.lingering) & s:
+        if (reg.slot.active | reg.slot.draining) & s:
             reg, more = self.leave(world, reg, s, breaks=breaks, released=released)
             todo += more
-        attached = (reg.slot.active | reg.slot.lingering) & s
+        attached = (reg.slot.active | reg.slot.draining) & s
         if not attached and (released or reg.sess[s - 1] != "expired"):
             reg = self.set_session(reg, s, "gone")
             todo += [("line", s, "FREE")]
@@ -122,10 +122,10 @@ class Coordinator:
             return world, reg, todo, ("done",)
         if op[0] == "close":
             _, inc, released, drained = op
-            if inc != slot.inc or slot.left & s or not (slot.active | slot.lingering) & s:
+            if inc != slot.inc or slot.left & s or not (slot.active | slot.draining) & s:
                 return world, reg, [], ("done",)
             reg, todo = self.leave(world, reg, s, breaks=False, released=released, drained=drained)
-            if reg.sess[s - 1] != "live" and not (reg.slot.active | reg.slot.lingering) & s:
+            if reg.sess[s - 1] != "live" and not (reg.slot.active | reg.slot.draining) & s:
                 reg, more = self.end(world, reg, s, reg.sess[s - 1], breaks=False, released=True)
                 todo += more
             return world, reg, todo, ("done",)
@@ -140,7 +140,7 @@ class Coordinator:
             return world, reg, [], ("quota",)
         elif recorder and slot.rec not in (0, s):
             return world, reg, [], ("taken",)
-        slot = slot._replace(active=slot.active | s, lingering=slot.lingering & ~s, left=slot.left & ~s)
+        slot = slot._replace(active=slot.active | s, draining=slot.draining & ~s, left=slot.left & ~s)
         if recorder and not slot.rec:
             slot = slot._replace(rec=s)
             todo += [("rec", s)]

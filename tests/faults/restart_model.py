@@ -118,7 +118,7 @@ class Model(Clients):
             client = world.of(s)
             if names[world.mem.sess[s - 1]] != world.lines[s - 1]:
                 return f"a session is {world.mem.sess[s - 1]}, and its line says {world.lines[s - 1]}"
-            if client.alive and client.inc and (slot.inc != client.inc or not (slot.active | slot.lingering) & s):
+            if client.alive and client.inc and (slot.inc != client.inc or not (slot.active | slot.draining) & s):
                 return f"{s} holds a lease that the coordinator does not know"
             if client.alive and client.inc and client.base != slot.base:
                 return f"{s} counts from {client.base}, and the coordinator from {slot.base}"

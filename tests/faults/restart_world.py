@@ -68,7 +68,7 @@ class Slot(NamedTuple):
     ring: int = 0
     rec: int = 0
     active: int = 0
-    lingering: int = 0
+    draining: int = 0
     left: int = 0
     drained: bool = False
 

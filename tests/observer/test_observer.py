@@ -123,13 +123,13 @@ def test_who_closed_an_event_lingers_until_its_work_is_done(
     found = {
         (link["session"], link["role"], link["state"])
         for link in observer.until(
-            lambda state: any(link["state"] == "lingering" for link in state["links"]), "the wait lingers"
+            lambda state: any(link["state"] == "draining" for link in state["links"]), "the wait lingers"
         )["links"]
     }
-    assert found == {("holder", "records", "active"), ("main", "waits", "lingering")}
+    assert found == {("holder", "records", "active"), ("main", "waits", "draining")}
     assert {(row.event, row.role, row.state) for row in client.list_attachments("he")} == {
         ("held", "records", "active"),
-        ("held", "waits", "lingering"),
+        ("held", "waits", "draining"),
     }
     assert len(client.list_attachments(limit=1)) == 1
     assert client.list_attachments("other") == []

@@ -149,7 +149,7 @@ class Scene:
                 slot.is_drained,
                 slot.recorder.name if slot.recorder else "",
                 sorted(self.serials[serial] for serial in slot.active),
-                sorted(self.serials[serial] for serial in slot.lingering),
+                sorted(self.serials[serial] for serial in slot.draining),
             )
             for slot in registry.slots.values()
             if slot.state != "free"
@@ -194,9 +194,9 @@ def _folded(read: list[records.Record]) -> object:
     sessions: dict[int, object] = {}
     for record in read:
         for slot in record.slots:
-            slots[slot.index] = msgspec.structs.replace(slot, active=[], lingering=[], left=[])
+            slots[slot.index] = msgspec.structs.replace(slot, active=[], draining=[], left=[])
             holders[slot.index] = dict.fromkeys(slot.active, "active")
-            holders[slot.index] |= dict.fromkeys(slot.lingering, "lingering") | dict.fromkeys(slot.left, "left")
+            holders[slot.index] |= dict.fromkeys(slot.draining, "draining") | dict.fromkeys(slot.left, "left")
         for each in record.attachments:
             holders[each.index][each.serial] = each.state
         sessions.update((one.serial, msgspec.structs.replace(one, forgotten=0)) for one in record.sessions)

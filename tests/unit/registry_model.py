@@ -69,7 +69,7 @@ class Model:
         if session not in self.live and not any(session in use.holders for use in self.uses.values()):
             self.there.discard(session)
 
-    def lingering(self) -> list[tuple[int, Key]]:
+    def draining(self) -> list[tuple[int, Key]]:
         """Who lives and has closed a use, but may touch it still."""
         uses = sorted(self.uses.items(), key=lambda item: item[0])
         return [

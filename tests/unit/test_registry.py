@@ -133,7 +133,7 @@ def test_who_closed_a_use_is_forgotten_with_its_session_and_not_kept_by_the_slot
         scene.close(guest, slot)
         scene.close(guest, slot)
         scene.registry.end_session(guest, released=True)
-    assert not slot.lingering
+    assert not slot.draining
     assert len(slot.active) == 1
     assert sum(len(value) for value in vars(slot).values() if isinstance(value, (set, dict, list))) == 1
 

@@ -165,11 +165,11 @@ class Machine(RuleBasedStateMachine):
     def attach_by_point(self, at: int, which: int) -> None:
         self._attach(self._pick(self.model.live, at), self._point(which))
 
-    @precondition(lambda self: self.model.lingering())
+    @precondition(lambda self: self.model.draining())
     @rule(at=st.integers(0, 5))
     def attach_again_to_what_was_closed_and_is_held_still(self, at: int) -> None:
-        lingering = self.model.lingering()
-        serial, key = lingering[at % len(lingering)]
+        draining = self.model.draining()
+        serial, key = draining[at % len(draining)]
         self._attach(self.sessions[serial], key)
 
     def _attach(self, session: Session, key: Key) -> None:
@@ -287,7 +287,7 @@ class Machine(RuleBasedStateMachine):
                 slot,
                 recorder=known.get(slot.recorder.serial, slot.recorder) if slot.recorder is not None else None,
                 active=set(slot.active),
-                lingering=set(slot.lingering),
+                draining=set(slot.draining),
                 left=slot.left | {_NOBODY},  # what is gone is not asked for
             )
             for slot in old.slots.values()
@@ -327,7 +327,7 @@ class Machine(RuleBasedStateMachine):
         found = {}
         for slot in self._in_use():
             recorder = slot.recorder.serial if slot.recorder is not None else None
-            holders = slot.active | slot.lingering
+            holders = slot.active | slot.draining
             use = Use(slot.name, slot.state, recorder, slot.is_drained, set(slot.active), holders)
             found[slot.index, slot.incarnation] = use
         assert found == self.model.uses
@@ -388,8 +388,8 @@ class Machine(RuleBasedStateMachine):
         touched = self.registry.touched
         for slot, serial in touched.attachments:
             if slot not in touched.slots:
-                *rest, active, lingering, left = self.journal["slot", slot.index]
-                sets = zip((active, lingering, left), (slot.active, slot.lingering, slot.left), strict=True)
+                *rest, active, draining, left = self.journal["slot", slot.index]
+                sets = zip((active, draining, left), (slot.active, slot.draining, slot.left), strict=True)
                 changed = ((was - {serial}) | (now & {serial}) for was, now in sets)
                 self.journal["slot", slot.index] = (*rest, *changed)
         self.journal.update((("slot", slot.index), _slot_as_it_is(slot)) for slot in touched.slots)
@@ -420,7 +420,7 @@ class Machine(RuleBasedStateMachine):
 
 def _slot_as_it_is(slot: Slot) -> Any:
     recorder = None if slot.recorder is None else slot.recorder.serial
-    sets = frozenset(slot.active), frozenset(slot.lingering), frozenset(slot.left)
+    sets = frozenset(slot.active), frozenset(slot.draining), frozenset(slot.left)
     return slot.state, slot.incarnation, slot.name, recorder, slot.is_drained, *sets
 
 

@@ -34,7 +34,7 @@ class _GivesTheRoleTwice(Registry):
 
 class _ForgetsThatTheRecorderIsPending(Registry):
     def _attach(self, session: Session, slot: Slot) -> None:
-        if session.serial in slot.lingering:
+        if session.serial in slot.draining:
             slot.is_drained = True
         super()._attach(session, slot)
 
@@ -42,7 +42,7 @@ class _ForgetsThatTheRecorderIsPending(Registry):
 class _ReleasesWhileOthersLinger(Registry):
     def _leave(self, slot: Slot, session: Session, *, breaks: bool, released: bool, drained: bool = False) -> None:
         if released:
-            slot.lingering.clear()
+            slot.draining.clear()
         super()._leave(slot, session, breaks=breaks, released=released, drained=drained)
 
 

@@ -142,7 +142,7 @@ class AttachmentInfo(Message, frozen=True):
     """One session's use of one shared event.
 
     `event` is its name, empty for an unnamed one, `session` a name or else the id, `session_id` public. `role` is
-    "records" or "waits"; `state` "active", or "lingering" once it closed the event but may still touch it. `slot` and
+    "records" or "waits"; `state` "active", or "draining" once it closed the event but may still touch it. `slot` and
     `incarnation` are the event's, as in `EventInfo`.
     """
 
@@ -150,7 +150,7 @@ class AttachmentInfo(Message, frozen=True):
     session: str
     session_id: str
     role: Literal["records", "waits"]
-    state: Literal["active", "lingering"]
+    state: Literal["active", "draining"]
     slot: Count
     incarnation: Count
 

@@ -127,7 +127,7 @@ function showGraph(state) {
   if (focused) [...picture.querySelectorAll("g.node")].find((node) => node.getAttribute("data-key") === focused)?.focus();
   byId("links").replaceChildren(...state.links.map((link) => {
     const event = link.event || `(unnamed, slot ${link.slot})`;
-    return element("li", {}, `${link.session} ${link.role === "records" ? "records" : "waits"} on ${event}${link.state === "lingering" ? " (closed it, work still in flight)" : ""}`);
+    return element("li", {}, `${link.session} ${link.role === "records" ? "records" : "waits"} on ${event}${link.state === "draining" ? " (closed it, work still in flight)" : ""}`);
   }));
 }
 

@@ -185,7 +185,7 @@ function layOut(links, width) {
   const edges = shown.map((link) => ({
     from: link.role === "records" ? `r/${link.session_id}` : `e/${place(link)}`,
     to: link.role === "records" ? `e/${place(link)}` : `w/${link.session_id}`,
-    kind: link.state === "lingering" ? "lingering" : link.role,
+    kind: link.state === "draining" ? "draining" : link.role,
   })).filter((edge) => nodes.has(edge.from) && nodes.has(edge.to));
   return { nodes, edges, box, height: rows * step + 12, leftOut: links.length - edges.length };
 }
