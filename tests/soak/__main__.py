@@ -143,8 +143,8 @@ class Soak:
     def growth(self) -> float:
         """KiB by which the coordinator's memory grew in its last three minutes; 0 if the soak is too short to say.
 
-        For some six minutes it fills what is bounded: kept replies, and all that grows with the most slots and events. Three
-        minutes of 64 processes open some 20,000 events and 100,000 attachments: 60 bytes left of each event are found.
+        For some six minutes it fills what is bounded: kept replies, and all that grows with the most slots and events.
+        Three minutes of 64 processes open some 20,000 events: 60 bytes that are left of each are found.
         """
         end = self.options.seconds
         before = [kib for at, kib in self.private if end - 240 <= at < end - 180]
