@@ -43,12 +43,12 @@ class SessionLine:
         return self._words[self._first + S_STATE]
 
     @property
-    def standing(self) -> memoryview:
+    def state_and_serial(self) -> memoryview:
         """The words of state and serial, to compare with the expected ones."""
         return self._words[self._first + S_STATE : self._first + S_SERIAL + 1]
 
     @property
-    def standing_address(self) -> int:
+    def state_and_serial_address(self) -> int:
         """Address of those words in this process."""
         return self._address + S_STATE * 8
 

@@ -26,7 +26,7 @@ class Look:
     `good_until` is CLOCK_MONOTONIC in ns; the session's lease writes it, and -1 once there is a problem.
     """
 
-    __slots__ = ("_fork_mark", "_header", "_live", "_running_header", "_slowly", "_standing", "good_until")
+    __slots__ = ("_fork_mark", "_header", "_live", "_running_header", "_slowly", "_state_and_serial", "good_until")
 
     shortcuts = slow_calls = 0  # calls that the compiled core took, and those that it left to the Python engine
 
@@ -35,7 +35,7 @@ class Look:
     ) -> None:
         self._fork_mark = fork_mark.byte
         self._header, self._running_header = board.header, board.running_header
-        self._standing, self._live = line.standing, words(live, serial)
+        self._state_and_serial, self._live = line.state_and_serial, words(live, serial)
         self._slowly = slowly
         self.good_until: int = -1
 
@@ -43,7 +43,7 @@ class Look:
         """Call `slowly` unless all is well. Costs about 0.3 µs, compiled 0.05."""
         if (
             self._fork_mark[0]
-            and self._standing == self._live
+            and self._state_and_serial == self._live
             and self._header == self._running_header
             and monotonic_ns() <= self.good_until
         ):

@@ -43,7 +43,7 @@ def wait_for_all(joined: Stream) -> None:
     """
     with OnDevice(joined.device_index) as inside, inside:
         if _records_contexts():
-            living.use(lambda made: _refuse_captures(_known(made, joined.device_index)))
+            living.use(lambda made: _raise_if_capturing(_known(made, joined.device_index)))
             _wait_for_context(joined)
             return
         count = living.use(lambda made: _wait_for_known(joined, _known(made, joined.device_index)))
@@ -86,7 +86,7 @@ def _known(made: Sequence[_Known], ordinal: int) -> list[_Known]:
     return [(legacy, ordinal), *(pair for address, pair in by_address.items() if address not in LEGACY)]
 
 
-def _refuse_captures(streams: Iterable[_Known]) -> None:
+def _raise_if_capturing(streams: Iterable[_Known]) -> None:
     for handle, _ in streams:
         capture.refuse_capturing(handle, _WHAT)
 

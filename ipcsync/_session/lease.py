@@ -51,7 +51,7 @@ class SessionLease:
         self._is_over = False
         self._coordinator, self._pidfd = self._watch_coordinator()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._standing, self._live = self._line.standing, words(LIVE, welcome.serial)
+        self._state_and_serial, self._live = self._line.state_and_serial, words(LIVE, welcome.serial)
         self._last_ns = monotonic_ns()
         self.look: Look = Look(fork.mark(), board, self._line, welcome.serial, LIVE, _slowly(weakref.ref(self)))
         self.look.good_until = self._last_ns + self._ttl_ns
@@ -202,7 +202,7 @@ class SessionLease:
         if self._problem is not None or self._is_over:
             return
         try:
-            is_silent = now - self._last_ns > self._ttl_ns or self._standing != self._live
+            is_silent = now - self._last_ns > self._ttl_ns or self._state_and_serial != self._live
             if is_silent or (self._pidfd is None and not self.coordinator_is_alive()):
                 self._diagnose()
             self._check_board()

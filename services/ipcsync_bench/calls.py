@@ -173,7 +173,7 @@ def _hold_and_record(state: dict[str, Any], endpoint: str, engine: EngineName) -
     return bytes(event.record(stream))
 
 
-def _let_go(state: dict[str, Any]) -> None:
+def _release(state: dict[str, Any]) -> None:
     state["gate"].open()
     state["stream"].synchronize()
     state.pop("gate").__exit__(None, None, None)
@@ -200,7 +200,7 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:
                 point = client.point(recorder.call(_hold_and_record, coordinator.endpoint, engine))
                 point.wait(waiting)
                 figure = _each(lambda: point.wait(waiting), count)
-                recorder.call(_let_go)
+                recorder.call(_release)
                 waiting.synchronize()
                 return figure
 

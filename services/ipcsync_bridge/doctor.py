@@ -60,7 +60,7 @@ def main(runtime_dir: str | None, as_json: bool, **given: Any) -> None:
 
 
 @dataclass
-class Trial:
+class Context:
     """What is known so far."""
 
     settings: Settings
@@ -90,7 +90,7 @@ class Trial:
 
 async def run(settings: Settings, directory: str) -> list[Finding]:
     """All checks. None hangs."""
-    trial = Trial(settings, directory)
+    context = Context(settings, directory)
     found: list[Finding] = []
     stopped = ""
     try:
@@ -98,48 +98,48 @@ async def run(settings: Settings, directory: str) -> list[Finding]:
             if stopped:
                 found.append(Finding(name, "skipped", f"not tried: {stopped}"))
                 continue
-            found.append(Finding(name, *await _tried(check, trial)))
+            found.append(Finding(name, *await _tried(check, context)))
             if is_vital and found[-1].result == "fail":
                 stopped = f"{name} failed"
     finally:
-        if trial.nats is not None:
-            await trial.nats.close()
+        if context.nats is not None:
+            await context.nats.close()
     return found
 
 
-async def _tried(check: Callable[[Trial], Awaitable[Outcome]], trial: Trial) -> Outcome:
+async def _tried(check: Callable[[Context], Awaitable[Outcome]], context: Context) -> Outcome:
     import nats.errors
     import nats.js.errors
 
     try:
-        return await check(trial)
+        return await check(context)
     except (nats.errors.Error, nats.js.errors.Error, OSError, asyncio.TimeoutError) as error:
-        said = trial.errors[-1] if trial.errors else str(error) or type(error).__name__
+        said = context.errors[-1] if context.errors else str(error) or type(error).__name__
         return "fail", said, "See the servers' log, and their permissions for this node (deploy/nats)."
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------
 
 
-async def _coordinator(trial: Trial) -> Outcome:
+async def _coordinator(context: Context) -> Outcome:
     from ipcsync._board.runtime_dir import who_serves
 
     try:
-        serving = who_serves(trial.directory)
+        serving = who_serves(context.directory)
     except OSError:
         serving = None
     if serving is None:
-        return "warn", f"none serves {trial.directory}", "A bridge needs one: ipcsync coordinator"
-    return "ok", f"pid {serving[0]} serves {trial.directory}", ""
+        return "warn", f"none serves {context.directory}", "A bridge needs one: ipcsync coordinator"
+    return "ok", f"pid {serving[0]} serves {context.directory}", ""
 
 
-async def _clock(_: Trial) -> Outcome:
+async def _clock(_: Context) -> Outcome:
     now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     return "ok", f"it is {now} UTC here; no link depends on it, certificates are judged by it", ""
 
 
-async def _certificates(trial: Trial) -> Outcome:
-    settings = trial.settings
+async def _certificates(context: Context) -> Outcome:
+    settings = context.settings
     if not settings.tls_ca:
         return "warn", "none: what bridges say is in the clear", "Use TLS between machines: see docs/fleet.md."
     if not settings.tls_cert:
@@ -166,15 +166,15 @@ async def _certificates(trial: Trial) -> Outcome:
 # --- the servers ------------------------------------------------------------------------------------------------------
 
 
-async def _server(trial: Trial) -> Outcome:
+async def _server(context: Context) -> Outcome:
     import nats
 
     from ipcsync_bridge.nats_transport import tls_of
 
-    settings = trial.settings
+    settings = context.settings
 
     async def failed(error: Exception) -> None:
-        trial.errors.append(str(error).lower())
+        context.errors.append(str(error).lower())
 
     connecting = nats.connect(
         list(settings.servers),
@@ -187,17 +187,19 @@ async def _server(trial: Trial) -> Outcome:
         user_credentials=settings.credentials or None,
     )
     try:
-        trial.nats = await asyncio.wait_for(connecting, len(settings.servers) * _ANSWER_S + 1.0)  # it goes on trying
+        context.nats = await asyncio.wait_for(connecting, len(settings.servers) * _ANSWER_S + 1.0)  # it goes on trying
     except asyncio.TimeoutError:
-        trial.errors.append(f"no server answers: {trial.errors[-1] if trial.errors else ', '.join(settings.servers)}")
+        context.errors.append(
+            f"no server answers: {context.errors[-1] if context.errors else ', '.join(settings.servers)}"
+        )
         raise
     trips = []
     for _ in range(5):
         began = time.monotonic()
-        await trial.client.flush(timeout=int(_ANSWER_S))
+        await context.client.flush(timeout=int(_ANSWER_S))
         trips.append(time.monotonic() - began)
-    version = trial.client.connected_server_version
-    url = trial.client.connected_url
+    version = context.client.connected_server_version
+    url = context.client.connected_url
     number = f"{version.major}.{version.minor}.{version.patch}"
     detail = f"{url.geturl() if url else ''}, nats-server {number}, round trip {sorted(trips)[2] * 1000:.2f} ms"
     if (version.major, version.minor) < _OLDEST:
@@ -205,24 +207,24 @@ async def _server(trial: Trial) -> Outcome:
     return "ok", detail, ""
 
 
-async def _messages(trial: Trial) -> Outcome:
-    most = trial.client.max_payload
+async def _messages(context: Context) -> Outcome:
+    most = context.client.max_payload
     if most < wire.MAX_BYTES:
         return "fail", f"max_payload is {most} bytes", f"Bridges send {wire.MAX_BYTES}: raise it in the configuration."
     return "ok", f"max_payload is {most} bytes, of which bridges use {wire.MAX_BYTES}", ""
 
 
-async def _jetstream(trial: Trial) -> Outcome:
+async def _jetstream(context: Context) -> Outcome:
     import nats.js.errors
 
-    context = trial.client.jetstream(timeout=_ANSWER_S)
+    jetstream = context.client.jetstream(timeout=_ANSWER_S)
     try:
-        await context.account_info()
+        await jetstream.account_info()
     except nats.js.errors.ServiceUnavailableError as error:
         return "fail", f"not there: {error.description or error}", "Start the servers with it: nats-server -js"
-    name = f"KV_ipcsync_{trial.settings.fleet}"
+    name = f"KV_ipcsync_{context.settings.fleet}"
     try:
-        info = await context.stream_info(name)
+        info = await jetstream.stream_info(name)
     except nats.js.errors.NotFoundError:
         return "ok", f"the store {name} is not there: the first bridge makes it (--replicas)", ""
     copies = info.config.num_replicas or 1
@@ -235,44 +237,44 @@ async def _jetstream(trial: Trial) -> Outcome:
     return "ok", detail, ""
 
 
-async def _permissions(trial: Trial) -> Outcome:
-    client, settings = trial.client, trial.settings
+async def _permissions(context: Context) -> Outcome:
+    client, settings = context.client, context.settings
     node = settings.node
     refused: list[str] = []
     for kind, rest in (("ask", ""), ("tell", ""), ("answer", f".{_NOBODY}")):
-        subject = trial.subject(_NOBODY, kind, node) + rest
-        if await trial.is_refused(subject, client.publish(subject, b"")):
+        subject = context.subject(_NOBODY, kind, node) + rest
+        if await context.is_refused(subject, client.publish(subject, b"")):
             refused.append(f"to speak on {subject}")
-        subject = trial.subject(node, kind, "*") + (rest and ".*")
-        if await trial.is_refused(subject, client.subscribe(subject)):
+        subject = context.subject(node, kind, "*") + (rest and ".*")
+        if await context.is_refused(subject, client.subscribe(subject)):
             refused.append(f"to hear {subject}")
     bucket = f"$KV.ipcsync_{settings.fleet}"
     keys = (f"{bucket}.nodes.{node}", f"{bucket}.names.{_NOBODY}")
-    refused += [f"to write {key}" for key in keys if await trial.is_refused(key, _try_to_write(trial, key))]
+    refused += [f"to write {key}" for key in keys if await context.is_refused(key, _try_to_write(context, key))]
     if refused:
         return "fail", f"forbidden: {', '.join(refused)}", "deploy/nats has what each node needs."
     advice = "Fine on one machine. Elsewhere any member could speak for another: deploy/nats has permissions."
     level: Result = "warn" if settings.tls_ca else "ok"
-    subject = trial.subject(_NOBODY, "tell", _NOBODY)
-    if not await trial.is_refused(subject, client.publish(subject, b"")):
+    subject = context.subject(_NOBODY, "tell", _NOBODY)
+    if not await context.is_refused(subject, client.publish(subject, b"")):
         return level, "all that it needs, and to speak as any other node", advice
-    if not await _is_response_refused(trial):
+    if not await _is_response_refused(context):
         return level, "all that it needs, and to speak as another node in a response (allow_responses)", advice
     return "ok", "all that it needs, and not to speak as another node", ""
 
 
-async def _is_response_refused(trial: Trial) -> bool:
+async def _is_response_refused(context: Context) -> bool:
     """Whether this node may not respond on another's subject, to a question of its own that names it as its reply's."""
-    node = trial.settings.node
-    question = trial.subject(node, "tell", node)
-    heard = await trial.client.subscribe(question)
-    subject = trial.subject(_NOBODY, "tell", _NOBODY)
-    await trial.client.publish(question, b"", reply=subject)
+    node = context.settings.node
+    question = context.subject(node, "tell", node)
+    heard = await context.client.subscribe(question)
+    subject = context.subject(_NOBODY, "tell", _NOBODY)
+    await context.client.publish(question, b"", reply=subject)
     await heard.next_msg(timeout=_ANSWER_S)
-    return await trial.is_refused(subject, trial.client.publish(subject, b""))
+    return await context.is_refused(subject, context.client.publish(subject, b""))
 
 
-async def _try_to_write(trial: Trial, subject: str) -> None:
+async def _try_to_write(context: Context, subject: str) -> None:
     """Write what cannot be: only whether that is allowed to be tried counts."""
     import nats.errors
     import nats.js.errors
@@ -281,7 +283,7 @@ async def _try_to_write(trial: Trial, subject: str) -> None:
 
     headers = {"Nats-Expected-Last-Subject-Sequence": str(_NEVER)}
     try:
-        await trial.client.jetstream(timeout=_ANSWER_S).publish(subject, b"", headers=headers)
+        await context.client.jetstream(timeout=_ANSWER_S).publish(subject, b"", headers=headers)
     except nats.js.errors.NoStreamResponseError:
         return  # there is no store so far
     except nats.js.errors.APIError as error:
@@ -291,18 +293,18 @@ async def _try_to_write(trial: Trial, subject: str) -> None:
         return  # refused, which the server has told
 
 
-async def _name(trial: Trial) -> Outcome:
+async def _name(context: Context) -> Outcome:
     import nats.js.errors
 
-    node = trial.settings.node
-    mine = known_owner_id(trial.directory, trial.settings.fleet, node)
-    answering = await _who_answers(trial)
+    node = context.settings.node
+    mine = known_owner_id(context.directory, context.settings.fleet, node)
+    answering = await _who_answers(context)
     if answering is not None:
         if answering == mine:
             return "ok", f"{node!r} is this machine's, and its bridge answers", ""
         return "fail", f"{node!r} is another machine's, whose bridge answers", "Give each node a name of its own."
     try:
-        bucket = await trial.client.jetstream(timeout=_ANSWER_S).key_value(f"ipcsync_{trial.settings.fleet}")
+        bucket = await context.client.jetstream(timeout=_ANSWER_S).key_value(f"ipcsync_{context.settings.fleet}")
         owner = decode((await bucket.get(f"nodes.{node}")).value or b"", Owner)
     except (nats.js.errors.NotFoundError, nats.js.errors.KeyNotFoundError):
         owner = None
@@ -313,14 +315,14 @@ async def _name(trial: Trial) -> Outcome:
     return "warn", f"{node!r} was another machine's, which does not answer", "A bridge here takes it after --link-ttl."
 
 
-async def _who_answers(trial: Trial) -> bytes | None:
+async def _who_answers(context: Context) -> bytes | None:
     """The owner id of the bridge that has the node's name now."""
     import nats.errors
 
-    node = trial.settings.node
-    reply = f"{trial.subject(node, 'answer', node)}.{secrets.token_hex(16)}"
-    heard = await trial.client.subscribe(reply)
-    await trial.client.publish(trial.subject(node, "ask", node), wire.encode(wire.Ping(b"", 0)), reply=reply)
+    node = context.settings.node
+    reply = f"{context.subject(node, 'answer', node)}.{secrets.token_hex(16)}"
+    heard = await context.client.subscribe(reply)
+    await context.client.publish(context.subject(node, "ask", node), wire.encode(wire.Ping(b"", 0)), reply=reply)
     try:
         answer = await heard.next_msg(timeout=_ANSWER_S)
     except (nats.errors.TimeoutError, asyncio.TimeoutError):
@@ -333,7 +335,7 @@ async def _who_answers(trial: Trial) -> bytes | None:
     return body.owner if isinstance(body, wire.Pong) else None
 
 
-CHECKS: tuple[tuple[str, Callable[[Trial], Awaitable[Outcome]], bool], ...] = (
+CHECKS: tuple[tuple[str, Callable[[Context], Awaitable[Outcome]], bool], ...] = (
     ("coordinator", _coordinator, False),
     ("clock", _clock, False),
     ("certificates", _certificates, False),

@@ -47,7 +47,7 @@ class Following:
         self._syncing: set[str] = set()
         self._kept_less: set[str] = set()  # sources to be told what is still wanted
         self._linking = 0
-        mirrors.on_gone = self._let_go
+        mirrors.on_gone = self._release
 
     def last_heard(self, node: str) -> float:
         """When a node was heard last, on CLOCK_MONOTONIC; 0 if none of its events is mirrored here."""
@@ -103,7 +103,7 @@ class Following:
             source.wants_sync = True  # the node may have been told that it is not wanted
             self._wake()
 
-    def _let_go(self, origin: Origin) -> None:
+    def _release(self, origin: Origin) -> None:
         """A mirror has ended: its news are not wanted any more."""
         for source in self.sources.values():
             if source.epoch == origin.epoch:

@@ -72,7 +72,7 @@ class Names:
         for _ in range(TRIES):
             found = await self._transport.read(key, one_try(deadline))
             if found is not None and found[0] != value:
-                await self._refuse_if_taken(want.name, found[0], deadline)
+                await self._raise_if_taken(want.name, found[0], deadline)
             try:
                 # If it is to be removed, it is written again: a removal that is under way expects the earlier revision.
                 is_mine = found is not None and found[0] == value and use not in self._over
@@ -99,7 +99,7 @@ class Names:
             self._over.add(use)
             raise
 
-    async def _refuse_if_taken(self, name: str, value: bytes, deadline: float) -> None:
+    async def _raise_if_taken(self, name: str, value: bytes, deadline: float) -> None:
         claim = decode(value, Claim)
         if claim is None or not await self._nodes.is_present(claim, one_try(deadline)):
             return

@@ -73,7 +73,7 @@ class Nodes:
             found = await self._transport.read(key, STORE_S)
             known = None if found is None else decode(found[0], Owner)
             if found is not None and (known is None or known.owner != self.owner):  # or nobody knows whose it is
-                await self._refuse_if_alive()
+                await self._raise_if_alive()
             self.term = max(self.term, 0 if known is None else known.term) + 1
             value = msgspec.json.encode(Owner(self.owner, self.epoch, self.term))
             try:
@@ -92,7 +92,7 @@ class Nodes:
                 with contextlib.suppress(Conflict):
                     await self._transport.cas(key, None, revision, STORE_S)
 
-    async def _refuse_if_alive(self) -> None:
+    async def _raise_if_alive(self) -> None:
         """Ask who has the name for a whole TTL; one answer means that it is taken."""
         if await self.is_there(self.node, self.ttl_s) is not None:
             raise NodeNameTaken(

@@ -116,7 +116,7 @@ class Handlers:
         if known is not None:
             return self._welcome(known)
         if hello.role:
-            self._refuse_second_bridge(hello)
+            self._raise_if_second_bridge(hello)
         elif hello.driver != self._terms.driver:
             raise ConnectError(f"this coordinator uses the driver {self._terms.driver!r}, the client {hello.driver!r}")
         ttl = self._granted_ttl(hello.lease_ttl)
@@ -137,7 +137,7 @@ class Handlers:
         # By a child that C code forked, after its parent's death: who gets the line would wait for the child's end.
         return self._board.has_lifeline(self._board.session(line))
 
-    def _refuse_second_bridge(self, hello: messages.Hello) -> None:
+    def _raise_if_second_bridge(self, hello: messages.Hello) -> None:
         if hello.role != "bridge":
             raise ProtocolError(f"a session's role must be 'bridge' or empty, not {hello.role!r:.80}", code="role")
         serving = self._sessions.bridge()
@@ -251,7 +251,7 @@ class Handlers:
     def _open(self, entry: SessionEntry, body: messages.Open) -> messages.Message:
         slot = self._registry.find(body.name)
         if slot is not None:
-            self._refuse_unusable(entry, slot)
+            self._raise_if_unusable(entry, slot)
             self._registry.join(entry.session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
         else:
             self._registry.check_room(entry.session, body.name)
@@ -292,10 +292,10 @@ class Handlers:
     def _attach(self, entry: SessionEntry, body: messages.Attach) -> messages.Message:
         known = self._registry.slots.get(body.slot)
         if known is not None:
-            self._refuse_unusable(entry, known)
+            self._raise_if_unusable(entry, known)
         return attachment_of(self._registry.attach(entry.session, body.slot, body.incarnation), entry.session)
 
-    def _refuse_unusable(self, entry: SessionEntry, slot: Slot) -> None:
+    def _raise_if_unusable(self, entry: SessionEntry, slot: Slot) -> None:
         if slot.engine == "event" and entry.why_not_event:
             raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.why_not_event}")
 

@@ -19,7 +19,7 @@ from typing import Any
 import ipcsync
 from ipcsync import _drivers
 from ipcsync.typing import EngineName
-from ipcsync_bench.calls import _hold_and_record, _let_go
+from ipcsync_bench.calls import _hold_and_record, _release
 from ipcsync_bench.workers import Worker
 
 _ROUNDS, _BURSTS, _CALLS = 10, 30, 20
@@ -86,7 +86,7 @@ def main() -> None:
                 point = recorder.call(_hold_and_record, coordinator.endpoint, engine)
                 row = figures.setdefault(f"wait on a pending point ({engine})", [])
                 row.append([worker.call(_least_wait, point) for worker in (old, new)])
-                recorder.call(_let_go)
+                recorder.call(_release)
     lines = ["| row | cuda.bindings.driver | _v2 |", "|---|---|---|"]
     for name, rounds in figures.items():
         theirs, ours = (min(column) for column in zip(*rounds, strict=True))

@@ -15,7 +15,7 @@ import pytest
 
 import ipcsync
 from ipcsync.cli.doctor import actions
-from ipcsync.cli.doctor.workers import TrialError, Worker, Workers
+from ipcsync.cli.doctor.workers import CheckFailed, Worker, Workers
 from tests.kit.zygote import IPCSYNC
 
 pytestmark = pytest.mark.process
@@ -200,7 +200,7 @@ def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(mo
         monkeypatch.setattr(first, "_seconds", 0.2)
         os.kill(first.pid, 19)  # SIGSTOP: as stuck as in a driver that hangs
         began = time.monotonic()
-        with pytest.raises(TrialError, match="did not finish 'place' in time"):
+        with pytest.raises(CheckFailed, match="did not finish 'place' in time"):
             first.call(actions.place)
         assert time.monotonic() - began < 10
         assert first.status is not None
@@ -211,12 +211,12 @@ def test_a_process_that_does_not_answer_is_killed_and_another_takes_its_place(mo
 
 def test_a_process_that_dies_or_fails_is_told_as_what_it_is() -> None:
     with Workers() as workers:
-        with pytest.raises(TrialError, match="KeyError"):
+        with pytest.raises(CheckFailed, match="KeyError"):
             workers["one"].call(actions.record, name="never opened")
-        with pytest.raises(TrialError, match="ConnectError"):
+        with pytest.raises(CheckFailed, match="ConnectError"):
             workers["one"].call(actions.connect, endpoint="tcp://nowhere")
         workers["one"].begin(actions.place)
         worker: Worker = workers["one"]
         worker.kill()
-        with pytest.raises(TrialError, match="ended: killed by SIGKILL"):
+        with pytest.raises(CheckFailed, match="ended: killed by SIGKILL"):
             worker.call(actions.place)

@@ -10,7 +10,7 @@ import pytest
 from ipcsync.cli.doctor import actions, checks, two_process_checks
 from ipcsync.cli.doctor.checks import CHECKS, Context
 from ipcsync.cli.doctor.report import Finding
-from ipcsync.cli.doctor.workers import TrialError, Workers
+from ipcsync.cli.doctor.workers import CheckFailed, Workers
 
 _H100 = {"name": "NVIDIA H100", "uuid": "aa", "ipc_events": True, "compute_mode": 0}
 _ALONE = {**_H100, "uuid": "bb", "compute_mode": 3}
@@ -131,7 +131,7 @@ def test_an_engine_that_does_not_work_is_a_warning_while_the_other_one_does() ->
 
 
 def test_an_engine_whose_trial_breaks_off_does_not_work_for_that_reason() -> None:
-    context = _context(check=TrialError("the recorder process ended: killed by SIGSEGV"))
+    context = _context(check=CheckFailed("the recorder process ended: killed by SIGSEGV"))
     assert _find("event-handles", context).detail == "device 0: the recorder process ended: killed by SIGSEGV"
 
 
@@ -178,7 +178,7 @@ def test_what_cuda_leaves_open_is_told_in_its_words(name: str, function: Any) ->
 
 
 def test_a_check_that_a_later_one_needs_stops_the_rest() -> None:
-    context = _context(describe=TrialError("the recorder process did not answer"))
+    context = _context(describe=CheckFailed("the recorder process did not answer"))
     findings = list(checks._run(context))
     assert [finding.result for finding in findings] == ["fail"] + ["skipped"] * (len(CHECKS) - 1)
     assert "IPCSYNC_DRIVER=host" in findings[0].advice

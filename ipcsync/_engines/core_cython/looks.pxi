@@ -8,7 +8,7 @@ cdef class Look:
 
     cdef const uint8_t *fork_mark
     cdef const uint64_t *header
-    cdef const uint64_t *standing
+    cdef const uint64_t *state_and_serial
     cdef const uint64_t *running
     cdef uint64_t live[2]
     cdef object owners, slowly
@@ -20,7 +20,7 @@ cdef class Look:
         self.owners = (fork_mark, board)
         self.fork_mark = <const uint8_t *><uintptr_t>fork_mark.address
         self.header = <const uint64_t *><uintptr_t>board.address
-        self.standing = <const uint64_t *><uintptr_t>line.standing_address
+        self.state_and_serial = <const uint64_t *><uintptr_t>line.state_and_serial_address
         self.running = <const uint64_t *><uintptr_t>board.running_header_address
         self.live[0], self.live[1] = live, serial
         self.has_mark = board.has_mark
@@ -40,8 +40,8 @@ cdef class Look:
         step(GUARD)
         return (
             self.fork_mark[0]
-            and ipcsync_load(self.standing) == self.live[0]
-            and ipcsync_load(self.standing + 1) == self.live[1]
+            and ipcsync_load(self.state_and_serial) == self.live[0]
+            and ipcsync_load(self.state_and_serial + 1) == self.live[1]
             and self.header_is_good()
             and ipcsync_now() <= self.good_until
         )

@@ -98,7 +98,7 @@ def record(name: str) -> str:
     return bytes(_kept[name].record(_streams[name])).hex()
 
 
-def let_go(name: str) -> None:
+def release(name: str) -> None:
     """Let the held stream go on."""
     _gates[name].open()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ipcsync.cli.doctor import actions, platforms, two_process_checks
 from ipcsync.cli.doctor.report import Finding, Result
-from ipcsync.cli.doctor.workers import TrialError, Workers
+from ipcsync.cli.doctor.workers import CheckFailed, Workers
 from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineName
 
@@ -56,7 +56,7 @@ def _run(context: Context) -> Iterator[Finding]:
             continue
         try:
             result, detail, advice = check(context)
-        except (TrialError, IpcSyncError) as error:
+        except (CheckFailed, IpcSyncError) as error:
             result, detail, advice = "fail", str(error), _ON_FAILURE.get(name, "")
         yield Finding(name, result, detail, advice)
         if result == "fail" and is_vital:
@@ -171,7 +171,7 @@ def _coordinator(context: Context) -> Outcome:
     if os.path.exists(endpoints.socket_path(context.wanted)):
         try:
             context.theirs = context.workers["recorder"].call(actions.connect, endpoint=context.wanted)
-        except TrialError as error:
+        except CheckFailed as error:
             _own_coordinator(context)
             return (
                 "warn",
@@ -280,7 +280,7 @@ def _why_not(context: Context, engine: EngineName, device: int) -> str | None:
         report = context.workers["recorder"].call(actions.check, endpoint=context.endpoint, device=device)[engine]
         if report["ok"]:
             two_process_checks.hand_over(context.workers, context.endpoint, engine, device)
-    except TrialError as error:
+    except CheckFailed as error:
         return str(error)
     return str(report["why"]) or None
 

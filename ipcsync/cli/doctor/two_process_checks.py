@@ -1,6 +1,6 @@
 """Checks with two processes over a coordinator: each engine, the release of waiters, and a recorder's death.
 
-Each trial returns its finding; TrialError says why it could not be completed.
+Each check returns its finding; CheckFailed says why it could not be completed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from ipcsync.cli.doctor import actions
-from ipcsync.cli.doctor.workers import TrialError, Workers
+from ipcsync.cli.doctor.workers import CheckFailed, Workers
 from ipcsync.typing import EngineName
 
 _RELEASE_S = 2.0  # the coordinator, and drivers that release, take less than a tenth of this
@@ -28,22 +28,22 @@ def _name(what: str) -> str:
 
 
 def hand_over(workers: Workers, endpoint: str, engine: EngineName, device: int) -> None:
-    """A record behind a held stream in one process, waited for by a stream of another. TrialError if it fails."""
+    """A record behind a held stream in one process, waited for by a stream of another. CheckFailed if it fails."""
     name = _name("hand-over")
     recorder, waiter = workers["recorder"], workers["waiter"]
     recorder.call(actions.open_recorder, endpoint=endpoint, name=name, engine=engine, device=device)
     recorder.call(actions.record, name=name)
     waiter.call(actions.join, endpoint=endpoint, name=name, device=device, generation=1, ahead=False)
     if not waiter.call(actions.is_held, name=name):
-        raise TrialError("the waiting stream did not wait for the other process's unfinished work")
-    recorder.call(actions.let_go, name=name)
+        raise CheckFailed("the waiting stream did not wait for the other process's unfinished work")
+    recorder.call(actions.release, name=name)
     if engine == "timeline" and not recorder.call(actions.completed_here, name=name, generation=1):
-        raise TrialError("the CPU does not see what the recorder's stream wrote to the board")
+        raise CheckFailed("the CPU does not see what the recorder's stream wrote to the board")
     if not waiter.call(actions.goes_on, name=name):
-        raise TrialError("the waiting stream did not go on when the other process's work was done")
+        raise CheckFailed("the waiting stream did not go on when the other process's work was done")
     outcome = waiter.call(actions.outcome, name=name, generation=1)
     if outcome != "complete":
-        raise TrialError(f"the waiter got {outcome!r} for work that is complete")
+        raise CheckFailed(f"the waiter got {outcome!r} for work that is complete")
     waiter.call(actions.leave, name=name)
     recorder.call(actions.close_recorder, name=name)
 
@@ -71,7 +71,7 @@ def death(workers: Workers, endpoint: str, engine: EngineName) -> Death:
     victim.call(actions.record, name=name)
     waiter.call(actions.join, endpoint=endpoint, name=name, device=0, generation=1, ahead=False)
     if not waiter.call(actions.is_held, name=name):
-        raise TrialError("the waiting stream did not wait for the other process's unfinished work")
+        raise CheckFailed("the waiting stream did not wait for the other process's unfinished work")
     victim.kill()
     outcome = waiter.call(actions.outcome, name=name, generation=1)
     goes_on: bool = waiter.call(actions.goes_on, name=name, seconds=_RELEASE_S)

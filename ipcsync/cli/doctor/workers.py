@@ -19,14 +19,14 @@ START_S = 60.0
 ANSWER_S = 20.0
 
 
-class TrialError(child.WorkerError, IpcSyncError):
+class CheckFailed(child.WorkerError, IpcSyncError):  # noqa: N818 - a finding of the doctor, whom it does not end
     """A process of the doctor failed, ended, or did not answer in time; the message says which."""
 
 
 class Worker(child.Worker):
-    """One process, which runs functions of `actions`. TrialError says why it did not."""
+    """One process, which runs functions of `actions`. CheckFailed says why it did not."""
 
-    error: type[child.WorkerError] = TrialError
+    error: type[child.WorkerError] = CheckFailed
 
     def __init__(self, name: str) -> None:
         self._seconds = START_S
@@ -37,7 +37,7 @@ class Worker(child.Worker):
         self.begin(function, *arguments, **keywords)
         if not self.has_spoken(self._seconds if timeout is None else timeout):
             self.kill()
-            raise TrialError(f"the {self.name} process did not finish {function.__name__!r} in time, and was killed")
+            raise CheckFailed(f"the {self.name} process did not finish {function.__name__!r} in time, and was killed")
         self._seconds = ANSWER_S
         return self.result(0.0)
 
