@@ -152,7 +152,8 @@ test-simcuda-itself: install
 AT_LENGTH := WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=$(SOAK_SECONDS)
 test-all: install
 	$(BIN)/python -m tests.kit.passes "$(MAKE) --no-print-directory" lint benchmarks test-oldest test-newest soak \
-	  "test $(AT_LENGTH)" "-j2 --output-sync=target test-modes WORKERS=$$(($$(nproc) + 1)) $(AT_LENGTH)" \
+	  "test-host $(AT_LENGTH)" "test-cuda WORKERS_BESIDE=$(WORKERS) $(AT_LENGTH)" \
+	  "test-host-async $(AT_LENGTH)" "test-simcuda-sync $(AT_LENGTH)" test-simcuda-itself \
 	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-simcuda test-simcuda-sync IPCSYNC_COMPILED=0"
 
 # Then what `make test` tries a part of, in full: properties, short programs, steps to die at.
