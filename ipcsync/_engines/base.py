@@ -429,6 +429,7 @@ class Engine(SlotUse):
         words = self._words
         if words[self._state_index] != OPEN or (words[self._behind_index] and self.behind.stands(generation)):
             self._raise_if_finished(generation)
+            self.is_complete(generation)  # raises if its recorder has said that it is lost
         self._raise_if_dead(generation)
         if self._header != self._living_header:
             self._raise_if_orphaned()
