@@ -171,10 +171,17 @@ class Chain:
     def judge(self, done: int) -> int:
         """The last generation such that all up to it count; at most `done`, which was found complete before."""
         view = self._view
+        before = self._entries
         if self.loss is None and view.behind.good_bits(view.recorder & 0xFFFF) is not None:
-            self.entries = self._settle_all(done)
+            left = self._settle_all(done)
         else:
-            self.entries = self._judge_one_by_one(done)
+            left = self._judge_one_by_one(done)
+        # A signal's handler may have recorded within this call: its entries stay, for the next judgement. No call comes
+        # between the comparison and the store.
+        if self._entries is before:
+            self._entries = left
+        if not self._entries and self._loss is None:
+            view.has_chain = False
         settled = min(done, self.entries[0].first - 1) if self.entries else done
         if self.loss is not None:
             settled = min(settled, self.lost_from - 1)

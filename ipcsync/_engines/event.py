@@ -13,6 +13,7 @@ from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board, peer_of
+from ipcsync._board.fence import fence
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject
 from ipcsync._engines import imports
@@ -141,8 +142,9 @@ class EventEngine(Engine):
 
     def _raise_room(self) -> None:
         """Let records go on behind what is complete, unless somebody may be about to queue a wait for that."""
-        if self._room < self._completed + self.depth and not self._visits():
-            self._room = self._completed + self.depth
+        done = self._completed  # before the look, within which a signal's handler may store more
+        if self._room < done + self.depth and not self._visits():
+            self._room = max(self._room, done + self.depth)
 
     @holding("_lock")
     def _look_for_room(self, *, is_first: bool) -> None:
@@ -166,9 +168,10 @@ class EventEngine(Engine):
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:
         if self._ring[(generation - 1) % self.depth] is None:
             self._event(generation)  # before the visit: opening one takes long
-        is_inner = within and (self._is_queueing or self.line.is_on_visit(self.guard.line_index))
+        # What the call below has said holds for this one, if it is on the board; a recorder says nothing there.
+        is_inner = within and (self._is_queueing if self.is_recorder else self.line.is_on_visit(self.guard.line_index))
         try:
-            if not is_inner:  # else what that call has said holds for this one
+            if not is_inner:
                 self._is_queueing = True
                 if not self.is_recorder:  # which records under the same lock as this
                     if not self._fork_mark[0]:
@@ -223,8 +226,9 @@ class EventEngine(Engine):
     def _publish_completed(self) -> None:
         done = self._completed
         if done < self._recorded:
-            if self._driver_query(self._recorded):
-                done = self._recorded  # the newest: each generation is complete only after all before it
+            newest = self._recorded  # before the question, within which a signal's handler may record
+            if self._driver_query(newest):
+                done = newest  # the newest: each generation is complete only after all before it
             else:
                 while done + 1 < self._recorded and self._driver_query(done + 1):
                     done += 1
@@ -237,9 +241,14 @@ class EventEngine(Engine):
     def _store(self, done: int) -> None:
         if done <= self._completed or self._is_orphaned:
             return
-        if self.line.state != BROKEN:
-            self.line.store_completed(self.base + done)
-        self._completed = done
+        is_broken = self.line.state == BROKEN
+        if fence:
+            fence()
+        # A signal's handler may have stored more by now, and the word never goes back: no call from here to the store.
+        if done > self._completed:
+            if not is_broken:
+                self._words[self._completed_index] = self.base + done
+            self._completed = done
         self._note_complete(done)
 
     @holding("_lock")

@@ -72,6 +72,10 @@ class _Table:
         """Remove waits that are known good, or to be forgotten."""
         self._change(self._drop, waits)
 
+    def set_aside(self, waits: Iterable[Wait]) -> None:
+        """Have these lost waits stand for no later one, so that `drop` forgets them alone."""
+        self._change(self._set_aside, waits)
+
     def release(self, view: View) -> None:
         """Remove the waits for a view, which have their verdicts; of the lost ones a `Lost` stays."""
         self._change(self._release, view)
@@ -123,16 +127,29 @@ class _Table:
 
     def _put_back(self) -> None:
         while self._log:
-            wait = self._log.pop()
+            wait = self._log[-1]
             listed = lists.get(wait.key, _NO_WAITS).get(wait.place)
-            if listed is wait or wait.verdict is True:
-                continue
-            if listed is None or not _stands_for(listed, wait.generation, wait.stream):
-                self._put(wait, listed, wait.stream)
+            if listed is not wait and wait.verdict is not True:
+                if listed is None or not _stands_for(listed, wait.generation, wait.stream):
+                    self._put(wait, listed, wait.stream)
+                else:
+                    for stream in (wait.stream, *wait.others):
+                        self._put(listed, listed, stream)
+            if wait in self._log:  # only now: an exception before this leaves it to the next change
+                self._log.remove(wait)
 
     def _drop(self, waits: Iterable[Wait]) -> None:
         for wait in waits:
             self._take_out(wait)
+
+    def _set_aside(self, waits: Iterable[Wait]) -> None:
+        for wait in waits:
+            held, place = lists.get(wait.key, {}), wait.place
+            if place != id(wait) and held.get(place) is wait:
+                held[id(wait)] = wait  # first, so that it is in the list at every moment
+                wait.place = id(wait)
+                if held.get(place) is wait:
+                    del held[place]
 
     def _take_out(self, wait: Wait) -> None:
         if wait in self._log:
@@ -163,7 +180,8 @@ def _stands_for(wait: Wait, generation: int, stream: int) -> bool:
 
 
 _table = _Table()
-add, drop, release, everything = _table.add, _table.drop, _table.release, _table.everything
+add, drop, set_aside = _table.add, _table.drop, _table.set_aside
+release, everything = _table.release, _table.everything
 
 
 def waits_on(view: View) -> list[Wait]:

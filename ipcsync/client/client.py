@@ -298,6 +298,7 @@ class Client:
         deadline = deadline_of(timeout)
         handle, ordinal = stream_handle(stream)
         while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
+            queued.set_aside(lost)
             if not queued.await_passed(lost, handle, ordinal, deadline, self._session.check_liveness):
                 raise WaitTimeout(f"the stream was not past its lost waits within {timeout} s", timeout=timeout)
             queued.drop(lost)
