@@ -129,7 +129,10 @@ class EventBase:
 
 
 def shortened(names: str) -> Callable[[T], T]:  # noqa: ARG001 - the compiled one's
-    """A class decorator: compiled shortcuts, if there are any, replace the methods `names` and call them if need be."""
+    """A class decorator: compiled shortcuts, if there are any, replace the methods `names` and call them if need be.
+
+    A shortcut has the method's docstring, and its signature without the annotations, which CPython has for no builtin.
+    """
     return lambda cls: cls
 
 

@@ -25,10 +25,10 @@ IS_BUILT = any(Path(compiled.__file__).parent.glob("core*.so"))
 needs_core = pytest.mark.skipif(not IS_BUILT, reason=f"no compiled core was built: {compiled.built_with()}")
 
 
-def told(value: str) -> subprocess.CompletedProcess[str]:
+def told(value: str, script: str = _TELL) -> subprocess.CompletedProcess[str]:
     """What a new process says of its core, with that IPCSYNC_COMPILED; not in a folder that it would import from."""
     env = {**os.environ, "IPCSYNC_COMPILED": value}
-    command = [sys.executable, "-c", _TELL]
+    command = [sys.executable, "-c", script]
     return subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=False)
 
 
@@ -72,3 +72,35 @@ def test_a_core_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) 
 def test_the_build_says_what_it_did() -> None:
     assert compiled.built_with().startswith("compiled: " if IS_BUILT else "pure: ")
     assert isinstance(ipcsync.__compiled__, bool)
+
+
+_DESCRIBE = """
+import inspect, json, ipcsync
+
+
+def told(function):
+    signature = inspect.signature(function)
+    return [[each.name, each.kind.name, repr(each.default)] for each in signature.parameters.values()]
+
+
+point, event = ipcsync.Point(None, 1), ipcsync.SharedEvent.__new__(ipcsync.SharedEvent)
+bound = [point.wait, point.query, point.synchronize, event.record]
+own = [ipcsync.Point.wait, ipcsync.Point.query, ipcsync.Point.synchronize, ipcsync.SharedEvent.record]
+print(json.dumps({
+    "compiled": ipcsync.__compiled__,
+    "signatures": [told(each) for each in [*bound, ipcsync.Point, ipcsync.SharedEvent]],
+    "names": [list(inspect.signature(each).parameters) for each in own],
+    "docstrings": [inspect.getdoc(each) for each in own],
+    "listed": [each.__name__ in vars(owner) for each, owner in zip(own, [ipcsync.Point] * 3 + [ipcsync.SharedEvent])],
+}))
+"""
+
+
+@needs_core
+def test_shortcuts_have_the_docstring_and_the_signature_of_what_they_replace() -> None:
+    fast, pure = (json.loads(told(value, _DESCRIBE).stdout) for value in ("1", "0"))
+    assert fast.pop("compiled")
+    assert not pure.pop("compiled")
+    assert fast == pure
+    assert pure["signatures"][0][1] == ["timeout", "KEYWORD_ONLY", "None"]
+    assert all(pure["docstrings"])

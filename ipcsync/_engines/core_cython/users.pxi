@@ -1,10 +1,15 @@
 # What users hold: points and shared events, whose calls first try the shortcut.
 
+cimport cython
 from cpython.object cimport PyObject
+from libc.string cimport strcmp, strdup
 
 cdef extern from "Python.h":
+    ctypedef struct PyMethodDef:
+        const char *ml_name
+        const char *ml_doc
     void *PyType_GetSlot(object kind, int slot)
-    const int Py_tp_new
+    const int Py_tp_methods, Py_tp_new
 
 ctypedef object (*NewFunction)(object kind, object arguments, PyObject *keywords)
 
@@ -30,7 +35,10 @@ cdef inline double seconds_of(timeout) except? -2:
         return 1 if timeout > 0 else -1
 
 
+@cython.embedsignature(False)
 cdef class PointBase:
+    """PointBase(attached, generation)\n--\n\nWhat a point holds."""  # CPython reads the signature there
+
     cdef object attached
     cdef Core core
     cdef public int64_t _generation
@@ -107,13 +115,37 @@ cdef class EventBase:
         return self._slow_record(stream, timeout=timeout, after=after)
 
 
+cdef str signature_of(function):
+    """In the form that CPython reads in the docstring of a builtin method. It has no annotations."""
+    code = function.__code__
+    count = code.co_argcount
+    positional, by_keyword = code.co_varnames[1:count], code.co_varnames[count:count + code.co_kwonlyargcount]
+    defaults = dict(zip(reversed(positional), reversed(function.__defaults__ or ())))
+    defaults.update(function.__kwdefaults__ or {})
+    parts = ["$self", *positional, *("*" for _ in by_keyword[:1]), *by_keyword]
+    return ", ".join([f"{part}={defaults[part]!r}" if part in defaults else part for part in parts])
+
+
+cdef object described(kind, function):
+    """The method of `kind` that has this function's name; it gets its docstring and signature too."""
+    cdef PyMethodDef *method = <PyMethodDef *>PyType_GetSlot(kind, Py_tp_methods)
+    cdef bytes name = function.__name__.encode()
+    cdef bytes text = f"{function.__name__}({signature_of(function)})\n--\n\n{function.__doc__ or ''}".encode()
+    while strcmp(method.ml_name, name):
+        method += 1
+    method.ml_doc = strdup(text)  # for as long as the type lives, which is always
+    return kind.__dict__[function.__name__]
+
+
 def shortened(names, stream_class=None):
     """As in `core_python`."""
     def shorten(cls):
         for name in names.split():
             slow = cls.__dict__[name]
-            if name != "__init__":
+            if name == "__init__":
+                delattr(cls, name)
+            else:
                 setattr(cls, f"_slow_{name}", slow)
-            delattr(cls, name)
+                setattr(cls, name, described(cls.__base__, slow))
         return cls
     return shorten
