@@ -160,7 +160,7 @@ def driver_name() -> str:
 
 
 def driver_version() -> int:
-    """The CUDA version that the driver supports: 13000 for 13.0."""
+    """The CUDA version that the driver supports: 13000 for 13.0. Raises NoDriver if there is no usable driver."""
     return int(unwrap(context.driver().cuDriverGetVersion(), "cuDriverGetVersion"))
 
 
@@ -195,7 +195,10 @@ def current_device() -> int:
 
 
 def set_device(device: DeviceLike | None) -> None:
-    """Make a device current on this thread, with its primary context; a negative number does nothing."""
+    """Make a device current on this thread, with its primary context; a negative number does nothing.
+
+    Raises InvalidDevice if this process has no such device, TypeError for an argument of another type.
+    """
     if not _is_negative(device):
         context.ensure_context(parse(device))
     else:
@@ -203,7 +206,10 @@ def set_device(device: DeviceLike | None) -> None:
 
 
 def exchange_device(device: DeviceLike | None) -> int:
-    """`set_device`, returning the ordinal that was current before; a negative number does nothing and gives -1."""
+    """`set_device`, returning the ordinal that was current before; a negative number does nothing and gives -1.
+
+    Raises InvalidDevice and TypeError as `set_device`.
+    """
     if _is_negative(device):
         fork.arm()
         return -1
@@ -214,7 +220,10 @@ def exchange_device(device: DeviceLike | None) -> int:
 
 
 def maybe_exchange_device(device: DeviceLike | None) -> int:
-    """`exchange_device`, but a device without a primary context is left alone, so that none is made for it."""
+    """`exchange_device`, but a device without a primary context is left alone, so that none is made for it.
+
+    Raises InvalidDevice and TypeError as `set_device`.
+    """
     if _is_negative(device):
         fork.arm()
         return -1
@@ -232,7 +241,8 @@ def _is_negative(device: DeviceLike | None) -> bool:
 class device:  # noqa: N801 - torch.cuda's name for it
     """A `with` block in which a device is current on this thread; afterwards the earlier context is current again.
 
-    A negative number changes nothing. One object can be used by several threads, and nested.
+    A negative number changes nothing. One object can be used by several threads, and nested. Its making raises
+    InvalidDevice and TypeError as `set_device`.
     """
 
     def __init__(self, device: DeviceLike | None = None) -> None:
@@ -287,12 +297,18 @@ def _properties(ordinal: int) -> DeviceProperties:
 
 
 def get_device_properties(device: DeviceLike | None = None) -> DeviceProperties:
-    """The device's properties; the driver is asked once."""
+    """The device's properties; the driver is asked once.
+
+    Raises InvalidDevice if this process has no such device, TypeError for an argument of another type.
+    """
     return _properties(parse(device))
 
 
 def can_device_access_peer(device: DeviceLike | None, peer: DeviceLike | None) -> bool:
-    """Whether `device` can read the memory of `peer` directly; False of a device and itself."""
+    """Whether `device` can read the memory of `peer` directly; False of a device and itself.
+
+    Raises InvalidDevice if this process does not have both, TypeError for an argument of another type.
+    """
     ordinal, other = parse(device), parse(peer)
     handles = context.devices()
     result = context.driver().cuDeviceCanAccessPeer(handles[ordinal], handles[other])
@@ -300,7 +316,10 @@ def can_device_access_peer(device: DeviceLike | None, peer: DeviceLike | None) -
 
 
 def has_primary_context(device: DeviceLike | None) -> bool:
-    """Whether the device's primary context is retained in this process. Asking creates nothing."""
+    """Whether the device's primary context is retained in this process. Asking creates nothing.
+
+    Raises InvalidDevice and TypeError as `set_device`.
+    """
     handle = context.devices()[parse(device)]
     _flags, active = unwrap(context.driver().cuDevicePrimaryCtxGetState(handle), "cuDevicePrimaryCtxGetState")
     return bool(active)
@@ -309,7 +328,8 @@ def has_primary_context(device: DeviceLike | None) -> bool:
 def synchronize(device: DeviceLike | None = None) -> None:
     """Block until all work queued on the device is done, with the GIL released.
 
-    Returns at once for a device that this process has no context on, and makes none.
+    Returns at once for a device that this process has no context on, and makes none. Raises InvalidDevice if this
+    process has no such device, TypeError for an argument of another type, DriverError if work on the device failed.
     """
     ordinal = parse(device)
     api = context.driver()

@@ -287,20 +287,26 @@ def _default(index: int) -> Stream:
 
 
 def default_stream(device: DeviceLike | None = None) -> Stream:
-    """The device's default stream, whose address is 0."""
+    """The device's default stream, whose address is 0. Raises InvalidDevice and TypeError as `current_stream`."""
     fork.arm()
     return _default(parse(device))
 
 
 def current_stream(device: DeviceLike | None = None) -> Stream:
-    """The stream that `set_stream` or `stream` made current on this thread for the device, else its default stream."""
+    """The stream that `set_stream` or `stream` made current on this thread for the device, else its default stream.
+
+    Raises InvalidDevice if this process has no such device, TypeError for an argument of another type.
+    """
     fork.arm()
     index = parse(device)
     return _thread.streams.get(index) or _default(index)
 
 
 def set_stream(stream: StreamLike | None) -> None:
-    """Make a stream current on this thread for its device, and that device current; None does nothing."""
+    """Make a stream current on this thread for its device, and that device current; None does nothing.
+
+    Raises TypeError for an argument that is not a stream, DriverError for an address that the driver does not know.
+    """
     fork.arm()
     if stream is None:
         return

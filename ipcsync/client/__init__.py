@@ -15,7 +15,14 @@ from ipcsync.client.point import Point
 from ipcsync.client.reservation import Reservation
 
 if TYPE_CHECKING:
-    from ipcsync.client.aio.client import AsyncClient, AsyncPoint, AsyncReservation, AsyncSharedEvent, aconnect
+    from ipcsync.client.aio.client import (
+        AsyncClient,
+        AsyncPoint,
+        AsyncReservation,
+        AsyncSharedEvent,
+        Connecting,
+        aconnect,
+    )
 
 __all__ = [
     "AsyncClient",
@@ -25,6 +32,7 @@ __all__ = [
     "AttachmentInfo",
     "BridgeInfo",
     "Client",
+    "Connecting",
     "EventInfo",
     "NodeInfo",
     "Notice",
@@ -40,7 +48,7 @@ __all__ = [
     "wait_all",
 ]
 
-_ASYNC = {"AsyncClient", "AsyncPoint", "AsyncReservation", "AsyncSharedEvent", "aconnect"}
+_ASYNC = {"AsyncClient", "AsyncPoint", "AsyncReservation", "AsyncSharedEvent", "Connecting", "aconnect"}
 
 
 def __getattr__(name: str) -> object:

@@ -25,6 +25,7 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeIn
 from ipcsync.client import over, remote
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.everything import Everything, chosen
+from ipcsync.client.former import positional_timeout
 from ipcsync.client.naming import Naming, plain
 from ipcsync.client.opening import Wanted, open_events
 from ipcsync.client.point import Point, bound
@@ -44,6 +45,10 @@ class Client:
     """One session with a coordinator, with a lease that lives as long as this process does. Thread-safe.
 
     A context manager that closes it. In a forked child every call but `close` raises ForkedProcessError.
+
+    A request to the coordinator waits for its reply at most `timeout` seconds; None means `client.timeout`. It raises
+    WaitTimeout after them, ClientClosed, CoordinatorLost or SessionExpired if the session is over, ValueError for a
+    timeout that is negative or NaN, and Reentered in a finalizer or a signal's handler within another request.
     """
 
     _naming_of: type[Naming] = Naming
@@ -165,13 +170,19 @@ class Client:
             raise
 
     def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
-        """The nodes of the fleet, as this node's bridge sees them, this node first. NoBridge if there is no bridge."""
+        """The nodes of the fleet, as this node's bridge sees them, this node first.
+
+        `timeout` in seconds; `client.timeout` by default. Raises NoBridge if there is no bridge, FleetUnavailable if
+        the store of the fleet's names does not answer, and the errors of every request (see `Client`).
+        """
         return self._session.request(messages.Remote("nodes"), messages.NodeList, timeout).nodes
 
     def bridge(self, *, timeout: float | None = None) -> BridgeInfo:
-        """The bridge beside this coordinator, and what it has counted. NoBridge without one.
+        """The bridge beside this coordinator, and what it has counted.
 
-        Unlike `nodes`, nothing but the bridge is asked, so it may be asked again and again.
+        Unlike `nodes`, nothing but the bridge is asked, so it may be asked again and again. `timeout` in seconds;
+        `client.timeout` by default. Raises NoBridge if there is no bridge, and the errors of every request (see
+        `Client`).
         """
         return self._session.request(messages.Remote("bridge"), messages.BridgeInfo, timeout)
 
@@ -188,7 +199,8 @@ class Client:
     ) -> list[SharedEvent]:
         """Open many shared events as `event` does, in order: all or none, within `timeout` seconds in all.
 
-        The requests are pipelined, so a hundred events take little more time than a few.
+        The requests are pipelined, so a hundred events take little more time than a few. `timeout` is by default
+        `client.timeout`. Raises the errors of `event`.
         """
         checked = [self._naming.full(name) for name in names]
         openings = [Opening() for _ in checked]
@@ -337,8 +349,12 @@ class Client:
     ) -> Stream:
         """A new stream of this process with the named specification, which is the same for every worker.
 
-        The first session that opens the name decides device (the current one by default) and priority. DeviceMismatch
-        if `device` is another one, or if this process does not see the specification's.
+        The first session that opens the name decides device (the current one by default) and priority, a number from
+        -1024 to 1024. `timeout` in seconds; `client.timeout` by default.
+
+        Raises DeviceMismatch if `device` is another one, or if this process does not see the specification's;
+        InvalidDevice, QuotaExceeded, ProtocolError for an invalid name or priority, and the errors of every request
+        (see `Client`).
         """
         return open_stream(self._session, self._naming, name, device, priority, timeout)
 
@@ -349,8 +365,9 @@ class Client:
     ) -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included.
 
-        `node`: the events of another node that can be waited for here. Raises NoBridge, NodeLost, and QuotaExceeded if
-        they do not fit in one message.
+        `node`: the events of another node that can be waited for here. It raises NoBridge, NodeLost, and QuotaExceeded
+        if they do not fit in one message. `timeout` in seconds; `client.timeout` by default. Raises the errors of every
+        request (see `Client`).
         """
         begin = self._naming.begin(prefix)
         body = messages.ListEvents(begin) if node is None else messages.Remote("events", node, begin)
@@ -358,20 +375,31 @@ class Client:
         return [replace(row, name=self._naming.shown(row.name)) for row in rows] if self.prefix else rows
 
     def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
-        """The live sessions."""
+        """The live sessions.
+
+        `timeout` in seconds; `client.timeout` by default. Raises the errors of every request (see `Client`).
+        """
         rows = self._session.request(messages.ListSessions(), messages.SessionList, timeout).sessions
         return [row for row in rows if row.name.startswith(self._session_prefix)]
 
     def list_attachments(
         self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None
     ) -> list[AttachmentInfo]:
-        """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000."""
+        """Who records and who waits on the events whose names begin with `prefix`: the first `limit`, 0 to 100,000.
+
+        `timeout` in seconds; `client.timeout` by default. Raises ProtocolError for another `limit`, and the errors of
+        every request (see `Client`).
+        """
         body = messages.ListAttachments(self._naming.begin(prefix), limit)
         rows = self._session.request(body, messages.AttachmentList, timeout).attachments
         return [replace(row, event=self._naming.shown(row.event)) for row in rows] if self.prefix else rows
 
-    def stats(self, timeout: float | None = None) -> Stats:
-        """The coordinator's counts, and this client's under `client`; `timeout` in seconds."""
+    @positional_timeout
+    def stats(self, *, timeout: float | None = None) -> Stats:
+        """The coordinator's counts, and this client's under `client`.
+
+        `timeout` in seconds; `client.timeout` by default. Raises the errors of every request (see `Client`).
+        """
         stats: dict[str, Any] = dict(self._session.request(messages.Stats(), messages.Counters, timeout).stats)
         lease = self._session.lease
         stats["client"] = {
@@ -385,7 +413,11 @@ class Client:
     def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:
         """Which engines work between this process and the coordinator on a device, tested with real calls.
 
-        {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works.
+        {"event": {"ok": bool, "why": str}, "timeline": {…}}; `why` is empty where it works. `timeout` in seconds, for
+        the coordinator's reply; `client.timeout` by default.
+
+        Raises InvalidDevice, DeviceMismatch for a device that the coordinator does not serve, TypeError for an argument
+        that is not a device, and the errors of every request (see `Client`).
         """
         from ipcsync._session import probe
 

@@ -18,7 +18,7 @@ _listeners: list[_Listener] = []
 
 
 class _Listener:
-    """Whom to tell of each client, and of which one it was told last."""
+    """A callback, and the client it was last called with."""
 
     __slots__ = ("tell", "told")
 

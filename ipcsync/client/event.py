@@ -115,7 +115,7 @@ class SharedEvent(EventBase):
 
         If `depth` records are in flight, it first blocks until the oldest is complete, at most `timeout` seconds
         (WaitTimeout names the oldest). Raises NotRecorder if it was not opened with `recorder=True`, DeviceMismatch for
-        a stream of another device, StreamCapturing, EventClosed, and the errors of every use.
+        a stream of another device, StreamCapturing, EventClosed, and what each use of a Point raises.
 
         The record stands behind every wait that this library queued on `stream` earlier, and behind the points `after`:
         name those that the stream waits for by other means (torch, CUDA events, a graph), which ipcsync cannot see. If

@@ -61,7 +61,7 @@ def _find(session: Session, wanted: Wanted, opening: Opening) -> SharedEvent:
             # It is not claimed yet. The bridge says so soon, since a request that waits delays others.
             if time.monotonic() + pause_s >= deadline:
                 raise WaitTimeout(
-                    f"nobody in the fleet has opened {name!r} as its recorder within {seconds} s: {error}",
+                    f"no process in the fleet has opened {name!r} as its recorder within {seconds} s: {error}",
                     event=name,
                     timeout=seconds,
                 ) from None

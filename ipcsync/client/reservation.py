@@ -77,7 +77,7 @@ class Reservation:
         return self._point
 
     def close(self) -> None:
-        """End it: if it was not recorded, whoever waits for its point gets RecorderLost. Twice is nothing.
+        """End it: if it was not recorded, waiters for its point get RecorderLost. A second call does nothing.
 
         Its place with the coordinator is free once what was recorded is complete and nobody is attached any more.
         """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import pickle
 import signal
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -79,6 +81,18 @@ def test_every_name_of_the_client_is_there(coordinator: ipcsync.Coordinator) -> 
             assert (one.name, one.endpoint, one.epoch) == ("one", coordinator.endpoint, two.epoch)
             assert one.is_connected
 
+    asyncio.run(scenario())
+
+
+def test_the_timeout_of_stats_is_by_keyword_and_by_position_with_a_warning(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            by_position: Any = client.stats  # type checkers refuse it
+            with pytest.warns(DeprecationWarning, match="AsyncClient.stats takes its timeout by keyword") as seen:
+                assert (await by_position(5.0))["sessions"] == (await client.stats(timeout=5.0))["sessions"]
+            assert [warning.filename for warning in seen] == [__file__]
+
+    assert inspect.iscoroutinefunction(ipcsync.AsyncClient.stats)
     asyncio.run(scenario())
 
 

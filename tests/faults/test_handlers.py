@@ -299,7 +299,7 @@ def test_a_listed_wait_stands_for_a_handlers_wait_on_another_stream_too() -> Non
         with handler_at("__init__", lambda: queued.add(-5, view, 1, 8), file="queued_wait.py"):
             queued.add(-5, view, 2, 9)
         (listed,) = queued.of(-5)
-        assert (listed.generation, listed.stream, listed.others) == (2, 9, {8})
+        assert (listed.generation, listed.stream, set(listed.others)) == (2, 9, {8})
     finally:
         queued.drop(queued.of(-5))
 

@@ -137,7 +137,7 @@ def _claimed(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent | None:
 @pytest.mark.thorough
 def test_a_fleet_name_that_nobody_has_is_waited_for(pair: tuple[Node, Node]) -> None:
     a, b = pair[0].client(), pair[1].client()
-    with pytest.raises(ipcsync.WaitTimeout, match="nobody in the fleet has opened 'later'"):
+    with pytest.raises(ipcsync.WaitTimeout, match="no process in the fleet has opened 'later'"):
         b.event("later", fleet=True, timeout=0.3)
     found: list[ipcsync.SharedEvent] = []
     waiting = threading.Thread(target=lambda: found.append(b.event("later", fleet=True, timeout=WAIT_S)))

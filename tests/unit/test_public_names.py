@@ -51,6 +51,7 @@ SERVICE = [
     "AttachmentInfo",
     "BridgeInfo",
     "Client",
+    "Connecting",
     "Coordinator",
     "EventInfo",
     "NodeInfo",

@@ -30,6 +30,7 @@ from ipcsync.client.client import Client
 from ipcsync.client.connecting import connect
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.everything import chosen
+from ipcsync.client.former import positional_timeout
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import Reservation
 from ipcsync.client.unnamed import UNNAMED_DEPTH
@@ -38,7 +39,7 @@ from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AsyncClient", "AsyncPoint", "AsyncReservation", "AsyncSharedEvent", "aconnect"]
+__all__ = ["AsyncClient", "AsyncPoint", "AsyncReservation", "AsyncSharedEvent", "Connecting", "aconnect"]
 
 T = TypeVar("T")
 
@@ -110,7 +111,8 @@ async def _open(open_session: Callable[[], Client]) -> AsyncClient:
 class AsyncClient:
     """One session with a coordinator, for asyncio; see `Client`. Made by `aconnect`.
 
-    An asynchronous context manager that closes it. It may be used by several tasks, and by loops of several threads.
+    An asynchronous context manager that closes it. It may be used by several tasks, and by loops of several threads. A
+    request's `timeout` and its errors are as in `Client`.
     """
 
     def __init__(self, client: Client, threads: Threads) -> None:
@@ -293,7 +295,7 @@ class AsyncClient:
     async def list_events(
         self, prefix: str = "", *, node: str | None = None, timeout: float | None = None
     ) -> list[EventInfo]:
-        """The shared events whose names begin with `prefix`, those in quarantine included."""
+        """The shared events whose names begin with `prefix`, those in quarantine included; as `Client.list_events`."""
         return await self._runner.request(partial(self._client.list_events, prefix, node=node, timeout=timeout))
 
     async def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
@@ -305,7 +307,7 @@ class AsyncClient:
         return await self._runner.request(partial(self._client.bridge, timeout=timeout))
 
     async def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
-        """The live sessions."""
+        """The live sessions; as `Client.list_sessions`."""
         return await self._runner.request(partial(self._client.list_sessions, timeout=timeout))
 
     async def list_attachments(
@@ -314,9 +316,10 @@ class AsyncClient:
         """Who records and who waits on which events; as `Client.list_attachments`."""
         return await self._runner.request(partial(self._client.list_attachments, prefix, limit=limit, timeout=timeout))
 
-    async def stats(self, timeout: float | None = None) -> Stats:
-        """The coordinator's counts, and this client's under `client`; `timeout` in seconds."""
-        return await self._runner.request(partial(self._client.stats, timeout))
+    @positional_timeout
+    async def stats(self, *, timeout: float | None = None) -> Stats:
+        """The coordinator's counts, and this client's under `client`; as `Client.stats`."""
+        return await self._runner.request(partial(self._client.stats, timeout=timeout))
 
     async def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:
         """Which engines work between this process and the coordinator on a device; as `Client.check`."""
