@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, PeerInfo, SessionInfo
+from ipcsync.client._connecting import connect
+from ipcsync.client._fan_in import synchronize_all, wait_all
 from ipcsync.client.client import Client
-from ipcsync.client.connecting import connect
 from ipcsync.client.default import default_client
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.fan_in import synchronize_all, wait_all
 from ipcsync.client.point import Point
 from ipcsync.client.reservation import Reservation
 

@@ -22,16 +22,16 @@ from ipcsync._session.session import Session
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire import point as wire
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
-from ipcsync.client import over, remote
+from ipcsync.client import _remote, _wait_over
+from ipcsync.client._former import positional_timeout
+from ipcsync.client._naming import Naming, plain
+from ipcsync.client._opening import Wanted, open_events
+from ipcsync.client._record_all import Everything, chosen
+from ipcsync.client._streams import open_stream
+from ipcsync.client._unnamed import UNNAMED_DEPTH, UnnamedEvents
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.everything import Everything, chosen
-from ipcsync.client.former import positional_timeout
-from ipcsync.client.naming import Naming, plain
-from ipcsync.client.opening import Wanted, open_events
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import RING, Reservation
-from ipcsync.client.streams import open_stream
-from ipcsync.client.unnamed import UNNAMED_DEPTH, UnnamedEvents
 from ipcsync.errors import WaitTimeout
 from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
@@ -214,9 +214,9 @@ class Client:
         self, wanted: Wanted, openings: Sequence[Opening], node: str | None, *, fleet: bool = False
     ) -> list[SharedEvent]:
         if node is not None:
-            return self._naming.asking(lambda: remote.open_on_node(self._session, wanted, openings, node))
+            return self._naming.asking(lambda: _remote.open_on_node(self._session, wanted, openings, node))
         if fleet:
-            return self._naming.asking(lambda: [remote.open_in_fleet(self._session, wanted, openings[0])])
+            return self._naming.asking(lambda: [_remote.open_in_fleet(self._session, wanted, openings[0])])
         return self._naming.asking(lambda: open_events(self._session, wanted, openings))
 
     def record(
@@ -342,7 +342,7 @@ class Client:
         self._session.check()
         if not isinstance(point, Point):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
-        return over.wait(point._bound().engine, timeout)
+        return _wait_over.wait(point._bound().engine, timeout)
 
     def stream(
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipcsync._native import fork
 from ipcsync.client import Client
-from ipcsync.client.naming import Naming, plain
+from ipcsync.client._naming import Naming, plain
 
 
 class _Namespace(Naming):

@@ -18,7 +18,7 @@ import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync._native.context import OnDevice
-from ipcsync.client.aio.runner import is_of_this_thread
+from ipcsync.client.aio._runner import is_of_this_thread
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, cancel, threads_named, turns, two_clients

@@ -23,9 +23,9 @@ from ipcsync._session.connection import Connection
 from ipcsync._session.lease import SessionLease
 from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
+from ipcsync.client._unnamed import UnnamedEvents
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.unnamed import UnnamedEvents
 from ipcsync.typing import EngineName
 from tests.faults import interrupts
 from tests.faults.interrupt_stage import Stage

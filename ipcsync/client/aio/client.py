@@ -22,18 +22,18 @@ from ipcsync._native.device import parse
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
-from ipcsync.client import over
+from ipcsync.client import _wait_over
+from ipcsync.client._connecting import connect
+from ipcsync.client._former import positional_timeout
+from ipcsync.client._record_all import chosen
+from ipcsync.client._unnamed import UNNAMED_DEPTH
+from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
 from ipcsync.client.aio.reservation import AsyncReservation
-from ipcsync.client.aio.runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone
 from ipcsync.client.client import Client
-from ipcsync.client.connecting import connect
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.everything import chosen
-from ipcsync.client.former import positional_timeout
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import Reservation
-from ipcsync.client.unnamed import UNNAMED_DEPTH
 from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ class AsyncClient:
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
         _, plain = await point._bound()
-        looking = over.Looking(plain._bound().engine, timeout)
+        looking = _wait_over.Looking(plain._bound().engine, timeout)
         while not looking.has_ended():
             await asyncio.sleep(looking.pause_s)
         return looking.is_over

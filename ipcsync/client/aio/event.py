@@ -14,7 +14,7 @@ from ipcsync._native.device import Device
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import resolve
 from ipcsync._session.waits import Pending
-from ipcsync.client.aio.runner import Runner, run_alone, runners, soon
+from ipcsync.client.aio._runner import Runner, run_alone, runners, soon
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
 from ipcsync.errors import ConnectError, IpcSyncError

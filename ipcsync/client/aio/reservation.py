@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ipcsync._native import fork
 from ipcsync._native.stream import resolve
+from ipcsync.client.aio._runner import Runner, run_alone
 from ipcsync.client.aio.event import AsyncPoint
-from ipcsync.client.aio.runner import Runner, run_alone
 from ipcsync.client.reservation import Reservation
 from ipcsync.typing import StreamLike
 

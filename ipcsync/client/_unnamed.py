@@ -7,8 +7,8 @@ from typing import TypeAlias
 from ipcsync._locks import CallLock
 from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
+from ipcsync.client._opening import Wanted, open_events
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.opening import Wanted, open_events
 from ipcsync.errors import EventClosed, QuotaExceeded, Reentered
 from ipcsync.typing import EngineChoice
 

@@ -7,7 +7,7 @@ from ipcsync._native.context import current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream
 from ipcsync._session.session import Session
 from ipcsync._wire import messages
-from ipcsync.client.naming import Naming
+from ipcsync.client._naming import Naming
 from ipcsync.errors import DeviceMismatch, InvalidDevice
 from ipcsync.typing import DeviceLike
 

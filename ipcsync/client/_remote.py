@@ -10,8 +10,8 @@ from ipcsync._native.context import current_ordinal, uuid_of
 from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
 from ipcsync._wire import messages, nodes
+from ipcsync.client._opening import Wanted, open_events
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.opening import Wanted, open_events
 from ipcsync.errors import EngineMismatch, WaitTimeout
 from ipcsync.typing import EngineChoice
 

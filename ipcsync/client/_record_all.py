@@ -11,8 +11,8 @@ from ipcsync._engines.queued_wait import Wait
 from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve
+from ipcsync.client._unnamed import UNNAMED_DEPTH, UnnamedEvents
 from ipcsync.client.point import Point
-from ipcsync.client.unnamed import UNNAMED_DEPTH, UnnamedEvents
 from ipcsync.errors import DriverError
 from ipcsync.typing import EngineChoice, StreamLike
 
