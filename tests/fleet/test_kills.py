@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -107,11 +108,18 @@ def _claims(client: ipcsync.Client, name: str) -> ipcsync.SharedEvent | None:
         return None
 
 
+def _elected(cluster: Cluster, killed: int) -> float:
+    """When another server led the store of names, as another client sees it: 4 to 9 s, and again if votes split."""
+    urls = [url for number, url in enumerate(cluster.urls) if number != killed]
+    until(lambda: leader_of(urls) not in (-1, killed), "a leader in its place", 120)
+    return time.monotonic()
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kills", "period_s"), [(2, 0.0), (6, 10.0)])
 def test_leader_kill_does_not_touch_links(cluster: Cluster, machine: Machine, kills: int, period_s: float) -> None:
-    """Links hardly notice that the leader of the three servers is killed, and names are back soon."""
-    with cluster.nodes("a", "b") as pair:
+    """Links hardly notice that the leader of the three servers is killed; names are back soon after an election."""
+    with cluster.nodes("a", "b") as pair, ThreadPoolExecutor(1) as thread:
         a, b = (node.client() for node in pair)
         load = Stream(a, b, 0.01)
         try:
@@ -120,12 +128,13 @@ def test_leader_kill_does_not_touch_links(cluster: Cluster, machine: Machine, ki
                 leader = until(lambda: leader_of(cluster.urls) + 1, "a leader", 60) - 1
                 began = time.monotonic()
                 cluster.servers[leader].kill()
+                elected = thread.submit(_elected, cluster, leader)
                 claimed: Any = until(lambda: _claims(a, f"w{number}"), "names to be back", 60)  # noqa: B023 - at once
-                back_s = time.monotonic() - began
+                back = time.monotonic()
                 cluster.servers[leader].start()
                 claimed.close()
                 until(lambda: load.problem or time.monotonic() - began >= period_s, "the period")  # noqa: B023 - at once
                 assert load.longest_gap(began) <= machine.bound(1.0, began)
-                assert back_s <= machine.bound(15.0, began)
+                assert back <= elected.result() + machine.bound(6.0, began)
         finally:
             load.end()
