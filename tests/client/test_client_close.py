@@ -139,9 +139,9 @@ def test_threads_may_close_at_once(new_client: NewClient) -> None:
 def test_many_closes_that_each_take_their_time_cost_no_session(
     new_client: NewClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = new_client(lease_ttl=0.5)
+    client = new_client(lease_ttl=2)
     session = client._session
-    events = client.events([f"e{number}" for number in range(20)], recorder=True)
+    events = client.events([f"e{number}" for number in range(60)], recorder=True)
     told: list[object] = []
     request = Connection.request
 

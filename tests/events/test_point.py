@@ -185,7 +185,7 @@ def test_a_point_of_an_unnamed_event_works_like_any_other(new_client: NewClient,
 def test_points_alone_keep_an_attachment_only_until_the_event_is_over(
     new_client: NewClient, engine: EngineName
 ) -> None:
-    recorder, waiter = new_client(), new_client(lease_ttl=0.3)
+    recorder, waiter = new_client(), new_client(lease_ttl=2)
     event = recorder.event("e", recorder=True, engine=engine)
     data = bytes(event.record(ipcsync.Stream()))
     waiter.point(data).synchronize(10)

@@ -120,7 +120,7 @@ def test_each_record_is_complete_as_soon_as_its_own_work_is(new_client: NewClien
 
 
 def test_what_an_idle_recorder_finished_is_told_by_its_heartbeat(new_client: NewClient, engine: EngineName) -> None:
-    event = new_client(lease_ttl=0.3).event("e", recorder=True, engine=engine)
+    event = new_client(lease_ttl=2).event("e", recorder=True, engine=engine)
     other = new_client()
     event.record(ipcsync.Stream())
     until(lambda: other.list_events("e")[0].completed == 1, "the board says that it is complete")

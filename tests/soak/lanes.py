@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import ipcsync
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
+from ipcsync._drivers.constants import STREAM_WAIT_VALUE_GEQ
 from tests.soak.oracle import CELL_WORDS, combined
 
 if TYPE_CHECKING:
     from tests.soak.session import Known
 
-_GEQ = 0
 LOOK_NS = 1_500_000_000
 _BEAT_S = 0.5
 _WORDS = 512  # of pinned memory, in all
@@ -59,7 +59,8 @@ class Gates:
         driver = _drivers.load()
         address = self._pinned.address + word * 8
         pointer = unwrap(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer")
-        unwrap(driver.cuStreamWaitValue64(stream.cuda_stream, pointer, count, _GEQ), "cuStreamWaitValue64")
+        result = driver.cuStreamWaitValue64(stream.cuda_stream, pointer, count, STREAM_WAIT_VALUE_GEQ)
+        unwrap(result, "cuStreamWaitValue64")
         with self._changed:
             heapq.heappush(self._due, (time.monotonic() + seconds, word, count))
             self._changed.notify()

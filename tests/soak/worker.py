@@ -104,12 +104,16 @@ class Worker:
         return self._cells >= CELLS or len(self._streams.abandoned) >= _MOST_ABANDONED
 
     def _descriptors_at_rest(self) -> dict[int, str]:
-        """The descriptors there are after a first session, when whatever is opened once is open."""
+        """Those open after a first session, when what is opened once is open; none if that session expired."""
         session = self._connect()
-        for engine in ("event", "timeline"):
-            with session.client.event(f"warm-{self._life}-{engine}", recorder=True, engine=engine) as event:
-                event.record(self._streams.record[0].stream).synchronize(LONG_S)
-        self._disconnect(session)
+        try:
+            for engine in ("event", "timeline"):
+                with session.client.event(f"warm-{self._life}-{engine}", recorder=True, engine=engine) as event:
+                    event.record(self._streams.record[0].stream).synchronize(LONG_S)
+        except ipcsync.SessionExpired:  # this process was stopped for longer than its lease
+            return {}
+        finally:
+            self._disconnect(session)
         return self._least_descriptors(0)
 
     @staticmethod
