@@ -154,7 +154,8 @@ test-all: install
 	$(BIN)/python -m tests.kit.passes "$(MAKE) --no-print-directory" lint benchmarks test-oldest test-newest soak \
 	  "test-host $(AT_LENGTH)" "test-cuda WORKERS_BESIDE=$(WORKERS) $(AT_LENGTH)" \
 	  "test-host-async $(AT_LENGTH)" "test-simcuda-sync $(AT_LENGTH)" test-simcuda-itself \
-	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-simcuda test-simcuda-sync IPCSYNC_COMPILED=0"
+	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-simcuda test-simcuda-sync IPCSYNC_COMPILED=0" \
+  dist
 
 # Then what `make test` tries a part of, in full: properties, short programs, steps to die at.
 test-models: install
