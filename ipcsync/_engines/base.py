@@ -462,7 +462,7 @@ class Engine(SlotUse):
             )
             self.shorten(getattr(self.guard, "look", None), self.kind == "timeline", links)
 
-    def _tell_of_wait(self, stream_id: int, key: int, generation: int) -> Wait:
+    def _note_wait(self, stream_id: int, key: int, generation: int) -> Wait:
         """Before a shortcut queues a wait: have the stream's next record stand behind it."""
         return queued.add(key, self, generation, stream_id)
 

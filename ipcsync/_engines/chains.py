@@ -238,7 +238,7 @@ class Chain:
         """The waits of all entries."""
         return [wait for entry in self.entries for wait in entry.waits]
 
-    def tell(self) -> None:
+    def store(self) -> None:
         """Store the judgement on the board; `completed` was stored before."""
         line, base = self._view.line, self._view.base
         first = self.entries[0].first if self.entries else 0

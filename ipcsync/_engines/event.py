@@ -236,7 +236,7 @@ class EventEngine(Engine):
             self._store(done)
         elif not self._is_orphaned and self.line.state != BROKEN:  # a broken one's watermark says what counts
             self._store(self.chain.judge(done))
-            self.chain.tell()
+            self.chain.store()
 
     def _store(self, done: int) -> None:
         if done <= self._completed or self._is_orphaned:

@@ -105,7 +105,7 @@ class TimelineEngine(Engine):
         count = self.line.completed
         if self.line.state != BROKEN and count != INT64_MAX and not self._is_orphaned:
             self.chain.judge(min(count - self.base, self._recorded))
-            self.chain.tell()
+            self.chain.store()
 
     def _pending_events(self) -> list[Any]:
         marker = self._markers.get(self._last_stream)  # behind the newest record; waiters for older ones poll

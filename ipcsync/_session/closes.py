@@ -26,7 +26,7 @@ log = logging.getLogger("ipcsync")
 T = TypeVar("T")
 _Whose: TypeAlias = Literal["recorder", "other", "late"]
 
-_TELL_S = 0.5
+_FLUSH_S = 0.5
 _BREAK_S = 0.05
 
 
@@ -103,7 +103,7 @@ class PendingCloses:
         attaches or closes, too. Within a change or request of this thread nothing is sent, and the heartbeat's
         thread does it later.
         """
-        timeout = _TELL_S if timeout is None else timeout
+        timeout = _FLUSH_S if timeout is None else timeout
         lock = self.changing
         if not self._pending or (lock.is_mine() and lock.is_held_below()):
             return

@@ -1,6 +1,6 @@
 """The chain model's recorders: wait, record, and the judgement of what they recorded.
 
-As in ipcsync/_engines/base.py (record, wait), queued.py and chains.py (extend, judge, tell).
+As in ipcsync/_engines/base.py (record, wait), queued.py and chains.py (extend, judge, store).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Rig:
             def _raise_no_record(self) -> None:
                 raise NotOpenError
 
-            def _tell_of_wait(self, stream_id: int, key: int, generation: int) -> Wait:
+            def _note_wait(self, stream_id: int, key: int, generation: int) -> Wait:
                 return Wait(self, generation, key, stream_id)
 
             def _look_after_wait(self, _generation: int) -> None:

@@ -20,7 +20,7 @@ from ipcsync.testing import StreamGate
 from tests.kit.until import until
 from tests.unit.attachment_scene import Scene
 
-_TELL_S = 0.5
+_FLUSH_S = 0.5
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def _failing(scene: Scene, name: str, opening: Opening, patch: pytest.MonkeyPatc
 
 def test_each_request_has_the_time_of_the_call_that_makes_it(scene: Scene, within: list[float]) -> None:
     scene.open().close()
-    assert within == [_TELL_S]
+    assert within == [_FLUSH_S]
     scene.table.give_back(scene.reply(1))
     scene.table.closes.change(3, lambda: None)
-    assert within == [_TELL_S, 3]
+    assert within == [_FLUSH_S, 3]
     scene.table.give_back(scene.reply(1))
     scene.table.closes.flush(wait=True, timeout=0.25)
-    assert within == [_TELL_S, 3, 0.25]
+    assert within == [_FLUSH_S, 3, 0.25]
 
 
 def test_a_close_waits_for_another_threads_change_if_it_is_to(scene: Scene) -> None:
@@ -287,7 +287,7 @@ def test_a_use_whose_end_an_exception_interrupted_is_ended_by_a_beat(
 def test_a_close_is_told_before_it_returns_if_it_is_to_wait(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, wait: bool
 ) -> None:
-    monkeypatch.setattr("ipcsync._session.closes._TELL_S", 30)
+    monkeypatch.setattr("ipcsync._session.closes._FLUSH_S", 30)
     opening, entered, left = scene.open(), threading.Event(), threading.Event()
 
     def stay() -> None:

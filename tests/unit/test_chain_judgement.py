@@ -22,15 +22,15 @@ def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_s
     assert row.chain.judge(0) == 0
     assert row.chain.judge(1) == 1
     assert [wait.verdict for wait in (mine, others, later)] == [True, None, None]
-    row.chain.tell()
+    row.chain.store()
     assert row.open_ones == [(2, 2, 0b11), (3, 3, 0b111), (4, 4, 0b111)]
     assert row.told == (2, 0b111)
     assert row.chain.judge(3) == 3
     assert (others.verdict, later.verdict) == (None, True)
-    row.chain.tell()
+    row.chain.store()
     assert row.told == (4, 0b111)
     assert row.chain.judge(4) == 4
-    row.chain.tell()
+    row.chain.store()
     assert row.told == (0, 0)
     assert row.line.behind == 0
     assert not row.mine.has_chain
@@ -77,14 +77,14 @@ def test_a_loss_is_told_with_whose_end_it_was_and_asked_for_once_all_before_it_i
     assert row.chain.judge(1) == 1
     assert row.chain.loss == Loss("behind", serial_of(1), "s1", 4712, row.chain.loss.root if row.chain.loss else "")
     assert (row.chain.lost_from, row.chain.wants_break) == (3, False)
-    row.chain.tell()
+    row.chain.store()
     assert (row.line.lost, row.line.culprit, row.mine.behind.lost_from) == (BASE + 3, serial_of(1), 3)
     assert [row.mine.behind.is_lost(generation) for generation in (2, 3, 4)] == [False, True, True]
     row.complete(0, 1)
     assert row.chain.judge(4) == 2
     assert row.chain.wants_break
     assert row.mine.has_chain
-    row.chain.tell()
+    row.chain.store()
     assert row.told[0] == 3
     with pytest.raises(RecorderLost, match="whose recorder 's1'"):
         row.extend(5)
@@ -96,11 +96,11 @@ def test_a_later_death_may_lose_an_earlier_record_and_never_takes_a_loss_back(ro
     row.extend(3, second)
     row.kill(1)
     row.chain.judge(1)
-    row.chain.tell()
+    row.chain.store()
     assert (row.line.lost, row.line.culprit) == (BASE + 3, serial_of(1))
     row.kill(0)
     assert row.chain.judge(1) == 1
-    row.chain.tell()
+    row.chain.store()
     assert (row.chain.lost_from, row.chain.wants_break) == (2, True)
     assert (row.line.lost, row.line.culprit) == (BASE + 2, serial_of(0))
 

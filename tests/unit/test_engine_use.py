@@ -96,7 +96,7 @@ def test_waits_for_a_mirror_see_what_a_network_card_wrote_where_the_device_can(
 def test_a_shortcuts_wait_is_stood_behind_on_its_stream(row: Row) -> None:
     view = row.theirs[0]
     row.record(0, 3)
-    view._tell_of_wait(STREAM, KEY, 3)
+    view._note_wait(STREAM, KEY, 3)
     assert [(wait.view, wait.generation, wait.key, wait.stream) for wait in queued.everything()] == [
         (view, 3, KEY, STREAM)
     ]

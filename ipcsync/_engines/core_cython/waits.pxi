@@ -84,7 +84,7 @@ cdef class Waits(Queries):
                 wait = self.put_wait(key, place, generation, stream_id, alone)
                 if wait is not None:
                     return wait
-        return self._tell_of_wait(stream_id, key, generation)
+        return self._note_wait(stream_id, key, generation)
 
     cdef bint try_wait(self, stream, int64_t generation, int64_t slice_ns) except -1:
         cdef uintptr_t address
