@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,11 +40,20 @@ def scene(board: Board) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def row(board: Board) -> Iterator[Row]:
+def row(board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[Row]:
     """Sessions and their events on it, as in a process that has queued no wait yet."""
+    made: list[ipcsync.Stream] = []
+    init = ipcsync.Stream.__init__
+
+    def noted(stream: ipcsync.Stream, *args: Any, **settings: Any) -> None:
+        init(stream, *args, **settings)
+        made.append(stream)
+
+    monkeypatch.setattr(ipcsync.Stream, "__init__", noted)
     queued.lists.clear()
     yield Row(board)
-    ipcsync.synchronize()  # streams write the board, which ends next
+    for stream in made:  # they write the board, which ends next; an earlier test's may wait for a dead process for ever
+        stream.synchronize()
     queued.lists.clear()
 
 
