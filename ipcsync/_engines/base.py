@@ -279,8 +279,8 @@ class Engine(SlotUse):
                     self._follow_begun(handle, stream_id)
                 elif stream_id != self._last_stream and generation > 1:
                     self._driver_stream_wait(handle, generation - 1)
-                    if followed is not None and followed.generation == generation - 1:
-                        followed.is_queued = True
+                    if followed is not None:
+                        queued.note_queued(followed, generation - 1, stream_id)
                 self._last_stream = stream_id
                 self._begun = generation
                 self._driver_record(handle, generation)
@@ -400,8 +400,7 @@ class Engine(SlotUse):
                 may_be_queued = True
                 if not self._queue_wait(handle, generation, within):
                     return None
-                if listed.generation == generation:
-                    listed.is_queued = True
+                queued.note_queued(listed, generation, stream_id)
                 self._add_marker(handle, stream_id, ordinal)
         except BaseException:
             if not within:

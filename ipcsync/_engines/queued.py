@@ -68,6 +68,13 @@ class _Table:
             return listed  # nothing changes, so nothing is locked
         return self._change(self._add, key, view, generation, stream)
 
+    def note_queued(self, listed: Wait, generation: int, stream: int) -> None:
+        """The driver has queued the wait for `generation` for which `add` returned `listed`."""
+        if listed.generation != generation:  # it may be lost, and forgotten by another thread's `resume` since
+            listed = self.add(listed.key, listed.view, generation, stream)
+        if listed.generation == generation:
+            listed.is_queued = True
+
     def drop(self, waits: Iterable[Wait]) -> None:
         """Remove waits that are known good, or to be forgotten."""
         self._change(self._drop, waits)
@@ -144,25 +151,32 @@ class _Table:
 
     def _set_aside(self, waits: Iterable[Wait]) -> None:
         for wait in waits:
-            held, place = lists.get(wait.key, {}), wait.place
-            if place != id(wait) and held.get(place) is wait:
+            held = lists.get(wait.key, {})
+            if held.get(wait.place) is wait:
                 held[id(wait)] = wait  # first, so that it is in the list at every moment
                 wait.place = id(wait)
-                if held.get(place) is wait:
-                    del held[place]
+                self._leave_one(held, wait)
+
+    def _leave_one(self, held: dict[int, Wait], wait: Wait) -> None:
+        """List a lost wait in its place only; an exception while it was set aside may have left it in two."""
+        for place, each in list(held.items()):
+            if each is wait and place != wait.place and held.get(place) is wait:
+                del held[place]
 
     def _take_out(self, wait: Wait) -> None:
         if wait in self._log:
             self._log.remove(wait)
         held = lists.get(wait.key, {})
         if held.get(wait.place) is wait:
+            if isinstance(wait.verdict, Loss):
+                self._leave_one(held, wait)
             del held[wait.place]
             if not held:
                 lists.pop(wait.key, None)
             wait.end()
 
     def _release(self, view: View) -> None:
-        for wait in self.everything():
+        for wait in dict.fromkeys(self.everything()):
             if not wait.is_for(view):
                 continue
             if isinstance(wait.verdict, Loss):  # one without a verdict was listed just now, and is not queued
@@ -180,8 +194,8 @@ def _stands_for(wait: Wait, generation: int, stream: int) -> bool:
 
 
 _table = _Table()
-add, drop, set_aside = _table.add, _table.drop, _table.set_aside
-release, everything = _table.release, _table.everything
+add, note_queued, drop = _table.add, _table.note_queued, _table.drop
+set_aside, release, everything = _table.set_aside, _table.release, _table.everything
 
 
 def waits_on(view: View) -> list[Wait]:

@@ -58,6 +58,7 @@ class Rig:
         self.on_wait: Callable[[], int] = lambda: 0  # within the driver's call
         self.waits: dict[int, dict[int, Wait]] = {}
         self.dropped: list[Wait] = []
+        self.noted: list[Wait] = []
         self.chain: Any = SimpleNamespace(_entries=[], _loss=None, _is_holder=True, judge_at=16)
         self.board = Board.create(str(directory / "board"), b"e" * 16, 3, 2)
         self.board.has_mark = True
@@ -91,7 +92,8 @@ class Rig:
                 raise NotOpenError
 
             def _note_wait(self, stream_id: int, key: int, generation: int) -> Wait:
-                return Wait(self, generation, key, stream_id)
+                rig.noted.append(Wait(self, generation, key, stream_id))
+                return rig.noted[-1]
 
             def _look_after_wait(self, _generation: int) -> None:
                 raise QueuedError

@@ -100,7 +100,7 @@ class _Ring:
         made = 0
         try:
             while made < 2:
-                self.event.record(self.held, timeout=0.1)
+                self.event.record(self.held, timeout=2)
                 made += 1
         except ipcsync.WaitTimeout as error:
             assert "about to queue" in str(error)  # noqa: PT017 - what is looked at is which timeout it was
@@ -113,7 +113,8 @@ class _Ring:
 
 
 @pytest.fixture
-def ring(new_client: NewClient) -> Iterator[_Ring]:
+def ring(new_client: NewClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Ring]:
+    monkeypatch.setattr("ipcsync._engines.event._PATIENCE_NS", 60_000_000_000)  # longer than any record waits here
     ring = _Ring(new_client)
     yield ring
     ring.end()
@@ -159,7 +160,7 @@ def test_room_is_what_was_complete_before_the_look_at_the_visits(ring: _Ring, mo
         assert ring.last.query()
 
     made = []
-    with handler_at("_note_visits", handler):
+    with handler_at("_visits", handler, at_end=True, caller="_raise_room"):
         made.append(ring.go_round())
     may_go.set()
     waiter.join()
@@ -248,11 +249,8 @@ def test_a_record_within_a_judgement_stays_behind_what_it_waited_for(
             point.synchronize(10)
 
 
-@pytest.mark.usefixtures("nothing_queued")
-def test_resume_forgets_no_wait_that_is_queued_meanwhile(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (data,) = peer.call(_hold_and_record, coordinator.endpoint, 1)
+def _stand_behind_a_loss(client: ipcsync.Client, peer: Peer, data: bytes) -> tuple[ipcsync.Point, ipcsync.Stream]:
+    """The peer's generation 1, which is good and pending, and a stream that stands behind its lost generation 2."""
     point, stream = client.point(data), ipcsync.Stream()
     event = client.event("f", recorder=True, engine="event")
     event.record(stream, after=[client.event("above").at(2)])  # which is never recorded
@@ -265,7 +263,24 @@ def test_resume_forgets_no_wait_that_is_queued_meanwhile(
             return True
         return False
 
-    until(is_refused, "the loss of generation 2; generation 1 is good, and pending")
+    until(is_refused, "the loss of generation 2")
+    return point, stream
+
+
+def _assert_the_next_record_stands_behind(client: ipcsync.Client, stream: ipcsync.Stream, peer: Peer) -> None:
+    assert [wait.generation for wait in queued.everything()] == [1]
+    behind = client.event("g", recorder=True, engine="event").record(stream)
+    os.kill(peer.pid, signal.SIGKILL)
+    with pytest.raises(ipcsync.RecorderLost):
+        behind.synchronize(10)
+
+
+@pytest.mark.usefixtures("nothing_queued")
+def test_resume_forgets_no_wait_that_is_queued_meanwhile(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data,) = peer.call(_hold_and_record, coordinator.endpoint, 1)
+    point, stream = _stand_behind_a_loss(client, peer, data)
     passed = queued.await_passed
 
     def amid(*arguments: Any) -> bool:
@@ -277,11 +292,25 @@ def test_resume_forgets_no_wait_that_is_queued_meanwhile(
 
     monkeypatch.setattr(queued, "await_passed", amid)
     client.resume(stream, timeout=10)
-    assert [wait.generation for wait in queued.everything()] == [1]
-    behind = client.event("g", recorder=True, engine="event").record(stream)
-    os.kill(peer.pid, signal.SIGKILL)
-    with pytest.raises(ipcsync.RecorderLost):
-        behind.synchronize(10)
+    _assert_the_next_record_stands_behind(client, stream, peer)
+
+
+@pytest.mark.usefixtures("nothing_queued")
+def test_resume_forgets_no_wait_that_is_listed_and_not_queued_yet(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
+) -> None:
+    (data,) = peer.call(_hold_and_record, coordinator.endpoint, 1)
+    point, stream = _stand_behind_a_loss(client, peer, data)
+    thread = threading.Thread(target=lambda: client.resume(stream, timeout=10))
+
+    def resume() -> None:
+        thread.start()
+        until(lambda: all(wait.place == id(wait) for wait in queued.everything()), "the lost wait is set aside")
+
+    with handler_at("_queue_wait", resume):
+        point.wait(stream, timeout=5)
+    thread.join()
+    _assert_the_next_record_stands_behind(client, stream, peer)
 
 
 class _Open:
