@@ -196,6 +196,7 @@ def peer(new_peer: Callable[..., Peer]) -> Peer:
 
 _STARTS_PROCESSES = {
     "any_coordinator",
+    "foreign",
     "ipcsync_coordinator",
     "ipcsync_spawn",
     "new_coordinator",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
+from ipcsync._engines import compiled
 from ipcsync._engines.chains import Entry
 from ipcsync._engines.core_python import Links
 from ipcsync._engines.queued_wait import Wait
@@ -17,6 +21,7 @@ from ipcsync._linux.fork import ForkMark
 from tests.faults.board_world import MAX
 from tests.kit import boards
 
+SOURCE = Path(compiled.__file__).with_name("core_cython") / "core.pyx"
 STREAM = 4096
 MARKER = 77
 _NOT_READY = 600
@@ -35,6 +40,21 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (_POINTER,),
     "cuCtxSetCurrent": (_POINTER,),
 }
+
+
+def built(translated: Path, mistake: int) -> Any:
+    """The core with a planted mistake, built from its translation into C, and imported."""
+    folder = translated.parent / str(mistake)
+    folder.mkdir(exist_ok=True)
+    headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{SOURCE.parent}"]
+    command = ["cc", "-O0", "-w", "-fPIC", "-shared", f"-DMISTAKE={mistake}", *headers]
+    subprocess.run([*command, str(translated), "-o", str(folder / "core.so")], check=True)
+    spec = importlib.util.spec_from_file_location("core", folder / "core.so")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class NotMeError(Exception):

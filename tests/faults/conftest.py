@@ -1,11 +1,28 @@
-"""Fixtures of the tests of chains."""
+"""Fixtures of the tests of faults."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
 
 import pytest
 
 import ipcsync
 from tests.faults.chain_line import Line, NewPeer
+from tests.faults.fixtures import ForeignPeer
+
+
+@pytest.fixture
+def foreign() -> Iterator[ForeignPeer]:
+    """A process in a pid namespace of its own."""
+    if ipcsync.driver_name() != "host" and os.environ.get("SIMCUDA_SEGMENT"):
+        pytest.skip("the software CUDA library needs one pid namespace")
+    why_not = ForeignPeer.why_not()
+    if why_not:
+        pytest.skip(why_not)
+    peer = ForeignPeer()
+    yield peer
+    peer.kill()
 
 
 @pytest.fixture

@@ -5,9 +5,6 @@ As in `test_compiled_order`: a shortcut takes all steps, or it changes nothing a
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +21,10 @@ from ipcsync._engines.chains import Entry
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued_wait import Wait
 from tests.faults.chain_world import World
-from tests.faults.compiled_rig import Rig
+from tests.faults.compiled_rig import Rig, built
 from tests.faults.test_board_order import Case
 from tests.faults.test_chain_order import _done, _run, _started, _steps_of
-from tests.faults.test_compiled_order import _CHANGES, _SOURCE, core, translated
+from tests.faults.test_compiled_order import _CHANGES, core, translated
 
 pytestmark = pytest.mark.core
 
@@ -446,25 +443,11 @@ def test_what_stands_behind_the_dead_or_the_unknown_is_for_the_python_engine(rig
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-def _build(mistake: int, translated: Path) -> Any:
-    folder = translated.parent / str(mistake)
-    folder.mkdir(exist_ok=True)
-    headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{_SOURCE.parent}"]
-    command = ["cc", "-O0", "-w", "-fPIC", "-shared", f"-DMISTAKE={mistake}", *headers]
-    subprocess.run([*command, str(translated), "-o", str(folder / "core.so")], check=True)
-    spec = importlib.util.spec_from_file_location("core", folder / "core.so")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.thorough
 @pytest.mark.process
 @pytest.mark.parametrize("mistake", [9, 10, 11], ids=["stored-behind-the-record", "newest-loaded-late", "as_of-first"])
 def test_a_mistake_in_a_record_behind_others_is_found(mistake: int, translated: Path, rig: Any) -> None:
-    steps, outcome = rig(None, _build(mistake, translated)).call()
+    steps, outcome = rig(None, built(translated, mistake)).call()
     assert outcome != "NotMeError"
     assert _done(steps, _RECORD) != _steps_of(_model_of_a_record(), _RECORD)
 
@@ -472,6 +455,6 @@ def test_a_mistake_in_a_record_behind_others_is_found(mistake: int, translated: 
 @pytest.mark.thorough
 @pytest.mark.process
 def test_a_waiter_that_does_not_look_whom_it_stands_behind_is_found(translated: Path, rig: Any) -> None:
-    made = _chained(rig, "query", _build(12, translated))
+    made = _chained(rig, "query", built(translated, 12))
     _kill_the_recorder(made)
     assert made.call()[1] == "True", "a silent pass: the test above would see it"

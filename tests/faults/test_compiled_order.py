@@ -21,7 +21,7 @@ from ipcsync._board import BROKEN, LIVE, OPEN, layout
 from ipcsync._engines import compiled
 from tests.faults.board_recorder import Model
 from tests.faults.board_world import Process, Scenario, World
-from tests.faults.compiled_rig import Rig
+from tests.faults.compiled_rig import SOURCE, Rig, built
 from tests.faults.explorer import Program, run_alone
 from tests.faults.test_board_order import _WITHIN, CASES, Case, _run_model
 
@@ -238,7 +238,6 @@ MISTAKES = {
     15: ("the visit over before the wait", "wait: recorded"),
     16: ("room without a look at the visits", "record: room after a look, nobody visits"),
 }
-_SOURCE = Path(compiled.__file__).with_name("core_cython") / "core.pyx"
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +249,7 @@ def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no C compiler, or no headers of Python's")
     target = tmp_path_factory.mktemp("core") / "core.c"
     subprocess.run(
-        [sys.executable, "-m", "cython", "-3", "--module-name", "core", str(_SOURCE), "-o", str(target)], check=True
+        [sys.executable, "-m", "cython", "-3", "--module-name", "core", str(SOURCE), "-o", str(target)], check=True
     )
     return target
 
@@ -259,19 +258,7 @@ def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.process
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[name.replace(" ", "-") for name, _ in MISTAKES.values()])
 def test_a_mistake_planted_in_the_compiled_core_is_found(mistake: int, translated: Path, run: Any) -> None:
-    import importlib.util
-
-    folder = translated.parent / str(mistake)
-    folder.mkdir()
-    headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{_SOURCE.parent}"]
-    command = ["cc", "-O0", "-w", "-fPIC", "-shared", f"-DMISTAKE={mistake}", *headers]
-    subprocess.run([*command, str(translated), "-o", str(folder / "core.so")], check=True)
-    spec = importlib.util.spec_from_file_location("core", folder / "core.so")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     case = CASES[MISTAKES[mistake][1]]
-    steps, outcome = run(case, module)
+    steps, outcome = run(case, built(translated, mistake))
     has_fence = case.call != "record" or "fence" in steps
     assert not has_fence or ([step for step in steps if step != "fence"], outcome) != expected(case)

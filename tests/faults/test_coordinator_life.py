@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-from ipcsync import _drivers
 from ipcsync._linux.process import start_time
 from ipcsync._session.connection import Connection
 from ipcsync._wire import messages
@@ -66,51 +65,33 @@ def test_row_08_a_request_in_flight_learns_of_the_coordinators_death(
 
 
 def test_row_08_a_client_in_another_pid_namespace_learns_of_the_coordinators_death(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, foreign: ForeignPeer
 ) -> None:
-    if _drivers.name() != "host" and os.environ.get("SIMCUDA_SEGMENT"):
-        pytest.skip("the software CUDA library needs one pid namespace")
-    why_not = ForeignPeer.why_not()
-    if why_not:
-        pytest.skip(why_not)
-    foreign = ForeignPeer()
-    try:
-        foreign.call(actions.connect, coordinator.endpoint, "foreign")
-        foreign.call(actions.open_event, "e", "auto", False)
-        client.event("e", recorder=True)
-        foreign.begin(actions.error_of, actions.synchronize_at, "e", 1)
-        until(lambda: {info.name for info in client.list_sessions()} == {"main", "foreign"}, "both sessions")
-        fixtures.kill(coordinator, client)
-        assert foreign.result() == "CoordinatorLost"
-        assert foreign.call(actions.error_of, actions.stats) == "CoordinatorLost"
-    finally:
-        foreign.kill()
+    foreign.call(actions.connect, coordinator.endpoint, "foreign")
+    foreign.call(actions.open_event, "e", "auto", False)
+    client.event("e", recorder=True)
+    foreign.begin(actions.error_of, actions.synchronize_at, "e", 1)
+    until(lambda: {info.name for info in client.list_sessions()} == {"main", "foreign"}, "both sessions")
+    fixtures.kill(coordinator, client)
+    assert foreign.result() == "CoordinatorLost"
+    assert foreign.call(actions.error_of, actions.stats) == "CoordinatorLost"
 
 
 def test_row_01_a_death_in_another_pid_namespace_is_seen_from_here_and_from_there(
-    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, foreign: ForeignPeer
 ) -> None:
-    if _drivers.name() != "host" and os.environ.get("SIMCUDA_SEGMENT"):
-        pytest.skip("the software CUDA library needs one pid namespace")
-    why_not = ForeignPeer.why_not()
-    if why_not:
-        pytest.skip(why_not)
-    foreign = ForeignPeer()
-    try:
-        foreign.call(actions.open_recorder, coordinator.endpoint, "theirs", "timeline")
-        peer.call(actions.open_recorder, coordinator.endpoint, "ours", "timeline")
-        # What it records it also waits for: its own lifeline must not look cut to itself.
-        fixtures.finish(client.point(foreign.call(actions.record_complete, "theirs")))
-        foreign.call(actions.open_event, "ours", "auto", False)
-        foreign.begin(actions.error_of, actions.synchronize_at, "ours", 1)
-        peer.kill()
-        assert foreign.result() == "RecorderLost"
-        waiting = Blocked(client.event("theirs").at(2).synchronize, "await_recorded")
-        foreign.kill()
-        assert isinstance(waiting.outcome(), ipcsync.RecorderLost)
-        fixtures.until_lost(client, "pidfd", 2)
-    finally:
-        foreign.kill()
+    foreign.call(actions.open_recorder, coordinator.endpoint, "theirs", "timeline")
+    peer.call(actions.open_recorder, coordinator.endpoint, "ours", "timeline")
+    # What it records it also waits for: its own lifeline must not look cut to itself.
+    fixtures.finish(client.point(foreign.call(actions.record_complete, "theirs")))
+    foreign.call(actions.open_event, "ours", "auto", False)
+    foreign.begin(actions.error_of, actions.synchronize_at, "ours", 1)
+    peer.kill()
+    assert foreign.result() == "RecorderLost"
+    waiting = Blocked(client.event("theirs").at(2).synchronize, "await_recorded")
+    foreign.kill()
+    assert isinstance(waiting.outcome(), ipcsync.RecorderLost)
+    fixtures.until_lost(client, "pidfd", 2)
 
 
 # --- row 9 ------------------------------------------------------------------------------------------------------------

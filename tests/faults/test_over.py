@@ -130,20 +130,13 @@ def test_of_this_very_process_it_is_never_known_and_nobody_waits(client: ipcsync
     assert not client.wait_over(event.at(1))
 
 
-def test_a_process_of_another_pid_namespace(client: ipcsync.Client, coordinator: ipcsync.Coordinator) -> None:
-    if _is_simcuda():
-        pytest.skip("the software CUDA library needs one pid namespace")
-    reason = ForeignPeer.why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    peer = ForeignPeer()
-    try:
-        point = client.point(_recorder_of(peer, coordinator.endpoint, "timeline"))
-        assert not client.wait_over(point, 0.05)
-        peer.kill()
-        assert client.wait_over(point, DEADLINE_S)
-    finally:
-        peer.close()
+def test_a_process_of_another_pid_namespace(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, foreign: ForeignPeer
+) -> None:
+    point = client.point(_recorder_of(foreign, coordinator.endpoint, "timeline"))
+    assert not client.wait_over(point, 0.05)
+    foreign.kill()
+    assert client.wait_over(point, DEADLINE_S)
 
 
 def test_who_gets_its_line_changes_nothing(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ipcsync._board import Board
 from ipcsync._native import context
 from ipcsync._session.attachments import AttachmentTable
@@ -83,3 +87,21 @@ class Scene:
         opening = Opening()
         self.table.closes.change(1, lambda: self.table.add(self.reply(slot, recorder=recorder), opening))
         return opening
+
+    @contextmanager
+    def changing(self) -> Iterator[threading.Event]:
+        """Another thread is within a change of the table, until the event is set."""
+        entered, left = threading.Event(), threading.Event()
+
+        def stay() -> None:
+            entered.set()
+            left.wait(30)
+
+        thread = threading.Thread(target=self.table.closes.change, args=(5, stay))
+        thread.start()
+        entered.wait(30)
+        try:
+            yield left
+        finally:
+            left.set()
+            thread.join(30)

@@ -228,20 +228,12 @@ def test_an_event_of_a_device_that_is_not_visible_is_refused_and_nothing_is_atta
 
 
 def test_changes_wait_for_each_other_and_never_within_each_other(scene: Scene) -> None:
-    entered, left = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        entered.set()
-        left.wait(30)
-
-    thread = threading.Thread(target=scene.table.closes.change, args=(5, stay))
-    thread.start()
-    entered.wait(30)
-    with pytest.raises(WaitTimeout, match=r"^other requests of this client took all of the 0.01 s$") as caught:
+    with (
+        scene.changing(),
+        pytest.raises(WaitTimeout, match=r"^other requests of this client took all of the 0.01 s$") as caught,
+    ):
         scene.table.closes.change(0.01, lambda: None)
     assert caught.value.timeout == 0.01
-    left.set()
-    thread.join(30)
     assert scene.table.closes.change(5, lambda: 7) == 7
     with pytest.raises(ValueError, match="timeout"):
         scene.table.closes.change(-1, lambda: None)

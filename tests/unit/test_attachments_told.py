@@ -60,23 +60,13 @@ def test_each_request_has_the_time_of_the_call_that_makes_it(scene: Scene, withi
 
 
 def test_a_close_waits_for_another_threads_change_if_it_is_to(scene: Scene) -> None:
-    entered, left = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        entered.set()
-        left.wait(30)
-
-    changing = threading.Thread(target=scene.table.closes.change, args=(5, stay))
-    changing.start()
-    entered.wait(30)
-    scene.table.give_back(scene.reply(1))
-    scene.table.closes.flush(wait=False, timeout=30)
-    assert scene.coordinator.heard() == []
-    telling = threading.Thread(target=scene.table.closes.flush, kwargs={"wait": True, "timeout": 30})
-    telling.start()
-    left.set()
-    for thread in (changing, telling):
-        thread.join(30)
+    with scene.changing():
+        scene.table.give_back(scene.reply(1))
+        scene.table.closes.flush(wait=False, timeout=30)
+        assert scene.coordinator.heard() == []
+        flushing = threading.Thread(target=scene.table.closes.flush, kwargs={"wait": True, "timeout": 30})
+        flushing.start()
+    flushing.join(30)
     assert scene.coordinator.heard() == [Close(1, 1)]
 
 
@@ -288,19 +278,11 @@ def test_a_close_is_told_before_it_returns_if_it_is_to_wait(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, wait: bool
 ) -> None:
     monkeypatch.setattr("ipcsync._session.closes._FLUSH_S", 30)
-    opening, entered, left = scene.open(), threading.Event(), threading.Event()
-
-    def stay() -> None:
-        entered.set()
-        left.wait(0.1)
-
-    changing = threading.Thread(target=scene.table.closes.change, args=(5, stay))
-    changing.start()
-    entered.wait(30)
-    opening.close(wait=wait)
-    assert scene.coordinator.heard() == ([Close(0, 1)] if wait else [])
-    left.set()
-    changing.join(30)
+    opening = scene.open()
+    with scene.changing() as left:
+        threading.Timer(0.1, left.set).start()
+        opening.close(wait=wait)
+        assert scene.coordinator.heard() == ([Close(0, 1)] if wait else [])
 
 
 def test_a_session_that_is_over_does_not_keep_points_from_being_attached(

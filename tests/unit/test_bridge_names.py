@@ -103,9 +103,22 @@ class _Late(_Store):
         assert self.late is not None
         await self.cas(*self.late, 1.0)
 
+    async def answer_again(self, is_applied: bool) -> None:
+        """As after a pause; `is_applied`: the late write comes first."""
+        self.is_silent = False
+        if is_applied:
+            await self.apply()
+
     def lose(self, key: str) -> None:
         """Forget a key as if it had never been written."""
         del self.held[key], self.last[key]
+
+
+async def _assert_is_undone(names: Names, store: _Late) -> None:
+    assert list(store.held) == ["nodes.a"]
+    assert names.claims == {}
+    with pytest.raises(Conflict):
+        await store.apply()
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
@@ -117,14 +130,9 @@ def test_a_claim_that_timed_out_is_undone_and_cannot_be_applied_later(is_applied
         store.is_silent = True
         with pytest.raises(FleetUnavailable):
             await names.claim(Want(1, "claim", 0, name="x", slot=3, incarnation=1), 1.0)
-        store.is_silent = False
-        if is_applied:
-            await store.apply()
+        await store.answer_again(is_applied)
         assert await _keeps(names)
-        assert list(store.held) == ["nodes.a"]
-        assert names.claims == {}
-        with pytest.raises(Conflict):
-            await store.apply()
+        await _assert_is_undone(names, store)
 
     asyncio.run(scenario())
 
@@ -142,14 +150,9 @@ def test_a_takeover_that_timed_out_is_undone_and_cannot_be_applied_later(is_appl
         store.is_silent = True
         with pytest.raises(FleetUnavailable):
             await names.claim(_WANT, 1.0)
-        store.is_silent = False
-        if is_applied:
-            await store.apply()
+        await store.answer_again(is_applied)
         assert await _keeps(names)
-        assert list(store.held) == ["nodes.a"]
-        assert names.claims == {}
-        with pytest.raises(Conflict):
-            await store.apply()
+        await _assert_is_undone(names, store)
 
     asyncio.run(scenario())
 
@@ -215,14 +218,9 @@ def test_a_name_whose_keeping_timed_out_is_freed_with_its_event(is_applied: bool
         store.is_silent = True
         with pytest.raises(Unavailable):
             await _keeps(names)
-        store.is_silent = False
-        if is_applied:
-            await store.apply()
+        await store.answer_again(is_applied)
         await names.release((3, 1))
-        assert list(store.held) == ["nodes.a"]
-        assert names.claims == {}
-        with pytest.raises(Conflict):
-            await store.apply()
+        await _assert_is_undone(names, store)
 
     asyncio.run(scenario())
 
