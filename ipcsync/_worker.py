@@ -126,7 +126,7 @@ class Worker:
 class Errand(Generic[T]):
     """`function()` on a thread of its own, for a caller who may be ended by an exception while it waits.
 
-    What it made for nobody is then undone, by `undo`.
+    What it made for a caller that was gone is undone, by `undo`.
     """
 
     def __init__(self, function: Callable[[], T], undo: Callable[[T], object]) -> None:

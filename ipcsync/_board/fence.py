@@ -30,4 +30,4 @@ def full_fence() -> None:
     if fence:
         fence()
     else:
-        allocate_lock().acquire()  # an atomic exchange, which is a full fence on x86-64; nobody else has this lock
+        allocate_lock().acquire()  # an atomic exchange, which is a full fence on x86-64; no other thread has this lock

@@ -255,8 +255,8 @@ class SlotLine:
     def wait_recorded(self, seen: int, timeout_ns: int) -> None:
         """Sleep while `recorded` still is `seen`, for at most `timeout_ns`.
 
-        From then on each record of this use wakes its waiters: nobody counts them, so one that dies leaves nothing to
-        repair. The kernel compares the word behind a barrier, so of the recorder and the waiter one sees the other.
+        From then on each record of this use wakes its waiters: they are not counted, so one that dies leaves nothing
+        to repair. The kernel compares the word behind a barrier, so of the recorder and the waiter one sees the other.
         """
         words, place = self._words, self._first + L_AWAITED
         if not words[place]:  # it stays 1: a store would take the cache line from the recorder

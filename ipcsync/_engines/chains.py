@@ -229,7 +229,7 @@ class Chain:
             fate = self._fate(wait)
             if isinstance(fate, Loss):
                 loss = wait.behind(fate)
-                # On this board the serial of another coordinator's session is nobody's, or somebody else's.
+                # On this board the serial of another coordinator's session names none, or another one.
                 is_here = wait.view.board.epoch == self._view.board.epoch
                 self.loss, self.lost_from = loss if is_here else loss._replace(serial=0), entry.first
                 return

@@ -105,7 +105,7 @@ class EventEngine(Engine):
                 self.behind.await_answer(deadline)
 
     def _await_leave(self, oldest: int, timeout: float | None, deadline: int) -> None:
-        """Wait until nobody is about to queue a wait for a complete generation whose CUDA event is recorded next."""
+        """Wait while a process may be about to queue a wait for a complete generation whose CUDA event is next."""
         done, visits = self._completed, self._visits()
         last, pause_s = time.monotonic_ns(), 0.0
         deadline = max(deadline, last + _LEAST_NS)

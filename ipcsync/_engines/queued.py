@@ -189,7 +189,7 @@ def _stands_for(wait: Wait, generation: int, stream: int) -> bool:
     """Whether a listed wait stands for one for `generation` on `stream` too."""
     if wait.verdict is True or wait.generation < generation:
         return False
-    # Blocking streams share a list: a wait that one of them did not get is not told to be queued when another gets it.
+    # Blocking streams share a list: a wait that one of them did not get is not called queued when another gets it.
     return wait.generation > generation or wait.is_queued or wait.stream == stream
 
 

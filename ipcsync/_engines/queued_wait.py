@@ -154,7 +154,7 @@ class Lost(Wait):
         self._label = wait.label
         self._unpassed: dict[int, Any] = wait.view.give_unpassed(wait.others | {wait.stream})
 
-    def is_for(self, view: View) -> bool:  # noqa: ARG002 - nobody's any more
+    def is_for(self, view: View) -> bool:  # noqa: ARG002 - of no view any more
         """False."""
         return False
 

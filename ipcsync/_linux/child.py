@@ -245,7 +245,7 @@ class Child:
         return self.wait()
 
     def close(self, seconds: float = _REAP_S) -> int | None:
-        """Close the pipe, which tells it to end; kill it if it has not after `seconds`. Returns its exit status.
+        """Close the pipe, at which it ends; kill it if it has not after `seconds`. Returns its exit status.
 
         A second call does nothing. In a forked child only the descriptors are closed.
         """

@@ -1,4 +1,4 @@
-"""One byte that tells a process from a child forked from it, whoever called fork."""
+"""One byte that tells a process from a child forked from it, by whichever code in it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _FD = struct.Struct("i")
 class LastLock:
     """Shared locks of bytes of the file at `path`, held while any process lives that has this one's open files.
 
-    Such a process is this one, until it ends or calls exec, and each child forked from it, whoever called fork. No
+    Such a process is this one, until it ends or calls exec, and each child forked from it, by whichever code. No
     method releases a lock.
 
     The kernel closes a dying process's files one by one, the youngest first since Linux 4.3, and a driver's may take

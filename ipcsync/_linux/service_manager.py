@@ -25,7 +25,7 @@ class ServiceManager:
         if os.environ.pop("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
             watchdog_us = ""
         self.environment: dict[str, str] = {"NOTIFY_SOCKET": address} if address else {}
-        """What other code of this process that is to tell the manager too finds in its environment."""
+        """The environment for other code of this process that notifies the manager too."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._period_s = int(watchdog_us) / 2e6 if watchdog_us.isdigit() else 0.0
         self._next = 0.0

@@ -1,7 +1,7 @@
 """The fork guard: whether this process was forked after ipcsync was used.
 
 CUDA does not survive a fork, nor do sockets, threads and leases. So the first use arms a mark that the kernel wipes in
-every child, whoever called fork, and each call checks it before it touches CUDA, a socket or the board. A child forked
+every child, by whichever code, and each call checks it before it touches CUDA, a socket or the board. A child forked
 before the first use has no mark, and arms its own.
 
 `check` is for hot paths. It costs about 0.04 µs.

@@ -76,7 +76,7 @@ def _wait_for_context(joined: Stream) -> None:
 def _known(made: Sequence[_Known], ordinal: int) -> list[_Known]:
     """The streams of a device that surely exist: the default one, those made here, and this thread's current ones.
 
-    The default stream stands for all blocking streams of its context, whoever made them.
+    The default stream stands for all blocking streams of its context, by whichever code made.
     """
     current = [resolve(None, ordinal), current_stream(ordinal)]
     theirs = [(stream._handle, stream._index) for stream in current if stream._index == ordinal]

@@ -1,6 +1,6 @@
 """The streams that ipcsync has made and not destroyed yet, for calls that concern all of them.
 
-A finalizer destroys a stream, and it may run on any thread, between any two steps. So whoever uses the list holds its
+A finalizer destroys a stream, and it may run on any thread, between any two steps. So each use of the list holds its
 lock, and a stream that is dropped meanwhile is destroyed when the lock is free again.
 """
 
@@ -32,8 +32,8 @@ class _Living:
         self._streams[int(handle)] = (handle, ordinal)
 
     def destroy(self, handle: DriverObject) -> None:
-        """Destroy a stream that was made here, now or as soon as nobody uses the list. Raises nothing."""
-        self._streams.pop(int(handle), None)  # first, so that nobody finds it in the list from now on
+        """Destroy a stream that was made here, now or as soon as the list is not in use. Raises nothing."""
+        self._streams.pop(int(handle), None)  # first, so that it is not found in the list from now on
         self._dropped.append(handle)
         self._destroy_dropped()
 

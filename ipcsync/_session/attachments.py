@@ -63,7 +63,7 @@ class AttachmentTable:
         self._opened: dict[Key, set[Opening]] = {}  # by event objects; an empty set: the use is to be ended
         self._mirrors: dict[tuple[bytes, int, int], Key] = {}  # by what they mirror
         self._held: dict[Key, weakref.ref[AttachmentRef]] = {}
-        self._abandoned: set[Key] = set()  # uses that a request may have made for nobody
+        self._abandoned: set[Key] = set()  # uses that an interrupted request may have made
 
     @holding("_lock")
     def share(self, opening: Opening, another: Opening) -> None:

@@ -1,4 +1,4 @@
-"""Closes that the coordinator was not told of yet, and their order with requests that attach.
+"""Closes not sent to the coordinator yet, and their order with requests that attach.
 
 If a slot was closed and attached to again, the coordinator must see the close first. So every request that attaches is
 sent in a `change`, after the pending closes.
@@ -65,7 +65,7 @@ class PendingCloses:
         self._pending.append((Close(late.slot, late.incarnation), "late"))
 
     def drop(self) -> None:
-        """Forget all: the end of the session told the coordinator."""
+        """Forget all: the goodbye of the session covers them."""
         self._pending.clear()
 
     def end(self) -> None:
@@ -73,7 +73,7 @@ class PendingCloses:
         self._send = _nobody_to_tell
 
     def change(self, timeout: float, fn: Callable[[], T]) -> T:
-        """Tell the pending closes, then return `fn()`, all with `changing` held.
+        """Flush the pending closes, then return `fn()`, all with `changing` held.
 
         WaitTimeout if other threads hold it for `timeout` seconds, or if the coordinator does not take an earlier
         close: sent later, that would end the new attachment. Reentered within another change or request of this thread.
@@ -97,7 +97,7 @@ class PendingCloses:
         return result
 
     def flush(self, *, wait: bool, timeout: float | None = None) -> None:
-        """Tell the pending closes; a later beat repeats those that the coordinator does not take in `timeout` seconds.
+        """Send the pending closes; a later beat repeats those that the coordinator does not take in `timeout` seconds.
 
         `timeout` is half a second if it is None. `wait`: wait as long for another thread's request that
         attaches or closes, too. Within a change or request of this thread nothing is sent, and the heartbeat's
@@ -117,23 +117,23 @@ class PendingCloses:
             raise
 
     def _flush(self, timeout: float) -> bool:
-        """Whether all were told."""
+        """Whether all were sent."""
         while pending := self._pending[:1]:
             if not self._flush_one(*pending[0], timeout):
                 return False
-            with suppress(ValueError):  # the goodbye, on the session's thread, told it meanwhile
+            with suppress(ValueError):  # the goodbye, on the session's thread, sent it meanwhile
                 self._pending.remove(pending[0])
         return True
 
     def _flush_one(self, body: Close, whose: _Whose, timeout: float) -> bool:
         key = (body.slot, body.incarnation)
         engine = self._engines.get(key)  # first: a use drains before it is taken out there
-        # A released use stands in the list until its close was added, which may be the very one that is told here.
+        # A released use stands in the list until its close was added, which may be the very one that is sent here.
         is_draining = any((old.slot, old.incarnation) == key and not old.is_released for old in list(self.draining))
         if engine is not None and (whose != "recorder" or engine.is_recorder):
             return True  # attached again since: to the coordinator the two uses are one
         if whose == "late" and is_draining:
-            return True  # the use that still drains will be told later
+            return True  # the use that still drains is sent later
         if is_draining or engine is not None:
             body = replace(body, released=False)  # another use of this process still touches the slot
         try:

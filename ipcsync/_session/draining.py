@@ -1,7 +1,7 @@
 """Uses of slots that were closed here and may still touch their slots, until they are released.
 
 A use is released once no thread is inside a call of it, no queued wait is pending, and its imports are destroyed. Only
-then the coordinator is told so. Until then the use drains, and the heartbeat's thread tries again.
+then its close is sent. Until then the use drains, and the heartbeat's thread tries again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Draining:
         return sum(self.end(engine) for engine in list(self.engines))
 
     def await_released(self, seconds: float, pause: Callable[[float], object]) -> None:
-        """Wait up to `seconds` for work in flight; tell which recorders are drained, if others still drain then."""
+        """Wait up to `seconds` for work in flight; say which recorders are drained, if others still drain then."""
         deadline = time.monotonic() + seconds
         length = 0.0005
         while True:
@@ -71,7 +71,7 @@ class Draining:
         """Remove a released use, and add its close; False if another thread has done so."""
         if engine not in self.engines:
             return False
-        self.closes.add(engine)  # first: an exception in between tells twice rather than never
+        self.closes.add(engine)  # first: an exception in between sends it twice rather than never
         with suppress(ValueError):  # a call within this one was first
             self.engines.remove(engine)
         return True

@@ -2,7 +2,7 @@
 
 It subscribes, waits for the first announcement, then asks for a snapshot with its number, drops what is older, and asks
 again whenever a number is missing. Before that announcement the publisher may not have taken in the subscription, and a
-snapshot could be followed by changes that nobody sends. A gap is bridged by a snapshot, which leads from the state
+snapshot could be followed by changes that are never sent. A gap is bridged by a snapshot, which leads from the state
 before to the state after: an event that was opened and closed within it gives no notice.
 """
 

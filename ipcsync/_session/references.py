@@ -76,7 +76,7 @@ class Opening:
     def close(self, *, wait: bool = True) -> None:
         """End it; the last one ends the attachment. Twice does nothing, and finishes what was begun.
 
-        `wait`: until the coordinator was told.
+        `wait`: until the coordinator has the close.
         """
         if self._table is not None:
             self._table.close_one(self, wait=wait)

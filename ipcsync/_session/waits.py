@@ -160,8 +160,8 @@ class Waits:
     def _look(self) -> None:
         waiting = list(self._waiting)
         began = time.monotonic()
-        # Asked from the last to the first, and told from the first to the last: of two waits that end at this moment,
-        # the one that was added first is told first.
+        # Asked from the last to the first, reported from the first to the last: of two waits that end at this moment,
+        # the one that was added first is first.
         over = [entry for entry in reversed(waiting) if entry.is_over()]
         for entry in reversed(over):
             self._settle(entry)

@@ -79,7 +79,7 @@ class Reservation:
     def close(self) -> None:
         """End it: if it was not recorded, waiters for its point get RecorderLost. A second call does nothing.
 
-        Its place with the coordinator is free once what was recorded is complete and nobody is attached any more.
+        Its place with the coordinator is free once what was recorded is complete and no process is attached any more.
         """
         self._finalizer.detach()
         self._event.close()

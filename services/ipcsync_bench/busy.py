@@ -1,4 +1,4 @@
-"""record in a process whose other threads compute: whoever gives up the GIL may wait long to get it back.
+"""record in a process whose other threads compute: a thread that gives up the GIL may wait long for it.
 
 Each row is measured over many switch intervals. One thread keeps the GIL for such an interval, 5 ms, in which thousands
 of records are made: a shorter burst says only whether it was interrupted.

@@ -95,7 +95,7 @@ class Answering:
             self._opening += 1
             self._host.begin(self._answer(sender, body, answer, now))
         else:
-            raise ProtocolError(f"nobody asks {type(body).__name__}", code="invalid")
+            raise ProtocolError(f"{type(body).__name__} is not a request", code="invalid")
 
     def _ping(self, sender: str, body: wire.Ping, answer: Answer | None) -> None:
         follower = self._followers.get(sender)
@@ -252,7 +252,7 @@ class Answering:
     def _keep(self, follower: Follower, wanted: set[wire.Key], now: float) -> None:
         unwanted = follower.keep(wanted, now)
         over = {key for key in follower.doubtful if (export := self._exports.get(key)) is None or export.is_over}
-        self._drop(follower, unwanted | over)  # whoever learns later that one is over needs no news of it
+        self._drop(follower, unwanted | over)  # who learns later that one is over needs no news of it
 
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:
         follower.drop(set(keys))
@@ -290,7 +290,7 @@ class Answering:
         return followers, [export.attachment for export in self._exports], [*self._visits, *self._closing]
 
     def resume(self, left: handover.State, now: float) -> None:
-        """Go on with what other code left. Followers are told everything again: nobody saw what changed meanwhile."""
+        """Go on with what other code left. Followers are sent everything again: changes meanwhile were not seen."""
         self._visits.update(left.visits)
         for attachment in left.exports:
             self._exports.put(attachment)

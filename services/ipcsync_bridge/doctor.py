@@ -329,7 +329,7 @@ async def _who_answers(context: Context) -> bytes | None:
         return None
     finally:
         await heard.unsubscribe()
-    if answer.headers:  # the server's: nobody listens
+    if answer.headers:  # the server's: no node listens
         return None
     body = wire.decode(answer.data)
     return body.owner if isinstance(body, wire.Pong) else None

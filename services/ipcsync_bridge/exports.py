@@ -1,7 +1,7 @@
 """Events of this node that others mirror: looked at by threads, which sleep while nothing happens.
 
 A thread looks at no more events than one `futex_waitv` takes. While any of them has work in flight it looks every
-50 µs, ever slower up to 1 ms, since a GPU wakes nobody; else it sleeps until a recorder publishes, or the coordinator
+50 µs, ever slower up to 1 ms, as a GPU wakes no process; else it sleeps until a recorder publishes, or the coordinator
 finishes an event. It tells each recorder whether to wake it, which is a system call for each record: not while work is
 in flight, nor while many records are made between two looks. All looks together take no more than an eighth of a core:
 where events change all the time, the rest is left to the recorders, and what they record meanwhile is told by the
@@ -46,7 +46,7 @@ class Export:
         self.row = Row(*self.key)
         # Of the last look of the thread that watches it:
         self.is_in_flight = False
-        """Whether a GPU may complete more of it at any moment, which wakes nobody."""
+        """Whether a GPU may complete more of it at any moment, which wakes no process."""
         self.is_unclear = False  # what it stands behind is not judged yet
         self.is_busy = False
         """Whether many records were made since the last look but one."""
@@ -191,7 +191,7 @@ class Watcher:
     def _run(self) -> None:
         try:
             self._look_until_over()
-        except Exception as error:  # noqa: BLE001 - whatever it is: nobody is told of these exports any more
+        except Exception as error:  # noqa: BLE001 - whatever it is: no follower hears of these exports any more
             self._failed(error)
 
     def _look_until_over(self) -> None:

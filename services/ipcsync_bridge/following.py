@@ -188,7 +188,7 @@ class Following:
         return due
 
     def paused(self, now: float) -> None:
-        """Note that this process stood still: silence meanwhile counts against nobody."""
+        """Note that this process stood still: silence meanwhile does not count."""
         for source in self.sources.values():
             source.paused(now)
             source.wants_sync = True
@@ -270,7 +270,7 @@ class Following:
     def _take_state(self, source: Source, row: wire.Row) -> None:
         if row.state != "gone":
             self._merge(source, row)
-        else:  # its bridge was away, so nobody kept the use there, and how it ended is unknown
+        else:  # its bridge was away, so the use was not kept there, and how it ended is unknown
             self._mirrors.end(Origin(source.epoch, *row.key), "broken", "bridge")
 
     # --- from one code to the next ------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class Following:
         ]
 
     def resume(self, left: handover.State, pause_s: float) -> None:
-        """Go on with what other code left `pause_s` ago, in which nobody could be heard."""
+        """Go on with what other code left `pause_s` ago, in which no node could be heard."""
         ttl = self._settings.link_ttl
         links = self._mirrors.resume(left.mirrors)
         for each in left.sources:

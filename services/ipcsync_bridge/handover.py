@@ -1,7 +1,7 @@
 """What a bridge leaves to the one that goes on in its place: the same process, with the code that is on disk now.
 
-It calls exec, so the process stays, and with it the session, the lease, and the lock on its line of the board: nobody
-sees a death. What it knew is in a file without a name (memfd_create(2)), whose descriptor the new code gets.
+It calls exec, so the process stays, and with it the session, the lease, and the lock on its line of the board: no
+process sees a death. What it knew is in a file without a name (memfd_create(2)), whose descriptor the new code gets.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Claim(Struct, frozen=True):
 
 
 class State(Struct, frozen=True):
-    """All that a bridge knows and nobody else does. Times are CLOCK_MONOTONIC's, in seconds."""
+    """All that only a bridge knows. Times are CLOCK_MONOTONIC's, in seconds."""
 
     session: Session
     began: float

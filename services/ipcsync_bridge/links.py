@@ -146,11 +146,11 @@ class Source:
         self.next_ping = now + self.ping_s
 
     def unreachable(self, now: float) -> None:
-        """Note that nobody listens there, as the server says: ping again soon, to find a restarted bridge."""
+        """Note that no node listens there, as the server says: ping again soon, to find a restarted bridge."""
         self.next_ping = min(self.next_ping, now + RETRY_S)
 
     def paused(self, now: float) -> None:
-        """Note that this process stood still until `now`: silence before counts against nobody."""
+        """Note that this process stood still until `now`: silence before does not count."""
         self.alive_until = max(self.alive_until, now + self.ttl_s)
         self.next_ping = min(self.next_ping, now)
 

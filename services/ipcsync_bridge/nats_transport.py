@@ -330,7 +330,7 @@ class NatsTransport:
     async def keys(self, prefix: str, timeout: float) -> list[str]:
         """Ask for the stream's subjects.
 
-        Not by a consumer, as nats-py lists keys: whoever may make one may have the server send to any subject. A key
+        Not by a consumer, as nats-py lists keys: who may make one may have the server send to any subject. A key
         that no bridge writes, and that nats-py refuses to read, is left out: any member may write it.
         """
         subject = f"$KV.ipcsync_{self._settings.fleet}."

@@ -72,7 +72,7 @@ class Nodes:
         for _ in range(TRIES):
             found = await self._transport.read(key, STORE_S)
             known = None if found is None else decode(found[0], Owner)
-            if found is not None and (known is None or known.owner != self.owner):  # or nobody knows whose it is
+            if found is not None and (known is None or known.owner != self.owner):  # or its owner is unknown
                 await self._raise_if_alive()
             self.term = max(self.term, 0 if known is None else known.term) + 1
             value = msgspec.json.encode(Owner(self.owner, self.epoch, self.term))
@@ -85,7 +85,7 @@ class Nodes:
         raise Unavailable(f"the key {key} changes all the time")
 
     async def _forget_earlier_names(self) -> None:
-        """Remove the keys of this coordinator under other names: it has one bridge, so nobody answers to them."""
+        """Remove the keys of this coordinator under other names: it has one bridge, so none answers to them."""
         for key, (value, revision) in (await read_all(self._transport, "nodes.", lambda: STORE_S)).items():
             known = decode(value, Owner)
             if known is not None and known.epoch == self.epoch and key != f"nodes.{self.node}":

@@ -86,7 +86,7 @@ class Requests:
         try:
             return [await self._value_of(request) for request in requests]
         finally:
-            for request in requests:  # of those that nobody awaits any more
+            for request in requests:  # of those no longer awaited
                 self._drop(request)
                 request.outcome.cancel()
 

@@ -1,6 +1,6 @@
 """The transport between bridges, and the store of the fleet's names: six calls, implemented over NATS.
 
-`tell`: news that nobody answers. `ask`: what is answered. `listen`, once: what is called with what comes. `cas`,
+`tell`: news, which are not answered. `ask`: what is answered. `listen`, once: what is called with what comes. `cas`,
 `read` and `keys`: the store of names. Nothing here gives a guarantee of delivery or of order, and none is needed.
 """
 
@@ -13,7 +13,7 @@ from ipcsync.errors import IpcSyncError
 
 
 class Unreachable(IpcSyncError):  # noqa: N818 - as ipcsync's own errors
-    """Nobody listens there now."""
+    """No node listens there now."""
 
 
 class CutOff(Unreachable):
@@ -56,7 +56,7 @@ class Transport(Protocol):
     async def ask(self, to: str, data: bytes, timeout: float | None) -> bytes:
         """Ask a node: its answer, or nothing awaited for a `timeout` of None.
 
-        Unreachable at once if nobody listens there, or as CutOff; TimeoutError after `timeout` seconds.
+        Unreachable at once if no node listens there, or as CutOff; TimeoutError after `timeout` seconds.
         """
 
     async def cas(self, key: str, value: bytes | None, last: int, timeout: float) -> int:

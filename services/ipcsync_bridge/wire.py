@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
     All generations up to `completed`, never more than `recorded`, count; `lost` is the first that never will, 0 for
     none. `state`: open, closed (nothing more is recorded), broken (nothing more counts), or gone (there is no such use
-    any more, and nobody knows how it ended). `cause`, of a broken one: whether its recorder died or expired.
+    any more, and how it ended is unknown). `cause`, of a broken one: whether its recorder died or expired.
     """
 
     slot: int

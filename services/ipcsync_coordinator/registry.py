@@ -124,7 +124,7 @@ class Registry:
         )
 
     def break_drained(self, session: Session) -> None:
-        """Break the events of a session that drains, and was silent for a TTL: nobody else may judge its records."""
+        """Break the events of a session that drains and was silent for a TTL: no other one may judge its records."""
         for index in sorted(session.attached):
             slot = self.slots[index]
             if _is_drained_by(slot, session):

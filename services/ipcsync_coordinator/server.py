@@ -261,7 +261,7 @@ class Server:
         self._tell_alive()
 
     def _look_whether_idle(self, now: float) -> None:
-        """Stop when nobody has used it for as long as the settings say; time in which it stood still does not count."""
+        """Stop when no client has used it for as long as the settings say; time when it stood still does not count."""
         limit = self._settings.exit_when_idle
         if self.sessions.has_living:
             self._idle_since = now

@@ -11,7 +11,7 @@ cdef enum:
 
 
 cdef class Lock:
-    """As `_thread.RLock`; a shortcut takes it without the GIL, and only if nobody has it."""
+    """As `_thread.RLock`; a shortcut takes it without the GIL, and only if no thread has it."""
 
     cdef uint32_t word  # 0: free, 1: held, 2: held, and somebody sleeps
     cdef uint64_t owner

@@ -104,7 +104,7 @@ cdef class Queries(State):
                 return -1
             event = NULL if self.closed() else self.event(generation)
             if event != NULL:
-                ipcsync_add(&self._sleepers, 1)  # whoever would destroy the import looks for them under the lock
+                ipcsync_add(&self._sleepers, 1)  # who would destroy the import looks for them under the lock
             self.give()
             if event == NULL:
                 return -1

@@ -1,4 +1,4 @@
-# The steps of a shortcut, by name: each is told to `hook`, which is null but in tests, before it is taken.
+# The steps of a shortcut, by name: each is given to `hook`, which is null but in tests, before it is taken.
 
 cdef enum Step:
     GUARD, OWN_CLOSED, LOAD_INCARNATION, LOAD_STATE, LOAD_RECORDER, LOAD_RECORDED, LOAD_COMPLETED, ALIVE, COORDINATOR
