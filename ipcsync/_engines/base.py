@@ -273,14 +273,14 @@ class Engine(SlotUse):
                 if self.is_closed or self._words[self._state_index] != OPEN:
                     self._raise_no_record()
                 followed = None
-                if queued.lists or self.chain.entries or after or behind:
+                if queued.lists or queued.changed or self.chain.entries or after or behind:
                     followed = self._stand_behind(handle, stream_id, generation, after, behind)
                 if generation == self._begun:
                     self._follow_begun(handle, stream_id)
                 elif stream_id != self._last_stream and generation > 1:
                     self._driver_stream_wait(handle, generation - 1)
-                    if followed is not None:
-                        queued.note_queued(followed, generation - 1, stream_id)
+                if followed is not None and followed.generation == generation - 1:
+                    followed.is_queued = True
                 self._last_stream = stream_id
                 self._begun = generation
                 self._driver_record(handle, generation)
@@ -316,7 +316,8 @@ class Engine(SlotUse):
         Returns the listed wait for the previous record, if the stream is about to wait for that.
         """
         key = self._key_of(handle, stream_id, self.ordinal)
-        if not (self.chain.entries or after or behind or key in queued.lists or self.guard.stands_behind_all):
+        is_behind = self.chain.entries or after or behind or key in queued.lists or queued.changed
+        if not (is_behind or self.guard.stands_behind_all):
             return None
         for view, point in after:
             if view.origin == self.origin and point >= generation:
@@ -331,7 +332,7 @@ class Engine(SlotUse):
         if len(self.chain.entries) >= self.chain.judge_at:
             self._publish_completed()
             self.chain.judge_at = max(_MANY_ENTRIES, 2 * len(self.chain.entries))
-        waits = queued.everything() if self.guard.stands_behind_all else queued.of(key)
+        waits = self.chain.listed(None if self.guard.stands_behind_all else key)
         self.chain.extend(generation, stream_id, dict.fromkeys((*waits, *behind)) if behind else waits)
         if stream_id != self._last_stream and self.chain.entries and generation > 1:
             return queued.add(key, self, generation - 1, stream_id)
@@ -400,7 +401,8 @@ class Engine(SlotUse):
                 may_be_queued = True
                 if not self._queue_wait(handle, generation, within):
                     return None
-                queued.note_queued(listed, generation, stream_id)
+                if listed.generation == generation:
+                    listed.is_queued = True
                 self._add_marker(handle, stream_id, ordinal)
         except BaseException:
             if not within:
@@ -452,6 +454,7 @@ class Engine(SlotUse):
         if _drivers.name() == "cuda" and _bind() and not self.is_traced:
             links = Links(
                 waits=queued.lists,
+                changed=queued.changed,
                 lock=queued.lists_lock,
                 drop=queued.drop,
                 make_wait=Wait,

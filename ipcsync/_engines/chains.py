@@ -43,6 +43,7 @@ class Chain:
         self.has_asked: bool = False
         self.judge_at = _MANY  # with so many entries a record judges first
         self._is_holder = False
+        self._looked_at: list[Wait] = []  # held until the entry with them is there
 
     @property
     def _view(self) -> View:
@@ -76,8 +77,27 @@ class Chain:
 
     # --- before a record ----------------------------------------------------------------------------------------------
 
+    def listed(self, key: int | None) -> list[Wait]:
+        """The waits in a stream's list (None: in all), of which none loses its use before `extend` is over."""
+        self._hold()
+        found: list[Wait] = []
+        self._looked_at = found
+        queued.fill(found, key)
+        return found
+
+    def _hold(self) -> None:
+        if not self._is_holder:
+            queued.holders.add(self)
+            self._is_holder = True
+
     def extend(self, generation: int, stream: int, waits: Iterable[Wait]) -> None:
         """Store what the record of `generation` will stand behind. RecorderLost if any of it is lost."""
+        try:
+            self._extend(generation, stream, waits)
+        finally:
+            self._looked_at = []
+
+    def _extend(self, generation: int, stream: int, waits: Iterable[Wait]) -> None:
         view = self._view
         if self.loss is not None:
             raise self.loss.error(view.name, view.label, generation)
@@ -118,9 +138,7 @@ class Chain:
 
     def _add(self, entry: Entry) -> None:
         """Add an entry. Each change is one assignment, since an exception may come between any two."""
-        if not self._is_holder:
-            queued.holders.add(self)
-            self._is_holder = True
+        self._hold()
         last = self.entries[-1] if self.entries else None
         if last is None or last.last < entry.first:
             if last is not None and last[2:] == entry[2:]:  # behind the same waits as the record before
@@ -235,8 +253,9 @@ class Chain:
                 return
 
     def waits(self) -> Iterable[Wait]:
-        """The waits of all entries."""
-        return [wait for entry in self.entries for wait in entry.waits]
+        """The waits of all entries, and those that one is about to be made of."""
+        looked_at = list(self._looked_at)  # first: they go from there to an entry
+        return [*looked_at, *(wait for entry in self.entries for wait in entry.waits)]
 
     def store(self) -> None:
         """Store the judgement on the board; `completed` was stored before."""

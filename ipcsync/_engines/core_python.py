@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=type)
 
-INTERFACE = 11
+INTERFACE = 12
 """The interface's version, which a binary must have too; raised with each change of the interface."""
 
 
@@ -56,6 +56,8 @@ class Links(NamedTuple):
 
     waits: dict[int, dict[int, Any]]
     """The waits that this process has queued, by stream: a record stands behind those on its stream."""
+    changed: list[Any]
+    """Those on their way into that; while there are any, no record is a shortcut."""
     lock: object
     """Held while they change."""
     drop: Callable[[Iterable[Any]], object]

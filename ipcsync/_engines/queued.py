@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ipcsync import _drivers
@@ -32,9 +33,9 @@ _NO_WAITS: dict[int, Wait] = {}
 holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 """Other holders of waits: the chains of this process's recorders."""
 lists: dict[int, dict[int, Wait]] = {}
-"""By stream, then by slot. While it is empty, a record looks no further."""
-
-
+"""By stream, then by slot. While it and `changed` are empty, a record looks no further."""
+changed: list[Wait] = []
+"""Waits on their way into a list: each is here first, and until it is surely there. A reader looks here first."""
 lists_lock = CallLock()
 """Held while they change."""
 
@@ -49,14 +50,13 @@ class _Table:
     """The changes of `lists`.
 
     A finalizer or a signal's handler may change them too within any change, on the same thread, and so between a look
-    and the store that follows from it. What such calls add is in `_log` before it is in a list, and the outermost
+    and the store that follows from it. What such calls add is in `changed` before it is in a list, and the outermost
     change puts back what it has overwritten or taken out.
     """
 
     def __init__(self) -> None:
         self._lock = lists_lock
         self._sweep_at = _MANY
-        self._log: list[Wait] = []
 
     def add(self, key: int, view: View, generation: int, stream: int) -> Wait:
         """Have the stream's next record stand behind `generation`; called before the wait is queued.
@@ -68,19 +68,12 @@ class _Table:
             return listed  # nothing changes, so nothing is locked
         return self._change(self._add, key, view, generation, stream)
 
-    def note_queued(self, listed: Wait, generation: int, stream: int) -> None:
-        """The driver has queued the wait for `generation` for which `add` returned `listed`."""
-        if listed.generation != generation:  # it may be lost, and forgotten by another thread's `resume` since
-            listed = self.add(listed.key, listed.view, generation, stream)
-        if listed.generation == generation:
-            listed.is_queued = True
-
     def drop(self, waits: Iterable[Wait]) -> None:
         """Remove waits that are known good, or to be forgotten."""
         self._change(self._drop, waits)
 
     def set_aside(self, waits: Iterable[Wait]) -> None:
-        """Have these lost waits stand for no later one, so that `drop` forgets them alone."""
+        """Have these lost waits stand for no other one, earlier or later, so that `drop` forgets them alone."""
         self._change(self._set_aside, waits)
 
     def release(self, view: View) -> None:
@@ -90,7 +83,7 @@ class _Table:
     @holding("_lock")
     def everything(self) -> list[Wait]:
         """The waits of all streams of this process."""
-        return [wait for waits in list(lists.values()) for wait in list(waits.values())]
+        return _listed(None)
 
     def _change(self, change: Callable[..., T], *args: Any) -> T:
         lock = self._lock
@@ -115,7 +108,7 @@ class _Table:
             wait = listed
         else:
             wait = Wait(view, generation, key, stream)
-        self._log.append(wait)
+        changed.append(wait)
         self._put(wait, listed, stream)
         if len(lists) > self._sweep_at:  # including streams without further records
             self._drop([each for each in self.everything() if each.known() is True])
@@ -133,17 +126,23 @@ class _Table:
         lists.setdefault(wait.key, {})[wait.place] = wait
 
     def _put_back(self) -> None:
-        while self._log:
-            wait = self._log[-1]
+        while waits := changed[-1:]:
+            (wait,) = waits
             listed = lists.get(wait.key, _NO_WAITS).get(wait.place)
-            if listed is not wait and wait.verdict is not True:
-                if listed is None or not _stands_for(listed, wait.generation, wait.stream):
-                    self._put(wait, listed, wait.stream)
-                else:
-                    for stream in (wait.stream, *wait.others):
-                        self._put(listed, listed, stream)
-            if wait in self._log:  # only now: an exception before this leaves it to the next change
-                self._log.remove(wait)
+            if listed is wait or wait.verdict is True:
+                self._leave(wait)
+            elif listed is None or not _stands_for(listed, wait.generation, wait.stream):
+                self._put(wait, listed, wait.stream)  # and looks again: a handler may have taken it out
+            elif missing := {wait.stream, *wait.others} - {listed.stream, *listed.others}:
+                listed.others |= missing
+            else:
+                self._leave(wait)
+
+    def _leave(self, wait: Wait) -> None:
+        """It is listed, or not wanted any more; an exception before this leaves it to the next change."""
+        while wait in changed:
+            with suppress(ValueError):  # a handler was first
+                changed.remove(wait)
 
     def _drop(self, waits: Iterable[Wait]) -> None:
         for wait in waits:
@@ -152,28 +151,29 @@ class _Table:
     def _set_aside(self, waits: Iterable[Wait]) -> None:
         for wait in waits:
             held = lists.get(wait.key, {})
-            if held.get(wait.place) is wait:
-                held[id(wait)] = wait  # first, so that it is in the list at every moment
-                wait.place = id(wait)
-                self._leave_one(held, wait)
-
-    def _leave_one(self, held: dict[int, Wait], wait: Wait) -> None:
-        """List a lost wait in its place only; an exception while it was set aside may have left it in two."""
-        for place, each in list(held.items()):
-            if each is wait and place != wait.place and held.get(place) is wait:
-                del held[place]
+            if not _places(held, wait):
+                continue  # it was forgotten meanwhile
+            held[id(wait)] = wait  # first, so that it is in the list at every moment
+            wait.place = id(wait)
+            for place in _places(held, wait):
+                if place != wait.place:
+                    held.pop(place, None)
+            if earlier := wait.open_before():
+                kept = self._add(wait.key, wait.view, earlier, wait.stream)
+                kept.others |= wait.others - {kept.stream}
+                kept.is_queued |= wait.is_queued
 
     def _take_out(self, wait: Wait) -> None:
-        if wait in self._log:
-            self._log.remove(wait)
+        self._leave(wait)
         held = lists.get(wait.key, {})
-        if held.get(wait.place) is wait:
-            if isinstance(wait.verdict, Loss):
-                self._leave_one(held, wait)
-            del held[wait.place]
-            if not held:
-                lists.pop(wait.key, None)
-            wait.end()
+        # A lost one is in two places if an exception came while it was set aside, and another may stand in its own.
+        places = _places(held, wait) if isinstance(wait.verdict, Loss) else [wait.place]
+        for place in places:
+            if held.get(place) is wait:
+                held.pop(place, None)
+                if not held:
+                    lists.pop(wait.key, None)
+                wait.end()
 
     def _release(self, view: View) -> None:
         for wait in dict.fromkeys(self.everything()):
@@ -181,8 +181,48 @@ class _Table:
                 continue
             if isinstance(wait.verdict, Loss):  # one without a verdict was listed just now, and is not queued
                 lost = Lost(wait)
-                lists[wait.key][lost.place] = lost  # first, so that a lost wait is in the list at every moment
+                # First, so that a lost wait is in the list at every moment.
+                lists.setdefault(wait.key, {})[lost.place] = lost
             self._take_out(wait)
+
+
+def _places(held: dict[int, Wait], wait: Wait) -> list[int]:
+    return [place for place, each in list(held.items()) if each is wait]
+
+
+def _listed(key: int | None) -> list[Wait]:
+    """The waits of a list, or of all, those on their way there included."""
+    found: list[Wait] = []
+    fill(found, key)
+    return found
+
+
+def fill(found: list[Wait], key: int | None) -> None:
+    """Add the waits of a list (None: of all) to `found`; no other thread runs between the look and the store."""
+    found.extend(wait for wait in list(changed) if key in (None, wait.key))
+    for waits in list(lists.values()) if key is None else [lists.get(key, _NO_WAITS)]:
+        found.extend(waits.values())
+    if changed:
+        found[:] = dict.fromkeys(found)
+
+
+class Gathered:
+    """Waits that a record is about to stand behind: they get their verdicts before the uses they are for are released.
+
+    So one that another takes the place of in its list is not forgotten meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._waits: list[Wait] = []
+        holders.add(self)
+
+    def add(self, key: int | None) -> None:
+        """Add the waits of a list; None: of all."""
+        fill(self._waits, key)
+
+    def waits(self) -> list[Wait]:
+        """All of them."""
+        return self._waits
 
 
 def _stands_for(wait: Wait, generation: int, stream: int) -> bool:
@@ -194,8 +234,8 @@ def _stands_for(wait: Wait, generation: int, stream: int) -> bool:
 
 
 _table = _Table()
-add, note_queued, drop = _table.add, _table.note_queued, _table.drop
-set_aside, release, everything = _table.set_aside, _table.release, _table.everything
+add, drop, set_aside = _table.add, _table.drop, _table.set_aside
+release, everything = _table.release, _table.everything
 
 
 def waits_on(view: View) -> list[Wait]:
@@ -206,7 +246,7 @@ def waits_on(view: View) -> list[Wait]:
 
 def of(key: int) -> list[Wait]:
     """The waits that the stream's next record stands behind."""
-    return list(lists.get(key, {}).values())
+    return _listed(key)
 
 
 def lost_on(handle: DriverObject, ordinal: int) -> list[Wait]:
@@ -216,11 +256,16 @@ def lost_on(handle: DriverObject, ordinal: int) -> list[Wait]:
 
 def on_stream(handle: DriverObject, ordinal: int) -> list[Wait]:
     """The waits that were queued on a stream of device `ordinal`."""
+    return of(list_of(handle, ordinal))
+
+
+def list_of(handle: DriverObject, ordinal: int) -> int:
+    """The key of the list of a stream of device `ordinal`."""
     with OnDevice(ordinal) as inside, inside:
         driver = context.driver()
         stream_id = int(unwrap(driver.cuStreamGetId(handle), "cuStreamGetId"))
         flags = unwrap(driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
-        return of(key_of(flags, stream_id, ordinal))
+        return key_of(flags, stream_id, ordinal)
 
 
 def await_passed(

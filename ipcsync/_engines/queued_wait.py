@@ -54,6 +54,9 @@ class View(Protocol):
     def accepts(self, generation: int) -> bool:
         """Whether a waiter would accept `generation` now; asks the driver."""
 
+    def open_before(self, generation: int) -> int:
+        """The last generation before `generation`, which is lost, that is open; 0 if there is none."""
+
     def has_passed(self, stream: int) -> bool:
         """Whether the stream with that id is past all waits for this slot; asks the driver."""
 
@@ -122,7 +125,11 @@ class Wait:
 
     def is_passed(self, mine: int) -> bool:
         """Whether all streams that it stands for are past it, `mine` aside; asks the driver."""
-        return all(self.view.has_passed(stream) for stream in (self.others | {self.stream}) - {mine})
+        return all(self.view.has_passed(stream) for stream in (self.others | {self.stream}) - {mine, 0})
+
+    def open_before(self) -> int:
+        """Of a lost one: the last open generation before, which its stream has waited for too; 0 if there is none."""
+        return self.view.open_before(self.generation)
 
     def end(self) -> None:
         """It is not listed any more, for good."""
@@ -157,6 +164,10 @@ class Lost(Wait):
     def is_for(self, view: View) -> bool:  # noqa: ARG002 - of no view any more
         """False."""
         return False
+
+    def open_before(self) -> int:
+        """0: a use is released once nothing that was waited for is open."""
+        return 0
 
     def is_passed(self, mine: int) -> bool:
         """Whether all streams that it stands for are past it, `mine` aside; asks the driver."""

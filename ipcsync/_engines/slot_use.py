@@ -21,12 +21,13 @@ from ipcsync._drivers.constants import EVENT_DISABLE_TIMING
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Chain
 from ipcsync._engines.compiled import CallLock, is_parked, park
+from ipcsync._engines.loss import Loss
 from ipcsync._engines.slot_view import Guard, SlotView
 from ipcsync._locks import holding, trying
 from ipcsync._native import capture, context
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError
+from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError, Reentered
 
 log = logging.getLogger("ipcsync")
 
@@ -273,8 +274,11 @@ class SlotUse(SlotView, ABC):
     def has_passed(self, stream: int) -> bool:
         """Whether the stream with that id is past all that this use queued there; asks the driver.
 
-        False also while another thread has the lock.
+        False also while another thread has the lock. Raises Reentered within a call of this thread that has it.
         """
+        lock = self._lock
+        if lock.is_mine() and lock.is_held_below():
+            raise Reentered(f"a call for {self.label} is under way on this thread, which this one interrupts")
         return self._is_released or bool(self._try_passed(stream))
 
     @trying("_lock")
@@ -298,11 +302,14 @@ class SlotUse(SlotView, ABC):
     def _decide_waits(self) -> bool:
         """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""
         for wait in queued.waits_on(self):
-            if wait.known() is None:
-                if self.is_recorder or not self._accepts(wait.generation):
+            fate = wait.known()
+            earlier = self.open_before(wait.generation) if isinstance(fate, Loss) else 0
+            if fate is None or earlier:
+                if self.is_recorder or not self._accepts(earlier or wait.generation):
                     self.behind.nudge(self.recorder)
                     return False
-                wait.verdict = True
+                if fate is None:
+                    wait.verdict = True
         return True
 
     # --- questions to the driver --------------------------------------------------------------------------------------

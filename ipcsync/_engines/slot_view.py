@@ -214,6 +214,14 @@ class SlotView(Core):
             return self._is_on_board(generation) or self._loss(generation)._replace(cause="orphaned")
         return None
 
+    def open_before(self, generation: int) -> int:
+        """The last generation before `generation`, which is lost, that is open; 0 if there is none.
+
+        There may be one: a later record may stand behind something that an earlier one does not.
+        """
+        last = min(generation, self.generation + 1, self._lost_from, self.behind.lost_from or generation) - 1
+        return last if last > 0 and self.fate(last) is None else 0
+
     def _is_on_board(self, generation: int) -> bool:
         return generation <= min(self._board_completed(), self.generation, self._lost_from - 1)
 

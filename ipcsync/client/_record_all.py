@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync._engines import Engine, queued
-from ipcsync._engines.queued_wait import Wait
+from ipcsync._engines.queued import Gathered
 from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve
@@ -34,7 +34,7 @@ class Everything:
     def record(
         self,
         joined: Stream,
-        waits: Sequence[Wait],
+        gathered: Gathered,
         engine: EngineChoice,
         timeout: float | None,
         after: Sequence[tuple[Engine, int]],
@@ -45,7 +45,7 @@ class Everything:
             event = self._unnamed.events.get(key)
             if event is None or event.is_lost:
                 event = self._unnamed.take(key, UNNAMED_DEPTH)
-            return event._record_on(joined._handle, joined.device_index, timeout, after, waits)
+            return event._record_on(joined._handle, joined.device_index, timeout, after, gathered.waits())
         finally:
             self._give_back(joined)
 
@@ -54,20 +54,24 @@ class Everything:
         if home is not None and len(home) < _KEPT:
             home.append(joined)
 
-    def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, list[Wait]]:
+    def join(self, ordinal: int, streams: Sequence[Stream] | None) -> tuple[Stream, Gathered]:
         """A stream that waits for all work submitted to `streams` so far, and the waits that this work stands behind.
 
         None means all streams of a context of device `ordinal`.
         """
         joined = self._take(ordinal, must_be_idle=streams is not None)
+        gathered = Gathered()
         try:
             # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
             # cover are in the list.
             if streams is None:
                 joining.wait_for_all(joined)
-                return joined, queued.everything()
-            joining.wait_for_each(joined, streams)
-            return joined, [wait for stream in streams for wait in queued.on_stream(stream._handle, stream._index)]
+                gathered.add(None)
+            else:
+                joining.wait_for_each(joined, streams)
+                for stream in streams:
+                    gathered.add(queued.list_of(stream._handle, stream._index))
+            return joined, gathered
         except BaseException:
             self._give_back(joined)
             raise

@@ -276,8 +276,8 @@ class Client:
         """
         self._session.check()
         points = bound(after)
-        joined, waits = self._everything.join(devices.parse(device), chosen(streams))
-        return self._everything.record(joined, waits, engine, timeout, points)
+        joined, gathered = self._everything.join(devices.parse(device), chosen(streams))
+        return self._everything.record(joined, gathered, engine, timeout, points)
 
     def reserve(
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None
@@ -304,7 +304,7 @@ class Client:
         Records on it raise RecorderLost until then. The caller has to repeat the work that ran behind the lost waits.
         The legacy default stream and all blocking streams of a device count as one: all of them have to be past these.
         WaitTimeout if the stream does not get past them, which a driver may never allow: use a new stream then.
-        StreamCapturing, and the capture stays valid.
+        StreamCapturing, and the capture stays valid. Reentered in a handler within a call of a lost event.
         """
         self._session.check()
         deadline = deadline_of(timeout)

@@ -78,7 +78,6 @@ class Rig:
         self.on_wait: Callable[[], int] = lambda: 0  # within the driver's call
         self.waits: dict[int, dict[int, Wait]] = {}
         self.dropped: list[Wait] = []
-        self.noted: list[Wait] = []
         self.chain: Any = SimpleNamespace(_entries=[], _loss=None, _is_holder=True, judge_at=16)
         self.board = Board.create(str(directory / "board"), b"e" * 16, 3, 2)
         self.board.has_mark = True
@@ -99,7 +98,7 @@ class Rig:
         self.look.good_until = INT64_MAX
         self._functions = [ctypes.CFUNCTYPE(_INT, *kinds)(getattr(self, name)) for name, kinds in _SIGNATURES.items()]
         self._hook = ctypes.CFUNCTYPE(None, _INT)(self.step)
-        self.links = Links(self.waits, core.Lock(), self.dropped.extend, Wait, self.chain, Entry, behind_all=False)
+        self.links = Links(self.waits, [], core.Lock(), self.dropped.extend, Wait, self.chain, Entry, behind_all=False)
         self.engine = self._engine()
 
     def _engine(self) -> Any:
@@ -112,8 +111,7 @@ class Rig:
                 raise NotOpenError
 
             def _note_wait(self, stream_id: int, key: int, generation: int) -> Wait:
-                rig.noted.append(Wait(self, generation, key, stream_id))
-                return rig.noted[-1]
+                return Wait(self, generation, key, stream_id)
 
             def _look_after_wait(self, _generation: int) -> None:
                 raise QueuedError

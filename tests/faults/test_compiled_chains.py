@@ -410,23 +410,6 @@ def test_a_wait_that_another_stream_of_the_list_did_not_get_is_not_said_to_be_qu
     assert (listed.stream, listed.is_queued, other.is_queued) == (_STREAM, True, False)
 
 
-def test_a_wait_is_listed_anew_if_the_one_that_stood_for_it_was_forgotten_meanwhile(rig: Any) -> None:
-    """By another thread's `resume`, since that one was lost."""
-    made = _chained(rig, "wait")
-    later = Wait(made.engine, 2, _STREAM, _STREAM)
-    later.is_queued = True
-    made.waits[_STREAM] = {id(made.engine): later}
-
-    def forget(*_: Any) -> int:
-        made.waits.clear()
-        return 0
-
-    made.on_wait = forget
-    made.noted.clear()
-    assert made.call()[1] == "ok"
-    assert [(wait.generation, wait.stream, wait.is_queued) for wait in made.noted] == [(1, _STREAM, True)]
-
-
 @pytest.mark.parametrize("call", ["query", "wait"])
 @pytest.mark.parametrize("how", ["dead", "own", "newer"])
 def test_what_stands_behind_the_dead_or_the_unknown_is_for_the_python_engine(rig: Any, call: str, how: str) -> None:

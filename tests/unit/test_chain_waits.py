@@ -210,7 +210,7 @@ def test_a_wait_within_any_change_of_the_lists_is_stood_behind(row: Row, call: s
     while is_there:
         number += 1
         queued.lists.clear()
-        queued._table._log.clear()  # a wait within the last line of a change stays there until the next one
+        queued.changed.clear()  # a wait within the last line of a change stays there until the next one
         if first != "nothing":
             queued.add(KEY, view, 1, STREAM if first == "an earlier wait" else 8).verdict = call == "drop" or None
         queued.add(KEY, other, 1, STREAM).verdict = True
@@ -226,7 +226,7 @@ def test_a_wait_within_any_change_of_the_lists_is_stood_behind(row: Row, call: s
             assert kept.generation == 3, number
             assert first != "one of another stream" or call == "drop" or 8 in (kept.stream, *kept.others)
     assert number > 10
-    assert not queued._table._log
+    assert not queued.changed
 
 
 def test_an_exception_at_any_line_while_lost_waits_are_set_aside_leaves_each_in_one_place(row: Row) -> None:
@@ -236,7 +236,7 @@ def test_an_exception_at_any_line_while_lost_waits_are_set_aside_leaves_each_in_
     is_there = True
     while is_there:
         number += 1
-        queued.add(KEY, view, 3, STREAM).verdict = Loss("died", 0, "s0", 4711)
+        queued.add(KEY, view, 1, STREAM).verdict = Loss("died", 0, "s0", 4711)
         try:
             is_there = _with_a_call_at(number, partial(queued.set_aside, queued.of(KEY)), _raise)
         except KeyboardInterrupt:

@@ -68,6 +68,14 @@ cdef class Chained(Waits):
             self.drop(known)
         return pending
 
+    cdef bint are_listed(self, int64_t key, list pending):
+        """Whether these waits are in the stream's list still, and so get a verdict before their uses are released."""
+        held = self.waits.get(key)
+        for wait in pending:
+            if held is None or held.get(wait.place) is not wait:
+                return False
+        return True
+
     cdef list entries_with(self, list entries, int64_t generation, uint64_t stream, list pending, Links *links):
         """The chain's entries, and one for a record of `generation` on `stream` that stands behind these waits."""
         cdef int word

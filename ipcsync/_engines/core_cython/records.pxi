@@ -97,7 +97,7 @@ cdef class Core(Chained):
         """As `record_on`, where streams of this process wait for others, or the event stands behind some."""
         cdef unsigned long long stream_id = 0
         cdef int64_t key = 0, generation = 0
-        if self.behind_all or not self.is_usable(stream):
+        if self.behind_all or self.changed or not self.is_usable(stream):
             return 0
         step(GET_ID)
         if cuStreamGetId(stream, &stream_id) != 0 or not self.find_list(stream_id, &key):
@@ -161,6 +161,8 @@ cdef class Core(Chained):
             or chain._loss is not None
             or self.follows(stream_id, generation) != follows
             or not self.can_record(stream_id, generation)
+            or self.changed
+            or not self.are_listed(key, pending)
             or (before is not None and not self.table_lock.take())
         ):
             self.give()
@@ -195,7 +197,7 @@ cdef class Core(Chained):
         address = address_of(stream)
         if address == 0:
             return 0
-        if self.has_chain or self.waits:
+        if self.has_chain or self.waits or self.changed:
             generation = self.record_among_waits(<Handle>address)
         elif self.record_lock.take():
             with nogil:

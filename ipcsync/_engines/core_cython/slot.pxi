@@ -33,6 +33,7 @@ cdef class State:
     cdef ipcsync_pair lists[RECENT]  # streams, and the numbers of their lists of waits, which never change
     cdef uint64_t last_list
     cdef dict waits
+    cdef list changed
     cdef Lock table_lock
     cdef object drop, make_wait, chain, make_entry
     cdef bint behind_all
@@ -59,7 +60,8 @@ cdef class State:
             self.visits = <uint8_t *><uintptr_t>line.visits_address
             self.lock, self.record_lock = self._lock, self._record_lock
             self.is_timeline = is_timeline
-            self.waits, self.table_lock, self.drop = links.waits, links.lock, links.drop
+            self.waits, self.changed = links.waits, links.changed
+            self.table_lock, self.drop = links.lock, links.drop
             self.make_wait, self.make_entry = links.make_wait, links.make_entry
             self.chain, self.behind_all = links.chain, links.behind_all
             self.patience.look = LOOK_LATEST_NS

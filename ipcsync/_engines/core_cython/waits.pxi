@@ -116,11 +116,8 @@ cdef class Waits(Queries):
                 return False
             with nogil:
                 result = self.queue_behind(<Handle>address, stream_id, generation)
-            if result != 0 and result != 2:
-                if wait.generation != generation:  # it may be lost, and forgotten by another thread's `resume` since
-                    wait = self._note_wait(stream_id, wait.key, generation)
-                if wait.generation == generation:
-                    wait.is_queued = True
+            if result != 0 and result != 2 and wait.generation == generation:
+                wait.is_queued = True
             if result < 0:
                 self._look_after_wait(generation)
         if result != 0:

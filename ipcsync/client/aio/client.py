@@ -250,8 +250,8 @@ class AsyncClient:
         made = everything.join(ordinal, named) if is_ours else None
 
         def record() -> Point:
-            joined, waits = made or everything.join(ordinal, named)
-            return everything.record(joined, waits, engine, timeout, points)
+            joined, gathered = made or everything.join(ordinal, named)
+            return everything.record(joined, gathered, engine, timeout, points)
 
         return AsyncPoint(await run_alone(record, surely=True), self._runner)
 
