@@ -273,7 +273,7 @@ class Engine(SlotUse):
                 if self.is_closed or self._words[self._state_index] != OPEN:
                     self._raise_no_record()
                 followed = None
-                if queued.lists or queued.changed or self.chain.entries or after or behind:
+                if queued.changed or queued.lists or self.chain.entries or after or behind:
                     followed = self._stand_behind(handle, stream_id, generation, after, behind)
                 if generation == self._begun:
                     self._follow_begun(handle, stream_id)
@@ -316,7 +316,7 @@ class Engine(SlotUse):
         Returns the listed wait for the previous record, if the stream is about to wait for that.
         """
         key = self._key_of(handle, stream_id, self.ordinal)
-        is_behind = self.chain.entries or after or behind or key in queued.lists or queued.changed
+        is_behind = self.chain.entries or after or behind or queued.changed or key in queued.lists
         if not (is_behind or self.guard.stands_behind_all):
             return None
         for view, point in after:

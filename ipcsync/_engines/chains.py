@@ -87,7 +87,7 @@ class Chain:
 
     def _hold(self) -> None:
         if not self._is_holder:
-            queued.holders.add(self)
+            queued.hold(self)
             self._is_holder = True
 
     def extend(self, generation: int, stream: int, waits: Iterable[Wait]) -> None:

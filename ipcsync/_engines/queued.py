@@ -22,6 +22,7 @@ from ipcsync._locks import holding
 from ipcsync._native import context
 from ipcsync._native.capture import refuse_capturing, relaxed_call
 from ipcsync._native.context import OnDevice
+from ipcsync.errors import Reentered
 
 T = TypeVar("T")
 
@@ -30,14 +31,20 @@ _PAUSE_S = 0.001
 _MANY = 64
 _NO_WAITS: dict[int, Wait] = {}
 
-holders: weakref.WeakSet[Holder] = weakref.WeakSet()
-"""Other holders of waits: the chains of this process's recorders."""
+holders: dict[int, weakref.ref[Holder]] = {}
+"""Other holders of waits, by the ids of their references: chains of this process's recorders, and records under way."""
 lists: dict[int, dict[int, Wait]] = {}
 """By stream, then by slot. While it and `changed` are empty, a record looks no further."""
 changed: list[Wait] = []
 """Waits on their way into a list: each is here first, and until it is surely there. A reader looks here first."""
 lists_lock = CallLock()
 """Held while they change."""
+
+
+def hold(holder: Holder) -> None:
+    """Have the waits of `holder` found as long as it lives. Another thread may look meanwhile."""
+    reference = weakref.ref(holder, lambda gone: holders.pop(id(gone), None))
+    holders[id(reference)] = reference
 
 
 def key_of(flags: DriverObject, stream_id: int, ordinal: int) -> int:
@@ -150,8 +157,8 @@ class _Table:
 
     def _set_aside(self, waits: Iterable[Wait]) -> None:
         for wait in waits:
-            held = lists.get(wait.key, {})
-            if not _places(held, wait):
+            held = lists.setdefault(wait.key, {})
+            if not (_places(held, wait) or wait in changed):
                 continue  # it was forgotten meanwhile
             held[id(wait)] = wait  # first, so that it is in the list at every moment
             wait.place = id(wait)
@@ -181,6 +188,7 @@ class _Table:
                 continue
             if isinstance(wait.verdict, Loss):  # one without a verdict was listed just now, and is not queued
                 lost = Lost(wait)
+                changed.append(lost)
                 # First, so that a lost wait is in the list at every moment.
                 lists.setdefault(wait.key, {})[lost.place] = lost
             self._take_out(wait)
@@ -198,7 +206,7 @@ def _listed(key: int | None) -> list[Wait]:
 
 
 def fill(found: list[Wait], key: int | None) -> None:
-    """Add the waits of a list (None: of all) to `found`; no other thread runs between the look and the store."""
+    """Add the waits of a list (None: of all) to `found`: each list's by one step, so that none is in neither place."""
     found.extend(wait for wait in list(changed) if key in (None, wait.key))
     for waits in list(lists.values()) if key is None else [lists.get(key, _NO_WAITS)]:
         found.extend(waits.values())
@@ -214,7 +222,7 @@ class Gathered:
 
     def __init__(self) -> None:
         self._waits: list[Wait] = []
-        holders.add(self)
+        hold(self)
 
     def add(self, key: int | None) -> None:
         """Add the waits of a list; None: of all."""
@@ -240,8 +248,9 @@ release, everything = _table.release, _table.everything
 
 def waits_on(view: View) -> list[Wait]:
     """All waits of this process for a slot."""
-    held = [wait for holder in list(holders) for wait in holder.waits()]
-    return [wait for wait in (*everything(), *held) if wait.is_for(view)]
+    listed = everything()  # first: waits go from lists to holders
+    held = [wait for reference in list(holders.values()) if (holder := reference()) for wait in holder.waits()]
+    return [wait for wait in (*listed, *held) if wait.is_for(view)]
 
 
 def of(key: int) -> list[Wait]:
@@ -274,8 +283,11 @@ def await_passed(
     """Block until a stream has finished all that is queued there now; False if `deadline_ns` passes before.
 
     Then also until every other stream that has queued one of `waits` is past it: blocking streams share a list, and do
-    not wait for each other.
+    not wait for each other. Reentered within a change of the lists, whose lock the threads that it waits for may want.
     """
+    lock = lists_lock
+    if lock.is_mine() and lock.is_held_below():
+        raise Reentered("waits are listed on this thread by a call that this one interrupts")
     if not _await_stream(handle, ordinal, deadline_ns, check):
         return False
     with OnDevice(ordinal) as inside, inside:

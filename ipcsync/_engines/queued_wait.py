@@ -128,7 +128,7 @@ class Wait:
         return all(self.view.has_passed(stream) for stream in (self.others | {self.stream}) - {mine, 0})
 
     def open_before(self) -> int:
-        """Of a lost one: the last open generation before, which its stream has waited for too; 0 if there is none."""
+        """Of a lost one: the last open generation before, behind which its stream's work may be; 0 if there is none."""
         return self.view.open_before(self.generation)
 
     def end(self) -> None:
@@ -166,7 +166,7 @@ class Lost(Wait):
         return False
 
     def open_before(self) -> int:
-        """0: a use is released once nothing that was waited for is open."""
+        """0: a use is released once its earlier generations are judged, or by a lost coordinator, which loses all."""
         return 0
 
     def is_passed(self, mine: int) -> bool:

@@ -219,8 +219,19 @@ class SlotView(Core):
 
         There may be one: a later record may stand behind something that an earlier one does not.
         """
-        last = min(generation, self.generation + 1, self._lost_from, self.behind.lost_from or generation) - 1
-        return last if last > 0 and self.fate(last) is None else 0
+        last = min(generation, self.generation + 1, self._first_lost()) - 1
+        while last > 0:
+            fate = self.fate(last)
+            if fate is None:
+                return last
+            first = self._first_lost()  # its recorder may have found an earlier one lost meanwhile
+            if fate is True or first > last:
+                return 0
+            last = first - 1
+        return 0
+
+    def _first_lost(self) -> int:
+        return min(self._lost_from, self.behind.lost_from or FOREVER)
 
     def _is_on_board(self, generation: int) -> bool:
         return generation <= min(self._board_completed(), self.generation, self._lost_from - 1)

@@ -302,10 +302,10 @@ class Client:
         """Block until `stream` is past the waits that were lost, at most `timeout` seconds, and forget them.
 
         Records on it raise RecorderLost until then. The caller has to repeat the work that ran behind the lost waits.
-        Earlier generations of their events that are still open are waited for as before, and may be lost later.
+        Records on it stand behind earlier generations of their events that are still open, which may be lost later.
         The legacy default stream and all blocking streams of a device count as one: all of them have to be past these.
         WaitTimeout if the stream does not get past them, which a driver may never allow: use a new stream then.
-        StreamCapturing, and the capture stays valid. Reentered in a handler within a call of a lost event.
+        StreamCapturing, and the capture stays valid. Reentered in a handler within a call that waits or records.
         """
         self._session.check()
         deadline = deadline_of(timeout)

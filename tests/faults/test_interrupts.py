@@ -71,12 +71,13 @@ def stage(coordinator: ipcsync.Coordinator, engine: EngineName) -> Iterator[Stag
     ],
 )
 def test_row_41_an_exception_at_any_point_of_a_call_breaks_no_promise(stage: Stage, call: str) -> None:
-    # The first one of a process takes more steps, and so does one that has to wait longer than the others.
+    # The first one of a process takes more steps, and so does one that has to wait longer than the others: on a busy
+    # machine all that are counted may.
     points = min(_count(stage, call) for _ in range(3))
     result = interrupt(stage, call, _KIND, every=max(1, points // _SOME), first=1 + zlib.crc32(call.encode()) % 5)
     assert not result.failures, "\n".join(result.failures)
     if not has_shortcuts():  # else there are fewer once it takes the call: it has no lines of Python
-        assert result.points >= min(points, _SOME) // 2
+        assert result.points >= min(points, _SOME) // 4
 
 
 def _count(stage: Stage, call: str, kind: str = _KIND) -> int:

@@ -99,6 +99,7 @@ def _no_other_can_be_started(kept: Coordinator) -> Iterator[None]:
 def test_row_54_an_idle_coordinators_death_ends_nothing(kept: Coordinator, client: ipcsync.Client) -> None:
     with client.event("held", recorder=True) as event:
         first = event.record()
+        first.synchronize(timeout=DEADLINE_S)
         for starts in (2, 3):
             _kill(client)
             assert first.query()

@@ -18,7 +18,7 @@ import pytest
 
 import ipcsync
 from ipcsync._board import CLOSED
-from ipcsync._engines import queued
+from ipcsync._engines import TimelineEngine, queued
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued_wait import Wait
 from ipcsync.errors import RecorderLost, Reentered
@@ -331,3 +331,185 @@ def test_whether_a_stream_is_past_its_waits_cannot_be_asked_within_a_call_for_th
         with _Meeting(("self._queue_wait(handle", ask), file="base.py"):
             chain.mine.wait(1, chain.stream, 1, False)
     assert refused == ["a call for 'a/out' is under way on this thread, which this one interrupts"]
+
+
+# --- looks that meet a change -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["resume", "release"])
+def test_a_loss_that_grows_amid_the_look_for_open_ones_hides_none(chain: Chain, by: str) -> None:
+    stream, line = chain.stream, chain.board.slot(0)
+    with StreamGate(chain.held):
+        for _ in range(3):
+            chain.record(chain.a, chain.held)
+        line.store_bits(1 << 5)
+        line.store_as_of(2)
+        line.store_behind(1)
+        for generation in (1, 3):
+            chain.mine.wait(generation, stream, 1, False)
+        line.lose(3, _serial(1))
+    stream.synchronize()
+    with _Meeting(("fate = self.fate(last)", lambda: line.lose(2, _serial(1))), file="slot_view.py"):
+        if by == "resume":
+            _resume(_key(stream))
+        else:
+            chain.mine.close()
+            assert not chain.mine.try_release()
+    _resume(_key(stream))
+    assert [wait.generation for wait in queued.of(_key(stream))] == [1]
+    line.lose(1, _serial(1))
+    with pytest.raises(RecorderLost):
+        chain.record(chain.b, stream)
+
+
+@pytest.mark.parametrize("look", ["_make_record", "_stand_behind"])
+def test_a_wait_that_is_put_back_between_two_looks_of_a_record_is_seen(chain: Chain, look: str) -> None:
+    """The thread that records learned that the handler's wait had returned, before it was put back."""
+    stream, key = chain.stream, _key(chain.stream)
+    knocked_out, go_on = threading.Event(), threading.Event()
+    good = queued.add(key, chain.c, 1, STREAM)
+    good.verdict = True
+    if look == "_stand_behind":
+        queued.add(key + 1000, chain.c, 1, STREAM)
+    code = getattr(TimelineEngine, look).__code__
+    names = [each for each in dis.get_instructions(code) if each.argval in ("changed", "lists")]
+    second = names[1].offset
+
+    def pause() -> None:
+        knocked_out.set()
+        assert go_on.wait(30)
+
+    def drop() -> None:
+        with _Meeting(
+            ("lists.pop(wait.key, None)", lambda: chain.mine.wait(1, stream, 1, False)),
+            ("while waits := changed", pause),
+        ):
+            queued.drop([good])
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Any:
+        if frame.f_code is not code:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti == second:
+            sys.settrace(None)
+            go_on.set()
+            thread.join()
+            return None
+        return trace
+
+    with StreamGate(chain.held):
+        chain.record(chain.a, chain.held)
+        thread = threading.Thread(target=drop)
+        thread.start()
+        assert knocked_out.wait(30)
+        sys.settrace(trace)
+        try:
+            chain.record(chain.b, stream)
+        finally:
+            sys.settrace(None)
+            go_on.set()
+            thread.join()
+        assert [wait.generation for entry in chain.b.chain.entries for wait in entry.waits] == [1]
+
+
+def test_what_a_handler_releases_within_a_drop_stays_lost(chain: Chain) -> None:
+    stream, key, gate = chain.stream, _key(chain.stream), StreamGate(chain.held)
+    chain.record(chain.a, chain.held)
+    good = queued.add(key, chain.c, 1, STREAM)
+    good.verdict = True
+
+    def handler() -> None:
+        chain.mine.wait(1, stream, 1, False)
+        chain.kill(0)
+        chain.board.slot(0).break_at(0)
+        gate.open()
+        chain.held.synchronize()
+        chain.release(0)
+        stream.synchronize()
+        chain.mine.close()
+        assert chain.mine.try_release()
+
+    with _Meeting(("lists.pop(wait.key, None)", handler)):
+        queued.drop([good])
+    with pytest.raises(RecorderLost):
+        chain.record(chain.b, stream)
+
+
+def test_the_holders_may_become_more_while_another_thread_looks_at_them(row: Row) -> None:
+    holders = [queued.Gathered() for _ in range(3)]
+    seen = 0
+
+    class Other(queued.Gathered):
+        def waits(self) -> list[Wait]:
+            nonlocal seen
+            seen += 1
+            _in_a_thread(lambda: holders.append(queued.Gathered()))
+            return super().waits()
+
+    holders.append(Other())
+    assert queued.waits_on(row.theirs[0]) == []
+    assert seen == 1
+    holders.clear()
+    gone = [reference for reference in queued.holders.values() if isinstance(reference(), Other)]
+    assert gone == []
+
+
+def test_a_lost_wait_that_is_on_its_way_into_a_list_is_set_aside_too(chain: Chain) -> None:
+    """Else it took the place of an earlier one, and both were forgotten with it."""
+    stream, line, key = chain.stream, chain.board.slot(0), _key(chain.stream)
+    with StreamGate(chain.held):
+        for _ in range(2):
+            chain.record(chain.a, chain.held)
+        line.store_bits(1 << 5)
+        line.store_as_of(2)
+        line.store_behind(1)
+        good = queued.add(key, chain.c, 1, STREAM)
+        good.verdict = True
+
+        def handler() -> None:
+            for generation in (1, 2):
+                chain.mine.wait(generation, stream, 1, False)
+
+        steps = (("lists.pop(wait.key, None)", handler), ("while waits := changed", _raise))
+        with pytest.raises(KeyboardInterrupt), _Meeting(*steps):
+            queued.drop([good])
+        line.lose(2, _serial(1))
+    stream.synchronize()
+    _resume(key)
+    assert [wait.generation for wait in queued.of(key)] == [1]
+
+
+def test_streams_cannot_be_awaited_within_a_change_of_the_lists(chain: Chain) -> None:
+    """A thread that has an event's lock may want that of the lists, and be what is waited for."""
+    refused: list[str] = []
+    lost = queued.add(_key(chain.stream), chain.mine, 1, STREAM)
+
+    def resume() -> None:
+        with pytest.raises(Reentered) as caught:
+            queued.await_passed([lost], chain.stream._handle, 0, 0, lambda: None)
+        refused.append(str(caught.value))
+
+    with _Meeting(("self._take_out(wait)", resume)):
+        queued.drop([lost])
+    assert refused == ["waits are listed on this thread by a call that this one interrupts"]
+
+
+def test_a_wait_that_goes_from_a_list_to_a_record_is_found_on_its_way(chain: Chain) -> None:
+    """While its use is released, and another wait takes its place in the list."""
+    key, found = _key(chain.stream), list[Wait]()
+    chain.b.chain.listed(key)  # a holder from now on
+    wait = queued.add(key, chain.mine, 1, STREAM)
+
+    def meet() -> None:
+        found.extend(chain.b.chain.listed(key))
+        queued.add(key, chain.mine, 2, STREAM)
+
+    class Other(queued.Gathered):
+        def waits(self) -> list[Wait]:
+            _in_a_thread(meet)
+            return []
+
+    other = Other()
+    assert wait in queued.waits_on(chain.mine)
+    assert found == [wait]
+    del other
