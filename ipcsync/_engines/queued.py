@@ -71,8 +71,10 @@ class _Table:
         The listed wait, which may be an earlier one, and for a later generation.
         """
         listed = lists.get(key, _NO_WAITS).get(id(view))
-        if listed and listed.stream == stream and listed.generation >= generation and listed.verdict is not True:
-            return listed  # nothing changes, so nothing is locked
+        if listed and listed.stream == stream and listed.verdict is not True:
+            later = listed.generation
+            if later == generation or (later > generation and listed.since <= generation):
+                return listed  # nothing changes, so nothing is locked
         return self._change(self._add, key, view, generation, stream)
 
     def drop(self, waits: Iterable[Wait]) -> None:
@@ -110,9 +112,10 @@ class _Table:
     def _add(self, key: int, view: View, generation: int, stream: int) -> Wait:
         listed = lists.get(key, _NO_WAITS).get(id(view))
         if listed is not None and _stands_for(listed, generation, stream):
-            if stream == listed.stream:
+            if stream == listed.stream and listed.since <= generation:
                 return listed  # and nothing changes
             wait = listed
+            wait.stand_for(generation)
         else:
             wait = Wait(view, generation, key, stream)
         changed.append(wait)
@@ -128,8 +131,10 @@ class _Table:
             if stream != wait.stream and stream not in wait.others:
                 wait.others |= {stream}
             return
-        if listed is not None and listed.verdict is not True and (listed.others or listed.stream != stream):
-            wait.others = (wait.others | listed.others | {listed.stream, stream}) - {wait.stream}
+        if listed is not None and listed.verdict is not True:
+            wait.stand_for(listed.since)
+            if listed.others or listed.stream != stream:
+                wait.others = (wait.others | listed.others | {listed.stream, stream}) - {wait.stream}
         lists.setdefault(wait.key, {})[wait.place] = wait
 
     def _put_back(self) -> None:
@@ -140,6 +145,8 @@ class _Table:
                 self._leave(wait)
             elif listed is None or not _stands_for(listed, wait.generation, wait.stream):
                 self._put(wait, listed, wait.stream)  # and looks again: a handler may have taken it out
+            elif wait.since < listed.since:
+                listed.stand_for(wait.since)
             elif missing := {wait.stream, *wait.others} - {listed.stream, *listed.others}:
                 listed.others |= missing
             else:
@@ -167,6 +174,7 @@ class _Table:
                     held.pop(place, None)
             if earlier := wait.open_before():
                 kept = self._add(wait.key, wait.view, earlier, wait.stream)
+                kept.stand_for(wait.since)
                 kept.others |= wait.others - {kept.stream}
                 kept.is_queued |= wait.is_queued
 

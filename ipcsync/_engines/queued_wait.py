@@ -6,6 +6,7 @@ None of them keeps an engine that was released.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heappush
 from typing import Any, Protocol
 
 from ipcsync._board import Board, SlotLine
@@ -54,8 +55,8 @@ class View(Protocol):
     def accepts(self, generation: int) -> bool:
         """Whether a waiter would accept `generation` now; asks the driver."""
 
-    def open_before(self, generation: int) -> int:
-        """The last generation before `generation`, which is lost, that is open; 0 if there is none."""
+    def open_before(self, generation: int, since: int) -> int:
+        """The last generation from `since` on and before `generation`, which is lost, that is open; 0 if none is."""
 
     def has_passed(self, stream: int) -> bool:
         """Whether the stream with that id is past all waits for this slot; asks the driver."""
@@ -80,10 +81,10 @@ class Wait:
     `key` is its list, `stream` the id of the stream in whose order it was queued, 0 if that is not known. It is listed
     before the driver's call, and `is_queued` after it: what ended before that was never behind it. `others` are further
     streams of its list, for whose waits for this generation or an earlier one it stands too. `place` is its key within
-    its list: one for each view.
+    its list: one for each view. `waited` is a heap of generations: the first is the earliest that it stands for.
     """
 
-    __slots__ = ("generation", "is_queued", "key", "others", "place", "stream", "verdict", "view")
+    __slots__ = ("generation", "is_queued", "key", "others", "place", "stream", "verdict", "view", "waited")
 
     view: View
     verdict: Loss | bool | None
@@ -98,6 +99,17 @@ class Wait:
         self.is_queued = False
         self.verdict = None
         self.others = _NONE
+        self.waited = [generation]
+
+    @property
+    def since(self) -> int:
+        """The earliest generation that it stands for: if that is open when this one is lost, it is still waited for."""
+        return self.waited[0]
+
+    def stand_for(self, generation: int) -> None:
+        """Stand for an earlier generation too."""
+        if generation < self.waited[0]:
+            heappush(self.waited, generation)  # one step, since a signal's handler may do the same within this call
 
     def is_for(self, view: View) -> bool:
         """Whether it waits for a generation of this view."""
@@ -128,8 +140,8 @@ class Wait:
         return all(self.view.has_passed(stream) for stream in (self.others | {self.stream}) - {mine, 0})
 
     def open_before(self) -> int:
-        """Of a lost one: the last open generation before, behind which its stream's work may be; 0 if there is none."""
-        return self.view.open_before(self.generation)
+        """Of a lost one: the last open generation before, for which it stands; 0 if there is none."""
+        return self.view.open_before(self.generation, self.since)
 
     def end(self) -> None:
         """It is not listed any more, for good."""
@@ -158,6 +170,7 @@ class Lost(Wait):
         self.is_queued = wait.is_queued
         self.others = wait.others
         self.verdict = wait.verdict
+        self.waited = wait.waited
         self._label = wait.label
         self._unpassed: dict[int, Any] = wait.view.give_unpassed(wait.others | {wait.stream})
 

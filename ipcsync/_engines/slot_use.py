@@ -303,7 +303,7 @@ class SlotUse(SlotView, ABC):
         """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""
         for wait in queued.waits_on(self):
             fate = wait.known()
-            earlier = self.open_before(wait.generation) if isinstance(fate, Loss) else 0
+            earlier = wait.open_before() if isinstance(fate, Loss) else 0
             if fate is None or earlier:
                 if self.is_recorder or not self._accepts(earlier or wait.generation):
                     self.behind.nudge(self.recorder)

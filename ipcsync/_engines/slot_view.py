@@ -214,13 +214,13 @@ class SlotView(Core):
             return self._is_on_board(generation) or self._loss(generation)._replace(cause="orphaned")
         return None
 
-    def open_before(self, generation: int) -> int:
-        """The last generation before `generation`, which is lost, that is open; 0 if there is none.
+    def open_before(self, generation: int, since: int) -> int:
+        """The last generation from `since` on and before `generation`, which is lost, that is open; 0 if none is.
 
         There may be one: a later record may stand behind something that an earlier one does not.
         """
         last = min(generation, self.generation + 1, self._first_lost()) - 1
-        while last > 0:
+        while last >= since:
             fate = self.fate(last)
             if fate is None:
                 return last

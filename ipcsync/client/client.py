@@ -302,7 +302,7 @@ class Client:
         """Block until `stream` is past the waits that were lost, at most `timeout` seconds, and forget them.
 
         Records on it raise RecorderLost until then. The caller has to repeat the work that ran behind the lost waits.
-        Records on it stand behind earlier generations of their events that are still open, which may be lost later.
+        What it waited for earlier of the same events, and what is still open, is waited for as before.
         The legacy default stream and all blocking streams of a device count as one: all of them have to be past these.
         WaitTimeout if the stream does not get past them, which a driver may never allow: use a new stream then.
         StreamCapturing, and the capture stays valid. Reentered in a handler within a call that waits or records.

@@ -410,6 +410,25 @@ def test_a_wait_that_another_stream_of_the_list_did_not_get_is_not_said_to_be_qu
     assert (listed.stream, listed.is_queued, other.is_queued) == (_STREAM, True, False)
 
 
+@pytest.mark.parametrize(("listed", "waited"), [(2, [1, 2]), (1, [1])])
+def test_a_listed_wait_stands_for_an_earlier_one_once_its_stream_waits_for_that(
+    rig: Any, listed: int, waited: list[int]
+) -> None:
+    made = _chained(rig, "wait")
+    later = Wait(made.engine, listed, _STREAM, _STREAM)
+    made.waits[_STREAM] = {id(made.engine): later}
+    assert made.call()[1] == "ok"
+    assert (list(made.waits[_STREAM].values()), later.waited) == ([later], waited)
+
+
+def test_a_wait_in_the_place_of_an_earlier_one_stands_for_that(rig: Any) -> None:
+    made = rig(Case("wait", recorded=2, generation=2))
+    made.waits[_STREAM] = {id(made.engine): Wait(made.engine, 1, _STREAM, _STREAM)}
+    assert made.call()[1] == "ok"
+    (listed,) = made.waits[_STREAM].values()
+    assert (listed.generation, listed.since) == (2, 1)
+
+
 @pytest.mark.parametrize("call", ["query", "wait"])
 @pytest.mark.parametrize("how", ["dead", "own", "newer"])
 def test_what_stands_behind_the_dead_or_the_unknown_is_for_the_python_engine(rig: Any, call: str, how: str) -> None:

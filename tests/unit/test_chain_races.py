@@ -159,6 +159,50 @@ def test_an_earlier_generation_that_is_open_is_still_waited_for_when_a_later_one
     assert chain.record(chain.b, stream) == 1
 
 
+def test_what_a_stream_did_not_wait_for_is_not_waited_for_when_a_later_one_is_forgotten(chain: Chain) -> None:
+    stream, line = chain.stream, chain.board.slot(0)
+    with StreamGate(chain.held):
+        for _ in range(5):
+            chain.record(chain.a, chain.held)
+        line.store_bits(1 << 5)
+        line.store_as_of(2)
+        line.store_behind(1)
+        for generation in (5, 3):
+            chain.mine.wait(generation, stream, 1, False)
+        line.lose(4, _serial(1))
+    stream.synchronize()
+    _resume(_key(stream))
+    assert [wait.generation for wait in queued.of(_key(stream))] == [3]
+    line.lose(3, _serial(1))
+    _resume(_key(stream))
+    assert queued.of(_key(stream)) == []
+    chain.mine.close()
+    assert chain.mine.try_release()
+
+
+def test_what_is_kept_stands_for_all_that_the_forgotten_one_stood_for(chain: Chain) -> None:
+    stream, line = chain.stream, chain.board.slot(0)
+    with StreamGate(chain.held):
+        for _ in range(5):
+            chain.record(chain.a, chain.held)
+        line.store_bits(1 << 5)
+        line.store_as_of(2)
+        line.store_behind(1)
+        for generation in (1, 5):
+            chain.mine.wait(generation, stream, 1, False)
+        for lost, kept in ((5, 4), (3, 2), (2, 1)):
+            line.lose(lost, _serial(1))
+            _resume(_key(stream))
+            assert [(wait.generation, wait.since) for wait in queued.of(_key(stream))] == [(kept, 1)]
+
+
+def test_a_wait_stands_for_an_earlier_one_of_a_handler_that_it_overwrites(row: Row) -> None:
+    view = row.theirs[0]
+    with _Meeting(("changed.append(wait)", lambda: queued.add(KEY, view, 1, STREAM))):
+        queued.add(KEY, view, 5, STREAM)
+    assert [(wait.generation, wait.since) for wait in queued.of(KEY)] == [(5, 1)]
+
+
 def test_a_use_is_released_once_the_earlier_generations_are_judged_too(chain: Chain) -> None:
     stream, line = chain.stream, chain.board.slot(0)
     with StreamGate(chain.held):

@@ -10,7 +10,7 @@ wake, sleep and driver call goes through a function that first looks at `hook`, 
 One extension of these parts, in this order, each of which needs only those before it.
 """
 
-INTERFACE = 12  # as in `core_python`
+INTERFACE = 13  # as in `core_python`
 
 include "words.pxi"    # the board's words
 include "steps.pxi"    # the names of the steps, and the hook

@@ -281,6 +281,8 @@ cdef class State:
         last = None if held is None else held.get(place)
         if last is None or last.verdict is True or last.generation < generation:
             return None
+        if last.generation > generation and (<list>last.waited)[0] > generation:  # it does not stand for it yet
+            return None
         if last.stream == stream:
             return last
         # Blocking streams share a list: `queued` notes both streams.
@@ -296,10 +298,16 @@ cdef class State:
             wait = self.listed(key, place, generation, stream)  # another thread may have listed a later generation
             if wait is None:
                 held = self.waits.get(key)
-                last = None if held is None or key >= 0 else held.get(place)
-                if last is not None and (last.stream != stream or last.others):
+                last = None if held is None else held.get(place)
+                if last is not None and key < 0 and (last.stream != stream or last.others):
                     return None
                 wait = alone[place]
+                if last is not None and last.verdict is not True:
+                    if last.generation > generation:  # it stands for this one too from now on
+                        (<list>last.waited).insert(0, generation)
+                        return last
+                    if (<list>last.waited)[0] < generation:
+                        (<list>wait.waited).insert(0, (<list>last.waited)[0])
                 if held is None:
                     self.waits[key] = alone
                 else:
