@@ -12,7 +12,7 @@ import time
 
 _WAKE_UPS = 24  # of those that news of a death take, twice as many
 _PERIOD_S = 0.02
-_LEAST_S = 1.0  # two cores, shared with others; a TTL, by which news come otherwise, is several times that
+_LEAST_S = 0.3  # two cores, shared with others
 
 
 class Machine:

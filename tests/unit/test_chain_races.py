@@ -131,15 +131,15 @@ def test_what_a_record_has_looked_at_is_judged_though_another_wait_took_its_plac
         chain.b.chain.extend(1, 5, waits)
 
 
-def _wait_for_two(chain: Chain) -> None:
-    """The stream waits for two records that stand behind others, so that only their recorder can judge them."""
+def _record_behind(chain: Chain, count: int, *waited: int) -> None:
+    """Records that stand behind others, so that only their recorder can judge them; the stream waits for some."""
     line = chain.board.slot(0)
-    for _ in range(2):
+    for _ in range(count):
         chain.record(chain.a, chain.held)
     line.store_bits(1 << 5)  # of a session that is over
     line.store_as_of(2)
     line.store_behind(1)
-    for generation in (1, 2):
+    for generation in waited:
         chain.mine.wait(generation, chain.stream, 1, False)
 
 
@@ -147,7 +147,7 @@ def test_an_earlier_generation_that_is_open_is_still_waited_for_when_a_later_one
     """The later record stands behind more than the earlier one, whose own fate is judged later."""
     stream, line = chain.stream, chain.board.slot(0)
     with StreamGate(chain.held):
-        _wait_for_two(chain)
+        _record_behind(chain, 2, 1, 2)
         line.lose(2, _serial(1))
     stream.synchronize()
     _resume(_key(stream))
@@ -162,13 +162,7 @@ def test_an_earlier_generation_that_is_open_is_still_waited_for_when_a_later_one
 def test_what_a_stream_did_not_wait_for_is_not_waited_for_when_a_later_one_is_forgotten(chain: Chain) -> None:
     stream, line = chain.stream, chain.board.slot(0)
     with StreamGate(chain.held):
-        for _ in range(5):
-            chain.record(chain.a, chain.held)
-        line.store_bits(1 << 5)
-        line.store_as_of(2)
-        line.store_behind(1)
-        for generation in (5, 3):
-            chain.mine.wait(generation, stream, 1, False)
+        _record_behind(chain, 5, 5, 3)
         line.lose(4, _serial(1))
     stream.synchronize()
     _resume(_key(stream))
@@ -183,13 +177,7 @@ def test_what_a_stream_did_not_wait_for_is_not_waited_for_when_a_later_one_is_fo
 def test_what_is_kept_stands_for_all_that_the_forgotten_one_stood_for(chain: Chain) -> None:
     stream, line = chain.stream, chain.board.slot(0)
     with StreamGate(chain.held):
-        for _ in range(5):
-            chain.record(chain.a, chain.held)
-        line.store_bits(1 << 5)
-        line.store_as_of(2)
-        line.store_behind(1)
-        for generation in (1, 5):
-            chain.mine.wait(generation, stream, 1, False)
+        _record_behind(chain, 5, 1, 5)
         for lost, kept in ((5, 4), (3, 2), (2, 1)):
             line.lose(lost, _serial(1))
             _resume(_key(stream))
@@ -206,7 +194,7 @@ def test_a_wait_stands_for_an_earlier_one_of_a_handler_that_it_overwrites(row: R
 def test_a_use_is_released_once_the_earlier_generations_are_judged_too(chain: Chain) -> None:
     stream, line = chain.stream, chain.board.slot(0)
     with StreamGate(chain.held):
-        _wait_for_two(chain)
+        _record_behind(chain, 2, 1, 2)
         line.lose(2, _serial(1))
     stream.synchronize()
     chain.mine.close()
@@ -384,13 +372,7 @@ def test_whether_a_stream_is_past_its_waits_cannot_be_asked_within_a_call_for_th
 def test_a_loss_that_grows_amid_the_look_for_open_ones_hides_none(chain: Chain, by: str) -> None:
     stream, line = chain.stream, chain.board.slot(0)
     with StreamGate(chain.held):
-        for _ in range(3):
-            chain.record(chain.a, chain.held)
-        line.store_bits(1 << 5)
-        line.store_as_of(2)
-        line.store_behind(1)
-        for generation in (1, 3):
-            chain.mine.wait(generation, stream, 1, False)
+        _record_behind(chain, 3, 1, 3)
         line.lose(3, _serial(1))
     stream.synchronize()
     with _Meeting(("fate = self.fate(last)", lambda: line.lose(2, _serial(1))), file="slot_view.py"):
@@ -502,11 +484,7 @@ def test_a_lost_wait_that_is_on_its_way_into_a_list_is_set_aside_too(chain: Chai
     """Else it took the place of an earlier one, and both were forgotten with it."""
     stream, line, key = chain.stream, chain.board.slot(0), _key(chain.stream)
     with StreamGate(chain.held):
-        for _ in range(2):
-            chain.record(chain.a, chain.held)
-        line.store_bits(1 << 5)
-        line.store_as_of(2)
-        line.store_behind(1)
+        _record_behind(chain, 2)
         good = queued.add(key, chain.c, 1, STREAM)
         good.verdict = True
 
