@@ -155,7 +155,7 @@ test-all: install
 	  "test-host $(AT_LENGTH)" "test-cuda WORKERS_BESIDE=$(WORKERS) $(AT_LENGTH)" \
 	  "test-host-async $(AT_LENGTH)" "test-simcuda-sync $(AT_LENGTH)" test-simcuda-itself \
 	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-simcuda test-simcuda-sync IPCSYNC_COMPILED=0" \
-  dist
+	  dist
 
 # Then what `make test` tries a part of, in full: properties, short programs, steps to die at.
 test-models: install

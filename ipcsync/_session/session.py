@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,7 +31,7 @@ from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
 from ipcsync._worker import Latch, start
-from ipcsync.errors import ClientClosed
+from ipcsync.errors import ClientClosed, IpcSyncError
 
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
@@ -43,6 +43,7 @@ _M = TypeVar("_M", bound=Message)
 DEFAULT_TIMEOUT_S = 5.0
 _DRAIN_S = 1.0
 _END_S = 10.0  # longer than the end takes
+_GOODBYE_S = 0.25  # of a session that failed to begin; its caller waits
 
 
 class Session:
@@ -131,7 +132,9 @@ class Session:
     def _begin(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None, undo: ExitStack) -> None:
         self.connection = connection = Connection(self.endpoint)
         undo.callback(connection.close)
-        welcome = handshake.greet(connection, self.name, timeout, lease_ttl, self._check_wanted, driver=_drivers.name())
+        look = self._check_wanted_or_greeted
+        welcome = handshake.greet(connection, self.name, timeout, lease_ttl, look, driver=_drivers.name())
+        undo.callback(self._take_leave, connection, welcome.token)
         board = handshake.open_board(welcome, self.endpoint, timeout)
         undo.callback(board.close)  # which releases the lifeline, so that the line can be given to another session
         self.epoch: bytes = welcome.epoch
@@ -164,6 +167,16 @@ class Session:
     def _check_wanted(self) -> None:
         if self.is_closed:
             raise ClientClosed("the session was closed before it had begun", client=self.name, endpoint=self.endpoint)
+
+    def _check_wanted_or_greeted(self) -> None:
+        """As `_check_wanted`; but a greeting that was sent may open a session, so its reply is awaited."""
+        if not self.connection.sent:
+            self._check_wanted()
+
+    def _take_leave(self, connection: Connection, token: bytes) -> None:
+        """Say goodbye for a session that failed to begin; without one it would live on for its TTL."""
+        with suppress(IpcSyncError):
+            connection.request(messages.Bye(released=True), token, _GOODBYE_S)
 
     def _end(self) -> None:
         """The part of the end that `close` waits for; what still drains afterwards does so without it."""

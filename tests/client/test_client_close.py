@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ipcsync
 from ipcsync._session.connection import Connection
+from ipcsync._session.lease import SessionLease
+from ipcsync._session.session import Session
 from ipcsync._wire.messages import Close, Message
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -160,3 +163,43 @@ def test_many_closes_that_each_take_their_time_cost_no_session(
     session.lease.wake()
     until(lambda: len(told) == len(events), "all were told")
     client.check()
+
+
+@pytest.mark.parametrize("when", ["the greeting is on its way", "the session is ready"])
+def test_a_session_whose_caller_is_gone_ends_at_once(
+    new_client: NewClient, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer = new_client()
+    session = Session(observer.endpoint, "abandoned")
+    receive, show = Connection._receive, SessionLease.show
+    was_seen = []
+
+    def drop_and_receive(connection: Connection, *args: Any) -> int:
+        """The caller's exception comes while the reply is on its way."""
+        if session.is_closed or connection is not session.connection or not connection.sent:
+            return receive(connection, *args)
+        session.drop()
+        return 0
+
+    def drop_and_show(lease: SessionLease) -> None:
+        show(lease)
+        was_seen.extend([row for row in observer.list_sessions() if row.name == "abandoned"])
+        session.drop()
+
+    if when == "the session is ready":
+        monkeypatch.setattr(SessionLease, "show", drop_and_show)
+    else:
+        monkeypatch.setattr(Connection, "_receive", drop_and_receive)
+    with pytest.raises(ipcsync.ClientClosed):
+        session.begin(lease_ttl=600.0)
+    assert session.connection.sent
+    assert len(was_seen) == (when == "the session is ready")
+    until(lambda: "abandoned" not in [row.name for row in observer.list_sessions()], "its goodbye was taken")
+
+
+def test_a_session_whose_caller_is_gone_looks_for_no_coordinator(tmp_path: Path) -> None:
+    session = Session(f"ipc://{tmp_path}/none", "abandoned")
+    session.drop()
+    with pytest.raises(ipcsync.ClientClosed):
+        session.begin(timeout=600.0)
+    assert not session.connection.sent

@@ -11,7 +11,7 @@ from contextlib import suppress
 import ipcsync
 from ipcsync._engines import EventEngine
 from ipcsync.testing import StreamGate
-from tests.faults.interrupt_stage import Call, Stage
+from tests.faults.interrupt_stage import LONG_TTL_S, Call, Stage
 from tests.faults.interrupting import Outcome
 from tests.kit.until import until
 
@@ -169,7 +169,7 @@ def close_event(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
 
 def close_client(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
     name = stage.name()
-    client = ipcsync.connect(stage.coordinator.endpoint, name=name)
+    client = ipcsync.connect(stage.coordinator.endpoint, name=name, lease_ttl=LONG_TTL_S)
     client.event(name, recorder=True, engine=stage.engine).record(stage.stream)
 
     def after(_: Outcome) -> None:
@@ -190,7 +190,7 @@ def connect(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
             outcome.result.close()
         stage.check_ended(name)
 
-    return lambda: ipcsync.connect(stage.coordinator.endpoint, name=name), after
+    return lambda: ipcsync.connect(stage.coordinator.endpoint, name=name, lease_ttl=LONG_TTL_S), after
 
 
 def gate(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:

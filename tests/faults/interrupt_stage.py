@@ -19,6 +19,8 @@ from tests.kit.until import until
 
 Call = Callable[[], Any]
 
+LONG_TTL_S = 600.0  # a session that is left open does not expire within a test
+
 
 class BrokenInvariantError(AssertionError):
     """An invariant does not hold."""

@@ -19,7 +19,7 @@ from functools import partial
 import ipcsync
 from ipcsync.typing import EngineName
 from tests.faults.interrupt_scenes import SCENES
-from tests.faults.interrupt_stage import Call, Stage
+from tests.faults.interrupt_stage import LONG_TTL_S, Call, Stage
 from tests.faults.interrupting import HAS_INSTRUCTIONS, Outcome, interrupted
 
 RENEW = 100  # calls after which a scene has new events
@@ -87,7 +87,7 @@ def main() -> None:
     kinds = args.kind or ["line", *(["instruction"] if HAS_INSTRUCTIONS else [])]
     engines: list[EngineName] = args.engine or ["event", "timeline"]
     failed = False
-    with ipcsync.launch(log_level="error", pool=8192) as coordinator:
+    with ipcsync.launch(log_level="error", pool=8192, lease_ttl=LONG_TTL_S) as coordinator:
         for kind in kinds:
             for engine in engines:
                 stage = Stage(coordinator, engine)

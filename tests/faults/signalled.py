@@ -23,6 +23,7 @@ from typing import Any
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults.interrupt_stage import LONG_TTL_S
 from tests.kit.until import until
 
 _STUCK_S = 60.0
@@ -109,7 +110,9 @@ def connects(coordinator: ipcsync.Coordinator, count: int, _: EngineName) -> Non
     before = threading.active_count()
     clients: list[ipcsync.Client] = []
     for _number in range(count):
-        _interrupted(lambda: clients.append(ipcsync.connect(coordinator.endpoint, name="one")), 6e-3)
+        _interrupted(
+            lambda: clients.append(ipcsync.connect(coordinator.endpoint, name="one", lease_ttl=LONG_TTL_S)), 6e-3
+        )
         while clients:
             clients.pop().close()
     with ipcsync.connect(coordinator.endpoint) as observer:

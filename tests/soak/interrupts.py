@@ -25,7 +25,7 @@ from functools import partial
 import ipcsync
 from ipcsync.typing import EngineName
 from tests.faults.interrupt_scenes import SCENES
-from tests.faults.interrupt_stage import Call, Stage
+from tests.faults.interrupt_stage import LONG_TTL_S, Call, Stage
 from tests.faults.interrupting import HAS_INSTRUCTIONS, Outcome, interrupted
 from tests.faults.interrupts import RENEW, attempt
 from tests.faults.signalled import Alarm, arm, disarm, raise_alarm
@@ -88,7 +88,7 @@ def _lane(engine: EngineName, seed: str, seconds: float) -> int:
     """One process's work, over a coordinator of its own; 1 if a promise was broken."""
     signal.signal(signal.SIGALRM, raise_alarm)
     sys.unraisablehook = lambda _: None  # an exception in a finalizer is swallowed, and printed
-    with ipcsync.launch(log_level="error") as coordinator:
+    with ipcsync.launch(log_level="error", lease_ttl=LONG_TTL_S) as coordinator:
         Stage(coordinator, engine).close()  # what a process opens once
         ipcsync.Event(interprocess=True).ipc_handle()
         before, threads = _descriptors(), set(threading.enumerate())
