@@ -14,3 +14,8 @@ def deadline_of(timeout: float | None, began: int = 0) -> int:
     if not timeout >= 0:
         raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
     return (began or time.monotonic_ns()) + int(float(min(timeout, 1e9)) * 1e9)
+
+
+def left_of(deadline: int) -> float:
+    """The seconds until a deadline of `deadline_of`, 0 once it is over."""
+    return max(0.0, (deadline - time.monotonic_ns()) / 1e9)

@@ -95,8 +95,8 @@ class Worker:
         self._looks = looks  # after it: an exception in between costs a thread too many, never the only one
 
     def _fail(self, looks: threading.Event, error: BaseException) -> None:
-        looks.set()
-        log.error("no thread for %s: %s", self._name, error)
+        log.warning("no new thread for %s (%s): the one that was to start it does the work", self._name, error)
+        self._run(looks)
 
     def _run(self, looks: threading.Event) -> None:
         looks.set()
@@ -111,7 +111,7 @@ class Worker:
             finally:
                 self._running.release()
 
-    def join(self, timeout: float) -> None:
+    def join(self, timeout: float, pause: Callable[[float], object] = time.sleep) -> None:
         """Wait until all work is done, `timeout` seconds at most; not in the thread that works.
 
         Whether a thread works yet is not asked: one that `ensure` has started may still be on its way.
@@ -120,7 +120,7 @@ class Worker:
         while (self._has_work() or self._running.locked()) and time.monotonic() < deadline:
             if self._thread is threading.current_thread():
                 return
-            time.sleep(_PAUSE_S)
+            pause(_PAUSE_S)
 
 
 class Errand(Generic[T]):

@@ -18,6 +18,7 @@ LOCK = "lock"
 KEEPER = "keeper"  # behind the pid in the lock file of a coordinator that has one
 RELOAD = signal.SIGUSR2  # asks a keeper to load the code on disk
 OUTCOME = "reload.json"  # the result of the last reload, in the directory
+_NEW = ".new"  # after its name while it is written
 SHUT = ".full"  # after the name of a socket while no client may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 
@@ -54,10 +55,7 @@ class RuntimeDir:
         except RuntimeDirError:
             self._leave()
             raise
-        for socket in self.sockets:
-            for leftover in (socket, socket + SHUT):  # a dead coordinator's: we hold the lock
-                with _gone_is_fine():
-                    os.unlink(leftover)
+        self._remove_files()  # of a dead coordinator: we hold the lock
         self._remove_abandoned_boards()
 
     def _prepare(self) -> bool:
@@ -138,12 +136,18 @@ class RuntimeDir:
                         os.unlink(board)
 
     def close(self) -> None:
-        """Remove the sockets and the lock file, and the directory itself if it was made here and is empty."""
+        """Remove all files that were made here, and the directory itself if it was made here and is empty."""
         if self.place.is_own:
-            for path in self.sockets:
-                with _gone_is_fine():
-                    os.unlink(path)
+            self._remove_files()
         self._leave()
+
+    def _remove_files(self) -> None:
+        for path in (*self.sockets, *(socket + SHUT for socket in self.sockets)):
+            with _gone_is_fine():
+                os.unlink(path)
+        for name in (OUTCOME, OUTCOME + _NEW):
+            with contextlib.suppress(OSError):  # it may be anything: no other file depends on it
+                os.unlink(os.path.join(self.path, name))
 
     def _leave(self) -> None:
         is_own = self.place.is_own
@@ -190,9 +194,9 @@ class Place:
 def write_outcome(path: str, began_ns: int, why_not: str) -> None:
     """Write the result of the reload that began at `began_ns` into the directory `path`. OSError if that fails."""
     name = os.path.join(path, OUTCOME)
-    with open(f"{name}.new", "w", opener=_private) as file:
+    with open(name + _NEW, "w", opener=_private) as file:
         json.dump({"began_ns": began_ns, "why_not": why_not}, file)
-    os.rename(f"{name}.new", name)
+    os.rename(name + _NEW, name)
 
 
 def read_outcome(path: str) -> tuple[int, str]:

@@ -32,7 +32,7 @@ from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError, Reentered
 log = logging.getLogger("ipcsync")
 
 _MANY_MARKERS = 16
-_CLOSE_S = 1.0
+_CLOSE_S = 0.05
 _NOT_READY = CUresult.CUDA_ERROR_NOT_READY
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -162,10 +162,25 @@ class SlotUse(SlotView, ABC):
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
+    def await_calls(self, seconds: float) -> bool:
+        """Wait until no other thread is inside a record or a driver's call; whether none is, within `seconds`."""
+        lock = self._lock
+        if lock.is_mine() and lock.is_held_below():
+            return True
+        try:
+            is_free = lock.acquire(timeout=seconds)
+            if is_free:
+                lock.release()
+        except BaseException:
+            lock.unwind()
+            raise
+        return is_free
+
     def close(self) -> None:
         """End this use: later calls raise EventClosed, and those that wait now do within 50 ms.
 
-        A record that is under way is published when this returns, unless the driver keeps it for more than a second.
+        A record that is under way is published when this returns, unless the driver keeps it for longer. Wait by
+        `await_calls` before, with no lock held that the heartbeat's thread needs.
         """
         lock = self._lock
         within = lock.is_mine() and lock.is_held_below()

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ipcsync._board import Board
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._engines import Engine, EventEngine, Guard, TimelineEngine
 from ipcsync._locks import CallLock, holding, trying
 from ipcsync._session.closes import PendingCloses
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
 
 _MANY_POINTS = 64  # attachments for points, most of which may be over by now and hold slots of others
+_CALL_S = 1.0  # for another thread's call, when its event is closed
+_SLICE_S = 0.05  # between beats
 
 
 class AttachmentTable:
@@ -155,8 +158,10 @@ class AttachmentTable:
 
     def close_one(self, opening: Opening, *, wait: bool) -> None:
         """Close the share of one event object; the last one ends the attachment."""
-        self._remove(opening)
         attached = opening.attached
+        if wait and attached is not None and self._opened.get(opening.key) == {opening}:
+            attached.engine.await_calls(_CALL_S)
+        self._remove(opening)
         if attached is not None and attached.engine in self.draining.engines:
             self.draining.end(attached.engine)
         if wait:
@@ -266,14 +271,19 @@ class AttachmentTable:
         Uses that still have work then go on draining, and the coordinator is told which recorders are drained: other
         processes may wait for those, and the draining ones here for them. If nothing drains, the goodbye tells it all.
         """
-        self._begin_close_all()
+        deadline = deadline_of(_CALL_S)
+        for engine in list(self._engines.values()):
+            while not engine.await_calls(min(_SLICE_S, left_of(deadline))) and left_of(deadline):
+                pause(0)
+        self._begin_close_all(pause)
         self.draining.await_released(seconds, pause)
 
     @holding("_lock")
-    def _begin_close_all(self) -> None:
+    def _begin_close_all(self, pause: Callable[[float], object]) -> None:
         self._is_closed = True  # nothing is added any more
         for key in list(self._engines):
             self._begin_close(key)
+            pause(0)
         for engine in self.draining.engines:
             engine.has_told_closed = True  # the goodbye does
         self._held.clear()

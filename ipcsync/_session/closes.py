@@ -14,12 +14,12 @@ from typing import Literal, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from ipcsync._deadline import deadline_of
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._engines import Engine
 from ipcsync._locks import CallLock
 from ipcsync._session.references import Key
 from ipcsync._wire.messages import Attachment, Break, Close
-from ipcsync.errors import ClientClosed, ConnectError, IpcSyncError, Reentered, WaitTimeout
+from ipcsync.errors import ClientClosed, ConnectError, IpcSyncError, QuotaExceeded, Reentered, WaitTimeout
 
 log = logging.getLogger("ipcsync")
 
@@ -78,7 +78,7 @@ class PendingCloses:
         WaitTimeout if other threads hold it for `timeout` seconds, or if the coordinator does not take an earlier
         close: sent later, that would end the new attachment. Reentered within another change or request of this thread.
         """
-        deadline_of(timeout)  # raises ValueError for an invalid one
+        deadline = deadline_of(timeout)
         lock = self.changing
         if lock.is_mine() and lock.is_held_below():
             raise Reentered("an event is opened or closed on this thread, which an opening here interrupts")
@@ -86,7 +86,7 @@ class PendingCloses:
             if not lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
                 raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
             while self._pending:  # a call within this one may add one at any moment
-                if not self._flush(timeout):
+                if not self._flush(left_of(deadline)):
                     text = f"the coordinator did not take an earlier close within {timeout} s"
                     raise WaitTimeout(text, timeout=timeout)
             result = fn()
@@ -138,7 +138,7 @@ class PendingCloses:
             body = replace(body, released=False)  # another use of this process still touches the slot
         try:
             self._send(body, timeout)
-        except (WaitTimeout, ConnectError):
+        except (WaitTimeout, ConnectError, QuotaExceeded):
             return False  # sent again later, under a new id: a second close does nothing
         except Reentered:
             raise
@@ -152,7 +152,7 @@ class PendingCloses:
             return
         try:
             self._send(Break(engine.slot, engine.incarnation), _BREAK_S)
-        except (WaitTimeout, ConnectError, Reentered):
+        except (WaitTimeout, ConnectError, QuotaExceeded, Reentered):
             return  # a later beat asks again: a second break does nothing
         except IpcSyncError as error:
             log.debug("breaking slot %d: %s", engine.slot, error)  # its session or use is over already

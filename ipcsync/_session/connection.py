@@ -24,6 +24,7 @@ from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, Reentered,
 _M = TypeVar("_M", bound=Message)
 
 _RETRY_NS = 1_000_000_000
+_FORGOTTEN_NS = 60_000_000_000  # behind the deadline of a request that was given up
 _SLICE_NS = 50_000_000
 _EAGER_NS, _EAGER_SLICE_NS = 250_000_000, 10_000_000  # at first, since another coordinator may follow a dead one
 _LONGEST_S = 1e9
@@ -287,6 +288,11 @@ class Connection:
             if late.reply is None
         )
 
+    @property
+    def has_late(self) -> bool:
+        """Whether `drain_late` may soon have something to do."""
+        return any(time.monotonic_ns() < late.deadline + _RETRY_NS for late in list(self._late.values()))
+
     @trying("_lock")
     def drain_late(self) -> None:
         """Read replies that came after their request was given up; does nothing while a request is under way.
@@ -303,8 +309,11 @@ class Connection:
                 if request.on_late is not None:
                     request.on_late(request.reply)
                 del self._late[id_]
-            elif now < request.deadline:
+            elif now < request.deadline + _FORGOTTEN_NS:
+                # Also past the deadline: the coordinator does it no more, but has the reply if it was done before.
                 self._try_send(self._socket, [request])
+            else:
+                del self._late[id_]
 
     @holding("_lock")
     def close(self) -> None:

@@ -24,6 +24,7 @@ from ipcsync.errors import ClientClosed, CoordinatorLost, IpcSyncError, Protocol
 log = logging.getLogger("ipcsync")
 
 _LIFELINE_S = 0.25
+_SOON_S = 0.1  # to the next beat, while what was given up is not given back yet
 _LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
 
 
@@ -34,7 +35,7 @@ class SessionLease:
     as expired here too, whatever the board says, and is never revived.
     """
 
-    def __init__(self, board: Board, welcome: Welcome, endpoint: str, at_beat: Callable[[], None]) -> None:
+    def __init__(self, board: Board, welcome: Welcome, endpoint: str, at_beat: Callable[[], bool]) -> None:
         self.board = board
         self.welcome = welcome
         self.endpoint = endpoint
@@ -42,7 +43,7 @@ class SessionLease:
         self.stands_behind_all = False
         self.line_index: int = welcome.line
         self._line = board.session(welcome.line)
-        self._at_beat = at_beat
+        self._at_beat = at_beat  # returns whether there is more to do soon
         self._ttl_ns = int(welcome.lease_ttl * 1e9)
         self._beat_s = min(welcome.heartbeat, _LONGEST_BEAT_S)
         self._problem: IpcSyncError | None = None
@@ -169,9 +170,10 @@ class SessionLease:
         poll.register(self._wake_read, select.POLLIN)
         if self._pidfd is not None:
             poll.register(self._pidfd.fileno(), select.POLLIN)
-        period_ms = int(1000 * (self._beat_s if self._pidfd is not None else min(self._beat_s, _LIFELINE_S)))
+        period_s = self._beat_s if self._pidfd is not None else min(self._beat_s, _LIFELINE_S)
+        has_more = False
         while not until():
-            events = poll.poll(period_ms)
+            events = poll.poll(int(1000 * (min(period_s, _SOON_S) if has_more else period_s)))
             if fork.is_in_bad_fork():
                 return
             if self._pidfd is not None and any(fd == self._pidfd.fileno() for fd, _ in events):
@@ -179,7 +181,7 @@ class SessionLease:
                 with suppress(IpcSyncError):  # the next call raises it
                     self._diagnose()
             self._drain_wake()
-            self._beat()
+            has_more = self._beat()
 
     def _drain_wake(self) -> None:
         try:
@@ -187,14 +189,15 @@ class SessionLease:
         except BlockingIOError:
             return
 
-    def _beat(self) -> None:
+    def _beat(self) -> bool:
         self.beat()
         try:
-            self._at_beat()
+            return self._at_beat()
         except IpcSyncError as error:
             self._lose(error)
         except Exception:
             log.exception("the heartbeat of %s failed", self.endpoint)
+        return False
 
     def beat(self) -> None:
         """Tell the board that this process lives, and look whether the session does."""
@@ -266,5 +269,6 @@ def _slowly(reference: weakref.ref[SessionLease]) -> Callable[[], None]:
     return check
 
 
-def _nothing() -> None:
+def _nothing() -> bool:
     """The beat of a lease that is over."""
+    return False

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ipcsync import _drivers
 from ipcsync._board import over
-from ipcsync._deadline import deadline_of
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import outliving
 from ipcsync._native import device as devices
 from ipcsync._native import fork
@@ -31,7 +31,7 @@ from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
 from ipcsync._worker import Latch, start
-from ipcsync.errors import ClientClosed, IpcSyncError
+from ipcsync.errors import ClientClosed, IpcSyncError, Reentered
 
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipcsync")
 
 _M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
 
 DEFAULT_TIMEOUT_S = 5.0
 _DRAIN_S = 1.0
@@ -181,8 +182,8 @@ class Session:
     def _end(self) -> None:
         """The part of the end that `close` waits for; what still drains afterwards does so without it."""
         self.attachments.close_all(_DRAIN_S, self._pause)
-        self.waits.join(1.0, self._closer)
-        self._shutdown.begin(self.lease.beat)
+        self.waits.join(1.0, self._closer, self._pause)
+        self._shutdown.begin(self.lease.show_heartbeat)
         devices.collectors.remove(self.attachments.collect)
         sessions.remove(self)
         if self._shutdown.is_over():
@@ -217,13 +218,14 @@ class Session:
         """Whether the session lives, as far as this process knows; sends nothing."""
         return not self.is_closed and not fork.is_in_bad_fork() and self.lease.is_good
 
-    def _at_beat(self) -> None:
-        """Called at each beat, on the heartbeat's thread."""
+    def _at_beat(self) -> bool:
+        """Called at each beat, on the heartbeat's thread; returns whether there is more to do soon."""
         self.connection.drain_late()
         self.attachments.beat()
         self.attachments.closes.flush(wait=False, timeout=0.05)
         if self.is_closed:
             self._shutdown.at_beat()
+        return self.connection.has_late or self.attachments.closes.has_any
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -241,12 +243,28 @@ class Session:
             self.lease.beat()  # many may be pending, and each may take its whole time
         self.connection.request(body, self.token, timeout, self.lease.check_coordinator)
 
+    @property
+    def _is_in_use_below(self) -> bool:
+        """Whether a call of this session on this thread, which this one interrupts, has a lock."""
+        return self.connection.is_in_use_below or self.attachments.is_in_use_below
+
+    def check_not_below(self, what: str) -> None:
+        """Raise Reentered within another call that has a lock: a thread may wait for it with what this one needs."""
+        if self._is_in_use_below:
+            raise Reentered(f"a call of this client is under way on this thread, and {what} interrupts it")
+
+    def _change(self, timeout: float, fn: Callable[[float], _T]) -> _T:
+        """`fn(seconds left)`, in the order of openings and closes."""
+        self.check_not_below("an opening")
+        deadline = deadline_of(timeout)
+        return self.attachments.closes.change(timeout, lambda: fn(left_of(deadline)))
+
     def open_remote(
         self, bodies: Sequence[messages.Remote], openings: Sequence[Opening], timeout: float | None = None
     ) -> None:
         """Attach to events of other nodes, as `open` does to those here."""
         seconds = self.timeout if timeout is None else timeout
-        self.attachments.closes.change(seconds, partial(self._open, bodies, openings, seconds))
+        self._change(seconds, partial(self._open, bodies, openings, seconds))
 
     def open(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float | None = None) -> None:
         """Attach to the events of `bodies`, each for the opening of its index: all or none, within `timeout` s in all.
@@ -254,32 +272,42 @@ class Session:
         If an exception comes, also later, the caller has to `abandon` the openings.
         """
         seconds = self.timeout if timeout is None else timeout
-        self.attachments.closes.change(seconds, partial(self._open_in_order, bodies, openings, seconds))
+        self._change(seconds, partial(self._open_in_order, bodies, openings, seconds))
 
-    def _open_in_order(self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float) -> None:
+    def _open_in_order(
+        self, bodies: Sequence[messages.Open], openings: Sequence[Opening], timeout: float, left: float
+    ) -> None:
+        deadline = deadline_of(left)
         named_by_recorder = [body for body in bodies if body.recorder and body.name]
         if not named_by_recorder or self._sees_all_devices:
-            self._open(bodies, openings, timeout)
+            self._open(bodies, openings, timeout, left)
             return
         # Attach as a waiter first: if this process cannot use the event, leaving later as its recorder would close it
         # for everybody.
         before = [Opening() for _ in named_by_recorder]
         try:
-            self._open([replace(body, recorder=False) for body in named_by_recorder], before, timeout)
-            self._open(bodies, openings, timeout)
+            self._open([replace(body, recorder=False) for body in named_by_recorder], before, timeout, left)
+            self._open(bodies, openings, timeout, left_of(deadline))
             self.abandon(before)
         except BaseException:
             self.abandon(before)
             raise
 
     def _open(
-        self, bodies: Sequence[messages.Open | messages.Remote], openings: Sequence[Opening], timeout: float
+        self,
+        bodies: Sequence[messages.Open | messages.Remote],
+        openings: Sequence[Opening],
+        timeout: float,
+        left: float,
     ) -> None:
-        """`open` without the lock that orders it with closes; raises the first error of the replies."""
+        """`open` without the lock that orders it with closes; raises the first error of the replies.
+
+        `left` seconds are left of the call's `timeout`.
+        """
         self.check()
         requests = [Request(body, self._give_back) for body in bodies]
         try:
-            self.connection.exchange(requests, self.token, timeout, self.lease.check_liveness)
+            self.connection.exchange(requests, self.token, left, self.lease.check_liveness)
             for request, opening in zip(requests, openings, strict=True):
                 reply = self.connection.result_of(request, timeout)
                 self.attachments.add(expect(reply, messages.Attachment), opening)
@@ -311,14 +339,14 @@ class Session:
             return found
         seconds = self.timeout if timeout is None else timeout
         self.attachments.relieve()
-        return self.attachments.closes.change(seconds, partial(self._attach, key, seconds))
+        return self._change(seconds, partial(self._attach, key, seconds))
 
     def _find(self, key: PointKey) -> AttachmentRef | None:
         if key.epoch != self.epoch:
             return self.attachments.find_mirror((key.epoch, key.slot, key.incarnation))
         return self.attachments.find((key.slot, key.incarnation))
 
-    def _attach(self, key: PointKey, timeout: float) -> AttachmentRef:
+    def _attach(self, key: PointKey, timeout: float, left: float) -> AttachmentRef:
         found = self._find(key)
         if found is not None:
             return found
@@ -330,7 +358,7 @@ class Session:
             body = messages.Remote("attach", "", "", key.epoch, key.slot, key.incarnation, device)
         request = Request(body, self._give_back)
         try:
-            self.connection.exchange([request], self.token, timeout, self.lease.check_liveness)
+            self.connection.exchange([request], self.token, left, self.lease.check_liveness)
             reply = self.connection.result_of(request, timeout)
             attached = self.attachments.add(expect(reply, messages.Attachment))
             request.is_taken = True
@@ -375,7 +403,7 @@ class Session:
             return
         self._closer = threading.get_ident()
         self.lease.wake()
-        if self.connection.is_in_use_below or self.attachments.is_in_use_below:
+        if self._is_in_use_below:
             return
         if self._has_ended.wait(_END_S) and self._is_over and self._thread is not None:
             self._thread.join(_END_S)

@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ipcsync._native import fork
@@ -24,6 +25,7 @@ class Member(Protocol):
     """The part of a session that this module needs."""
 
     epoch: bytes
+    timeout: float
     lease: SessionLease
 
     @property
@@ -37,24 +39,23 @@ class Member(Protocol):
         """End the session."""
 
 
-_sessions: dict[bytes, list[weakref.ref[Member]]] = {}
+_sessions: list[weakref.ref[Member]] = []  # changed in single steps: sessions begin and end on threads of their own
 _leases: weakref.WeakSet[SessionLease] = weakref.WeakSet()  # some are still draining after their session was closed
 
 
 def add(session: Member) -> None:
     """Add a session, until `remove`, and its lease, as long as that has a thread."""
-    _sessions.setdefault(session.epoch, []).append(weakref.ref(session))
+    _sessions.append(weakref.ref(session))
     _leases.add(session.lease)
     _arm_exit()
 
 
 def remove(session: Member) -> None:
-    """Remove a session."""
-    left = [ref for ref in _sessions.get(session.epoch, []) if ref() not in {None, session}]
-    if left:
-        _sessions[session.epoch] = left
-    else:
-        _sessions.pop(session.epoch, None)
+    """Remove a session, and those that are gone."""
+    for reference in list(_sessions):
+        if reference() in {None, session}:
+            with suppress(ValueError):  # another thread was first
+                _sessions.remove(reference)
 
 
 def session_of(epoch: bytes) -> Member:
@@ -63,12 +64,17 @@ def session_of(epoch: bytes) -> Member:
     For another node's epoch: the process's session, if all its sessions are of one coordinator.
     """
     fork.check()
-    of_epoch = _sessions.get(epoch) or (next(iter(_sessions.values())) if len(_sessions) == 1 else [])
-    for reference in of_epoch:
-        session = reference()
-        if session is not None and session.is_connected:
+    known = _known()
+    is_of_one = len({session.epoch for session in known}) == 1
+    for session in [session for session in known if session.epoch == epoch] or (known if is_of_one else []):
+        if session.is_connected:
             return session
     raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
+
+
+def _known() -> list[Member]:
+    sessions = (reference() for reference in list(_sessions))
+    return [session for session in sessions if session is not None]
 
 
 def _hush_daemons() -> None:
@@ -86,14 +92,15 @@ def _hush_daemons() -> None:
 def _close_at_exit() -> None:
     """Close the sessions that the program left open: an exit without a goodbye counts as a death."""
     _hush_daemons()
-    for references in list(_sessions.values()):
-        for reference in references:
-            session = reference()
-            if session is not None:
-                try:
-                    session.close()
-                except Exception:  # one that fails must not stop the others
-                    log.exception("closing %r failed", session)
+    for session in _known():
+        _close(session)
+
+
+def _close(session: Member) -> None:
+    try:
+        session.close()
+    except Exception:  # one that fails must not stop the others
+        log.exception("closing %r failed", session)
 
 
 def _announce_death() -> None:

@@ -10,7 +10,7 @@ from ipcsync._session.attachments import AttachmentTable
 from ipcsync._session.connection import Connection
 from ipcsync._session.lease import SessionLease
 from ipcsync._wire import messages
-from ipcsync.errors import ConnectError, IpcSyncError, WaitTimeout
+from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
 
 log = logging.getLogger("ipcsync")
 
@@ -52,7 +52,7 @@ class Shutdown:
         released = not self._attachments.draining.has_any
         try:
             self._connection.request(messages.Bye(released=released), self._token, timeout, beat)
-        except (WaitTimeout, ConnectError) as error:
+        except (WaitTimeout, ConnectError, QuotaExceeded) as error:
             log.info("the coordinator did not take the goodbye: %s", error)
             return
         except IpcSyncError as error:

@@ -186,15 +186,15 @@ class Waits:
         else:
             entry.call()
 
-    def join(self, timeout: float, closer: int) -> None:
+    def join(self, timeout: float, closer: int, pause: Callable[[float], object] = time.sleep) -> None:
         """Wait until every callback was called; the client is closed, so each of them is due.
 
         `closer` is the id of the thread that waits for this: a callback may close its own client.
         """
         deadline = time.monotonic() + timeout
-        self._looker.join(timeout)
+        self._looker.join(timeout, pause)
         if self._caller.thread != closer:
-            self._caller.join(max(0.0, deadline - time.monotonic()))
+            self._caller.join(max(0.0, deadline - time.monotonic()), pause)
 
 
 class _Caller:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TypeAlias
 
 from ipcsync._locks import CallLock
@@ -9,7 +10,7 @@ from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
 from ipcsync.client._opening import Wanted, open_events
 from ipcsync.client.event import SharedEvent
-from ipcsync.errors import EventClosed, QuotaExceeded, Reentered
+from ipcsync.errors import EventClosed, QuotaExceeded, Reentered, WaitTimeout
 from ipcsync.typing import EngineChoice
 
 StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
@@ -36,24 +37,29 @@ class UnnamedEvents:
         lock = self._lock
         if lock.is_mine() and lock.is_held_below():
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
-        openings = [Opening()]
+        self._session.check_not_below("a first record on a stream")
+        seconds, openings = self._session.timeout, [Opening()]
         try:
-            with lock:
-                event = self.events.get(key)
-                if event is not None and event.is_lost:
-                    del self.events[key]
-                    event.close()
-                    event = None
-                if event is None and len(self.events) >= _MANY:
-                    event = self._take_over(key, depth)
-                if event is None:
-                    event = self._open(key, openings, depth)
-                return event
+            if not lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+                raise WaitTimeout(
+                    f"other threads' first records on streams took all of the {seconds} s", timeout=seconds
+                )
+            event = self.events.get(key)
+            if event is not None and event.is_lost:
+                event.close()  # first: an exception in between must leave it to be found again
+                self.events.pop(key, None)
+                event = None
+            if event is None and len(self.events) >= _MANY:
+                event = self._take_over(key, depth)
+            if event is None:
+                event = self._open(key, openings, depth)
+            lock.release()
         except BaseException:
             lock.unwind()
             if key not in self.events:
                 self._session.abandon(openings)
             raise
+        return event
 
     def _open(self, key: StreamKey, openings: list[Opening], depth: int) -> SharedEvent:
         try:

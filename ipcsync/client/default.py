@@ -73,11 +73,11 @@ def _present() -> Client | None:
         return None
     try:
         client._session.check_liveness()
-    except ClientClosed:
-        _client = None
-    except SessionLost:
-        client.close()
-        _client = None
+    except (ClientClosed, SessionLost) as error:
+        if isinstance(error, SessionLost):
+            client.close()
+        if _client is client:  # a call within this one may have connected another one
+            _client = None
     return _client
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._engines.compiled import PointBase, shortened
 from ipcsync._native import fork
 from ipcsync._session import sessions
 from ipcsync._session.waits import Pending
 from ipcsync._wire import point as wire
 from ipcsync._wire.point import PointKey
-from ipcsync.errors import IpcSyncError
+from ipcsync.errors import IpcSyncError, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
     from ipcsync._engines import Engine
     from ipcsync._native.device import Device
     from ipcsync._session.references import AttachmentRef
+
+_LEAST_S = 0.05  # for a point's first question to the coordinator, also of a call that only looks
 
 
 @shortened("__init__ wait query synchronize")
@@ -41,10 +44,19 @@ class Point(PointBase):
         self._attached = attached
         self._generation = generation
 
-    def _bound(self) -> AttachmentRef:
+    def _bound(self, longest_s: float | None = None) -> AttachmentRef:
+        """The attachment, asked for at the first use: within the session's timeout, and `longest_s` if it is less."""
         if self._attached is None:
-            self._attached = sessions.session_of(self._unbound.epoch).attach(self._unbound)
+            session = sessions.session_of(self._unbound.epoch)
+            seconds = None if longest_s is None else min(max(longest_s, _LEAST_S), session.timeout)
+            self._attached = session.attach(self._unbound, seconds)
         return self._attached
+
+    def _bound_within(self, timeout: float | None) -> tuple[AttachmentRef, float | None]:
+        """The attachment, and what it leaves of a wait's timeout."""
+        deadline = deadline_of(timeout)
+        attached = self._bound(timeout)
+        return attached, None if timeout is None else left_of(deadline)
 
     @property
     def _key(self) -> PointKey:
@@ -98,7 +110,7 @@ class Point(PointBase):
         """
         attached = self._attached
         if attached is None:
-            attached = self._bound()
+            attached, timeout = self._bound_within(timeout)
         attached.engine.wait(self._generation, stream, timeout, ahead)
 
     def query(self) -> bool:
@@ -113,7 +125,10 @@ class Point(PointBase):
 
         Raises RecorderLost if it never will be, and WaitTimeout.
         """
-        self._bound().engine.synchronize(self._generation, timeout)
+        attached = self._attached
+        if attached is None:
+            attached, timeout = self._bound_within(timeout)
+        attached.engine.synchronize(self._generation, timeout)
 
     def add_done_callback(self, fn: Callable[[Point], object]) -> None:
         """Have `fn(point)` called once on a thread of the client, when the point is complete or can never be.
@@ -127,11 +142,16 @@ class Point(PointBase):
         attached.when_over(Pending(attached.engine, self._generation), lambda _: fn(self), is_callback=True)
 
     def exception(self) -> IpcSyncError | None:
-        """Why the point can never be complete; None if it is, or still can be."""
+        """Why the point can never be complete; None if it is, or still can be.
+
+        At the first use of an unpickled point it raises WaitTimeout if the coordinator does not answer.
+        """
         fork.check()
         try:
             if not self.query():
                 self._bound().engine.raise_if_over(self._generation)  # the recorder may have died this moment
+        except (WaitTimeout, Reentered):
+            raise  # nothing is known: its attachment could not be asked for
         except IpcSyncError as error:
             return error
         return None

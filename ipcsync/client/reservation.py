@@ -81,8 +81,8 @@ class Reservation:
 
         Its place with the coordinator is free once what was recorded is complete and no process is attached any more.
         """
-        self._finalizer.detach()
         self._event.close()
+        self._finalizer.detach()  # behind it: an exception in between leaves the rest to the finalizer
 
     def __enter__(self) -> Self:
         return self

@@ -37,7 +37,7 @@ class Desk:
         self.serial = welcome.serial
         self._welcome = welcome
         self._connection = connection  # for what is asked before the loop's requests, and after
-        self.lease = SessionLease(self.board, welcome, connection.endpoint, self._connection.drain_late)
+        self.lease = SessionLease(self.board, welcome, connection.endpoint, lambda: False)
         self._is_closed = False
         self._requests = Requests(
             connection.endpoint,

@@ -68,7 +68,7 @@ def receive(kept: str) -> Given:
 
     `kept` are the keeper's pid and the descriptors that it passed on. SystemExit if the keeper is gone by then.
     """
-    keeper, pair, words, first, second, requests, feed, lock = map(int, kept.split(","))
+    keeper, pair, words, first, second, requests, feed, lock, board_file = map(int, kept.split(","))
     _end_with_keeper(keeper)
     end = Link(socket.socket(fileno=pair))
     numbers = itertools.count(1)
@@ -79,11 +79,11 @@ def receive(kept: str) -> Given:
     except EOFError:
         sys.exit(0)  # the keeper does not need this process any more
     terms = msgspec.convert(answer[2], Terms)
-    for descriptor in (words, first, second, requests, feed, lock):
+    for descriptor in (words, first, second, requests, feed, lock, board_file):
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     _be_the_only_one(words)
     journal = JournalFiles(words, (first, second))
-    board = Board.open(terms.board)
+    board = Board(board_file, terms.board)  # its name may be gone by now, which ends no session
     place = Place(terms.fixed.runtime_dir, lock)
     return Given(terms, board, place, (requests, feed), journal, KeepersDriver(end, numbers), end)
 

@@ -6,12 +6,14 @@ carried out; without that, the next coordinator carries them out again.
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Callable
 
 import msgspec
 
+from ipcsync._logs import fields
 from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator.records import Record
 from ipcsync_holdings.journal_files import (
@@ -19,12 +21,15 @@ from ipcsync_holdings.journal_files import (
     CURRENT,
     IN_HAND,
     KILLED_FROM_OUTSIDE,
+    MOST_REPLIES,
     REPLIES,
     SUSPECT_COUNT,
     SUSPECTS,
     VALID,
     JournalFiles,
 )
+
+log = logging.getLogger("ipcsync.coordinator")
 
 _HEAD = 8  # of a record: its length and its checksum, 4 bytes each
 _LEAST_ROOM = 256 * 1024
@@ -104,7 +109,12 @@ class Journal:
         """Store that the effects of the last record were carried out: no later start repeats them."""
         self._words[CARRIED_OUT + self._which] = self._end
         if self._end > self._limit:
-            self._compact()
+            try:
+                self._compact()
+            except (OSError, MemoryError) as error:
+                # The current log is whole, and what asked for this is done.
+                self._limit = self._end + _LEAST_LIMIT
+                log.warning("the journal was not compacted", extra=fields(why=error, bytes=self._end))
 
     def _compact(self) -> None:
         """Write everything into the other log, and make that one the current log by one store."""
@@ -112,12 +122,21 @@ class Journal:
         record = self._whole()
         os.ftruncate(self._logs[other], 0)
         end = self._write(self._logs[other], record, 0)
+        os.posix_fallocate(self._logs[other], 0, room := end + _LEAST_ROOM)  # for deaths, which cannot be refused
         self._words[VALID + other] = end
         self._words[CARRIED_OUT + other] = end
         self._words[CURRENT] = other
         os.ftruncate(self._log, 0)
-        self._which, self._end, self._room = other, end, end
+        self._which, self._end, self._room = other, end, room
         self._limit = max(_LEAST_LIMIT, _GROWTH * end)
+
+    def most_replies(self, setting: int) -> int:
+        """How many replies of a session are kept: not fewer than an earlier coordinator kept.
+
+        For a session may have as many requests in flight as it was granted then.
+        """
+        self._words[MOST_REPLIES] = max(self._words[MOST_REPLIES], setting)
+        return self._words[MOST_REPLIES]
 
     # --- the request in hand ------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class SessionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             entry.opened_ns,
             entry.why_not_event,
             entry.is_ready,
-            entry.watch.is_confirmed,
+            entry.watch.is_confirmed or entry.was_confirmed,
             entry.forgotten,
             sorted(session.streams),
             session.role,

@@ -63,10 +63,10 @@ class Server:
         self.metrics = Metrics()
         self.feed = Feed(self._take_feed(), (terms.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon)
         self.registry = Registry(_limits(settings))
-        self.sessions = SessionTable(settings.remembered_requests, settings.max_sessions)
         pool = Pool(terms.devices, given.work, settings.max_cuda_events, held=terms.events)
         self.effects = Effects(self.board, pool, self.feed, self._forget, self.registry.graves)
         journal = Journal(given.journal, lambda: records.whole(self.registry, self.sessions))
+        self.sessions = SessionTable(journal.most_replies(settings.remembered_requests), settings.max_sessions)
         self._transactions = Transactions(self.registry, self.sessions, self.effects, journal)
         self._differing = recover(journal, self.registry, self.sessions, self.effects, self.board, time.monotonic_ns())
         first_want = (terms.starts - 1) << codec.FEED_START_BITS

@@ -23,6 +23,8 @@ IN_HAND, REPLIES, IS_ENDING = 5, 6, 7
 SUSPECTS, SUSPECT_COUNT = 8, 8
 # Whether the last coordinator was killed by another process than the keeper.
 KILLED_FROM_OUTSIDE = SUSPECTS + 2 * SUSPECT_COUNT
+# How many replies of a session are kept: the most that any coordinator was set to.
+MOST_REPLIES = KILLED_FROM_OUTSIDE + 1
 
 
 class JournalFiles:

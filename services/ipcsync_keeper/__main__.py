@@ -14,6 +14,7 @@ from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import configure, fields
 from ipcsync_holdings.holdings import Holdings
 from ipcsync_keeper.keeper import Keeper, Plan
+from ipcsync_keeper.wake import Wake
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -26,6 +27,7 @@ def main(plan: Plan) -> int:
     parent = watched(plan.exit_with) if plan.exit_with else None
     if plan.exit_with and parent is None:
         return 0
+    wake = Wake()  # before anything needs to be removed at the end
     try:
         holdings = Holdings(plan.fixed)
     except Exception as error:
@@ -42,7 +44,7 @@ def main(plan: Plan) -> int:
             os.close(plan.ready_fd)
         manager.ready(f"serves {endpoint}")
 
-    status = Keeper(plan, holdings, manager, parent, ready).run()
+    status = Keeper(plan, holdings, manager, parent, wake, ready).run()
     log.info("stopped")
     return status
 

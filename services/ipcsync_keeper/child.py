@@ -30,16 +30,17 @@ class Child:
 
     def __init__(self, holdings: Holdings, command: list[str]) -> None:
         ours, theirs = socket.socketpair()
-        descriptors = [theirs.fileno(), *holdings.descriptors]
-        kept = ",".join(map(str, [os.getpid(), *descriptors]))
         with theirs, ExitStack() as undo:
             undo.callback(ours.close)
-            self._process = subprocess.Popen(
-                [*command, "--kept", kept],
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C reaches the keeper alone
-            )
+            with open(holdings.board.file, "r+b") as board:  # opened anew, so without the keeper's lifeline
+                descriptors = [theirs.fileno(), *holdings.descriptors, board.fileno()]
+                kept = ",".join(map(str, [os.getpid(), *descriptors]))
+                self._process = subprocess.Popen(
+                    [*command, "--kept", kept],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C reaches the keeper alone
+                )
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self.pidfd = PidFd(self._process.pid)

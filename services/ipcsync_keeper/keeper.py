@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import select
 import signal
 import time
@@ -19,10 +18,11 @@ from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
 from ipcsync_holdings.answers import Answers
 from ipcsync_holdings.holdings import Fixed, Holdings
-from ipcsync_holdings.journal_files import IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
+from ipcsync_holdings.journal_files import IN_HAND, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
 from ipcsync_keeper.child import Child
 from ipcsync_keeper.patience import Restarts
 from ipcsync_keeper.reload import Reloads
+from ipcsync_keeper.wake import Wake
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -49,7 +49,13 @@ class Keeper:
     """Keeps a coordinator serving over `holdings` while `parent` lives. `ready` is called when the first one serves."""
 
     def __init__(
-        self, plan: Plan, holdings: Holdings, manager: ServiceManager, parent: PidFd | None, ready: Callable[[], None]
+        self,
+        plan: Plan,
+        holdings: Holdings,
+        manager: ServiceManager,
+        parent: PidFd | None,
+        wake: Wake,
+        ready: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._holdings = holdings
@@ -68,17 +74,13 @@ class Keeper:
         self._reloads = Reloads(holdings.directory.path, manager)
         self._restarts = Restarts()
         self._has_terminal = has_terminal()
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._answers = Answers(holdings, self._wake)
+        self._wake = wake
+        self._answers = Answers(holdings, wake.wake)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Run until SIGTERM, SIGINT, or until a coordinator ends by itself; returns the exit status."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup(1) ignores it
-                signal.signal(number, lambda *_: None)  # its number comes through the pipe
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         try:
             while self._status is None:
                 self._see_to_all(self._wait())
@@ -86,16 +88,10 @@ class Keeper:
             self._stop()
         return self._status
 
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            return  # the pipe is full, so it wakes anyway
-
-    def _wait(self) -> bytes:
+    def _wait(self) -> list[int]:
         """Sleep until there is something to do; returns the signals that came."""
         poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
         if self._parent is not None:
             poll.register(self._parent, select.POLLIN)
         for child in self._children():
@@ -104,14 +100,14 @@ class Keeper:
                 poll.register(child.link.socket, select.POLLIN)
         now = time.monotonic()
         due = min(now + _TICK_S, self._kill_at, self._restarts.at if self._serving is None else math.inf)
-        events = poll.poll(math.ceil(max(0.0, due - now) * 1000))
-        return os.read(self._wake_read, 4096) if any(fd == self._wake_read for fd, _ in events) else b""
+        poll.poll(math.ceil(max(0.0, due - now) * 1000))
+        return self._wake.signals()
 
     def _children(self) -> list[Child]:
         return [child for child in (self._serving, self._spare, self._candidate) if child is not None]
 
-    def _see_to_all(self, signals: bytes) -> None:
-        for number in filter(None, signals):
+    def _see_to_all(self, signals: list[int]) -> None:
+        for number in signals:
             # Without a terminal, SIGHUP asks for a reload.
             if number == RELOAD or (number == signal.SIGHUP and not self._has_terminal):
                 self._reloads.are_wanted = True
@@ -187,9 +183,10 @@ class Keeper:
         words, now, how = self._holdings.journal.words, time.monotonic(), in_words(status)
         if words[IS_ENDING]:
             self._status = max(status, 0)
-        elif not self._is_ready:
+        elif not self._is_ready and not child.is_serving and not words[REPLIES]:
             self._status = 1  # its log says why
         elif child.was_dismissed:
+            words[IN_HAND] = 0  # it was ended amid that request, and did not die of it
             self._holdings.restarts["reloaded"] += 1
             self._restarts.at = now
         else:

@@ -310,7 +310,7 @@ def test_row_18_a_request_of_an_expired_session_is_refused_and_never_revives_it(
     event = silent.event("e", recorder=True)
     _ask(silent)
     beat = silent._session.lease._beat
-    silent._session.lease._beat = lambda: None  # type: ignore[method-assign] # its thread says nothing any more
+    silent._session.lease._beat = lambda: False  # type: ignore[method-assign] # its thread says nothing any more
     until_lost(client, "ttl")
     for _ in range(3):
         silent._session.lease._line.heartbeat = time.monotonic_ns()

@@ -115,6 +115,7 @@ def _elected(cluster: Cluster, killed: int) -> float:
     return time.monotonic()
 
 
+@pytest.mark.alone  # an election and a retry have their times, which other tests' processes would stretch
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kills", "period_s"), [(2, 0.0), (6, 10.0)])
 def test_leader_kill_does_not_touch_links(cluster: Cluster, machine: Machine, kills: int, period_s: float) -> None:

@@ -74,9 +74,9 @@ class World:
         devices = list(served_devices(None))
         self.pool = Pool(devices, self.work, limit=200, step=8, held=held)
         effects = self.effects = Effects(self.board, self.pool, Feed(_NoSocket()), self._forget, self.registry.graves)  # type: ignore[arg-type]
-        self.sessions = SessionTable(SETTINGS.remembered_requests, SETTINGS.max_sessions)
         self.metrics = Metrics()
         journal = Journal(self.files, lambda: records.whole(self.registry, self.sessions))
+        self.sessions = SessionTable(journal.most_replies(SETTINGS.remembered_requests), SETTINGS.max_sessions)
         self.transactions = Transactions(self.registry, self.sessions, effects, journal)
         self.differing = recover(journal, self.registry, self.sessions, effects, self.board, time.monotonic_ns())
         fixed = Fixed("/", "host", None, SETTINGS.pool, SETTINGS.max_sessions)

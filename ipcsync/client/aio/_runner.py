@@ -12,11 +12,12 @@ import asyncio
 import logging
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
@@ -65,45 +66,53 @@ class Threads:
 
 
 class OwnThread(Executor):
-    """An executor with one thread, which the end of the interpreter does not wait for.
+    """An executor with one thread, which the end of the interpreter does not wait for."""
 
-    `is_sure`: its calls are made also if they are cancelled before they begin.
-    """
-
-    def __init__(self, name: str, *, is_sure: bool = False) -> None:
-        self._is_sure = is_sure
+    def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._failure: BaseException | None = None
-        start(partial(_make_all, self._calls), name, self._fail)
-        weakref.finalize(self, self._calls.put, None).atexit = False
-
-    def _fail(self, error: BaseException) -> None:
-        self._failure = error
-        _make_all(self._calls)  # each of them says why
+        end = weakref.finalize(self, self._calls.put, None)  # first: whatever comes next, the thread ends
+        end.atexit = False
+        make_all = partial(_make_all, self._calls)
+        start(make_all, name, lambda _: make_all())  # with no new thread, the one that was to start it makes the calls
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have the thread call `fn(*args)` after the calls submitted before."""
-        future: Future[T] = Future()
-        if self._is_sure:
-            future.set_running_or_notify_cancel()
-        self._calls.put(partial(self._make, future, partial(fn, *args, **kwargs)))
-        return future
-
-    def _make(self, future: Future[T], fn: Callable[[], T]) -> None:
-        if not self._is_sure and not future.set_running_or_notify_cancel():
-            return
-        try:
-            if self._failure is not None:
-                raise self._failure
-            result = fn()
-        except BaseException as error:  # noqa: BLE001 - the awaiting task gets it
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        call = _Call(partial(fn, *args, **kwargs))
+        self._calls.put(call.make)
+        return call.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - waits for nothing
         """End the thread after the calls submitted so far."""
         self._calls.put(None)
+
+
+class _Call(Generic[T]):
+    """`fn()`, made once, by whichever thread is first; `future` gets what comes of it.
+
+    `is_sure`: it is made also if it is cancelled before it begins.
+    """
+
+    def __init__(self, fn: Callable[[], T], *, is_sure: bool = False) -> None:
+        self.future: Future[T] = Future()
+        self._is_sure = is_sure
+        if is_sure:
+            self.future.set_running_or_notify_cancel()
+        self._fn = deque([fn])
+
+    def make(self) -> None:
+        """Make it, unless another thread does, or it was cancelled."""
+        try:
+            fn = self._fn.popleft()
+        except IndexError:
+            return
+        if not self._is_sure and not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = fn()
+        except BaseException as error:  # noqa: BLE001 - the awaiting task gets it
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
 
 
 def _make_all(calls: SimpleQueue[Callable[[], object] | None]) -> None:
@@ -181,22 +190,27 @@ runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 """The runners of this process: an unpickled point looks for its own among them."""
 
 
-async def run(executor: Executor, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+async def run(
+    executor: Executor, fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, surely: bool = False
+) -> T:
     """Return `fn()`, run on a thread of the executor with the CUDA context that is current on this one.
 
-    If this is cancelled before `fn` begins, it never does; afterwards its result goes to `undo`. So it does if the
-    coroutine is closed, as that of a task is whose loop was abandoned.
+    If this is cancelled before `fn` begins, it never does, unless `surely`; afterwards its result goes to `undo`. So it
+    does if the coroutine is closed, as that of a task is whose loop was abandoned.
     """
     fork.check()
+    call = _Call(partial(_there, fn, _current_context()), is_sure=surely)
     try:
-        future = executor.submit(_there, fn, _current_context())
-    except RuntimeError:  # the executor was shut: the client is closed, which each call finds first of all
-        return fn()
-    try:
-        return await asyncio.wrap_future(future)
+        try:
+            executor.submit(call.make)
+        except RuntimeError:
+            # The executor was shut, since the client is closed: the call itself says so. Or no further thread could be
+            # started for it: it is made here, unless a thread that is there has it.
+            call.make()
+        return await asyncio.wrap_future(call.future)
     except BaseException:
-        if undo is not None and not future.cancel():
-            future.add_done_callback(partial(_undo, undo))
+        if not call.future.cancel() and undo is not None:
+            call.future.add_done_callback(partial(_undo, undo))
         raise
 
 
@@ -205,9 +219,9 @@ async def run_alone(fn: Callable[[], T], *, surely: bool = False) -> T:
 
     `surely`: `fn` is called also if this is cancelled before.
     """
-    executor = OwnThread("ipcsync-alone", is_sure=surely)
+    executor = OwnThread("ipcsync-alone")
     try:
-        return await run(executor, fn)
+        return await run(executor, fn, surely=surely)
     finally:
         executor.shutdown(wait=False)
 
