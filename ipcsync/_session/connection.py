@@ -92,7 +92,7 @@ class Request:
     the number of the coordinator that it was sent to last.
     """
 
-    __slots__ = ("body", "deadline", "frame", "id", "is_sent", "is_taken", "on_late", "reply", "sent_to")
+    __slots__ = ("body", "deadline", "frame", "id", "is_sent", "is_taken", "on_late", "reply", "sent_to", "was_awaited")
 
     def __init__(self, body: Message, on_late: Callable[[Message], None] | None = None) -> None:
         self.body: Message = body
@@ -104,6 +104,7 @@ class Request:
         self.deadline: int = 0
         self.reply: Message | None = None
         self.is_taken: bool = False
+        self.was_awaited: bool = False  # to the end of its time, so that no reply was lost before
 
 
 def _unknown() -> int:
@@ -221,7 +222,9 @@ class Connection:
                 look()
         if left:
             self._receive(socket, wanted, left)  # a process that was stopped meanwhile may find its reply here
-            self.abandon([request for request in requests if request.reply is None])
+            for request in requests:
+                request.was_awaited = request.reply is None
+            self.abandon([request for request in requests if request.was_awaited])
 
     def _allowed(self, requests: Sequence[Request]) -> list[Request]:
         """The unanswered ones of these that may be in flight now; the first is the oldest that is unanswered.
@@ -309,11 +312,11 @@ class Connection:
                 if request.on_late is not None:
                     request.on_late(request.reply)
                 del self._late[id_]
-            elif now < request.deadline + _FORGOTTEN_NS:
+            elif now >= request.deadline + _FORGOTTEN_NS:
+                del self._late[id_]
+            elif not request.was_awaited:
                 # Also past the deadline: the coordinator does it no more, but has the reply if it was done before.
                 self._try_send(self._socket, [request])
-            else:
-                del self._late[id_]
 
     @holding("_lock")
     def close(self) -> None:

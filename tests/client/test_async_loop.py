@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -368,6 +369,53 @@ def test_a_connect_of_an_abandoned_loop_closes_its_session(
         )
     _await_notice(notices, "session_opened", "late")
     until(_collects(lambda: len(client.list_sessions()) == 1), "it is closed", LONG_S)
+
+
+def test_a_call_is_made_once_though_no_further_thread_can_be_started_for_it(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool has it by then: one of its threads may make it, too."""
+
+    def none_left(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            event, stream, goes_on = await client.event("e", recorder=True), ipcsync.Stream(), threading.Event()
+            busy = asyncio.create_task(client._runner.threads.drive(goes_on.wait))
+            await turns()
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", none_left)
+                await event.record(stream)
+            goes_on.set()
+            await busy
+            await client._runner.threads.drive(lambda: None)  # behind what the pool had
+            assert event.generation == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_exception_in_the_middle_of_a_submit_leaves_no_session(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interruption(BaseException):
+        pass
+
+    adjust = ThreadPoolExecutor._adjust_thread_count
+
+    def adjust_and_be_interrupted(pool: Any) -> None:
+        adjust(pool)
+        raise Interruption
+
+    async def connect() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadPoolExecutor, "_adjust_thread_count", adjust_and_be_interrupted)
+            await ipcsync.aconnect(coordinator.endpoint, name="late", lease_ttl=600.0)
+
+    with pytest.raises(Interruption):
+        asyncio.run(connect())
+    until(lambda: not threads_named("ipcsync-requests"), "the call is over")
+    until(lambda: "late" not in [row.name for row in client.list_sessions()], "no session is left")
 
 
 def test_a_cancelled_connect_closes_its_session(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:

@@ -187,3 +187,22 @@ def test_after_its_coordinators_end_the_next_use_connects_to_the_one_in_its_plac
     assert second.endpoint == first.endpoint
     assert peer.call(_session) not in before
     assert peer.call(_listen) == [*before, peer.call(_session)]
+
+
+def test_what_a_handler_connected_while_the_lost_one_closed_is_kept(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPCSYNC_ENDPOINT", coordinator.endpoint)
+    first, close = ipcsync.default_client(), ipcsync.Client.close
+    made: list[ipcsync.Client] = []
+
+    def close_and_be_interrupted(client: ipcsync.Client) -> None:
+        close(client)
+        if client is first and not made:
+            made.append(ipcsync.default_client())
+
+    first._session.lease._lose(ipcsync.SessionExpired("silent"))
+    with monkeypatch.context() as patch:
+        patch.setattr(ipcsync.Client, "close", close_and_be_interrupted)
+        assert ipcsync.default_client() is made[0]
+    made[0].close()

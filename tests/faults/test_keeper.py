@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import resource
 import signal
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -205,6 +207,85 @@ def test_row_54_a_spare_that_dies_counts_for_nothing(script: Path) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_row_54_a_storm_of_deaths_stops_and_reloads_is_not_noticed(seed: int) -> None:
     assert restart_storm.weather(40.0, seed)["turns"] > 0
+
+
+def test_row_54_a_board_without_its_name_is_gone_on_with(kept: Coordinator, client: ipcsync.Client) -> None:
+    event = client.event("held", recorder=True)
+    os.unlink(client._session.lease.board.path)  # as at a logout, where the system cleans up behind users
+    _kill(client)
+    event.record().synchronize(timeout=DEADLINE_S)
+    assert client.stats()["starts"] == 2
+    assert _reload(kept).returncode == 0
+    client.event("another", recorder=True).record().synchronize(timeout=DEADLINE_S)
+
+
+_EARLY = """
+import os, signal, sys, threading
+from ipcsync_holdings.holdings import Fixed, Holdings
+from ipcsync_keeper import __main__ as program
+from ipcsync_keeper.keeper import Keeper, Plan
+
+what, directory, driver = sys.argv[1:]
+command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", directory, "--driver", driver]
+"""
+_SIGNALLED = """
+make = Holdings.__init__
+def make_and_be_signalled(self, *args):
+    os.kill(os.getpid(), getattr(signal, what))
+    make(self, *args)
+Holdings.__init__ = make_and_be_signalled
+"""
+_KILLED = """
+import time
+see = Keeper._see_to_serving
+killed = []
+def see_late(self):
+    child = self._serving
+    if child is not None and child.is_serving and not killed:
+        while not os.path.exists(what):
+            time.sleep(0.01)
+        os.kill(child.pid, signal.SIGKILL)
+        child.pidfd.wait(10)
+        killed.append(child)
+    see(self)
+Keeper._see_to_serving = see_late
+"""
+_BE_KEEPER = """
+sys.exit(program.main(Plan(Fixed(directory, driver, None, 64, 16), command, False, "info", False)))
+"""
+
+
+def test_row_54_killed_behind_its_first_reply_ends_no_session(tmp_path: Path) -> None:
+    """The keeper, which is late, finds that its first coordinator has served and is dead."""
+    connected, directory = tmp_path / "connected", fixtures.private_dir()
+    script = _EARLY + _KILLED + _BE_KEEPER
+    with subprocess.Popen([sys.executable, "-c", script, str(connected), directory, ipcsync.driver_name()]) as keeper:
+        with ipcsync.connect(f"ipc://{directory}/coordinator.sock", timeout=DEADLINE_S) as client:
+            event = client.event("held", recorder=True)
+            connected.touch()
+            until(lambda: client.stats(timeout=DEADLINE_S)["starts"] == 2, "the next one")
+            event.record().synchronize(timeout=DEADLINE_S)
+        keeper.terminate()
+        assert keeper.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_row_59_told_to_end_while_it_starts_a_keeper_leaves_nothing(name: str) -> None:
+    directory = os.path.join(fixtures.private_dir(), "run")
+    script = _EARLY + _SIGNALLED + _BE_KEEPER
+    command = [sys.executable, "-c", script, name, directory, ipcsync.driver_name()]
+    assert subprocess.run(command, timeout=DEADLINE_S, check=False).returncode == 0
+    assert not os.path.exists(directory)
+
+
+def test_row_57_a_reload_asked_for_while_a_keeper_starts_is_done() -> None:
+    directory = os.path.join(fixtures.private_dir(), "run")
+    command = [sys.executable, "-c", _EARLY + _SIGNALLED + _BE_KEEPER, "SIGUSR2", directory, ipcsync.driver_name()]
+    with subprocess.Popen(command) as keeper:
+        with ipcsync.connect(f"ipc://{directory}/coordinator.sock", timeout=DEADLINE_S) as client:
+            until(lambda: client.stats(timeout=DEADLINE_S)["restarts"]["reloaded"] == 1, "the reload")
+        keeper.terminate()
+        assert keeper.wait(DEADLINE_S) == 0
 
 
 # --- row 55 -----------------------------------------------------------------------------------------------------------
@@ -442,6 +523,31 @@ def test_row_57_an_upgrade_in_the_middle_of_a_request_for_events_is_not_noticed(
     event.record().synchronize(timeout=DEADLINE_S)
     assert (client.stats()["starts"], client.stats()["events"]) == (2, 1)
     assert "request failed" not in capfd.readouterr().err, "its answer may not have come out, and is wrong either way"
+
+
+def test_row_57_upgrades_in_the_middle_of_one_request_are_no_deaths_of_it(
+    kept: Coordinator, client: ipcsync.Client, script: Path
+) -> None:
+    script.write_text("dismissed")
+    opened = Blocked(lambda: client.event("a long ring", recorder=True, depth=1024), "event")
+    for number in range(3):
+        until(lambda: script.read_text() == "", "the coordinator is about to make events")
+        if number < 2:
+            script.write_text("dismissed")  # for the next one, too
+        assert _reload(kept).returncode == 0
+    assert isinstance(opened.outcome(), ipcsync.SharedEvent)
+
+
+def test_row_57_an_outcome_of_an_earlier_keeper_says_nothing_and_goes_with_it(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o700)
+    later_ns = time.monotonic_ns() + 10**15  # as before the machine was started anew
+    (directory / OUTCOME).write_text(json.dumps({"began_ns": later_ns, "why_not": ""}))
+    with ipcsync.launch(keeper=True, runtime_dir=str(directory)) as one:
+        assert not (directory / OUTCOME).exists()
+        assert _reload(one).returncode == 0
+        assert (directory / OUTCOME).exists()
+    assert os.listdir(directory) == []
 
 
 def test_row_57_two_reloads_at_once_are_both_done(by_exec: None, kept: Coordinator, client: ipcsync.Client) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ipcsync._session.closes import PendingCloses
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Message
 from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator import given, journal
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_holdings import journal_files
+from tests.unit import coordinator_world
 from tests.unit.coordinator_world import SENDER, World
 
 
@@ -133,3 +138,101 @@ def test_what_an_attachment_adds_does_not_grow_with_the_number_of_sessions(world
             assert not isinstance(world.ask(body, token), messages.Failure)
             sizes.add((type(body), world.files.words[journal_files.VALID] - before))
     assert len(sizes) == 2, sizes
+
+
+def _no_memory(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_close_and_a_break_that_found_no_memory_are_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.hello().token
+    opened = world.ask(messages.Open("held", recorder=True, engine="timeline"), token)
+    assert isinstance(opened, messages.Attachment)
+
+    def send(body: Message, _seconds: float) -> None:
+        reply = world.ask(body, token)
+        if isinstance(reply, messages.Failure):
+            raise codec.error_of(reply)
+
+    closes = PendingCloses(send, {})
+    engine: Any = SimpleNamespace(slot=opened.slot, incarnation=opened.incarnation)
+    engine.chain = SimpleNamespace(has_asked=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", _no_memory)
+        patch.setattr(journal, "_LEAST_ROOM", 1 << 30)
+        closes.ask_for_break(engine)
+        closes.add_late(opened)
+        closes.flush(wait=True)
+    assert not engine.chain.has_asked
+    assert closes.has_any
+    closes.ask_for_break(engine)
+    assert engine.chain.has_asked
+    closes.flush(wait=True)
+    assert not closes.has_any
+    assert world.registry.in_use == 0
+
+
+def test_a_journal_that_finds_no_memory_for_a_shorter_one_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, files = world.hello().token, world.files
+    write, current = os.pwrite, files.words[journal_files.CURRENT]
+
+    def write_the_current(log: int, data: bytes, at: int) -> int:
+        if log != files.logs[current]:
+            _no_memory()
+        return write(log, data, at)
+
+    world.transactions.journal._limit = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", write_the_current)
+        first = world.ask(messages.Open("first", engine="timeline"), token)
+    assert isinstance(first, messages.Attachment), "what was done is answered as that"
+    assert files.words[journal_files.CURRENT] == current
+    world.transactions.journal._limit = 0
+    assert isinstance(world.ask(messages.Open("second", engine="timeline"), token), messages.Attachment)
+    assert files.words[journal_files.CURRENT] != current, "it is tried again"
+    world.begin(world.events.held())
+    assert isinstance(world.ask(messages.Attach(first.slot, first.incarnation), token), messages.Attachment)
+
+
+def test_a_shorter_journal_has_memory_for_deaths(world: World) -> None:
+    world.transactions.journal._limit = 0
+    world.hello()
+    log = world.files.logs[world.files.words[journal_files.CURRENT]]
+    valid = world.files.words[journal_files.VALID + world.files.words[journal_files.CURRENT]]
+    assert os.fstat(log).st_blocks * 512 >= valid + journal._LEAST_ROOM
+
+
+def test_a_coordinator_set_to_fewer_replies_keeps_as_many_as_sessions_were_granted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.hello().token
+    frames = [codec.encode_request(number, messages.Open(f"e{number}"), token, 0) for number in (7, 8)]
+    replies = [world.dispatcher.handle(frame, SENDER, time.monotonic_ns()) for frame in frames]
+    fewer = dataclasses.replace(coordinator_world.SETTINGS, remembered_requests=1)
+    monkeypatch.setattr(coordinator_world, "SETTINGS", fewer)
+    for _ in range(2):
+        world.begin(world.events.held())
+        assert [world.dispatcher.handle(frame, SENDER, time.monotonic_ns()) for frame in frames] == replies
+
+
+def test_whose_process_was_confirmed_is_known_after_any_number_of_starts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.hello().token
+    entry = world.sessions.find(token)
+    assert entry is not None
+    entry.watch.is_confirmed = True
+    world.registry.touched.sessions.add(entry.session)
+    world.transactions.commit()
+    words = world.files.words
+    words[journal_files.CARRIED_OUT + words[journal_files.CURRENT]] = 0  # as if killed before the mark
+    monkeypatch.setattr(journal, "_LEAST_LIMIT", 0)  # so that each start writes it all anew
+    for _ in range(3):
+        world.begin(world.events.held())
+        again = world.sessions.find(token)
+        assert again is not None
+        assert again.was_confirmed

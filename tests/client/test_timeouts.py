@@ -1,0 +1,111 @@
+"""A call's `timeout` is for all that it waits for."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import ipcsync
+from tests.kit.until import until
+
+pytestmark = pytest.mark.driver
+
+NewClient = Callable[..., ipcsync.Client]
+
+
+@contextmanager
+def _stopped(client: ipcsync.Client) -> Iterator[None]:
+    """The coordinator does not answer."""
+    pid = int(client.stats()["pid"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _took(call: Callable[[], object]) -> float:
+    """How long a call takes that ends by its timeout."""
+    began = time.monotonic()
+    with pytest.raises(ipcsync.WaitTimeout):
+        call()
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def unpickled(client: ipcsync.Client, new_client: NewClient) -> ipcsync.Point:
+    """A point of this process that nobody has used yet, and that the client is not attached to."""
+    other = new_client("other")
+    event = other.event("x", recorder=True, engine="timeline")
+    data = pickle.dumps(event.record(ipcsync.Stream()))
+    other.close()
+    assert client.is_connected
+    point: ipcsync.Point = pickle.loads(data)
+    return point
+
+
+def test_an_opening_that_waits_for_another_ones_turn_has_the_rest_of_its_time(client: ipcsync.Client) -> None:
+    def open_one() -> None:
+        with pytest.raises(ipcsync.WaitTimeout):
+            client.event("first", timeout=1.0)
+
+    changing = client._session.attachments.closes.changing
+    with _stopped(client):
+        thread = threading.Thread(target=open_one)
+        thread.start()
+        until(lambda: "owner=0 " not in repr(changing), "the first has its turn")
+        assert _took(lambda: client.event("second", timeout=1.5)) < 2.2, "not one second, and then one and a half"
+        thread.join()
+
+
+def test_the_first_records_of_streams_in_several_threads_have_a_clients_timeout_each(client: ipcsync.Client) -> None:
+    client.timeout = 1.0
+    took: list[float] = []
+
+    def record() -> None:
+        took.append(_took(lambda: client.record(ipcsync.Stream())))
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
+    with _stopped(client):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert max(took) < 2.5, "not one second behind the other"
+
+
+@pytest.mark.parametrize("call", ["synchronize", "wait"])
+def test_the_first_use_of_an_unpickled_point_is_part_of_its_wait(
+    client: ipcsync.Client, unpickled: ipcsync.Point, call: str
+) -> None:
+    stream = ipcsync.Stream()
+    calls = {
+        "synchronize": lambda: unpickled.synchronize(0.1),
+        "wait": lambda: unpickled.wait(stream, timeout=0.1),
+    }
+    with _stopped(client):
+        assert _took(calls[call]) < 3.0
+
+
+def test_why_a_point_is_over_is_not_that_nobody_answers(client: ipcsync.Client, unpickled: ipcsync.Point) -> None:
+    client.timeout = 0.1
+    with _stopped(client), pytest.raises(ipcsync.WaitTimeout):
+        unpickled.exception()
+
+
+def test_a_point_that_is_only_looked_at_is_attached_to_all_the_same(
+    client: ipcsync.Client, new_client: NewClient
+) -> None:
+    other = new_client("other")
+    point = other.event("x", recorder=True).record(ipcsync.Stream())
+    point.synchronize(10)
+    theirs: ipcsync.Point = pickle.loads(pickle.dumps(point))
+    assert client.is_connected, "to which the point may belong"
+    theirs.synchronize(0)
