@@ -159,9 +159,11 @@ class AttachmentTable:
     def close_one(self, opening: Opening, *, wait: bool) -> None:
         """Close the share of one event object; the last one ends the attachment."""
         attached = opening.attached
-        if wait and attached is not None and self._opened.get(opening.key) == {opening}:
-            attached.engine.await_calls(_CALL_S)
-        self._remove(opening)
+        try:
+            if wait and attached is not None and self._opened.get(opening.key) == {opening}:
+                attached.engine.await_calls(_CALL_S)
+        finally:  # an exception that ends the wait must not leave it open
+            self._remove(opening)
         if attached is not None and attached.engine in self.draining.engines:
             self.draining.end(attached.engine)
         if wait:

@@ -76,7 +76,8 @@ class PendingCloses:
         """Flush the pending closes, then return `fn()`, all with `changing` held.
 
         WaitTimeout if other threads hold it for `timeout` seconds, or if the coordinator does not take an earlier
-        close: sent later, that would end the new attachment. Reentered within another change or request of this thread.
+        close: sent later, that would end the new attachment. QuotaExceeded if it has no memory for that close.
+        Reentered within another change or request of this thread.
         """
         deadline = deadline_of(timeout)
         lock = self.changing
@@ -109,7 +110,7 @@ class PendingCloses:
             return
         try:
             if lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX) if wait else 0):
-                with suppress(Reentered):
+                with suppress(Reentered, QuotaExceeded):
                     self._flush(timeout)
                 lock.release()
         except BaseException:
@@ -138,10 +139,10 @@ class PendingCloses:
             body = replace(body, released=False)  # another use of this process still touches the slot
         try:
             self._send(body, timeout)
-        except (WaitTimeout, ConnectError, QuotaExceeded):
+        except (WaitTimeout, ConnectError):
             return False  # sent again later, under a new id: a second close does nothing
-        except Reentered:
-            raise
+        except (Reentered, QuotaExceeded):
+            raise  # it stays pending
         except IpcSyncError as error:
             log.debug("closing slot %d: %s", body.slot, error)  # its session or use is over already
         return True

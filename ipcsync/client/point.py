@@ -45,10 +45,14 @@ class Point(PointBase):
         self._generation = generation
 
     def _bound(self, longest_s: float | None = None) -> AttachmentRef:
-        """The attachment, asked for at the first use: within the session's timeout, and `longest_s` if it is less."""
+        """The attachment, asked for at the first use: within the session's timeout, and `longest_s` if it is less.
+
+        Another node has the session's timeout in any case: shorter, its silence would be taken for its loss.
+        """
         if self._attached is None:
             session = sessions.session_of(self._unbound.epoch)
-            seconds = None if longest_s is None else min(max(longest_s, _LEAST_S), session.timeout)
+            is_here = self._unbound.epoch == session.epoch
+            seconds = min(max(longest_s, _LEAST_S), session.timeout) if is_here and longest_s is not None else None
             self._attached = session.attach(self._unbound, seconds)
         return self._attached
 

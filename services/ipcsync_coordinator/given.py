@@ -68,7 +68,7 @@ def receive(kept: str) -> Given:
 
     `kept` are the keeper's pid and the descriptors that it passed on. SystemExit if the keeper is gone by then.
     """
-    keeper, pair, words, first, second, requests, feed, lock, board_file = map(int, kept.split(","))
+    keeper, pair, *rest = map(int, kept.split(","))
     _end_with_keeper(keeper)
     end = Link(socket.socket(fileno=pair))
     numbers = itertools.count(1)
@@ -78,6 +78,7 @@ def receive(kept: str) -> Given:
         assert answer is not None
     except EOFError:
         sys.exit(0)  # the keeper does not need this process any more
+    words, first, second, requests, feed, lock, board_file = rest  # as a keeper of this version passes them
     terms = msgspec.convert(answer[2], Terms)
     for descriptor in (words, first, second, requests, feed, lock, board_file):
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)

@@ -10,6 +10,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -113,6 +114,7 @@ class Journal:
                 self._compact()
             except (OSError, MemoryError) as error:
                 # The current log is whole, and what asked for this is done.
+                os.ftruncate(self._logs[1 - self._which], 0)
                 self._limit = self._end + _LEAST_LIMIT
                 log.warning("the journal was not compacted", extra=fields(why=error, bytes=self._end))
 
@@ -122,13 +124,14 @@ class Journal:
         record = self._whole()
         os.ftruncate(self._logs[other], 0)
         end = self._write(self._logs[other], record, 0)
-        os.posix_fallocate(self._logs[other], 0, room := end + _LEAST_ROOM)  # for deaths, which cannot be refused
         self._words[VALID + other] = end
         self._words[CARRIED_OUT + other] = end
         self._words[CURRENT] = other
-        os.ftruncate(self._log, 0)
-        self._which, self._end, self._room = other, end, room
+        self._which, self._end, self._room = other, end, end
         self._limit = max(_LEAST_LIMIT, _GROWTH * end)
+        os.ftruncate(self._logs[1 - other], 0)
+        with suppress(QuotaExceeded):  # for deaths, which cannot be refused
+            self.make_room()
 
     def most_replies(self, setting: int) -> int:
         """How many replies of a session are kept: not fewer than an earlier coordinator kept.

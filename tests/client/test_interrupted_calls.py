@@ -180,6 +180,18 @@ def test_a_session_that_begins_while_another_one_ends_is_known(
     pickle.loads(pickle.dumps(point)).synchronize(10)
 
 
+def test_a_close_that_was_interrupted_while_it_waited_for_a_call_is_done(
+    client: ipcsync.Client, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer, event = new_client(), client.event("e", recorder=True)
+    monkeypatch.setattr(event._engine, "await_calls", _interrupt)
+    with pytest.raises(Interruption), event:
+        pass
+    monkeypatch.undo()
+    client._session.lease.wake()
+    until(_is_gone(observer, "e"), "it is closed")
+
+
 def test_a_close_waits_for_another_threads_call_with_the_heartbeat_going_on(
     new_client: NewClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

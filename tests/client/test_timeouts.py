@@ -13,6 +13,9 @@ from contextlib import contextmanager
 import pytest
 
 import ipcsync
+from ipcsync._session.session import Session
+from ipcsync._wire import point as wire
+from ipcsync.client.point import _unpickle
 from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
@@ -98,6 +101,25 @@ def test_why_a_point_is_over_is_not_that_nobody_answers(client: ipcsync.Client, 
     client.timeout = 0.1
     with _stopped(client), pytest.raises(ipcsync.WaitTimeout):
         unpickled.exception()
+
+
+def test_another_nodes_point_has_a_clients_timeout_for_its_first_use(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less may be too little for the way there, and its silence would be a loss."""
+    point = client.event("x", recorder=True).record(ipcsync.Stream())
+    key = point._key
+    far = _unpickle(wire.pack(key._replace(epoch=bytes(byte ^ 255 for byte in key.epoch))))
+    asked: list[float | None] = []
+
+    def attach(_session: Session, _key: object, timeout: float | None = None) -> object:
+        asked.append(timeout)
+        raise ipcsync.NoBridge("there is none")
+
+    monkeypatch.setattr(Session, "attach", attach)
+    with pytest.raises(ipcsync.NoBridge):
+        far.synchronize(0.1)
+    assert asked == [None]
 
 
 def test_a_point_that_is_only_looked_at_is_attached_to_all_the_same(

@@ -12,6 +12,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync._board import layout
+from tests.kit.until import until
 from tests.kit.zygote import children_of
 from tests.soak.processes import fork
 
@@ -91,6 +92,10 @@ def shared_files(segment: str, board: str) -> set[str]:
 
 
 def board_of(pid: int) -> str:
-    """The path of the board that the coordinator has mapped."""
+    """The path of the board that the coordinator has mapped; a list that is read while it changes may lack a line."""
+    return str(until(lambda: _mapped_board(pid), "the board of the coordinator"))
+
+
+def _mapped_board(pid: int) -> str:
     with open(f"/proc/{pid}/maps") as file:
         return next((line.split()[-1] for line in file if "board" in line.rpartition("/")[2]), "")

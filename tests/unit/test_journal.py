@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from ipcsync.errors import QuotaExceeded
 from ipcsync_coordinator import given, journal
 from ipcsync_coordinator.journal import Journal, JournalError
 from ipcsync_holdings import journal_files
+from ipcsync_holdings.link import Link
 from tests.unit import coordinator_world
 from tests.unit.coordinator_world import SENDER, World
 
@@ -165,6 +169,8 @@ def test_a_close_and_a_break_that_found_no_memory_are_asked_for_again(
         closes.ask_for_break(engine)
         closes.add_late(opened)
         closes.flush(wait=True)
+        with pytest.raises(QuotaExceeded):
+            closes.change(5, lambda: pytest.fail("nothing is opened before it is closed"))
     assert not engine.chain.has_asked
     assert closes.has_any
     closes.ask_for_break(engine)
@@ -191,11 +197,43 @@ def test_a_journal_that_finds_no_memory_for_a_shorter_one_goes_on(
         first = world.ask(messages.Open("first", engine="timeline"), token)
     assert isinstance(first, messages.Attachment), "what was done is answered as that"
     assert files.words[journal_files.CURRENT] == current
+    assert os.fstat(files.logs[1 - current]).st_blocks == 0
     world.transactions.journal._limit = 0
     assert isinstance(world.ask(messages.Open("second", engine="timeline"), token), messages.Attachment)
     assert files.words[journal_files.CURRENT] != current, "it is tried again"
     world.begin(world.events.held())
     assert isinstance(world.ask(messages.Attach(first.slot, first.incarnation), token), messages.Attachment)
+
+
+def test_a_shorter_journal_is_gone_on_with_though_there_is_no_memory_for_deaths(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, files = world.hello().token, world.files
+    reserve, current = os.posix_fallocate, files.words[journal_files.CURRENT]
+
+    def reserve_in_the_current(log: int, at: int, size: int) -> None:
+        if log != files.logs[current]:
+            _no_memory()
+        reserve(log, at, size)
+
+    world.transactions.journal._limit = 0
+    monkeypatch.setattr(os, "posix_fallocate", reserve_in_the_current)
+    assert isinstance(world.ask(messages.Open("one", engine="timeline"), token), messages.Attachment)
+    assert files.words[journal_files.CURRENT] != current
+    assert os.fstat(files.logs[current]).st_blocks == 0
+
+
+@pytest.mark.process
+def test_a_keeper_of_another_version_is_told_the_versions() -> None:
+    """Such a one passes other descriptors."""
+    ours, theirs = socket.socketpair()
+    script = f"from ipcsync_coordinator import given; given.receive('{os.getpid()},{theirs.fileno()},1,2')"
+    with ours, theirs, subprocess.Popen([sys.executable, "-c", script], pass_fds=[theirs.fileno()]) as process:
+        message = Link(ours).receive(30)
+        assert message is not None
+        assert message[2] == [given.versions()]
+        ours.shutdown(socket.SHUT_RDWR)
+        assert process.wait(30) == 0
 
 
 def test_a_shorter_journal_has_memory_for_deaths(world: World) -> None:
