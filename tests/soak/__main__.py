@@ -28,7 +28,6 @@ if __name__ == "__main__" and not __package__:
 
 import ipcsync
 from tests.kit.descriptors import descriptors
-from tests.kit.zygote import children_of
 from tests.soak.history import Op, Result
 from tests.soak.history_checker import check
 from tests.soak.history_facts import Report, Violation
@@ -69,7 +68,7 @@ class Soak:
         mine = len(descriptors())
         keeper = options.coordinator_kills > 0
         with ipcsync.launch(lease_ttl=TTL_S, log_level="error", keeper=keeper) as coordinator:
-            self.board = board = board_of(*(children_of(coordinator.pid) if keeper else [coordinator.pid]))
+            self.board = board = board_of(coordinator.pid, coordinator.runtime_dir)
             plan = Plan(
                 self.directory, coordinator.endpoint, options.processes, options.names, options.engine, options.seed,
                 options.processes / options.operations,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import select
@@ -12,7 +13,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync._board import layout
-from tests.kit.until import until
+from tests.kit.descriptors import descriptors
 from tests.kit.zygote import children_of
 from tests.soak.processes import fork
 
@@ -91,11 +92,18 @@ def shared_files(segment: str, board: str) -> set[str]:
     return {name for name in os.listdir("/dev/shm") if segment in name or name == os.path.basename(board)}
 
 
-def board_of(pid: int) -> str:
-    """The path of the board that the coordinator has mapped; a list that is read while it changes may lack a line."""
-    return str(until(lambda: _mapped_board(pid), "the board of the coordinator"))
+def board_of(pid: int, runtime_dir: str) -> str:
+    """The path of the board that a coordinator has open."""
+    files = {_inode(f"/proc/{pid}/fd/{fd}") for fd in descriptors(pid)} - {None}
+    boards = glob.glob(f"{runtime_dir}/board-*") + glob.glob(f"/dev/shm/ipcsync-board-{os.getuid()}-*")
+    (found,) = [path for path in boards if _inode(path) in files]
+    return found
 
 
-def _mapped_board(pid: int) -> str:
-    with open(f"/proc/{pid}/maps") as file:
-        return next((line.split()[-1] for line in file if "board" in line.rpartition("/")[2]), "")
+def _inode(path: str) -> tuple[int, int] | None:
+    """What tells a file from others, None if it is gone."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
