@@ -187,9 +187,7 @@ def test_a_journal_that_finds_no_memory_for_a_shorter_one_goes_on(
     write, current = os.pwrite, files.words[journal_files.CURRENT]
 
     def write_the_current(log: int, data: bytes, at: int) -> int:
-        if log != files.logs[current]:
-            _no_memory()
-        return write(log, data, at)
+        return write(log, data if log == files.logs[current] else data[:-1], at)
 
     world.transactions.journal._limit = 0
     with monkeypatch.context() as patch:
