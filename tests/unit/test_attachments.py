@@ -26,6 +26,7 @@ from ipcsync.errors import (
     WaitTimeout,
 )
 from ipcsync.testing import StreamGate
+from tests.kit.until import until
 from tests.unit.attachment_scene import Scene
 
 
@@ -61,7 +62,7 @@ def test_who_still_has_work_releases_only_when_it_is_over(scene: Scene) -> None:
         assert scene.table.draining.release_all() == 0
         assert not scene.table.closes.has_any
     stream.synchronize()
-    assert scene.table.draining.release_all() == 1
+    until(scene.table.draining.release_all, "it is released: the driver may be inside its last wait for a moment")
     assert scene.table.closes.has_any
     scene.table.closes.flush(wait=True, timeout=1)
     assert scene.coordinator.heard() == [Close(0, 1)]
