@@ -310,7 +310,7 @@ class Answering:
     async def _close_now(self, key: wire.Key) -> None:
         try:
             await self._desk.ask(messages.Close(*key))
-        except (WaitTimeout, ConnectError):
+        except (WaitTimeout, ConnectError, QuotaExceeded):
             self._visits.add(key)  # told again unless it is exported by then
         except EventClosed:
             pass

@@ -83,6 +83,13 @@ class Stage:
         if not condition:
             raise BrokenInvariantError(what)
 
+    def pending(self) -> str:
+        """What the client has not given back yet, and what the coordinator has of it."""
+        session, table = self.client._session, self.client._session.attachments
+        late = [request.id for request in session.connection._late.values()]
+        rows = [(row.name, row.recorder, row.state) for row in self.peer.list_events() if not row.name]
+        return f"late {late}, closes {table.closes._pending}, drains {table.draining.engines}, unnamed {rows}"
+
     # --- what must hold after any call --------------------------------------------------------------------------------
 
     def check(self) -> None:

@@ -50,7 +50,7 @@ def attempt(stage: Stage, call: str, run: Callable[[Call], Outcome]) -> tuple[Ou
         after(outcome)
         stage.check()
     except Exception as error:  # noqa: BLE001 - told in the table
-        failure = f"{type(error).__name__}: {error}\n    interrupted at {outcome.stack}"
+        failure = f"{type(error).__name__}: {error}\n    interrupted at {outcome.stack}\n    {stage.pending()}"
     faulthandler.cancel_dump_traceback_later()
     return outcome, failure
 

@@ -9,7 +9,6 @@ import resource
 import signal
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -217,75 +216,6 @@ def test_row_54_a_board_without_its_name_is_gone_on_with(kept: Coordinator, clie
     assert client.stats()["starts"] == 2
     assert _reload(kept).returncode == 0
     client.event("another", recorder=True).record().synchronize(timeout=DEADLINE_S)
-
-
-_EARLY = """
-import os, signal, sys, threading
-from ipcsync_holdings.holdings import Fixed, Holdings
-from ipcsync_keeper import __main__ as program
-from ipcsync_keeper.keeper import Keeper, Plan
-
-what, directory, driver = sys.argv[1:]
-command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", directory, "--driver", driver]
-"""
-_SIGNALLED = """
-make = Holdings.__init__
-def make_and_be_signalled(self, *args):
-    os.kill(os.getpid(), getattr(signal, what))
-    make(self, *args)
-Holdings.__init__ = make_and_be_signalled
-"""
-_KILLED = """
-import time
-see = Keeper._see_to_serving
-killed = []
-def see_late(self):
-    child = self._serving
-    if child is not None and child.is_serving and not killed:
-        while not os.path.exists(what):
-            time.sleep(0.01)
-        os.kill(child.pid, signal.SIGKILL)
-        child.pidfd.wait(10)
-        killed.append(child)
-    see(self)
-Keeper._see_to_serving = see_late
-"""
-_BE_KEEPER = """
-sys.exit(program.main(Plan(Fixed(directory, driver, None, 64, 16), command, False, "info", False)))
-"""
-
-
-def test_row_54_killed_behind_its_first_reply_ends_no_session(tmp_path: Path) -> None:
-    """The keeper, which is late, finds that its first coordinator has served and is dead."""
-    connected, directory = tmp_path / "connected", fixtures.private_dir()
-    script = _EARLY + _KILLED + _BE_KEEPER
-    with subprocess.Popen([sys.executable, "-c", script, str(connected), directory, ipcsync.driver_name()]) as keeper:
-        with ipcsync.connect(f"ipc://{directory}/coordinator.sock", timeout=DEADLINE_S) as client:
-            event = client.event("held", recorder=True)
-            connected.touch()
-            until(lambda: client.stats(timeout=DEADLINE_S)["starts"] == 2, "the next one")
-            event.record().synchronize(timeout=DEADLINE_S)
-        keeper.terminate()
-        assert keeper.wait(DEADLINE_S) == 0
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_row_59_told_to_end_while_it_starts_a_keeper_leaves_nothing(name: str) -> None:
-    directory = os.path.join(fixtures.private_dir(), "run")
-    script = _EARLY + _SIGNALLED + _BE_KEEPER
-    command = [sys.executable, "-c", script, name, directory, ipcsync.driver_name()]
-    assert subprocess.run(command, timeout=DEADLINE_S, check=False).returncode == 0
-    assert not os.path.exists(directory)
-
-
-def test_row_57_a_reload_asked_for_while_a_keeper_starts_is_done() -> None:
-    directory = os.path.join(fixtures.private_dir(), "run")
-    command = [sys.executable, "-c", _EARLY + _SIGNALLED + _BE_KEEPER, "SIGUSR2", directory, ipcsync.driver_name()]
-    with subprocess.Popen(command) as keeper:
-        with ipcsync.connect(f"ipc://{directory}/coordinator.sock", timeout=DEADLINE_S) as client:
-            until(lambda: client.stats(timeout=DEADLINE_S)["restarts"]["reloaded"] == 1, "the reload")
-        keeper.terminate()
-        assert keeper.wait(DEADLINE_S) == 0
 
 
 # --- row 55 -----------------------------------------------------------------------------------------------------------

@@ -176,3 +176,19 @@ def test_a_failure_of_the_bridge_itself_answers_who_waits(client: ipcsync.Client
         assert "the bridge failed: KeyError" in str(outcome[0])
 
     on_a_desk(client, scenario)
+
+
+@pytest.mark.parametrize("refusal", [ipcsync.QuotaExceeded("no memory"), ipcsync.WaitTimeout("no reply")])
+def test_a_close_that_the_coordinator_did_not_take_is_asked_for_again(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    async def refuse(_: object) -> None:
+        raise refusal
+
+    async def scenario(desk: Desk) -> None:
+        answers, _ = _answers(desk, _Host())
+        monkeypatch.setattr(desk, "ask", refuse)
+        await answers._close_now((3, 1))
+        assert (3, 1) in answers._visits
+
+    on_a_desk(client, scenario)
