@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from _thread import LockType
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -88,7 +90,12 @@ class Stage:
         session, table = self.client._session, self.client._session.attachments
         late = [request.id for request in session.connection._late.values()]
         rows = [(row.name, row.recorder, row.state) for row in self.peer.list_events() if not row.name]
-        return f"late {late}, closes {table.closes._pending}, drains {table.draining.engines}, unnamed {rows}"
+        frame = sys._current_frames().get(session._thread.ident or 0) if session._thread is not None else None
+        at = "".join(traceback.format_stack(frame)[-4:]) if frame is not None else "it has ended"
+        return (
+            f"late {late}, closes {table.closes._pending}, drains {table.draining.engines}, unnamed {rows}\n"
+            f"the session's thread is at\n{at}"
+        )
 
     # --- what must hold after any call --------------------------------------------------------------------------------
 
