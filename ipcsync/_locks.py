@@ -16,7 +16,8 @@ leaves it held. So each block stands in a function of this shape, which costs ab
         raise
 
 `within` says that this call interrupts another one of its own thread that holds the lock; the function decides what it
-may do then. `under` is the same as a function, `holding` and `trying` as decorators.
+may do then. `under` is the same as a function, `holding` and `trying` as decorators. The block has no `try` of its own:
+CPython covers the first instruction of one by no handler, so what a trace function raises there would pass both.
 """
 
 from __future__ import annotations

@@ -99,15 +99,17 @@ class _Table:
         within = lock.is_mine() and lock.is_held_below()
         try:
             with lock:
-                try:
-                    return change(*args)
-                finally:
-                    if not within:
-                        self._put_back()
+                return change(*args) if within else self._outermost(change, *args)
         except BaseException:
             if not within:
                 lock.unwind()
             raise
+
+    def _outermost(self, change: Callable[..., T], *args: Any) -> T:
+        try:
+            return change(*args)
+        finally:
+            self._put_back()
 
     def _add(self, key: int, view: View, generation: int, stream: int) -> Wait:
         listed = lists.get(key, _NO_WAITS).get(id(view))

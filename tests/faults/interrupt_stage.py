@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import traceback
 from _thread import LockType
 from collections.abc import Callable, Iterator
@@ -10,8 +12,8 @@ from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._engines import imports
-from ipcsync._locks import CallLock
+from ipcsync._engines import imports, queued
+from ipcsync._locks import Unwinding
 from ipcsync._native import event as native_event
 from ipcsync._native import living, pinned
 from ipcsync._session.session import Session
@@ -90,11 +92,17 @@ class Stage:
         session, table = self.client._session, self.client._session.attachments
         late = [request.id for request in session.connection._late.values()]
         rows = [(row.name, row.recorder, row.state) for row in self.peer.list_events() if not row.name]
-        frame = sys._current_frames().get(session._thread.ident or 0) if session._thread is not None else None
-        at = "".join(traceback.format_stack(frame)[-4:]) if frame is not None else "it has ended"
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = {
+            names.get(ident): " < ".join(
+                f"{os.path.basename(each.filename)}:{each.lineno} {each.name}"
+                for each in reversed(traceback.extract_stack(frame)[-8:])
+            )
+            for ident, frame in sys._current_frames().items()
+        }
         return (
-            f"late {late}, closes {table.closes._pending}, drains {table.draining.engines}, unnamed {rows}\n"
-            f"the session's thread is at\n{at}"
+            f"late {late}, closes {table.closes._pending}, drains {table.draining.engines}, unnamed {len(rows)}\n"
+            f"{queued.lists_lock}; this is {threading.get_ident()}; threads {stacks}"
         )
 
     # --- what must hold after any call --------------------------------------------------------------------------------
@@ -116,7 +124,7 @@ class Stage:
     def check_locks(self) -> None:
         """No lock of ours is held; those of threads at work are let go of in a moment."""
         for name, lock in self._locks():
-            if isinstance(lock, CallLock):
+            if isinstance(lock, Unwinding):
                 self.require(not lock.is_mine(), f"{name} is kept")
             elif lock.locked():
                 until(lambda lock=lock: not lock.locked(), f"{name} is let go of", self.wait_s)  # type: ignore[misc]
@@ -124,7 +132,7 @@ class Stage:
     def unwind(self) -> None:
         """Release what this thread keeps of ours, as a mistake that was planted leaves it."""
         for _, lock in self._locks():
-            if isinstance(lock, CallLock):
+            if isinstance(lock, Unwinding):
                 lock.unwind()
 
     def _locks(self) -> list[tuple[str, Any]]:
@@ -167,7 +175,7 @@ class Stage:
 
 
 def module_locks() -> Iterator[tuple[str, Any]]:
-    modules: list[Any] = [_drivers, native_event, pinned, imports._imports, living._living]
+    modules: list[Any] = [_drivers, native_event, pinned, imports._imports, living._living, queued]
     if _drivers.name() == "host":
         from ipcsync._drivers.host import capture_calls, context, init, memory
         from ipcsync._drivers.host.process import process
@@ -175,7 +183,7 @@ def module_locks() -> Iterator[tuple[str, Any]]:
         modules += [capture_calls, context, init, memory, memory.ranges, process.segment]
     for module in modules:
         for name, value in vars(module).items():
-            if isinstance(value, CallLock | LockType):
+            if isinstance(value, Unwinding | LockType):
                 yield f"{getattr(module, '__name__', type(module).__name__)}.{name}", value
 
 
@@ -183,11 +191,13 @@ def locks_of(client: ipcsync.Client) -> Iterator[tuple[str, Any]]:
     session: Session = client._session
     parts = [client, client._unnamed, session, session.connection, session.attachments, session.lease]
     parts.append(session.attachments.closes)
-    parts += [*session.attachments._engines.values(), *session.attachments.draining.engines]
     for part in parts:
         for name, value in vars(part).items():
-            if isinstance(value, CallLock):
+            if isinstance(value, Unwinding):
                 yield f"{type(part).__name__}.{name}", value
+    for engine in (*session.attachments._engines.values(), *session.attachments.draining.engines):
+        yield f"the lock of {engine.label}", engine._lock  # by name: the compiled core keeps them out of `vars`
+        yield f"the record lock of {engine.label}", engine._record_lock
 
 
 def _streams_locks() -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ import pytest
 
 import ipcsync
 from ipcsync._engines import Engine
-from ipcsync._locks import CallLock
+from ipcsync._locks import Unwinding
 from ipcsync._session.connection import Connection
 from ipcsync._session.lease import SessionLease
 from ipcsync._session.references import Opening
@@ -44,7 +44,7 @@ def _numbers_come_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _locks_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CallLock, "unwind", lambda self: None)
+    patch.setattr(Unwinding, "unwind", lambda self: None)
 
 
 def _replies_are_lost(patch: pytest.MonkeyPatch) -> None:
