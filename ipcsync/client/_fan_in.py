@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal
 
-from ipcsync._deadline import deadline_of
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync.client.point import Point
 from ipcsync.errors import RecorderLost, WaitTimeout
 from ipcsync.typing import StreamLike
@@ -75,7 +75,7 @@ def _each(
         if is_over(first, partial(_within, wait, first, min(_SLICE_S, left_s), timeout, is_last=left_s <= _SLICE_S)):
             del waiting[0]
         else:  # another may be lost while the first is still to come
-            waiting[1:] = [point for point in waiting[1:] if not is_over(point, partial(_raise_if_lost, point))]
+            waiting[1:] = [point for point in waiting[1:] if not is_over(point, partial(_is_lost, point, deadline))]
     return sorted(skipped, key=lambda point: order[id(point)])
 
 
@@ -93,8 +93,12 @@ def _within(
     return True
 
 
-def _raise_if_lost(point: Point) -> bool:
-    """Raise if the point can never be complete; a point that may still be recorded does not end the wait."""
+def _is_lost(point: Point, deadline_ns: int) -> bool:
+    """Raise if the point can never be complete; else False: that it may still be recorded does not end the wait."""
+    try:
+        point._bound(min(_SLICE_S, left_of(deadline_ns)))
+    except WaitTimeout:
+        return False  # its first use, and the coordinator does not answer yet
     error = point.exception()
     if error is not None:
         raise error

@@ -343,7 +343,8 @@ class Client:
         self._session.check()
         if not isinstance(point, Point):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
-        return _wait_over.wait(point._bound().engine, timeout)
+        attached, left = point._bound_within(timeout)
+        return _wait_over.wait(attached.engine, left)
 
     def stream(
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None

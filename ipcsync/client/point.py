@@ -45,15 +45,10 @@ class Point(PointBase):
         self._generation = generation
 
     def _bound(self, longest_s: float | None = None) -> AttachmentRef:
-        """The attachment, asked for at the first use: within the session's timeout, and `longest_s` if it is less.
-
-        Another node has the session's timeout in any case: shorter, its silence would be taken for its loss.
-        """
+        """The attachment, asked for at the first use as `attach` does."""
         if self._attached is None:
             session = sessions.session_of(self._unbound.epoch)
-            is_here = self._unbound.epoch == session.epoch
-            seconds = min(max(longest_s, _LEAST_S), session.timeout) if is_here and longest_s is not None else None
-            self._attached = session.attach(self._unbound, seconds)
+            self._attached = attach(session, self._unbound, longest_s)
         return self._attached
 
     def _bound_within(self, timeout: float | None) -> tuple[AttachmentRef, float | None]:
@@ -185,6 +180,16 @@ def _unpickle(data: bytes) -> Point:
     point._unbound = wire.unpack(data)
     point._generation = point._unbound.generation
     return point
+
+
+def attach(session: sessions.Member, key: PointKey, longest_s: float | None) -> AttachmentRef:
+    """A point's attachment: asked for within the session's timeout, and within `longest_s` if that is less.
+
+    Another node has the session's timeout in any case: shorter, its silence would be taken for its loss.
+    """
+    is_here = key.epoch == session.epoch
+    seconds = min(max(longest_s, _LEAST_S), session.timeout) if is_here and longest_s is not None else None
+    return session.attach(key, seconds)
 
 
 def bound(points: Iterable[Point]) -> list[tuple[Engine, int]]:

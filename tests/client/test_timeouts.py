@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import ipcsync
 from ipcsync._session.session import Session
 from ipcsync._wire import point as wire
+from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
 from tests.kit.until import until
 
@@ -84,7 +86,7 @@ def test_the_first_records_of_streams_in_several_threads_have_a_clients_timeout_
     assert max(took) < 2.5, "not one second behind the other"
 
 
-@pytest.mark.parametrize("call", ["synchronize", "wait"])
+@pytest.mark.parametrize("call", ["synchronize", "wait", "wait_over", "synchronize_all"])
 def test_the_first_use_of_an_unpickled_point_is_part_of_its_wait(
     client: ipcsync.Client, unpickled: ipcsync.Point, call: str
 ) -> None:
@@ -92,9 +94,45 @@ def test_the_first_use_of_an_unpickled_point_is_part_of_its_wait(
     calls = {
         "synchronize": lambda: unpickled.synchronize(0.1),
         "wait": lambda: unpickled.wait(stream, timeout=0.1),
+        "wait_over": lambda: client.wait_over(unpickled, 0.1),
+        "synchronize_all": lambda: ipcsync.synchronize_all([unpickled], timeout=0.1),
     }
     with _stopped(client):
         assert _took(calls[call]) < 3.0
+
+
+def test_nor_does_the_first_look_at_another_point_lengthen_the_wait_for_many(
+    client: ipcsync.Client, unpickled: ipcsync.Point
+) -> None:
+    first = client.event("first", recorder=True).at(1)
+    with _stopped(client):
+        assert _took(lambda: ipcsync.synchronize_all([first, unpickled], timeout=0.2)) < 3.0
+
+
+@pytest.mark.parametrize("call", ["synchronize", "wait", "wait_over"])
+def test_the_first_use_of_an_unpickled_point_is_part_of_its_wait_in_asyncio(
+    client: ipcsync.Client, unpickled: ipcsync.Point, call: str
+) -> None:
+    async def scenario() -> float:
+        async with await ipcsync.aconnect(client.endpoint) as mine:
+            client.close()
+            point = AsyncPoint(unpickled, None)
+            calls: dict[str, Callable[[], Awaitable[object]]] = {
+                "synchronize": lambda: point.synchronize(0.1),
+                "wait": lambda: point.wait(ipcsync.Stream(), timeout=0.1),
+                "wait_over": lambda: mine.wait_over(point, 0.1),
+            }
+            os.kill(pid, signal.SIGSTOP)
+            began = time.monotonic()
+            try:
+                with pytest.raises(ipcsync.WaitTimeout):
+                    await calls[call]()
+                return time.monotonic() - began
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+    pid = int(client.stats()["pid"])
+    assert asyncio.run(scenario()) < 3.0
 
 
 def test_why_a_point_is_over_is_not_that_nobody_answers(client: ipcsync.Client, unpickled: ipcsync.Point) -> None:

@@ -276,8 +276,8 @@ class AsyncClient:
         self._client._session.check()
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
-        _, plain = await point._bound()
-        looking = _wait_over.Looking(plain._bound().engine, timeout)
+        _, plain, left = await point._bound(timeout)
+        looking = _wait_over.Looking(plain._bound().engine, left)
         while not looking.has_ended():
             await asyncio.sleep(looking.pause_s)
         return looking.is_over

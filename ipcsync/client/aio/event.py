@@ -9,6 +9,7 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync._native.foreign import refuse_small_number
@@ -16,7 +17,7 @@ from ipcsync._native.stream import resolve
 from ipcsync._session.waits import Pending
 from ipcsync.client.aio._runner import Runner, run_alone, runners, soon
 from ipcsync.client.event import SharedEvent
-from ipcsync.client.point import Point
+from ipcsync.client.point import Point, attach
 from ipcsync.errors import ConnectError, IpcSyncError
 from ipcsync.typing import EngineName, EventState, StreamLike
 
@@ -140,14 +141,16 @@ class AsyncPoint:
         self._point = point
         self._runner = runner
 
-    async def _bound(self) -> tuple[Runner, Point]:
-        """The runner, and the point, attached now if it was not."""
-        if self._runner is None:
-            key = self._point._key
-            runner = _runner_of(key.epoch)
-            self._point = Point(await runner.request(partial(runner.session.attach, key)), key.generation)
-            self._runner = runner
-        return self._runner, self._point
+    async def _bound(self, timeout: float | None = None) -> tuple[Runner, Point, float | None]:
+        """The runner, the point, attached now if it was not, and what that leaves of a wait's timeout."""
+        if self._runner is not None:
+            return self._runner, self._point, timeout
+        deadline = deadline_of(timeout)
+        key = self._point._key
+        runner = _runner_of(key.epoch)
+        self._point = Point(await runner.request(partial(attach, runner.session, key, timeout)), key.generation)
+        self._runner = runner
+        return runner, self._point, None if timeout is None else left_of(deadline)
 
     def _known(self) -> Point:
         if self._runner is None:
@@ -186,20 +189,20 @@ class AsyncPoint:
         fork.check()
         refuse_small_number(stream, 0)
         chosen = resolve(stream)
-        runner, point = await self._bound()
-        await runner.wait(point, chosen, stream, timeout, ahead=ahead)
+        runner, point, left = await self._bound(timeout)
+        await runner.wait(point, chosen, stream, left, ahead=ahead)
 
     async def query(self) -> bool:
         """Whether it is complete; as `Point.query`."""
-        runner, point = await self._bound()
+        runner, point, _ = await self._bound()
         return await runner.threads.drive(point.query)
 
     async def synchronize(self, timeout: float | None = None) -> None:
         """Wait until it is complete; as `Point.synchronize`."""
-        runner, point = await self._bound()
+        runner, point, left = await self._bound(timeout)
         attached, began, is_complete = point._bound(), monotonic_ns(), False
         try:
-            await runner.over(attached, Pending(attached.engine, point.generation, timeout))
+            await runner.over(attached, Pending(attached.engine, point.generation, left))
             is_complete = True
         finally:
             attached.engine.synchronized(point.generation, began, is_complete=is_complete)
@@ -213,7 +216,7 @@ class AsyncPoint:
 
     async def exception(self) -> IpcSyncError | None:
         """Why the point can never be complete; None if it is, or still can be."""
-        runner, point = await self._bound()
+        runner, point, _ = await self._bound()
         return await runner.threads.drive(point.exception)
 
     def __bytes__(self) -> bytes:
