@@ -59,7 +59,7 @@ class Coordinator:
         raise ConnectError(
             f"the coordinator did not start in {_START_S:g} s"
             if status is None
-            else f"the coordinator ended at its start with status {status}; its log says why",
+            else f"the coordinator ended at its start with status {status}; its log, on stderr, says why",
             endpoint=self.runtime_dir,
         )
 

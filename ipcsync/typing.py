@@ -114,7 +114,7 @@ DeviceLike: TypeAlias = SupportsIndex | str | HasIndex | HasDeviceId
 
 
 class CoordinatorSettings(TypedDict, total=False):
-    """What `launch` takes besides driver, runtime_dir and keeper: the coordinator's flags, in seconds and bytes."""
+    """The settings that `launch` passes on to the coordinator: its flags, in seconds and bytes."""
 
     devices: str
     pool: int
@@ -146,7 +146,7 @@ class EngineCheck(TypedDict):
 
 
 class EngineChecks(TypedDict):
-    """What `Client.check` returns."""
+    """The result of `Client.check`."""
 
     event: EngineCheck
     timeline: EngineCheck
@@ -172,7 +172,7 @@ class ClientStats(TypedDict):
 
 
 class Stats(TypedDict):
-    """What `Client.stats` returns: what the coordinator counts, and under `client` what this client does."""
+    """The result of `Client.stats`: the coordinator's counts, and under `client` this client's own."""
 
     sessions: int
     oldest_lease_s: float

@@ -1,4 +1,4 @@
-"""The shared page: one file on tmpfs with a line a session and a line a slot, where every word has one writer."""
+"""The board: one file on tmpfs with a line for each session and each slot. `docs/design.md` says who writes what."""
 
 from ipcsync._board.board import Board
 from ipcsync._board.layout import (

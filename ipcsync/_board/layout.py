@@ -6,7 +6,8 @@ the second, so that the two never share a cache line. (Two words of the slot's f
 stand there too: by them a waiter asks to be woken.) All words are 8 bytes, aligned, native-endian.
 
 Counts never go back: a generation g of a slot's present use stands in `recorded` and `completed` as base + g, where
-base is what `recorded` held when that use began. So no word is ever reset, and a timeline word may only grow.
+base is what `recorded` held when that use began. So a count goes on from use to use, and a timeline word only
+grows while its use is open.
 """
 
 MAGIC = 0x31_44_52_41_4F_42_49_50  # "PIBOARD1"

@@ -350,7 +350,9 @@ class Engine(SlotUse):
         self.check()  # first: an expired session raises SessionExpired rather than EventClosed
         if self.chain.loss is not None:
             raise self._error_of(self.chain.loss, self._recorded + 1)
-        raise EventClosed(f"the event {self.label} is {self.state}", event=self.name)
+        raise EventClosed(
+            f"the event {self.label} is {self.state}, and takes no more records: open its name again", event=self.name
+        )
 
     def wait(self, generation: int, stream: StreamLike | None, timeout: float | None, ahead: bool) -> None:
         """Have the stream's later work wait for `generation`."""

@@ -155,7 +155,9 @@ class Connection:
             raise Reentered("a request of this client is under way on this thread, which a request here interrupts")
         try:
             if not lock.acquire(timeout=timeout):
-                raise WaitTimeout(f"another request kept the connection for {timeout} s", timeout=timeout)
+                raise WaitTimeout(
+                    f"another request kept the connection to {self.endpoint} for {timeout} s", timeout=timeout
+                )
             self._exchange(requests, token, deadline, look)
             lock.release()
         except BaseException:

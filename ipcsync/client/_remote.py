@@ -13,7 +13,6 @@ from ipcsync._wire import messages, nodes
 from ipcsync.client._opening import Wanted, open_events
 from ipcsync.client.event import SharedEvent
 from ipcsync.errors import EngineMismatch, WaitTimeout
-from ipcsync.typing import EngineChoice
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 
@@ -26,7 +25,7 @@ def open_on_node(session: Session, wanted: Wanted, openings: Sequence[Opening], 
         raise ValueError(f"a node's name {reason}, but got {node!r:.80}")
     if wanted.is_recorder:
         raise ValueError("an event of another node is recorded there: here it is opened for waiting only")
-    _refuse_engine(wanted.engine)
+    _raise_if_event(wanted)
     return _open_to_wait(session, wanted, openings, node)
 
 
@@ -35,7 +34,7 @@ def open_in_fleet(session: Session, wanted: Wanted, opening: Opening) -> SharedE
 
     As for `open_events`, the caller abandons the opening at an exception. RecorderTaken if another node has the name.
     """
-    _refuse_engine(wanted.engine)
+    _raise_if_event(wanted)
     return _claim(session, wanted, opening) if wanted.is_recorder else _find(session, wanted, opening)
 
 
@@ -77,6 +76,7 @@ def _open_to_wait(session: Session, wanted: Wanted, openings: Sequence[Opening],
     return [SharedEvent(opening, is_recorder=False) for opening in openings]
 
 
-def _refuse_engine(engine: EngineChoice) -> None:
-    if engine == "event":
-        raise EngineMismatch("between nodes only the engine 'timeline' works")
+def _raise_if_event(wanted: Wanted) -> None:
+    if wanted.engine == "event":
+        names = ", ".join(map(repr, wanted.names))
+        raise EngineMismatch(f"the engine 'event' does not work between nodes: open {names} with engine='timeline'")

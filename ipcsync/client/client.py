@@ -89,7 +89,7 @@ class Client:
 
     @property
     def epoch(self) -> bytes:
-        """The 16 bytes that the coordinator drew at its start."""
+        """The 16 bytes that name one life of the keeper, or of a coordinator without one."""
         return self._session.epoch
 
     @property
@@ -313,7 +313,10 @@ class Client:
         while lost := queued.lost_on(handle, ordinal):  # again: one that is released meanwhile leaves another there
             queued.set_aside(lost)
             if not queued.await_passed(lost, handle, ordinal, deadline, self._session.check_liveness):
-                raise WaitTimeout(f"the stream was not past its lost waits within {timeout} s", timeout=timeout)
+                raise WaitTimeout(
+                    f"the stream was not past its lost waits within {timeout} s: go on with a new stream",
+                    timeout=timeout,
+                )
             queued.drop(lost)
 
     def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> Point:

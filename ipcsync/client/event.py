@@ -123,7 +123,7 @@ class SharedEvent(EventBase):
         ValueError for a point of this event that is not recorded before this one.
         """
         if not (self._is_open and self._is_recorder):
-            self._refuse_record()
+            self._raise_not_recorder()
         engine = self._engine
         if type(stream) is Stream:
             handle, ordinal = stream._handle, stream._index
@@ -169,7 +169,7 @@ class SharedEvent(EventBase):
         if not self._is_open:
             raise EventClosed(f"this object of the event {self._engine.label} was closed", event=self.name)
 
-    def _refuse_record(self) -> None:
+    def _raise_not_recorder(self) -> None:
         self._check()
         self._engine.raise_not_recorder("this object")
 

@@ -118,7 +118,10 @@ class Handlers:
         if hello.role:
             self._raise_if_second_bridge(hello)
         elif hello.driver != self._terms.driver:
-            raise ConnectError(f"this coordinator uses the driver {self._terms.driver!r}, the client {hello.driver!r}")
+            raise ConnectError(
+                f"this coordinator uses the driver {self._terms.driver!r}, the client {hello.driver!r}: "
+                "set IPCSYNC_DRIVER to the same for both"
+            )
         ttl = self._granted_ttl(hello.lease_ttl)
         room = self._room()
         if len(self._sessions) >= room:

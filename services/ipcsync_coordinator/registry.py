@@ -246,7 +246,10 @@ class Registry:
         """Attach to the use of a slot that a point names; EventClosed if it is over."""
         slot = self.slots.get(index)
         if slot is None or slot.incarnation != incarnation or slot.state == "free":
-            raise EventClosed(f"the event of this point (slot {index}, incarnation {incarnation}) is gone")
+            raise EventClosed(
+                f"the event of this point (slot {index}, incarnation {incarnation}) is gone: keep an event open for as "
+                "long as its points are used"
+            )
         self._attach(session, slot)
         return slot
 
@@ -328,7 +331,9 @@ class Registry:
         known = self.streams.get(name)
         if known is None:
             if len(self.streams) >= self.limits.streams:
-                raise QuotaExceeded(f"there are {self.limits.streams} named streams", limit=self.limits.streams)
+                raise QuotaExceeded(
+                    f"there are {self.limits.streams} named streams already (--max-streams)", limit=self.limits.streams
+                )
             known = self.streams[name] = (device or default_device, priority)
         elif device and device != known[0]:
             raise DeviceMismatch(f"the stream {name!r} is on device {known[0]}, not {device}")
@@ -346,7 +351,8 @@ class Registry:
     def _check_attachments(self, session: Session) -> None:
         if len(session.attached) >= self.limits.attachments:
             raise QuotaExceeded(
-                f"this session is attached to {self.limits.attachments} events already", limit=self.limits.attachments
+                f"this session is attached to {self.limits.attachments} events already (--max-attachments)",
+                limit=self.limits.attachments,
             )
 
     def _attach(self, session: Session, slot: Slot) -> None:

@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(eq=False)
 class Session:
-    """One connected process. `attached` are the slots that it may still touch."""
+    """One client of a process. `attached` are the slots that it may still touch."""
 
     id: str
     serial: int

@@ -126,7 +126,7 @@ class AsyncClient:
 
     @property
     def epoch(self) -> bytes:
-        """The 16 bytes that the coordinator drew at its start."""
+        """The 16 bytes that name one life of the keeper, or of a coordinator without one."""
         return self._client.epoch
 
     @property
