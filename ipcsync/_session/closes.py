@@ -19,7 +19,16 @@ from ipcsync._engines import Engine
 from ipcsync._locks import CallLock
 from ipcsync._session.references import Key
 from ipcsync._wire.messages import Attachment, Break, Close
-from ipcsync.errors import ClientClosed, ConnectError, IpcSyncError, QuotaExceeded, Reentered, WaitTimeout
+from ipcsync.errors import (
+    ClientClosed,
+    ConnectError,
+    EventClosed,
+    IpcSyncError,
+    QuotaExceeded,
+    Reentered,
+    SessionLost,
+    WaitTimeout,
+)
 
 log = logging.getLogger("ipcsync")
 
@@ -143,8 +152,10 @@ class PendingCloses:
             return False  # sent again later, under a new id: a second close does nothing
         except (Reentered, QuotaExceeded):
             raise  # it stays pending
-        except IpcSyncError as error:
+        except (SessionLost, EventClosed, ClientClosed) as error:
             log.debug("closing slot %d: %s", body.slot, error)  # its session or use is over already
+        except IpcSyncError as error:
+            log.warning("slot %d may stay open until this client is closed: %s", body.slot, error)
         return True
 
     def ask_for_break(self, engine: Engine) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from ipcsync._board import Board
 from ipcsync._deadline import deadline_of
 from ipcsync._linux.process import pid_namespace, shm_identity, time_namespace
 from ipcsync._session.connection import Connection, expect
-from ipcsync._wire.messages import Hello, Welcome
-from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
+from ipcsync._wire.messages import Bye, Hello, Welcome
+from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, WaitTimeout
+
+_GOODBYE_S = 0.25  # the caller waits
 
 
 def greet(
@@ -76,6 +79,12 @@ def open_board(welcome: Welcome, endpoint: str, timeout: float) -> Board:
         board.close()
         raise
     return board
+
+
+def take_leave(connection: Connection, token: bytes) -> None:
+    """Say goodbye for a session that failed to begin; without one it would live on for its TTL."""
+    with suppress(IpcSyncError):
+        connection.request(Bye(released=True), token, _GOODBYE_S)
 
 
 def _other_version(what: str, error: ProtocolError, endpoint: str) -> ConnectError:

@@ -50,8 +50,13 @@ class SessionLease:
         self._label, _ = board.who(welcome.serial)
         self._closed = False
         self._is_over = False
-        self._coordinator, self._pidfd = self._watch_coordinator()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self._coordinator, self._pidfd = self._watch_coordinator()
+        except BaseException:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            raise
         self._state_and_serial, self._live = self._line.state_and_serial, words(LIVE, welcome.serial)
         self._last_ns = monotonic_ns()
         self.look: Look = Look(fork.mark(), board, self._line, welcome.serial, LIVE, _slowly(weakref.ref(self)))

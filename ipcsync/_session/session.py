@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,7 +31,7 @@ from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
 from ipcsync._worker import Latch, start
-from ipcsync.errors import ClientClosed, IpcSyncError, Reentered
+from ipcsync.errors import ClientClosed, Reentered
 
 if TYPE_CHECKING:
     from ipcsync._engines.traced import Tracing
@@ -44,7 +44,6 @@ _T = TypeVar("_T")
 DEFAULT_TIMEOUT_S = 5.0
 _DRAIN_S = 1.0
 _END_S = 10.0  # longer than the end takes
-_GOODBYE_S = 0.25  # of a session that failed to begin; its caller waits
 
 
 class Session:
@@ -135,7 +134,7 @@ class Session:
         undo.callback(connection.close)
         look = self._check_wanted_or_greeted
         welcome = handshake.greet(connection, self.name, timeout, lease_ttl, look, driver=_drivers.name())
-        undo.callback(self._take_leave, connection, welcome.token)
+        undo.callback(handshake.take_leave, connection, welcome.token)
         board = handshake.open_board(welcome, self.endpoint, timeout)
         undo.callback(board.close)  # which releases the lifeline, so that the line can be given to another session
         self.epoch: bytes = welcome.epoch
@@ -173,11 +172,6 @@ class Session:
         """As `_check_wanted`; but a greeting that was sent may open a session, so its reply is awaited."""
         if not self.connection.sent:
             self._check_wanted()
-
-    def _take_leave(self, connection: Connection, token: bytes) -> None:
-        """Say goodbye for a session that failed to begin; without one it would live on for its TTL."""
-        with suppress(IpcSyncError):
-            connection.request(messages.Bye(released=True), token, _GOODBYE_S)
 
     def _end(self) -> None:
         """The part of the end that `close` waits for; what still drains afterwards does so without it."""
@@ -236,7 +230,7 @@ class Session:
         """
         self.check()
         seconds = self.timeout if timeout is None else timeout
-        return expect(self.connection.request(body, self.token, seconds, self.lease.check_liveness), kind)
+        return expect(self.connection.request(body, self.token, seconds, self.check_liveness), kind)
 
     def _send_close(self, body: messages.Close | messages.Break, timeout: float) -> None:
         if threading.current_thread() is self._thread:
@@ -307,7 +301,7 @@ class Session:
         self.check()
         requests = [Request(body, self._give_back) for body in bodies]
         try:
-            self.connection.exchange(requests, self.token, left, self.lease.check_liveness)
+            self.connection.exchange(requests, self.token, left, self.check_liveness)
             for request, opening in zip(requests, openings, strict=True):
                 reply = self.connection.result_of(request, timeout)
                 self.attachments.add(expect(reply, messages.Attachment), opening)
@@ -358,7 +352,7 @@ class Session:
             body = messages.Remote("attach", "", "", key.epoch, key.slot, key.incarnation, device)
         request = Request(body, self._give_back)
         try:
-            self.connection.exchange([request], self.token, left, self.lease.check_liveness)
+            self.connection.exchange([request], self.token, left, self.check_liveness)
             reply = self.connection.result_of(request, timeout)
             attached = self.attachments.add(expect(reply, messages.Attachment))
             request.is_taken = True

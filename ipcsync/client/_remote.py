@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._native.context import current_ordinal, uuid_of
 from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
@@ -17,12 +18,17 @@ from ipcsync.errors import EngineMismatch, WaitTimeout
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 
 
-def open_on_node(session: Session, wanted: Wanted, openings: Sequence[Opening], node: str) -> list[SharedEvent]:
-    """Open events of a node for waiting. As for `open_events`, the caller abandons the openings at an exception."""
-    session.check()
+def check_node(node: str) -> None:
+    """Raise ValueError for an invalid name of a node."""
     reason = nodes.why_not(node)
     if reason:
         raise ValueError(f"a node's name {reason}, but got {node!r:.80}")
+
+
+def open_on_node(session: Session, wanted: Wanted, openings: Sequence[Opening], node: str) -> list[SharedEvent]:
+    """Open events of a node for waiting. As for `open_events`, the caller abandons the openings at an exception."""
+    session.check()
+    check_node(node)
     if wanted.is_recorder:
         raise ValueError("an event of another node is recorded there: here it is opened for waiting only")
     _raise_if_event(wanted)
@@ -39,10 +45,12 @@ def open_in_fleet(session: Session, wanted: Wanted, opening: Opening) -> SharedE
 
 
 def _claim(session: Session, wanted: Wanted, opening: Opening) -> SharedEvent:
-    (opened,) = open_events(session, replace(wanted, engine="timeline"), [opening])
+    seconds = session.timeout if wanted.timeout is None else wanted.timeout
+    deadline = deadline_of(seconds)
+    (opened,) = open_events(session, replace(wanted, engine="timeline", timeout=seconds), [opening])
     _, slot, incarnation = opened._engine.origin
     claim = messages.Remote("claim", "", wanted.names[0], slot=slot, incarnation=incarnation)
-    session.request(claim, messages.Done, wanted.timeout)
+    session.request(claim, messages.Done, left_of(deadline))
     return opened
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TypeAlias
 
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._locks import CallLock
 from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
@@ -39,6 +40,7 @@ class UnnamedEvents:
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
         self._session.check_not_below("a first record on a stream")
         seconds, openings = self._session.timeout, [Opening()]
+        deadline = deadline_of(seconds)
         try:
             if not lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
                 raise WaitTimeout(
@@ -52,7 +54,7 @@ class UnnamedEvents:
             if event is None and len(self.events) >= _MANY:
                 event = self._take_over(key, depth)
             if event is None:
-                event = self._open(key, openings, depth)
+                event = self._open(key, openings, depth, left_of(deadline))
             lock.release()
         except BaseException:
             lock.unwind()
@@ -61,9 +63,9 @@ class UnnamedEvents:
             raise
         return event
 
-    def _open(self, key: StreamKey, openings: list[Opening], depth: int) -> SharedEvent:
+    def _open(self, key: StreamKey, openings: list[Opening], depth: int, left: float) -> SharedEvent:
         try:
-            (event,) = open_events(self._session, Wanted([""], True, key[2], key[3], depth), openings)
+            (event,) = open_events(self._session, Wanted([""], True, key[2], key[3], depth, left), openings)
         except QuotaExceeded:
             idle = self._take_over(key, depth)
             if idle is None:

@@ -371,10 +371,12 @@ class Client:
         """The shared events whose names begin with `prefix`, those in quarantine included.
 
         `node`: the events of another node that can be waited for here. It raises NoBridge, NodeLost, and QuotaExceeded
-        if they do not fit in one message. `timeout` in seconds; `client.timeout` by default. Raises the errors of every
-        request (see `Client`).
+        if they do not fit in one message; ValueError for an invalid name. `timeout` in seconds; `client.timeout` by
+        default. Raises the errors of every request (see `Client`).
         """
         begin = self._naming.begin(prefix)
+        if node is not None:
+            _remote.check_node(node)
         body = messages.ListEvents(begin) if node is None else messages.Remote("events", node, begin)
         rows = self._session.request(body, messages.EventList, timeout).events
         return [replace(row, name=self._naming.shown(row.name)) for row in rows] if self.prefix else rows

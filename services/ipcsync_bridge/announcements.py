@@ -80,7 +80,7 @@ class Announcements:
         claims = list(self._names.claims)
         if not claims:
             return
-        rows = await self._desk.ask(messages.ListEvents(""))
+        rows = await self._desk.insist(messages.ListEvents(""))
         assert isinstance(rows, messages.EventList)
         there = {(row.slot, row.incarnation) for row in rows.events if row.state == "open"}
         for key in claims:
@@ -90,7 +90,7 @@ class Announcements:
     # --- wants --------------------------------------------------------------------------------------------------------
 
     async def _list_wants(self) -> None:
-        reply = await self._desk.ask(messages.ListWants())
+        reply = await self._desk.insist(messages.ListWants())
         assert isinstance(reply, messages.WantList)
         for want in reply.wants:
             self._want(want)
@@ -106,7 +106,7 @@ class Announcements:
         try:
             reply = await self._answer_to(want)
             if reply is not None:
-                await self._desk.insist(messages.Answer(want.number, codec.encode_reply(0, reply)))
+                await self._desk.insist_till_done(messages.Answer(want.number, codec.encode_reply(0, reply)))
         finally:
             self._handled.discard(want.number)
 

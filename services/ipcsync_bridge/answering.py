@@ -69,7 +69,7 @@ class Answering:
         self._followers = telling.followers
         self._host = host
         self._opening = 0  # questions that may attach to something
-        self._visits: set[wire.Key] = set()  # attached to, but not exported
+        self._visits: dict[wire.Key, int] = {}  # attached to, but not exported; since when
         self._closing: set[wire.Key] = set()  # the same, and the coordinator is being told
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
@@ -221,7 +221,7 @@ class Answering:
             return self._exports.put(reply)
         if reply.origin is not None:  # a mirror, which is not this node's to tell of; its recorder may not close it
             return wire.Row(*key, state="gone")
-        self._visits.add(key)
+        self.visit(key)
         if not is_exported:
             return wire.Row(*key, state="gone")
         raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self._settings.node))
@@ -247,7 +247,7 @@ class Answering:
 
     def visit(self, key: wire.Key) -> None:
         """Note that the bridge is attached to a use that it does not export; `close_unused` releases it."""
-        self._visits.add(key)
+        self._visits[key] = time.monotonic_ns()
 
     def _keep(self, follower: Follower, wanted: set[wire.Key], now: float) -> None:
         unwanted = follower.keep(wanted, now)
@@ -276,11 +276,10 @@ class Answering:
             if not export.followers and export.asked_ns <= asked_ns:
                 self._exports.drop(export)
                 self._close(export.key)
-        if not self._opening:
-            for key in self._visits:
-                if self._exports.get(key) is None:
-                    self._close(key)
-            self._visits.clear()
+        for key in [key for key, visited_ns in self._visits.items() if visited_ns <= asked_ns]:
+            del self._visits[key]
+            if self._exports.get(key) is None:
+                self._close(key)
 
     # --- from one code to the next ------------------------------------------------------------------------------------
 
@@ -291,7 +290,8 @@ class Answering:
 
     def resume(self, left: handover.State, now: float) -> None:
         """Go on with what other code left. Followers are sent everything again: changes meanwhile were not seen."""
-        self._visits.update(left.visits)
+        for key in left.visits:
+            self.visit(key)
         for attachment in left.exports:
             self._exports.put(attachment)
         for each in left.followers:
@@ -311,7 +311,7 @@ class Answering:
         try:
             await self._desk.ask(messages.Close(*key))
         except (WaitTimeout, ConnectError, QuotaExceeded):
-            self._visits.add(key)  # told again unless it is exported by then
+            self.visit(key)  # told again unless it is exported by then
         except EventClosed:
             pass
         self._closing.discard(key)

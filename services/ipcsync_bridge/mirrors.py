@@ -9,7 +9,7 @@ from ipcsync._board import CLOSED, OPEN, Board
 from ipcsync._linux.futex import Futex
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import ProtocolError
+from ipcsync.errors import EventClosed, ProtocolError
 from ipcsync_bridge import handover
 from ipcsync_bridge.links import Link
 from ipcsync_bridge.session import Desk
@@ -120,7 +120,7 @@ class Mirrors:
             self._begin(self._tell_closed(mirror))
 
     async def _tell_closed(self, mirror: Mirror) -> None:
-        await self._desk.insist(messages.Finish(*mirror.use, "closed"))
+        await self._desk.insist_till_done(messages.Finish(*mirror.use, "closed"))
         mirror.is_known_closed = True
 
     def end(self, origin: Origin, state: str, reason: str) -> None:
@@ -137,9 +137,11 @@ class Mirrors:
     async def _finish(self, origin: Origin, mirror: Mirror, state: str, reason: str) -> None:
         """Have the coordinator finish the mirror, and release it; everything is stored by now."""
         try:
-            await self._desk.insist(messages.Finish(*mirror.use, state, reason))
+            await self._desk.insist_till_done(messages.Finish(*mirror.use, state, reason))
             if state != "unwanted":
-                await self._desk.insist(messages.Close(*mirror.use, drained=state == "closed"))
+                await self._desk.insist_till_done(messages.Close(*mirror.use, drained=state == "closed"))
+        except EventClosed:
+            pass  # the coordinator has no such use any more
         except ProtocolError as error:
             if error.code != "wanted":
                 raise

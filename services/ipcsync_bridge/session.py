@@ -20,7 +20,7 @@ from ipcsync._session.connection import Connection, context
 from ipcsync._session.lease import SessionLease
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Announcement, Message, Welcome
-from ipcsync.errors import ConnectError, IpcSyncError, WaitTimeout
+from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
 from ipcsync_bridge import handover
 from ipcsync_bridge.requests import Requests
 
@@ -39,14 +39,18 @@ class Desk:
         self._connection = connection  # for what is asked before the loop's requests, and after
         self.lease = SessionLease(self.board, welcome, connection.endpoint, lambda: False)
         self._is_closed = False
-        self._requests = Requests(
-            connection.endpoint,
-            welcome.token,
-            welcome.window,
-            connection.take_id,
-            lambda: board.starts,
-            self.lease.check_liveness,
-        )
+        try:
+            self._requests = Requests(
+                connection.endpoint,
+                welcome.token,
+                welcome.window,
+                connection.take_id,
+                lambda: board.starts,
+                self.lease.check_liveness,
+            )
+        except BaseException:
+            self.lease.stop()
+            raise
         self._unanswered = 0
         self._goes_on = asyncio.Event()
         self._goes_on.set()
@@ -58,16 +62,19 @@ class Desk:
     def opened(cls, endpoint: str, name: str, timeout: float) -> Desk:
         """A new session. Raises ConnectError if there is no coordinator, or it has a bridge."""
         fork.arm()
-        connection = Connection(endpoint)
-        try:
+        with contextlib.ExitStack() as undo:
+            connection = Connection(endpoint)
+            undo.callback(connection.close)
             welcome = handshake.greet(connection, name, timeout, None, lambda: None, driver="", role="bridge")
+            undo.callback(handshake.take_leave, connection, welcome.token)
             board = handshake.open_board(welcome, endpoint, timeout)
-        except BaseException:
-            connection.close()
-            raise
-        desk = cls(connection, welcome, board)
-        connection.request(messages.Ready(), welcome.token, timeout, desk.lease.check_liveness)
-        desk._begin()
+            undo.callback(board.close)
+            connection.starts = lambda: board.starts
+            desk = cls(connection, welcome, board)
+            undo.callback(desk._stop)
+            connection.request(messages.Ready(), welcome.token, timeout, desk._beat_and_look)
+            desk._begin()
+            undo.pop_all()
         return desk
 
     @classmethod
@@ -78,6 +85,11 @@ class Desk:
         desk = cls(Connection(endpoint, first_id=left.last_request + 1), left.welcome, board)
         desk._begin()
         return desk
+
+    def _beat_and_look(self) -> None:
+        """Beat, since there is no thread for that yet."""
+        self.lease.beat()
+        self.lease.check_liveness()
 
     def _begin(self) -> None:
         self.lease.show()
@@ -116,14 +128,21 @@ class Desk:
 
     async def insist(self, body: Message) -> Message:
         """`ask`, again and again until the coordinator answers; for what may be done twice."""
-        while (reply := await self._try(body)) is None:
+        return await self._insist(body, (WaitTimeout, ConnectError))
+
+    async def insist_till_done(self, body: Message) -> Message:
+        """`insist`, also while the coordinator refuses it for its journal's lack of memory."""
+        return await self._insist(body, (WaitTimeout, ConnectError, QuotaExceeded))
+
+    async def _insist(self, body: Message, passing: tuple[type[IpcSyncError], ...]) -> Message:
+        while (reply := await self._try(body, passing)) is None:
             await asyncio.sleep(_AGAIN_S)
         return reply
 
-    async def _try(self, body: Message) -> Message | None:
+    async def _try(self, body: Message, passing: tuple[type[IpcSyncError], ...]) -> Message | None:
         try:
             return await self.ask(body)
-        except (WaitTimeout, ConnectError):
+        except passing:
             return None
 
     async def pause(self, timeout: float) -> bool:
@@ -153,20 +172,22 @@ class Desk:
             with contextlib.suppress(IpcSyncError):
                 self._connection.request(messages.Bye(), self._welcome.token, 1.0)
         self._stop()
+        self._connection.close()
         self.board.close()
 
     def hand_over(self) -> handover.Session:
         """End everything but the session, with which other code in this process goes on."""
         self._stop()
+        self._connection.close()
         return handover.Session(self._welcome, self.board.descriptor, self._connection.take_id())
 
     def _stop(self) -> None:
         self._is_closed = True
         self._requests.close()
         self.lease.wake()
-        self._heart.join(5.0)
+        if self._heart.ident is not None:  # it was started
+            self._heart.join(5.0)
         self.lease.stop()
-        self._connection.close()
 
 
 class Feed:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipcsync._logs import fields
-from ipcsync._wire import codec, messages
+from ipcsync._wire import codec, messages, names, nodes
 from ipcsync.errors import (
     CoordinatorLost,
     EngineMismatch,
@@ -75,7 +75,6 @@ class Fleet:
         self._number = first_want  # of wants; it differs between the coordinators of one epoch
         self._owed: dict[int, _Owed] = {}
         self._asked: dict[tuple[bytes, int], int] = {}  # by token and request id
-        self._has_had_bridge = False
         self.deliver: Callable[[bytes, bytes], None] = _nobody_listens
         self.table: dict[str, Callable[[SessionEntry, Any], messages.Message]] = {
             "import": self._import,
@@ -90,7 +89,7 @@ class Fleet:
         """The reply to a `Remote`; None if it is owed until the bridge answers."""
         body = request.body
         assert isinstance(body, messages.Remote)
-        self._has_had_bridge = self._has_had_bridge or self._sessions.bridge() is not None
+        self._check_names(body)
         known = self._asked.get((entry.token, request.id))
         if known is not None:  # it asks again, maybe over another connection
             self._owed[known].routing = routing
@@ -106,6 +105,15 @@ class Fleet:
         self._require_bridge(body)
         self._want(entry, request, body, routing)
         return None
+
+    def _check_names(self, body: messages.Remote) -> None:
+        """The bridge sends them on in subjects and batches, where an invalid one would fail for others too."""
+        why_not = nodes.why_not(body.node) if body.node or body.what == "events" else None
+        if why_not:
+            raise ProtocolError(f"a node's name {why_not}, not {body.node!r:.80}", code="name")
+        why_not = names.why_not(body.name, self._registry.limits.name_bytes) if body.what == "open" else None
+        if why_not:
+            raise ProtocolError(f"an event's name {why_not}", code="name")
 
     def _attach_known(self, entry: SessionEntry, body: messages.Remote) -> messages.Message | None:
         """The attachment to an existing mirror, or to a lost one; None if the bridge has to be asked."""
@@ -148,7 +156,7 @@ class Fleet:
     def _require_bridge(self, body: messages.Remote) -> None:
         if self._sessions.bridge() is not None:
             return
-        if body.what == "attach" and not self._has_had_bridge:
+        if body.what == "attach" and not self._registry.has_had_bridge:
             raise CoordinatorLost(
                 "this point belongs to another coordinator, or to one that has restarted since; if it belongs to "
                 "another node, a bridge must run here (ipcsync bridge)"

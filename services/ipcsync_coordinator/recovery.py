@@ -54,6 +54,7 @@ def _restore(registry: Registry, pool: Pool, board: Board, left: Record) -> None
     registry.count, registry.high_water, registry.streams = left.count, left.high_water, left.streams
     for grave in left.graves:
         registry.graves.restore(Origin(*grave[:3]), Grave(*grave[3:]))
+        registry.has_had_bridge = True
 
 
 def _session(record: SessionRecord) -> Session:

@@ -48,6 +48,7 @@ class Registry:
         # The longest free first: a closed session's process may still hold the lock of its line.
         self._free_lines = deque(range(limits.sessions))
         self.count = 0  # of sessions there ever were
+        self.has_had_bridge = False
 
     def take_changes(self) -> list[Change]:
         """The changes since the last call, in order."""
@@ -63,6 +64,10 @@ class Registry:
         self.in_use = sum(slot.state != "free" for slot in slots)
         self._free = [slot.index for slot in slots if slot.state == "free"]
         self._free_lines = deque(free_lines)
+        self.has_had_bridge = any(session.role == "bridge" for session in sessions) or any(
+            slot.origin is not None
+            for slot in slots  # also of a use that is over
+        )
         for slot in slots:
             slot.left &= self.sessions.keys()  # sessions that are gone do not count any more
             for serial in slot.active | slot.draining:
@@ -105,6 +110,7 @@ class Registry:
         line = self._free_lines.popleft()
         session = Session(session_id, (self.count << 16) | line, line, name, role=role)
         self.sessions[session.serial] = session
+        self.has_had_bridge = self.has_had_bridge or role == "bridge"
         self.touched.sessions.add(session)
         self.changes.append(Change("session_opened", session=session))
         return session

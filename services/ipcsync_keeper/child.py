@@ -49,7 +49,8 @@ class Child:
         self.link = Link(ours)
         self.began = time.monotonic()  # the start of waiting, later of serving
         self.versions: dict[str, str] | None = None  # its versions, from its greeting
-        self.was_told = self.was_dismissed = False  # to serve; to end
+        self.was_told = self.was_dismissed = False  # to serve, once the driver is free for it; to end
+        self.has_terms = False  # and serves over them, or is about to
         self.is_serving = self.is_asking = self.has_hung = self.was_killed = False
         self.is_silent, self._greeting = True, 0  # until its greeting comes
 
@@ -69,6 +70,7 @@ class Child:
     def begin(self, terms: Terms) -> None:
         """Tell it to serve. EOFError if it is gone."""
         self.link.send(self._greeting, False, terms)
+        self.has_terms = True
 
     def dismiss(self) -> None:
         """Have it end after its current request."""

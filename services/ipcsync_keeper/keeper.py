@@ -222,11 +222,14 @@ class Keeper:
         if child.pidfd.is_dead:
             why_not = f"the new code did not start ({in_words(child.end())})"
         elif time.monotonic() - child.began > _START_S:
-            why_not = f"the new code did not start within {_START_S:g} s"
+            is_ready = child.versions is not None
+            why_not = (
+                f"{'a driver call did not end' if is_ready else 'the new code did not start'} within {_START_S:g} s"
+            )
         elif differing := self._differing(child):
             why_not = f"the new code has another version of: {differing}; a full restart is needed"
-        elif child.versions is not None:
-            self._replace_by(child)
+        elif child.versions is not None and not (self._serving and self._serving.is_asking):
+            self._replace_by(child)  # the driver's thread is free for it
         if why_not:
             child.end()
             self._candidate = None
@@ -260,7 +263,7 @@ class Keeper:
         child, now = self._serving, time.monotonic()
         was_late, self._looked_at = now - self._looked_at > 4 * _TICK_S, now
         beat = self._holdings.board.heartbeat
-        if beat != self._beat or was_late or child is None or child.is_asking or not child.was_told:
+        if beat != self._beat or was_late or child is None or child.is_asking or not child.has_terms:
             self._beat, self._beat_at = beat, now
         elif now - self._beat_at > _PATIENCE_S:
             log.error("the coordinator hangs, and is killed", extra=fields(pid=child.pid))

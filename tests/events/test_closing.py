@@ -219,6 +219,39 @@ def test_an_event_that_is_opened_while_the_client_closes_is_given_back(
     _assert_all_free(observer)
 
 
+@pytest.mark.parametrize("call", ["event", "point", "list_events"])
+def test_a_request_of_another_thread_ends_with_its_client(
+    coordinator: ipcsync.Coordinator, new_client: NewClient, call: str
+) -> None:
+    client, other = new_client("client", lease_ttl=60.0), new_client("other")
+    data = bytes(other.event("e", recorder=True, engine="timeline").record(ipcsync.Stream()))
+    calls: dict[str, Callable[[], object]] = {
+        "event": lambda: client.event("late", recorder=True, timeout=60),
+        "point": lambda: client.point(data, timeout=60),
+        "list_events": lambda: client.list_events(timeout=60),
+    }
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            calls[call]()
+        except ipcsync.IpcSyncError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    with _stopped(coordinator):
+        sent = client.messages_sent
+        thread.start()
+        until(lambda: client.messages_sent > sent, "the request is under way")
+        closing = threading.Thread(target=client.close)  # whose own goodbye nobody answers
+        closing.start()
+        thread.join(20)
+        assert not thread.is_alive()
+        assert [type(error) for error in errors] == [ipcsync.ClientClosed]
+    closing.join(30)
+    assert not closing.is_alive()
+
+
 def test_a_client_that_closes_waits_for_what_another_thread_is_closing(
     new_client: NewClient, observer: ipcsync.Client, engine: EngineName
 ) -> None:

@@ -99,6 +99,67 @@ def test_what_nobody_follows_is_closed_though_questions_never_end(
     event.close()
 
 
+def test_what_was_attached_to_for_nothing_is_released_though_questions_never_end(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = client.event("kv", recorder=True, engine="timeline")
+
+    async def scenario(desk: Desk) -> None:
+        answers, exports = _answers(desk, _Host())
+        attached = await desk.ask(messages.Open("kv", engine="timeline"))
+        assert isinstance(attached, messages.Attachment)
+        answers.visit((attached.slot, attached.incarnation))
+        await desk.pause(0.0)  # so that the next question does not end
+        answers.asked("b", wire.Open(wire.pack_texts(["other"])), asyncio.Queue[bytes]().put, 1.0)
+        answers.close_unused()
+        assert not answers._closing, "the question may be for it"
+        monkeypatch.setattr(answering, "_ANSWERED_NS", 0)
+        answers.close_unused()
+        assert answers._closing
+        desk.go_on()
+        while answers._closing:
+            await asyncio.sleep(0.001)
+        exports.close()
+
+    on_a_desk(client, scenario)
+    (row,) = client.list_events()
+    assert row.attached == 1
+    event.close()
+
+
+@pytest.mark.parametrize("asks", [messages.ListEvents, messages.ListWants])
+def test_what_was_missed_is_asked_for_until_the_coordinator_answers(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch, asks: type[messages.Message]
+) -> None:
+    released: list[tuple[int, int]] = []
+
+    async def scenario(desk: Desk) -> None:
+        refused: list[messages.Message] = []
+        ask = desk.ask
+
+        async def ask_later(body: messages.Message) -> messages.Message:
+            if isinstance(body, asks) and not refused:
+                refused.append(body)
+                raise ipcsync.WaitTimeout("busy")
+            return await ask(body)
+
+        async def release(key: tuple[int, int]) -> None:
+            released.append(key)
+
+        monkeypatch.setattr(desk, "ask", ask_later)
+        host = _Host()
+        nothing = SimpleNamespace(drop_unwanted=lambda: None, kick=lambda: None)
+        names = SimpleNamespace(claims={(3, 7): None}, release=release)
+        made: Any = (desk, nothing, names, nothing, nothing, Counters(), host.begin)
+        announcements = Announcements(*made)
+        while not refused or host.tasks:
+            await asyncio.sleep(0.001)
+        announcements.close()
+
+    on_a_desk(client, scenario)
+    assert released == [(3, 7)]
+
+
 def _answers(desk: Desk, host: Any, **settings: Any) -> tuple[Answering, Exports]:
     exports = Exports(desk.board, lambda _: None, lambda _: None)
     return Answering(Settings("a", ("nats://127.0.0.1:4222",), **settings), desk, exports, host, host), exports

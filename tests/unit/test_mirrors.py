@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 
@@ -16,13 +16,11 @@ from ipcsync._wire import codec, messages
 from ipcsync.errors import CoordinatorLost, EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded
 from ipcsync_bridge import mirrors as mirrors_of_bridges
 from ipcsync_bridge.links import Link
+from ipcsync_bridge.session import Desk as BridgesDesk
 from ipcsync_coordinator import fleet
 from ipcsync_coordinator.mirrors import Grave, Graves, Origin
 from ipcsync_holdings.events import SharedCudaEvent
 from tests.unit.coordinator_world import World
-
-if TYPE_CHECKING:
-    from ipcsync_bridge.session import Desk as BridgesDesk
 
 _EPOCH = b"far away epoch.."
 _ATTACH = messages.Remote("attach", epoch=_EPOCH, slot=3, incarnation=7)
@@ -92,21 +90,52 @@ async def _done(work: Coroutine[Any, Any, object]) -> None:
     await work
 
 
-class _Asks:
-    """What a bridge asks its coordinator, of which nothing is refused."""
+class _Asks(BridgesDesk):
+    """What a bridge asks its coordinator, which first refuses with `errors`, one for each time."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, *errors: ipcsync.IpcSyncError) -> None:
         self.board = desk.board
         self.asked: list[messages.Message] = []
+        self._errors = [*errors]
 
-    async def insist(self, body: messages.Message) -> None:
+    async def ask(self, body: messages.Message) -> messages.Message:
+        if self._errors:
+            raise self._errors.pop(0)
         self.asked.append(body)
+        return messages.Done()
+
+
+def _mirrors(asks: _Asks) -> mirrors_of_bridges.Mirrors:
+    return mirrors_of_bridges.Mirrors(asks, lambda work: asyncio.run(_done(work)))
+
+
+@pytest.mark.parametrize("error", [QuotaExceeded("no memory for the journal"), ipcsync.WaitTimeout("nobody answers")])
+def test_the_end_of_a_mirror_that_is_refused_for_now_is_asked_for_again(
+    desk: Desk, error: ipcsync.IpcSyncError
+) -> None:
+    attached = desk.linked(desk.session(), desk.session("bridge"))
+    asks, origin, link = _Asks(desk, error, error), mirrors_of_bridges.Origin(_EPOCH, 3, 7), Link((3, 7))
+    mirrors = _mirrors(asks)
+    mirrors.put(origin, attached, link)
+    mirrors.end(origin, "broken", "silent")
+    finish = messages.Finish(attached.slot, attached.incarnation, "broken", "silent")
+    assert asks.asked == [finish, messages.Close(attached.slot, attached.incarnation, drained=False)]
+    assert len(mirrors) == 0
+
+
+def test_a_mirror_that_the_coordinator_has_no_more_is_forgotten(desk: Desk) -> None:
+    attached = desk.linked(desk.session(), desk.session("bridge"))
+    origin = mirrors_of_bridges.Origin(_EPOCH, 3, 7)
+    mirrors = _mirrors(_Asks(desk, EventClosed("there is no such slot")))
+    mirrors.put(origin, attached, Link((3, 7)))
+    mirrors.end(origin, "broken", "silent")
+    assert len(mirrors) == 0
 
 
 def test_a_mirror_that_is_unwanted_before_the_bridge_knows_it_is_let_go_of(desk: Desk) -> None:
     attached = desk.linked(desk.session(), desk.session("bridge"))
     asks = _Asks(desk)
-    mirrors = mirrors_of_bridges.Mirrors(cast("BridgesDesk", asks), lambda work: asyncio.run(_done(work)))
+    mirrors = _mirrors(asks)
     mirrors.unwanted((attached.slot, attached.incarnation))
     mirrors.put(mirrors_of_bridges.Origin(_EPOCH, 3, 7), attached, Link((3, 7)))
     assert asks.asked == [messages.Finish(attached.slot, attached.incarnation, "unwanted")]
@@ -136,11 +165,33 @@ def test_without_a_bridge_it_is_another_coordinators_and_after_one_there_is_none
     assert isinstance(desk.failure(_ATTACH, asker), NoBridge)
 
 
+@pytest.mark.parametrize("left", ["the bridge's session", "a mirror", "a lost mirror"])
+def test_that_there_was_a_bridge_is_known_to_the_next_coordinator(desk: Desk, left: str) -> None:
+    bridge, asker = desk.session("bridge"), desk.session()
+    if left == "a mirror":
+        desk.linked(asker, bridge)
+    elif left == "a lost mirror":
+        mirror = desk.linked(asker, bridge)
+        desk.put(messages.Finish(mirror.slot, mirror.incarnation, "broken", "silent"), bridge)
+    if left != "the bridge's session":
+        desk.put(messages.Bye(), bridge)
+    desk.begin(held=[])
+    if left == "the bridge's session":
+        desk.put(messages.Bye(), bridge)
+    unknown = messages.Remote("attach", epoch=b"another epoch...", slot=1, incarnation=1)
+    assert isinstance(desk.failure(unknown, asker), NoBridge)
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
         (messages.Remote("dance"), "unknown question"),
         (messages.Remote("attach", epoch=b"short", slot=3, incarnation=7), "another epoch"),
+        (messages.Remote("events", "a b"), "a node's name is 1 to"),
+        (messages.Remote("events", ""), "a node's name is 1 to"),
+        (messages.Remote("open", "a.>", "kv"), "a node's name is 1 to"),
+        (messages.Remote("open", "a", "\U0001f40d" * 255), "an event's name has 1020 bytes"),
+        (messages.Remote("open", "a", ""), "an event's name has 0 bytes"),
     ],
 )
 def test_a_question_to_other_nodes_that_means_nothing_is_invalid(desk: Desk, body: messages.Remote, says: str) -> None:

@@ -194,7 +194,9 @@ def test_each_limit_is_told_and_a_close_makes_room(scene: Scene) -> None:
         scene.session()
     assert caught.value.limit == 4
     slots = [scene.open(sessions[0], f"e{number}", recorder=True) for number in range(3)]
-    with pytest.raises(QuotaExceeded, match=r"^this session is attached to 3 events already \(--max-attachments\)$") as caught:
+    with pytest.raises(
+        QuotaExceeded, match=r"^this session is attached to 3 events already \(--max-attachments\)$"
+    ) as caught:
         scene.open(sessions[0], "e3")
     assert caught.value.limit == 3
     scene.open(sessions[1], "e3")
