@@ -7,6 +7,12 @@ import os
 import socket
 import struct
 from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import zmq
+
+if TYPE_CHECKING:
+    from ipcsync_coordinator.auth import Sender
 
 _UCRED = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 
@@ -43,6 +49,15 @@ class StrikeCounter:
         """Whether the last counted connection is to be cut; asked after each message, and True once."""
         is_due, self._is_due = self._is_due, False
         return is_due
+
+
+def cut(sender: Sender) -> bool:
+    """Shut down the connection that a frame came by; returns whether that was possible."""
+    try:
+        descriptor = int(sender.frame.get(zmq.SRCFD))
+    except (zmq.ZMQError, ValueError):
+        return False  # this libzmq has no such option any more: the peer is refused, but not cut
+    return disconnect(descriptor, sender.pid)
 
 
 def disconnect(descriptor: int, pid: int) -> bool:

@@ -15,6 +15,7 @@ from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement
 
 MAX_SUBSCRIPTION = 512  # bytes that a subscriber may send; ZeroMQ's own greeting needs some 300
+UNREAD_SUBSCRIPTIONS = 16  # of one connection
 _BUDGET = 256
 _SUBSCRIBES = b"\x01"
 
@@ -26,7 +27,8 @@ def _at_once(flush: Callable[[], None]) -> None:
 class Feed:
     """The XPUB socket. A subscriber that stops reading loses announcements, sees the gap, and asks for a snapshot.
 
-    `soon` is given `flush` to call it once the replies are sent, unless something else does so before.
+    `soon` is given `flush` to call it once the replies are sent, unless something else does so before. `on_topic` is
+    called for a subscription to a topic, with its frame: there are none, and ZeroMQ keeps some memory for each.
     """
 
     def __init__(
@@ -34,10 +36,12 @@ class Feed:
         socket: zmq.Socket[bytes],
         number: int = 0,
         soon: Callable[[Callable[[], None]], object] = _at_once,
+        on_topic: Callable[[zmq.Frame], object] = lambda _: None,
     ) -> None:
         self.socket = socket
         self.number = number
         self._soon = soon
+        self._on_topic = on_topic
         self._frames: list[bytes] = []
 
     def announce(self, kind: str, **fields: object) -> None:
@@ -75,6 +79,10 @@ class Feed:
         subscribed = False
         with contextlib.suppress(zmq.Again):  # there are no more
             for _ in range(_BUDGET):  # the rest waits for the next tick, so that no subscriber keeps the loop busy
-                subscribed |= self.socket.recv(zmq.NOBLOCK).startswith(_SUBSCRIBES)
+                frame = self.socket.recv(zmq.NOBLOCK, copy=False)
+                if frame.bytes[:1] == _SUBSCRIBES:
+                    subscribed = True
+                    if len(frame) > 1:
+                        self._on_topic(frame)
         if subscribed:
             self.tick()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import zmq
 
-from ipcsync_coordinator.abuse import StrikeCounter, disconnect
+from ipcsync_coordinator.abuse import StrikeCounter, cut
 from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
@@ -157,9 +157,5 @@ class Requests:
             self._refuse("gone_client")
 
     def _cut(self, sender: Sender) -> None:
-        try:
-            descriptor = int(sender.frame.get(zmq.SRCFD))
-        except (zmq.ZMQError, ValueError):
-            return  # this libzmq has no such option any more: the peer is refused, but not cut
-        if disconnect(descriptor, sender.pid):
+        if cut(sender):
             self._refuse("stranger", pid=sender.pid)

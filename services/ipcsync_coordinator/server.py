@@ -14,14 +14,14 @@ from ipcsync._linux.process import PidFd
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
 from ipcsync_coordinator import auth, records
-from ipcsync_coordinator.abuse import StrikeCounter
+from ipcsync_coordinator.abuse import StrikeCounter, cut
 from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.descriptors import Descriptors, Gate
 from ipcsync_coordinator.dispatcher import Dispatcher
 from ipcsync_coordinator.driver_work import KeepersDriver
 from ipcsync_coordinator.effects import Effects
-from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, Feed
+from ipcsync_coordinator.feed import MAX_SUBSCRIPTION, UNREAD_SUBSCRIPTIONS, Feed
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.given import Given
 from ipcsync_coordinator.handlers import Handlers
@@ -61,7 +61,9 @@ class Server:
         self._context.set(zmq.MAX_SOCKETS, 65_535)
         self._zap = auth.ZapHandler(self._context, self._refuse)
         self.metrics = Metrics()
-        self.feed = Feed(self._take_feed(), (terms.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon)
+        self.feed = Feed(
+            self._take_feed(), (terms.starts - 1) << codec.FEED_START_BITS, self._loop.call_soon, self._cut_subscriber
+        )
         self.registry = Registry(_limits(settings))
         pool = Pool(terms.devices, given.work, settings.max_cuda_events, held=terms.events)
         self.effects = Effects(self.board, pool, self.feed, self._forget, self.registry.graves)
@@ -133,6 +135,7 @@ class Server:
         feed.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION)
         feed.setsockopt(zmq.XPUB_VERBOSE, 1)  # tell of each subscriber, not only of the first
         feed.sndhwm = self._settings.feed_queue
+        feed.rcvhwm = UNREAD_SUBSCRIPTIONS
         self._take(feed, self._given.sockets[1], self._feed_endpoint)
         return feed
 
@@ -144,6 +147,11 @@ class Server:
         count = self.metrics.refusals[reason]
         if is_round(count):
             log.warning("refused", extra=fields(reason=reason, count=count, **more))
+
+    def _cut_subscriber(self, frame: zmq.Frame) -> None:
+        sender = Sender(b"", frame)
+        if cut(sender):
+            self._refuse("topic", pid=sender.pid)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
