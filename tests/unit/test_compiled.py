@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,17 @@ def test_a_core_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) 
 def test_the_build_says_what_it_did() -> None:
     assert compiled.built_with().startswith("compiled: " if IS_BUILT else "pure: ")
     assert isinstance(ipcsync.__compiled__, bool)
+
+
+_GOOD_REASONS = ("no C compiler", "IPCSYNC_BUILD_CORE=0", "it is written for", "this tree was never installed")
+
+
+def test_a_core_whose_code_does_not_build_is_not_left_out_in_silence() -> None:
+    """An install goes on without it; then all tests of the core are skipped, and this one alone says why."""
+    note = compiled.built_with()
+    has_headers = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+    if note.startswith("pure: ") and has_headers and sys.implementation.name == "cpython":
+        assert note.removeprefix("pure: ").startswith(_GOOD_REASONS)
 
 
 _DESCRIBE = """
