@@ -19,13 +19,14 @@ import zmq
 from ipcsync._logs import fields
 from ipcsync._session.connection import dealer
 from ipcsync._wire import codec
-from ipcsync._wire.messages import Failure, Message
+from ipcsync._wire.messages import Attach, Attachment, Failure, Import, Message, Open
 from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, SessionLost, WaitTimeout
 
 log = logging.getLogger("ipcsync.bridge")
 
 REQUEST_S = 5.0
 _AGAIN_S = 1.0
+_LATE_S = 60.0  # for the reply to a request that was given up
 _LOOK_S = 0.01  # as often as a client looks whether its coordinator lives, or another one follows it
 _NOW = int(zmq.NOBLOCK)
 
@@ -38,6 +39,7 @@ class _Request:
     frame: bytes
     outcome: asyncio.Future[Message]
     deadline: float
+    attaches: bool
     sent_to: int = -1
     sent_at: float = 0.0
 
@@ -46,6 +48,7 @@ class Requests:
     """One session's requests over a socket of its own.
 
     `take_id` gives unused ids, `starts` tells how many coordinators have served, and `check` raises SessionLost.
+    `on_late` gets what a request attached to that was given up: whoever asked knows nothing of it.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Requests:
         take_id: Callable[[], int],
         starts: Callable[[], int],
         check: Callable[[], None],
+        on_late: Callable[[Attachment], None],
     ) -> None:
         self._endpoint = endpoint
         self._token = token
@@ -63,6 +67,8 @@ class Requests:
         self._take_id = take_id
         self._starts = starts
         self._check = check
+        self._on_late = on_late
+        self._late: dict[int, _Request] = {}  # given up, and maybe done
         self._sent: dict[int, _Request] = {}  # at most `window`, some of which the socket has not taken yet
         self._queue: deque[_Request] = deque()
         self._is_looking = self._is_reading = False
@@ -101,7 +107,7 @@ class Requests:
         now = time.monotonic()
         id_, deadline = self._take_id(), now + REQUEST_S
         frame = codec.encode_request(id_, body, self._token, int(deadline * 1e9))
-        request = _Request(id_, frame, self._loop.create_future(), deadline)
+        request = _Request(id_, frame, self._loop.create_future(), deadline, isinstance(body, Open | Attach | Import))
         self._queue.append(request)
         self._send_queued(now)
         if not self._is_looking:
@@ -125,7 +131,12 @@ class Requests:
         return error
 
     def _drop(self, request: _Request) -> None:
-        if self._sent.pop(request.id, None) is None and request in self._queue:
+        """Give a request up, if it is not answered."""
+        if self._sent.pop(request.id, None) is not None:
+            if request.attaches and request.sent_to >= 0:
+                request.deadline = time.monotonic() + _LATE_S
+                self._late[request.id] = request
+        elif request in self._queue:
             self._queue.remove(request)  # cancelled before its turn came
 
     # --- the socket ---------------------------------------------------------------------------------------------------
@@ -169,6 +180,8 @@ class Requests:
             request = self._sent.pop(id_, None)
             if request is not None and not request.outcome.done():
                 request.outcome.set_result(body)
+            elif (request or self._late.pop(id_, None)) is not None and isinstance(body, Attachment):
+                self._on_late(body)
         if self._queue and len(self._sent) < self._window:
             self._send_queued(time.monotonic())
 
@@ -176,7 +189,7 @@ class Requests:
 
     def _look(self) -> None:
         """While requests are unanswered: send them again, time them out, or fail them if the session is lost."""
-        self._is_looking = bool(self._sent or self._queue)
+        self._is_looking = bool(self._sent or self._queue or self._late)
         if not self._is_looking or self._socket.closed:
             return
         self._loop.call_later(_LOOK_S, self._look)
@@ -196,21 +209,24 @@ class Requests:
                     f"the coordinator at {self._endpoint} did not answer within {REQUEST_S} s", timeout=REQUEST_S
                 ),
             )
+        self._late = {id_: request for id_, request in self._late.items() if now < request.deadline}
         self._send_again(now)
         self._send_queued(now)
 
     def _send_again(self, now: float) -> None:
         """Send under the same ids: if only a reply was lost, the coordinator sends it again and does nothing twice."""
         starts = self._starts()
-        for request in self._sent.values():
-            is_due = request.sent_to != starts or now - request.sent_at >= _AGAIN_S
-            if is_due and not self._send(request, now):
+        late = [request for request in self._late.values() if request.sent_to != starts]  # once to each coordinator
+        due = [each for each in self._sent.values() if each.sent_to != starts or now - each.sent_at >= _AGAIN_S]
+        for request in (*due, *late):
+            if not self._send(request, now):
                 return
 
     def _fail(self, error: IpcSyncError) -> None:
         requests = [*self._sent.values(), *self._queue]
         self._sent.clear()
         self._queue.clear()
+        self._late.clear()
         for request in requests:
             self._end(request, copy.copy(error))
 

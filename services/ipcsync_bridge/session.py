@@ -39,6 +39,8 @@ class Desk:
         self._connection = connection  # for what is asked before the loop's requests, and after
         self.lease = SessionLease(self.board, welcome, connection.endpoint, lambda: False)
         self._is_closed = False
+        self.on_late: Callable[[tuple[int, int]], None] = lambda _: None
+        """Called for a use that a request attached to after it was given up."""
         try:
             self._requests = Requests(
                 connection.endpoint,
@@ -47,6 +49,7 @@ class Desk:
                 connection.take_id,
                 lambda: board.starts,
                 self.lease.check_liveness,
+                lambda late: self.on_late((late.slot, late.incarnation)),
             )
         except BaseException:
             self.lease.stop()

@@ -31,12 +31,16 @@ class Side:
         self.starts = 1
         self.problem: Exception | None = None
         self._ids = iter(range(1, 1 << 30))
+        self.late: list[messages.Attachment] = []
 
     def bind(self) -> None:
         self.socket.bind(self.endpoint)
 
     def requests(self) -> Requests:
-        return Requests(self.endpoint, b"t" * 16, _WINDOW, lambda: next(self._ids), lambda: self.starts, self.check)
+        ids = self._ids
+        return Requests(
+            self.endpoint, b"t" * 16, _WINDOW, lambda: next(ids), lambda: self.starts, self.check, self.late.append
+        )
 
     def check(self) -> None:
         if self.problem is not None:
@@ -179,3 +183,48 @@ def test_what_is_asked_before_there_is_a_coordinator_is_sent_once_there_is(tmp_p
         assert isinstance(await task, messages.Done)
 
     run(tmp_path, work, is_bound=False)
+
+
+_ATTACHED = messages.Attachment("kv", 3, 7, 0, "gpu", "timeline", 1, False, [], [])
+
+
+@pytest.mark.parametrize("how", ["timed out", "cancelled", "timed out, and another coordinator has it"])
+def test_what_a_request_attached_to_after_it_was_given_up_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(requests, "REQUEST_S", 0.05 if how != "cancelled" else 60.0)
+
+    async def work(side: Side, asked: Requests) -> None:
+        task = asyncio.create_task(asked.ask(messages.Open("kv")))
+        routing, id_ = await side.next()
+        if how == "cancelled":
+            task.cancel()
+        with pytest.raises(WaitTimeout if how != "cancelled" else asyncio.CancelledError):
+            await task
+        if "another" in how:
+            side.starts = 2
+            routing, again = await side.next()
+            assert again == id_
+        side.answer(routing, id_, _ATTACHED)
+        while not side.late:
+            await asyncio.sleep(0.001)
+        assert side.late == [_ATTACHED]
+        assert not asked._late
+
+    run(tmp_path, work)
+
+
+def test_a_request_that_was_given_up_is_forgotten_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "REQUEST_S", 0.02)
+    monkeypatch.setattr(requests, "_LATE_S", 0.02)
+
+    async def work(side: Side, asked: Requests) -> None:
+        for body in (messages.Open("kv"), messages.ListEvents("")):
+            with pytest.raises(WaitTimeout):
+                await asked.ask(body)
+        while asked._is_looking:
+            await asyncio.sleep(0.001)
+        assert not asked._late
+        assert side.late == []
+
+    run(tmp_path, work)
