@@ -97,11 +97,18 @@ def new_coordinator() -> Iterator[Callable[..., ipcsync.Coordinator]]:
 
 
 def _end(coordinators: list[ipcsync.Coordinator]) -> None:
-    statuses = [coordinator.stop() for coordinator in coordinators]
+    wrong, statuses = [], []
+    for coordinator in coordinators:
+        was_running, began = coordinator.is_running, time.monotonic()
+        statuses.append(status := coordinator.stop())
+        was_killed_by_test = status == -signal.SIGKILL and time.monotonic() - began < _STOP_S
+        if was_running and status and not was_killed_by_test:
+            wrong.append((coordinator.pid, status))
     if -signal.SIGKILL in statuses:
         # What a killed one leaves, the next one removes. Here there may be no next one.
         for board in filter(is_abandoned, _boards()):
             Path(board).unlink(missing_ok=True)
+    assert not wrong, f"coordinators did not end in order (pid, status): {wrong}"
 
 
 @pytest.fixture
@@ -135,6 +142,8 @@ def any_coordinator(served: list[_Served]) -> Iterator[ipcsync.Coordinator]:
 
 
 _SETTINGS = ("CUDA_", "IPCSYNC_", "SIMCUDA_")  # how those begin that a coordinator or its driver reads
+_STOP_S = 4.9  # after which `Coordinator.stop` kills
+_CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE)
 _LEAVE_S = 0.1  # in which the sessions of peers that have just ended end
 
 
@@ -186,6 +195,8 @@ def new_peer() -> Iterator[Callable[..., Peer]]:
         peer.dismiss()  # all at once: one with work in flight takes a second to end
     for peer in peers:
         peer.close()
+    crashed = [(peer.pid, peer.status) for peer in peers if peer.status in _CRASHES]
+    assert not crashed, f"peers crashed (pid, signal): {crashed}"
 
 
 @pytest.fixture
