@@ -39,6 +39,7 @@ from ipcsync_coordinator.transactions import Transactions
 log = logging.getLogger("ipcsync.coordinator")
 
 _RELEASE_S = 0.05
+_UNREADY_NS = 30_000_000_000
 
 
 class Server:
@@ -307,7 +308,9 @@ class Server:
     def _is_silent(self, entry: SessionEntry, now_ns: int) -> bool:
         # It never goes back: the line's last user may have been stopped within its own store.
         entry.beat_ns = max(entry.beat_ns, self.board.session(entry.session.line).heartbeat)
-        return now_ns - max(entry.beat_ns, self._credit.since_ns) > entry.ttl_ns
+        # One that was never ready may be nobody's: its process gave up before the welcome came.
+        ttl_ns = entry.ttl_ns if entry.is_ready else min(entry.ttl_ns, _UNREADY_NS)
+        return now_ns - max(entry.beat_ns, self._credit.since_ns) > ttl_ns
 
     def close(self) -> None:
         """Close everything. In one process: store the end on the board first, and remove the files last."""
