@@ -76,7 +76,7 @@ class _Watcher:
     """Looks at one endpoint; connects at the first look, and again after the coordinator was gone."""
 
     def __init__(self, endpoint: str) -> None:
-        from ipcsync.client._rates import Tracks
+        from ipcsync._rates import Tracks
 
         self.endpoint = endpoint
         self._client: Client | None = None

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 import ipcsync
 from ipcsync import AttachmentInfo, BridgeInfo, EventInfo, IpcSyncError, NoBridge, SessionInfo, WaitTimeout
 from ipcsync._logs import fields
-from ipcsync.client._rates import Tracks
+from ipcsync._rates import Tracks
 
 log = logging.getLogger("ipcsync.observer")
 

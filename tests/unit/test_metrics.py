@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ipcsync import EventInfo
+from ipcsync._rates import Tracks
 from ipcsync._wire.messages import BridgeInfo
-from ipcsync.client._rates import Tracks
 from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
 from ipcsync_observer.sampler import Look, Sampler, SeenEvent
