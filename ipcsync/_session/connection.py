@@ -34,7 +34,7 @@ _IN, _IN_OR_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 _contexts: dict[None, zmq.Context[zmq.Socket[bytes]]] = {}
 
 
-def context() -> zmq.Context[zmq.Socket[bytes]]:
+def zmq_context() -> zmq.Context[zmq.Socket[bytes]]:
     """The ZeroMQ context of this process's clients."""
     # One I/O thread for all clients. Two first calls at the same time make two contexts, of which one is used.
     return _contexts.get(None) or _contexts.setdefault(None, zmq.Context())
@@ -75,7 +75,7 @@ def _raise_closed(path: str, endpoint: str) -> None:
 
 def dealer(endpoint: str) -> zmq.Socket[bytes]:
     """A socket for requests to the coordinator there."""
-    socket: zmq.Socket[bytes] = context().socket(zmq.DEALER)
+    socket: zmq.Socket[bytes] = zmq_context().socket(zmq.DEALER)
     socket.linger = 0
     socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue a request for a daemon that is not there yet
     socket.setsockopt(zmq.RECONNECT_IVL, 20)

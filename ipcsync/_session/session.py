@@ -21,7 +21,7 @@ from ipcsync._native import fork
 from ipcsync._native.context import count, current_ordinal, uuid_of
 from ipcsync._session import feed, handshake, sessions
 from ipcsync._session.attachments import AttachmentTable
-from ipcsync._session.connection import Connection, Request, context, expect
+from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.feed import Notice
 from ipcsync._session.lease import SessionLease
 from ipcsync._session.references import AttachmentRef, Opening
@@ -373,7 +373,7 @@ class Session:
         deadline_of(timeout)
         self.check()
         return feed.watch(
-            context(),
+            zmq_context(),
             self.feed_endpoint,
             feed.Replay(prefix, session_prefix),
             timeout,

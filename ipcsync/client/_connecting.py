@@ -22,12 +22,13 @@ def connect(
     """Open a session with a coordinator.
 
     `endpoint` is $IPCSYNC_ENDPOINT by default, else the coordinator's socket in the runtime directory. `name` is the
-    session's name for others. `timeout` in seconds, also for a daemon that is just starting. `lease_ttl` in seconds
-    asks for another TTL than the coordinator's default, which clamps it; `client.lease_ttl` is the granted one. `trace`
-    is a directory for a trace of this process's calls on shared events, $IPCSYNC_TRACE by default, "" for none.
-    `chains` is "stream", or "session": each record then stands behind every wait of the process, whatever its stream.
-    `prefix` is put before the name of every event and stream that this client opens, lists and watches, and is left out
-    in what it returns: two jobs with their own prefixes share a coordinator and never see each other's names.
+    session's name for others. `timeout` in seconds, also for a daemon that is just starting; later requests have
+    `client.timeout`. `lease_ttl` in seconds asks for another TTL than the coordinator's default, which clamps it;
+    `client.lease_ttl` is the granted one. `trace` is a directory for a trace of this process's calls on shared events,
+    $IPCSYNC_TRACE by default, "" for none. `chains` is "stream", or "session": each record then stands behind every
+    wait of the process, whatever its stream. `prefix` is put before the name of every event and stream that this client
+    opens, lists and watches, and is left out in what it returns: two jobs with their own prefixes share a coordinator
+    and never see each other's names.
 
     Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; ValueError for
     a timeout that is negative or NaN; OSError if the trace's directory is not writable.

@@ -16,7 +16,7 @@ import zmq
 from ipcsync._board import OPEN, Board
 from ipcsync._native import fork
 from ipcsync._session import handshake
-from ipcsync._session.connection import Connection, context
+from ipcsync._session.connection import Connection, zmq_context
 from ipcsync._session.lease import SessionLease
 from ipcsync._wire import codec, messages
 from ipcsync._wire.messages import Announcement, Message, Welcome
@@ -197,7 +197,7 @@ class Feed:
     """A subscription that the loop drains: a plain ZeroMQ socket, whose descriptor is edge-triggered."""
 
     def __init__(self, endpoint: str) -> None:
-        self._socket = context().socket(zmq.SUB)
+        self._socket = zmq_context().socket(zmq.SUB)
         self._socket.linger = 0
         self._socket.connect(endpoint)
         self._socket.subscribe(b"")

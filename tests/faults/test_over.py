@@ -95,7 +95,7 @@ def test_a_recorder_that_lives_is_not_over(client: ipcsync.Client, point: ipcsyn
 def test_an_expired_recorder_is_not_over_before_it_ends(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, engine: EngineName
 ) -> None:
-    point = client.point(_recorder_of(peer, coordinator.endpoint, engine, 0.5))
+    point = client.point(_recorder_of(peer, coordinator.endpoint, engine, 2.0))  # it must not expire as it opens
     fixtures.stop(peer.pid)
     error = _lost(point)
     assert (error.cause, error.over) == ("expired", None)
