@@ -26,6 +26,7 @@ NewRig = Callable[[Case], Rig]
 # What stands in the code for one step of the model.
 _RECORD = {
     "loads newest": ["load newest"],
+    "checks whom it stands behind": ["load session's state", "load owner", "load serial"],
     "stores bits": ["store bits"],
     "stores as_of": ["store as_of"],
     "stores behind": ["store behind"],
@@ -45,6 +46,7 @@ _JUDGE = {
     "stores bits 0": ["store bits"],
     "stores lost 1": ["store culprit", "store lost", "wake"],
 }
+_OTHERS = 1 << 16  # the serial of who is waited for, whose line is the first
 _PAIR = Scenario(((("rec",),), (("wait", 0, 1), ("rec",))), ("event", "event"), 1)
 
 
@@ -60,11 +62,21 @@ def _name_more(rig: Rig) -> None:
     }
 
 
+def _assign(rig: Rig) -> None:
+    """Give the first session's line to a session that lives."""
+    first = layout.session_offset(0) // 8
+    for word, value in ((layout.S_OWNER, 77), (layout.S_STATE, LIVE), (layout.S_SERIAL, _OTHERS)):
+        rig.words._words[first + word] = value
+
+
 def _other(rig: Rig, fate: Loss | bool | None) -> Any:
-    """What the recorder waited for: another session's event, of which nobody has told anything yet."""
+    """What the recorder waited for: generation 1 of an event of the first session's, which lives."""
+    _assign(rig)
+    line = rig.board.session(0)
     return SimpleNamespace(
-        name="x", label="'x'", board=rig.board, recorder=0, generation=0, fate=lambda _: fate, accepts=lambda _: False,
-        behind=SimpleNamespace(nudge=lambda _: None), is_released=False,
+        name="x", label="'x'", node="", board=rig.board, recorder=_OTHERS, generation=1, is_released=False,
+        fate=lambda _: fate, accepts=lambda _: False, recorder_is_alive=lambda: line.owner and line.serial == _OTHERS,
+        behind=SimpleNamespace(nudge=lambda _: None, stands=lambda _: False),
     )  # fmt: skip
 
 
@@ -104,8 +116,9 @@ def test_a_record_tells_whom_it_stands_behind_before_it_is_made(new_rig: NewRig)
     queued.lists[1] = {1: Wait(_other(rig, None), 1, 1, 1)}
     rig.log.clear()
     engine.record(_STREAM, 0, None)
+    assert "checks whom it stands behind" in labels
     assert _done(rig.log, _RECORD) == _steps_of(labels, _RECORD)
-    assert rig.line.behind == 1
+    assert (rig.line.behind, rig.line.bits) == (1, 0b1)
 
 
 def test_a_waiter_looks_whom_it_stands_behind_after_it_is_complete(new_rig: NewRig) -> None:
@@ -116,9 +129,7 @@ def test_a_waiter_looks_whom_it_stands_behind_after_it_is_complete(new_rig: NewR
     rig.line.store_behind(1)
     rig.line.store_as_of(2)
     rig.line.store_bits(1)
-    line = layout.session_offset(0) // 8
-    for word, value in ((layout.S_OWNER, 77), (layout.S_STATE, LIVE), (layout.S_SERIAL, 1 << 16)):
-        rig.words._words[line + word] = value
+    _assign(rig)
     _name_more(rig)
     engine = _engine(rig)
     rig.log.clear()
@@ -144,7 +155,7 @@ def test_a_recorder_tells_its_judgement_in_the_models_order(new_rig: NewRig, is_
     rig.line.store_bits(2)
     _name_more(rig)
     engine = _engine(rig)
-    loss = Loss("died", 1 << 16, "a", 7)
+    loss = Loss("died", _OTHERS, "a", 7)
     engine.chain.entries = [Entry(1, 1, 1, (Wait(_other(rig, loss if is_lost else True), 1, 1, 1),), 2)]
     rig.log.clear()
     engine.publish_completed()
