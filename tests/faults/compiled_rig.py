@@ -76,6 +76,9 @@ class Rig:
         self.core, self.case = core, case
         self.log: list[str] = []
         self.on_wait: Callable[[], int] = lambda: 0  # within the driver's call
+        self.results: dict[str, int] = {}  # of the driver's functions that are refused
+        self.asked: list[str] = []  # the driver's functions, as they were called
+        self.mode = 0  # the thread's capture mode
         self.waits: dict[int, dict[int, Wait]] = {}
         self.dropped: list[Wait] = []
         self.chain: Any = SimpleNamespace(_entries=[], _loss=None, _is_holder=True, judge_at=16)
@@ -96,7 +99,7 @@ class Rig:
             self.put(name, getattr(case, name))
         self.look = core.Look(self.mark, self.board, own, 1 << 16, LIVE, self._slowly)
         self.look.good_until = INT64_MAX
-        self._functions = [ctypes.CFUNCTYPE(_INT, *kinds)(getattr(self, name)) for name, kinds in _SIGNATURES.items()]
+        self._functions = [ctypes.CFUNCTYPE(_INT, *kinds)(self._called(name)) for name, kinds in _SIGNATURES.items()]
         self._hook = ctypes.CFUNCTYPE(None, _INT)(self.step)
         self.links = Links(self.waits, [], core.Lock(), self.dropped.extend, Wait, self.chain, Entry, behind_all=False)
         self.engine = self._engine()
@@ -210,6 +213,16 @@ class Rig:
 
     # The driver.
 
+    def _called(self, name: str) -> Callable[..., int]:
+        """The driver's function of that name. If it is refused, it has written its answers all the same."""
+
+        def call(*args: Any) -> int:
+            self.asked.append(name)
+            result: int = getattr(self, name)(*args)
+            return self.results.get(name, result)
+
+        return call
+
     def cuEventRecord(self, _event: int, _stream: int) -> int:  # noqa: N802 - the driver's name
         return 0
 
@@ -242,7 +255,8 @@ class Rig:
     def cuCtxSetCurrent(self, _context: int) -> int:  # noqa: N802 - the driver's name
         return 0
 
-    def cuThreadExchangeStreamCaptureMode(self, _mode: Any) -> int:  # noqa: N802 - the driver's name
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:  # noqa: N802 - the driver's name
+        self.mode, mode[0] = mode[0], self.mode
         return 0
 
 
