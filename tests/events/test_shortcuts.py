@@ -54,7 +54,11 @@ def test_a_second_record_on_a_stream_is_a_shortcut(client: ipcsync.Client, engin
     event = client.event("e", recorder=True, engine=engine)
     for _ in range(event.depth):  # each opens an event of the ring
         event.record(stream).synchronize(10)
-    assert taken(client, lambda: event.record(stream).synchronize(10), 8)[0] >= 8
+    shortcuts = 0
+    for _ in range(8):
+        shortcuts += taken(client, lambda: event.record(stream))[0]
+        event.at(event.generation).synchronize(10)
+    assert shortcuts >= 7  # one may have found a lock held
     assert event.generation == event.depth + 8
 
 
