@@ -44,10 +44,13 @@ class Sides:
     ) -> None:
         self._endpoint = client.endpoint
         self._point = event.at(generation)
-        self._ends: dict[str, End] = {}
+        self._ends: dict[str, End | BaseException] = {}
         self._is_connected = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(wait,)) for wait in self._begin(ways)]
-        for thread in self._threads:
+        self._threads = {
+            way: threading.Thread(target=self._run, args=(way, wait), name=way, daemon=True)
+            for way, wait in self._begin(ways)
+        }
+        for thread in self._threads.values():
             thread.start()
         if "asyncio" in ways:
             assert self._is_connected.wait(DEADLINE_S)
@@ -82,18 +85,29 @@ class Sides:
             self._is_connected.set()
             await point.synchronize(DEADLINE_S)
 
-    def _run(self, wait: tuple[str, Callable[[], object]]) -> None:
-        self._ends[wait[0]] = end_of(wait[1])
+    def _run(self, way: str, wait: Callable[[], object]) -> None:
+        try:
+            self._ends[way] = end_of(wait)
+        except BaseException as error:  # noqa: BLE001 - told by `ends`
+            self._ends[way] = error
 
     def ends(self) -> dict[str, End]:
-        """How each wait ended; waits for that."""
-        for thread in self._threads:
-            thread.join(2 * DEADLINE_S)
-        return self._ends
+        """How each wait ended; waits for that. AssertionError if one goes on, or ended by what no wait raises."""
+        deadline = time.monotonic() + 2 * DEADLINE_S
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        living = [way for way, thread in self._threads.items() if thread.is_alive()]
+        assert not living, f"waits that do not end: {living}"
+        ends = {way: end for way, end in self._ends.items() if isinstance(end, End)}
+        wrong = {way: repr(end) for way, end in self._ends.items() if way not in ends}
+        assert not wrong, f"waits that ended by what no wait raises: {wrong}"
+        assert ends.keys() == self._threads.keys(), f"waits of which no end is known: {self._threads.keys() - ends}"
+        return ends
 
 
 def learn(ends: dict[str, End], what: str, why: str = "", within: float = DEADLINE_S, since: float = 0.0) -> None:
     """Each of the waits ended like this, at most so many seconds after `since`."""
+    assert ends
     assert {way: (end.what, end.why) for way, end in ends.items()} == dict.fromkeys(ends, (what, why))
     if since:
         late = {way: end.at - since for way, end in ends.items() if end.at - since > within}
