@@ -138,7 +138,7 @@ def reserve(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
 
 
 def record_reserved(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
-    reservation = stage.client.reserve(engine=stage.engine)
+    reservation = stage.reserve()
     theirs = stage.peer.point(bytes(reservation.point))
 
     def after(_: Outcome) -> None:

@@ -6,19 +6,17 @@ import os
 import sys
 import threading
 import traceback
-from _thread import LockType
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync._engines import imports, queued
+from ipcsync._engines import queued
 from ipcsync._locks import Unwinding
-from ipcsync._native import event as native_event
-from ipcsync._native import living, pinned
-from ipcsync._session.session import Session
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults.interrupt_locks import locks_of, module_locks, reservation_locks, stream_locks
 from tests.kit.until import until
 
 Call = Callable[[], Any]
@@ -41,8 +39,8 @@ class Stage:
         self.peer = ipcsync.connect(coordinator.endpoint, name="peer")
         self.stream, self.other = ipcsync.Stream(), ipcsync.Stream()
         self._count = 0
+        self._reservations: weakref.WeakSet[ipcsync.Reservation] = weakref.WeakSet()
         self._open()
-        self._modules = [*module_locks()]
 
     def close(self) -> None:
         """End both sessions."""
@@ -65,6 +63,12 @@ class Stage:
         self.event = self.client.event(name, recorder=True, engine=self.engine)
         self.seen = self.peer.event(name, engine=self.engine)
         self.highest = 0
+
+    def reserve(self) -> ipcsync.Reservation:
+        """A reservation of the client, whose lock is looked at too."""
+        reservation = self.client.reserve(engine=self.engine)
+        self._reservations.add(reservation)
+        return reservation
 
     def gated(self, call: Callable[[], ipcsync.Point]) -> ipcsync.Point:
         """The point of a record behind a closed gate, which is seen not to be complete before the gate opens."""
@@ -122,21 +126,24 @@ class Stage:
         self.require(not any(engine._doubtful for engine in engines), "queued work without a marker")
 
     def check_locks(self) -> None:
-        """No lock of ours is held; those of threads at work are let go of in a moment."""
-        for name, lock in self._locks():
-            if isinstance(lock, Unwinding):
-                self.require(not lock.is_mine(), f"{name} is kept")
-            elif lock.locked():
-                until(lambda lock=lock: not lock.locked(), f"{name} is let go of", self.wait_s)  # type: ignore[misc]
+        """This thread holds no lock of ours."""
+        kept = self.kept()
+        self.require(not kept, f"kept: {kept}")
+
+    def kept(self) -> list[str]:
+        """The names of the locks of ours that this thread holds."""
+        return [name for name, lock in self.locks() if lock.is_mine()]
 
     def unwind(self) -> None:
         """Release what this thread keeps of ours, as a mistake that was planted leaves it."""
-        for _, lock in self._locks():
-            if isinstance(lock, Unwinding):
-                lock.unwind()
+        for _, lock in self.locks():
+            lock.unwind()
 
-    def _locks(self) -> list[tuple[str, Any]]:
-        return [*self._modules, *locks_of(self.client), *locks_of(self.peer), *_streams_locks()]
+    def locks(self) -> list[tuple[str, Unwinding]]:
+        """Every lock that a call on this stage may take, by its name."""
+        clients = (self.client, self.peer)
+        of_clients = [each for client in clients for each in locks_of(client)]
+        return [*module_locks(), *of_clients, *reservation_locks(self._reservations), *stream_locks()]
 
     def check_thread(self) -> None:
         """The thread's capture mode is CUDA's default, and a context of this device is current."""
@@ -172,36 +179,3 @@ class Stage:
         until(
             lambda: session not in [row.name for row in self.peer.list_sessions()], f"{session} has ended", self.wait_s
         )
-
-
-def module_locks() -> Iterator[tuple[str, Any]]:
-    modules: list[Any] = [_drivers, native_event, pinned, imports._imports, living._living, queued]
-    if _drivers.name() == "host":
-        from ipcsync._drivers.host import capture_calls, context, init, memory
-        from ipcsync._drivers.host.process import process
-
-        modules += [capture_calls, context, init, memory, memory.ranges, process.segment]
-    for module in modules:
-        for name, value in vars(module).items():
-            if isinstance(value, Unwinding | LockType):
-                yield f"{getattr(module, '__name__', type(module).__name__)}.{name}", value
-
-
-def locks_of(client: ipcsync.Client) -> Iterator[tuple[str, Any]]:
-    session: Session = client._session
-    parts = [client, client._unnamed, session, session.connection, session.attachments, session.lease]
-    parts.append(session.attachments.closes)
-    for part in parts:
-        for name, value in vars(part).items():
-            if isinstance(value, Unwinding):
-                yield f"{type(part).__name__}.{name}", value
-    for engine in (*session.attachments._engines.values(), *session.attachments.draining.engines):
-        yield f"the lock of {engine.label}", engine._lock  # by name: the compiled core keeps them out of `vars`
-        yield f"the record lock of {engine.label}", engine._record_lock
-
-
-def _streams_locks() -> Iterator[tuple[str, Any]]:
-    if _drivers.name() == "host":
-        from ipcsync._drivers.host.stream import streams
-
-        yield from ((f"the lock of stream {number:#x}", stream._lock) for number, stream in list(streams.items()))

@@ -44,11 +44,13 @@ def attempt(stage: Stage, call: str, run: Callable[[Call], Outcome]) -> tuple[Ou
     fn, after = SCENES[call](stage)
     stage.highest = max(stage.highest, stage.event._engine._begun)
     outcome, failure = run(fn), ""
+    kept = stage.kept()  # before what follows, whose calls release what an exception left held
     try:
         if outcome.error is not None and not outcome.was_interrupted:
             raise outcome.error
         after(outcome)
         stage.check()
+        stage.require(not kept, f"kept until the next call: {kept}")
     except Exception as error:  # noqa: BLE001 - told in the table
         failure = f"{type(error).__name__}: {error}\n    interrupted at {outcome.stack}\n    {stage.pending()}"
     faulthandler.cancel_dump_traceback_later()

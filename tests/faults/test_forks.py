@@ -24,7 +24,7 @@ from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.forking import FORKS as FORK_BY
 from tests.faults.forking import Child, collect_everything, forbid_touching, not_refused, thread_forked
-from tests.faults.interrupt_stage import locks_of, module_locks
+from tests.faults.interrupt_locks import locks_of, module_locks, reservation_locks
 from tests.kit.peer import Peer
 from tests.kit.shortcuts import has_shortcuts
 from tests.kit.until import DEADLINE_S, until
@@ -62,6 +62,7 @@ def _use_everything(endpoint: str) -> None:
         point.synchronize(10)
         kept.update({engine: shared, f"{engine} point": point, f"{engine} next": shared.at(2)})
     kept["unpickled"] = pickle.loads(pickle.dumps(kept["event point"]))
+    kept["reservation"] = client.reserve()
     kept["gate"] = StreamGate(kept["held"])
     kept["gated"] = client.event(f"gated-{os.getpid()}", recorder=True)
     kept["pending"] = kept["gated"].record(kept["held"])
@@ -72,6 +73,9 @@ def _calls() -> dict[str, Callable[[], Any]]:
     calls: dict[str, Callable[[], Any]] = {
         "connect": lambda: ipcsync.connect(client.endpoint),
         "client.event": lambda: client.event("another"),
+        "default_client": ipcsync.default_client,
+        "client.reserve": client.reserve,
+        "reservation.record": kept["reservation"].record,
         "client.record": client.record,
         "client.record(stream)": lambda: client.record(stream),
         "client.point": lambda: client.point(data),
@@ -128,7 +132,7 @@ def _refuse_everything() -> dict[str, str]:
     calls = _calls_of_parent
     driver = forbid_touching(kept["client"]._session.lease.board)
     wrong = not_refused(calls)
-    for name in ("client", *ENGINES):
+    for name in ("client", "reservation", *ENGINES):
         kept[name].close()
         kept[name].close()
         with contextlib.ExitStack() as stack:
@@ -189,6 +193,8 @@ def _parent_goes_on() -> None:
         other.synchronize()
         assert kept[engine].state == "open"
     kept["gate"].__exit__(None, None, None)
+    kept["reservation"].record(stream).synchronize(10)
+    kept["reservation"].close()
     client.event("after").close()
     client.close()
 
@@ -203,13 +209,13 @@ def _refused_with_all_locks_held(endpoint: str, kind: str) -> dict[str, str]:
     """The same in the child of a fork that comes while another thread, which is not there, has every lock of ours."""
     _use_everything(endpoint)
     _calls_of_parent.update(_calls())
-    locks = [lock for _, lock in [*module_locks(), *locks_of(kept["client"])]]
+    locks: list[Any] = [*module_locks(), *locks_of(kept["client"]), *reservation_locks([kept["reservation"]])]
     assert len(locks) > 5
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
         with contextlib.ExitStack() as stack:
-            for lock in locks:
+            for _, lock in locks:
                 lock.acquire()
                 stack.callback(lock.release)
             held.set()
