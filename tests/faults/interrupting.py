@@ -25,6 +25,7 @@ _SWALLOWED = ("__del__", "_run_in_child")
 _TOOL = 3
 _RETURNS = [dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap]
 HAS_INSTRUCTIONS = sys.version_info >= (3, 12)
+_REFUSED = {"record", "unnamed", "open", "point", "copy", "stats"}  # records, openings and other requests
 
 
 class Interruption(BaseException):
@@ -70,6 +71,11 @@ def interrupted(call: Callable[[], Any], point: int, kind: str, within: Callable
 def called_within(call: Callable[[], Any], point: int, kind: str, within: Callable[[], object]) -> Outcome:
     """Run `call`, and `within` in the middle of it, at its point number `point`, as a signal's handler would."""
     return interrupted(call, point, kind, within)
+
+
+def is_refusal(kind: str, error: BaseException) -> bool:
+    """Whether a call of this kind may raise that within another one: Reentered, but for "query", "wait" and "close"."""
+    return kind in _REFUSED and isinstance(error, ipcsync.Reentered)
 
 
 class _Points:

@@ -28,7 +28,7 @@ from tests.faults.interrupt_scenes import SCENES
 from tests.faults.interrupt_stage import LONG_TTL_S, Call, Stage
 from tests.faults.interrupting import HAS_INSTRUCTIONS, Outcome, interrupted
 from tests.faults.interrupts import RENEW, attempt
-from tests.faults.signalled import Alarm, arm, disarm, raise_alarm
+from tests.faults.signalled import Alarm, arm, disarm, note_dead_threads, raise_alarm
 from tests.kit.descriptors import descriptors
 from tests.kit.until import until
 
@@ -88,12 +88,14 @@ def _lane(engine: EngineName, seed: str, seconds: float) -> int:
     """One process's work, over a coordinator of its own; 1 if a promise was broken."""
     signal.signal(signal.SIGALRM, raise_alarm)
     sys.unraisablehook = lambda _: None  # an exception in a finalizer is swallowed, and printed
+    died = note_dead_threads()
     with ipcsync.launch(log_level="error", lease_ttl=LONG_TTL_S) as coordinator:
         Stage(coordinator, engine).close()  # what a process opens once
         ipcsync.Event(interprocess=True).ipc_handle()
         before, threads = _descriptors(), set(threading.enumerate())
         counts, wrong = _rounds(coordinator, engine, seed, seconds)
         wrong += _left(coordinator, before, threads)
+    wrong += died
     for name, count in sorted(counts.items()):
         sys.stdout.write(f"interrupts: {engine:10}{name:<16}  {count}\n")
     for each in wrong:
