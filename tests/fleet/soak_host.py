@@ -238,7 +238,7 @@ class Tender:
             try:
                 peer.result(3 * LONGEST_WAIT_S)
             except PeerError as error:
-                if peer.wait(0.0) and peer.status != -signal.SIGKILL:
+                if not peer.wait(0.0) or peer.status != -signal.SIGKILL:  # it goes on, or nobody killed it
                     self._problems.append(f"a worker of {self._node}: {error}")
             peer.close()
 

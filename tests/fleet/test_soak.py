@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
+
 import pytest
 
-from tests.fleet import history, hosts, soak
+from tests.fleet import history, hosts, soak, soak_host
 from tests.fleet.history import Away, Held, History, Seen
+from tests.kit.peer import Peer
 
 RECORDED = {"u": [1.0, 2.0, 3.0]}
 
@@ -23,6 +27,49 @@ def test_fleet_soak() -> None:
         pytest.skip(reason)
     said: list[str] = []
     assert soak.run(20.0, 2, 2, 7, said.append) == [], said
+
+
+def _work_well() -> None:
+    """In a peer."""
+
+
+def _fail() -> None:
+    raise ValueError("planted")
+
+
+def _hang() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        signal.pause()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("work", "is_killed", "problems"), [(_work_well, False, 0), (_hang, True, 0), (_fail, False, 1), (_hang, False, 1)]
+)
+def test_a_worker_that_hangs_or_fails_at_the_end_is_told(
+    work: Callable[[], None],
+    is_killed: bool,
+    problems: int,
+    new_peer: Callable[..., Peer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peer = new_peer()
+    peer.call(int)
+    peer.begin(work)
+    if is_killed:
+        peer.signal(signal.SIGKILL)
+        assert peer.wait(30)
+    monkeypatch.setattr(soak_host, "LONGEST_WAIT_S", 0.5 if work is _hang else soak_host.LONGEST_WAIT_S)
+    monkeypatch.setattr(peer, "signal", lambda number: None)  # a worker has a handler by then
+    tender = soak_host.Tender.__new__(soak_host.Tender)
+    tender._node, tender._peers, tender._problems = "a", [peer], []
+    monkeypatch.setattr(peer, "close", lambda: None)
+    tender.end()
+    monkeypatch.undo()
+    if work is _hang:
+        peer.kill()
+    assert len(tender._problems) == problems, tender._problems
 
 
 @pytest.mark.parametrize(
