@@ -67,7 +67,12 @@ class Soak:
         os.environ.update(IPCSYNC_DRIVER=options.driver, IPCSYNC_HOST_SEGMENT=segment, SIMCUDA_SEGMENT=segment)
         mine = len(descriptors())
         keeper = options.coordinator_kills > 0
-        with ipcsync.launch(lease_ttl=TTL_S, log_level="error", keeper=keeper) as coordinator:
+        runtime_dir = (
+            self.directory / "runtime"
+        )  # which the coordinator makes, and so removes: `launch` leaves it alone
+        with ipcsync.launch(
+            runtime_dir=str(runtime_dir), lease_ttl=TTL_S, log_level="error", keeper=keeper
+        ) as coordinator:
             self.board = board = board_of(coordinator.pid, coordinator.runtime_dir)
             plan = Plan(
                 self.directory, coordinator.endpoint, options.processes, options.names, options.engine, options.seed,
@@ -88,8 +93,8 @@ class Soak:
         left = shared_files(segment, board)
         if left:
             self.leaks.append(f"left in shared memory: {sorted(left)}")
-        if os.path.exists(coordinator.runtime_dir):
-            self.leaks.append(f"left: {coordinator.runtime_dir}")
+        if runtime_dir.exists():
+            self.leaks.append(f"left: {runtime_dir} with {sorted(os.listdir(runtime_dir))}")
         if len(now := descriptors()) > mine:
             self.leaks.append(f"{mine} file descriptors here became {len(now)}: {now}")
         report = check(self.directory, ttl_s=TTL_S)
