@@ -7,9 +7,11 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import ipcsync
-from ipcsync._engines import EventEngine
+from ipcsync._engines import EventEngine, queued
+from ipcsync._native.stream import stream_handle
 from ipcsync.testing import StreamGate
 from tests.faults.interrupt_stage import LONG_TTL_S, Call, Stage
 from tests.faults.interrupting import Outcome
@@ -240,10 +242,19 @@ def record_behind_a_wait(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]
 
 
 def record_after(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
+    before = stage.event.generation
     source = stage.peer.event(stage.name(), recorder=True, engine=stage.engine)
+    gate = StreamGate(stage.other)
     point = stage.client.point(bytes(source.record(stage.other)))
+    native = ipcsync.Event()  # by which the stream waits for the point: of that ipcsync knows nothing
+    native.record(stage.other)
+    native.wait(stage.stream)
 
     def after(_: Outcome) -> None:
+        made = stage.event.generation
+        stage.require(made == before or not stage.seen.at(made).query(), "complete before the point that it is after")
+        gate.open()
+        stage.stream.synchronize()
         source.close()
 
     return lambda: stage.event.record(stage.stream, after=[point]), after
@@ -282,10 +293,60 @@ def wait_ahead(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
 
 
 def resume(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
+    stream, held = ipcsync.Stream(), ipcsync.Stream()
+    source = _lose_a_wait(stage, stream, held)
+    changed: Any = queued
+    real, has_passed = queued.await_passed, []
+
+    def await_passed(*args: Any) -> bool:
+        is_past = real(*args)
+        has_passed.append(is_past)
+        return is_past
+
+    changed.await_passed = await_passed
+
+    def after(_: Outcome) -> None:
+        changed.await_passed = real
+        if not has_passed:
+            stage.require(_lost_on(stream), "a wait that was lost is forgotten before the stream was found past it")
+            _refuses(stage, stream)
+        stage.client.resume(stream, stage.wait_s)
+        stage.event.record(stream, timeout=stage.wait_s).synchronize(stage.wait_s)
+        source.close()
+        stage.peer.resume(held, stage.wait_s)
+
+    return lambda: stage.client.resume(stream, stage.wait_s), after
+
+
+def _lose_a_wait(stage: Stage, stream: ipcsync.Stream, held: ipcsync.Stream) -> ipcsync.SharedEvent:
+    """Have the client queue a wait on `stream` that is lost: its event stands, on `held`, behind what never comes."""
+    reservation = stage.peer.reserve(engine="timeline")  # which can be waited for ahead
+    reservation.point.wait(held, ahead=True)
     source = stage.peer.event(stage.name(), recorder=True, engine=stage.engine)
-    stage.client.point(bytes(source.record(stage.other))).wait(stage.stream)
-    source.close()
-    return lambda: stage.client.resume(stage.stream, 10), _nothing
+    stage.client.point(bytes(source.record(held))).wait(stream)
+    stage.require(not _lost_on(stream), "it is lost already")
+    reservation.close()
+
+    def is_lost() -> bool:
+        stage.wake()
+        return _lost_on(stream)
+
+    until(is_lost, "the wait is lost", stage.wait_s)
+    _refuses(stage, stream)
+    return source
+
+
+def _lost_on(stream: ipcsync.Stream) -> bool:
+    return bool(queued.lost_on(*stream_handle(stream)))
+
+
+def _refuses(stage: Stage, stream: ipcsync.Stream) -> None:
+    error: Exception | None = None
+    try:
+        stage.event.record(stream, timeout=stage.wait_s)
+    except ipcsync.RecorderLost as raised:
+        error = raised
+    stage.require(error, "a record is made behind a wait that was lost")
 
 
 def all_of(call: Callable[..., object]) -> Scene:

@@ -159,15 +159,16 @@ class Stage:
         until(lambda: name not in self._names(name), f"{name} is gone", self.wait_s)
 
     def _names(self, prefix: str) -> list[str]:
-        self._wake()
+        self.wake()
         return [row.name for row in self.peer.list_events(prefix)]
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have the sessions' threads look now."""
         for client in (self.client, self.peer):
             client._session.lease.wake()  # its thread does what a call left undone; at its next beat without this
 
     def _opens(self, name: str) -> bool:
-        self._wake()
+        self.wake()
         try:
             self.peer.event(name, recorder=True, engine=self.engine).close()
         except ipcsync.RecorderTaken:
