@@ -100,8 +100,7 @@ class _Checker:
         if op == Op.LATE:
             self._lives[life].lates.append((record.start, record.end))
         if op == Op.DISCONNECT or result == Result.SESSION_EXPIRED:
-            state = self._lives[life]
-            state.left_at = min(state.left_at, record.start)
+            self._lives[life].goodbyes.append((record.start, record.end))
         if op == Op.OPEN_RECORDER and result == Result.OK:
             known = self._tags.setdefault((record.slot, record.incarnation), record.tag)
             if known != record.tag:
@@ -227,7 +226,9 @@ class _Checker:
         if use is None:
             return True  # its recorder was killed before it could say who it is, or none ever came
         life = self._lives[use.life]
-        if 0 < life.killed_at < until or life.left_at < until or self._may_expire(use.life, until, until):
+        if 0 < life.killed_at < until or self._may_expire(use.life, until, until):
+            return True
+        if life.has_left(use.opened_at, until):
             return True
         return use.closed_at < until and generation > use.recorded
 

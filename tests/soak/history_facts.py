@@ -31,11 +31,15 @@ class Life:
     status: int = 0
     stops: list[tuple[int, int]] = field(default_factory=list)
     lates: list[tuple[int, int]] = field(default_factory=list)  # when its threads were kept waiting for a processor
-    left_at: int = FOREVER  # its first goodbye, or the first word that its session expired
+    goodbyes: list[tuple[int, int]] = field(default_factory=list)  # and the calls that said that a session expired
 
     def was_stopped(self, start: int, end: int) -> bool:
         """Whether a stop overlaps `start` to `end`."""
         return any(stop <= end and start <= go_on for stop, go_on in self.stops)
+
+    def has_left(self, opened: int, until: int) -> bool:
+        """Whether a session that it had at `opened` may have ended before `until`; later ones are others."""
+        return any(start < until and opened < end for start, end in self.goodbyes)
 
 
 @dataclass

@@ -204,6 +204,31 @@ def test_a_loss_while_the_recorder_lives_is_found(soak: Soak) -> None:
     assert soak.life(WAITER, point(Op.SYNCHRONIZE, Result.RECORDER_LOST, 3.0, 3.1)).rules() == ["false loss"]
 
 
+def _two_sessions(soak: Soak, end: Op, result: Result) -> None:
+    """The recorder's session ends at 3 s, and it opens another event in a new one at 4 s."""
+    soak.life(RECORDER, point(end, Result.BEGUN, 3.0, 3.0, 0), point(end, result, 3.0, 3.1, 0))
+    soak.life(RECORDER, point(Op.CONNECT, Result.OK, 3.2, 3.3, 0))
+    soak.life(RECORDER, opened(4.0, tag=LATER_TAG, slot=9), recorded(1, 5.0, tag=LATER_TAG, slot=9))
+
+
+@pytest.mark.parametrize("end", [Op.DISCONNECT, Op.RECORD])
+def test_what_a_session_recorded_before_it_ended_may_be_lost(soak: Soak, end: Op) -> None:
+    _two_sessions(soak, end, Result.OK if end == Op.DISCONNECT else Result.SESSION_EXPIRED)
+    report = soak.life(WAITER, point(Op.QUERY, Result.RECORDER_LOST, 6.0, 6.1)).check()
+    assert "false loss" not in [violation.rule for violation in report.violations]
+
+
+def test_a_loss_in_a_second_session_of_a_process_is_not_excused_by_the_end_of_the_first(soak: Soak) -> None:
+    _two_sessions(soak, Op.DISCONNECT, Result.OK)
+    soak.life(WAITER, point(Op.QUERY, Result.RECORDER_LOST, 6.0, 6.1, tag=LATER_TAG, slot=9))
+    assert soak.rules() == ["false loss"]
+
+
+def test_a_loss_before_its_session_says_goodbye_is_found(soak: Soak) -> None:
+    _two_sessions(soak, Op.DISCONNECT, Result.OK)
+    assert soak.life(WAITER, point(Op.QUERY, Result.RECORDER_LOST, 2.5, 2.6)).rules() == ["false loss"]
+
+
 def test_a_loss_of_what_a_recorder_recorded_before_it_closed_is_found(soak: Soak) -> None:
     soak.life(RECORDER, point(Op.CLOSE_RECORDER, Result.OK, 3.0, 3.1, 0))
     assert soak.life(WAITER, point(Op.QUERY, Result.RECORDER_LOST, 4.0, 4.1)).rules() == ["false loss"]
