@@ -18,6 +18,17 @@ leaves it held. So each block stands in a function of this shape, which costs ab
 `within` says that this call interrupts another one of its own thread that holds the lock; the function decides what it
 may do then. `under` is the same as a function, `holding` and `trying` as decorators. The block has no `try` of its own:
 CPython covers the first instruction of one by no handler, so what a trace function raises there would pass both.
+
+A call that cannot wait for the lock in `with`, since it has a timeout, takes it before, and hands it over to the block:
+
+    if not lock.acquire(timeout=seconds):
+        raise …
+    with lock:
+        lock.release()                                      # the one above
+        …
+
+If the call raises an exception of its own, the block's end has released the lock when the handler above begins, where
+a signal's handler may raise another one before `unwind`.
 """
 
 from __future__ import annotations
@@ -125,12 +136,12 @@ def trying(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T | None]]:
             try:
                 if not lock.acquire(False):
                     return None
-                result = method(self, *args, **kwargs)
-                lock.release()
+                with lock:
+                    lock.release()
+                    return method(self, *args, **kwargs)
             except BaseException:
                 lock.unwind()
                 raise
-            return result
 
         return functools.update_wrapper(call, method)
 

@@ -190,18 +190,28 @@ class Engine(SlotUse):
                 began = time.monotonic_ns()
                 self._await_turn(timeout)
                 self.check()
-            if ordinal != self.ordinal:
-                raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
-            if self._is_default(handle):
-                with OnDevice(ordinal) as inside, inside:
-                    generation = self._record(handle, timeout, after, behind, began)
-            else:
-                generation = self._record(handle, timeout, after, behind, began)
-            lock.release()
+            with lock:
+                lock.release()
+                return self._record_in_turn(handle, ordinal, timeout, after, behind, began)
         except BaseException:
             lock.unwind()
             raise
-        return generation
+
+    def _record_in_turn(
+        self,
+        handle: DriverObject,
+        ordinal: int,
+        timeout: float | None,
+        after: Sequence[tuple[Engine, int]],
+        behind: Sequence[Wait],
+        began: int,
+    ) -> int:
+        if ordinal != self.ordinal:
+            raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
+        if not self._is_default(handle):
+            return self._record(handle, timeout, after, behind, began)
+        with OnDevice(ordinal) as inside, inside:
+            return self._record(handle, timeout, after, behind, began)
 
     def raise_not_recorder(self, who: str = "this session") -> NoReturn:
         recorder, pid = self._recorder()

@@ -95,16 +95,16 @@ class PendingCloses:
         try:
             if not lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
                 raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
-            while self._pending:  # a call within this one may add one at any moment
-                if not self._flush(left_of(deadline)):
-                    text = f"the coordinator did not take an earlier close within {timeout} s"
-                    raise WaitTimeout(text, timeout=timeout)
-            result = fn()
-            lock.release()
+            with lock:
+                lock.release()
+                while self._pending:  # a call within this one may add one at any moment
+                    if not self._flush(left_of(deadline)):
+                        text = f"the coordinator did not take an earlier close within {timeout} s"
+                        raise WaitTimeout(text, timeout=timeout)
+                return fn()
         except BaseException:
             lock.unwind()
             raise
-        return result
 
     def flush(self, *, wait: bool, timeout: float | None = None) -> None:
         """Send the pending closes; a later beat repeats those that the coordinator does not take in `timeout` seconds.
@@ -119,9 +119,10 @@ class PendingCloses:
             return
         try:
             if lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX) if wait else 0):
-                with suppress(Reentered, QuotaExceeded):
-                    self._flush(timeout)
-                lock.release()
+                with lock:
+                    lock.release()
+                    with suppress(Reentered, QuotaExceeded):
+                        self._flush(timeout)
         except BaseException:
             lock.unwind()
             raise

@@ -158,8 +158,9 @@ class Connection:
                 raise WaitTimeout(
                     f"another request kept the connection to {self.endpoint} for {timeout} s", timeout=timeout
                 )
-            self._exchange(requests, token, deadline, look)
-            lock.release()
+            with lock:
+                lock.release()
+                self._exchange(requests, token, deadline, look)
         except BaseException:
             lock.unwind()
             raise

@@ -46,22 +46,24 @@ class UnnamedEvents:
                 raise WaitTimeout(
                     f"other threads' first records on streams took all of the {seconds} s", timeout=seconds
                 )
-            event = self.events.get(key)
-            if event is not None and event.is_lost:
-                event.close()  # first: an exception in between must leave it to be found again
-                self.events.pop(key, None)
-                event = None
-            if event is None and len(self.events) >= _MANY:
-                event = self._take_over(key, depth)
-            if event is None:
-                event = self._open(key, openings, depth, left_of(deadline))
-            lock.release()
+            with lock:
+                lock.release()
+                return self._take(key, depth, openings, deadline)
         except BaseException:
             lock.unwind()
             if key not in self.events:
                 self._session.abandon(openings)
             raise
-        return event
+
+    def _take(self, key: StreamKey, depth: int, openings: list[Opening], deadline: int) -> SharedEvent:
+        event = self.events.get(key)
+        if event is not None and event.is_lost:
+            event.close()  # first: an exception in between must leave it to be found again
+            self.events.pop(key, None)
+            event = None
+        if event is None and len(self.events) >= _MANY:
+            event = self._take_over(key, depth)
+        return event if event is not None else self._open(key, openings, depth, left_of(deadline))
 
     def _open(self, key: StreamKey, openings: list[Opening], depth: int, left: float) -> SharedEvent:
         try:

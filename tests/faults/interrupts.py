@@ -44,9 +44,7 @@ def attempt(stage: Stage, call: str, run: Callable[[Call], Outcome]) -> tuple[Ou
     fn, after = SCENES[call](stage)
     stage.highest = max(stage.highest, stage.event._engine._begun)
     outcome, failure = run(fn), ""
-    # Before what follows, whose calls release what an exception left held. One that came amid the handling of another
-    # may leave a lock to that.
-    kept = stage.kept() if outcome.error is None or outcome.error.__context__ is None else []
+    kept = stage.kept()  # before what follows, whose calls release what an exception left held
     try:
         if outcome.error is not None and not outcome.was_interrupted:
             raise outcome.error

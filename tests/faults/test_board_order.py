@@ -211,7 +211,7 @@ class Rig:
         self.words.put("incarnation", 1)
         self.words.put("recorder", 1)
         self.serial = 1
-        self.is_locked = False
+        self.depth = 0  # of the lock
 
     def close(self) -> None:
         """Remove the board."""
@@ -228,15 +228,17 @@ class Rig:
             self.words.put(name, value)
 
     def __enter__(self) -> None:
-        self.is_locked = True
-        self.log.append("lock")
+        self.depth += 1
+        if self.depth == 1:
+            self.log.append("lock")
 
     def __exit__(self, *_: object) -> None:
-        self.is_locked = False
-        self.log.append("unlock")
+        self.depth -= 1
+        if self.depth == 0:
+            self.log.append("unlock")
 
     def is_mine(self) -> bool:
-        return self.is_locked
+        return self.depth > 0
 
     def is_held_below(self) -> bool:
         return False
@@ -250,7 +252,7 @@ class Rig:
 
     def unwind(self) -> None:
         """Released by whoever left."""
-        if self.is_locked:
+        while self.depth:
             self.__exit__()
 
     def check(self) -> None:
@@ -313,7 +315,7 @@ class Rig:
         return (SUCCESS,)
 
     def cuEventQuery(self, _event: str) -> Any:  # noqa: N802 - the driver's name
-        if not self.is_locked:
+        if not self.depth:
             return (slot_use._NOT_READY,)  # the first look of a bounded wait, which as a whole is one step
         self.log.append("cuEventQuery")
         return (SUCCESS if self.case.says_complete else slot_use._NOT_READY,)
