@@ -132,8 +132,8 @@ MENDINGS = (
 )
 
 
-def find(mending: Mending) -> interrupts.Result:
-    """What `interrupts` finds, up to its first failure, without the mending."""
+def find(mending: Mending, kind: str = "line") -> interrupts.Result:
+    """What `interrupts` finds at points of a kind, up to its first failure, without the mending."""
     with ipcsync.launch(log_level="error", pool=96) as coordinator:
         stage = Stage(coordinator, mending.engine)
         stage.wait_s = 1.0
@@ -142,7 +142,7 @@ def find(mending: Mending) -> interrupts.Result:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(interrupts, "ENOUGH", 1)
                 mending.plant(patch)
-                return interrupts.interrupt(stage, mending.call, "line")
+                return interrupts.interrupt(stage, mending.call, kind)
         finally:
             gc.enable()
             stage.unwind()
