@@ -75,7 +75,7 @@ def _each(
         if is_over(first, partial(_within, wait, first, min(_SLICE_S, left_s), timeout, is_last=left_s <= _SLICE_S)):
             del waiting[0]
         else:  # another may be lost while the first is still to come
-            waiting[1:] = [point for point in waiting[1:] if not is_over(point, partial(_is_lost, point, deadline))]
+            waiting[1:] = _others(waiting[1:], is_over, deadline)
     return sorted(skipped, key=lambda point: order[id(point)])
 
 
@@ -91,6 +91,18 @@ def _within(
         text = str(error).replace(f"within {seconds} s", f"within {timeout} s")
         raise WaitTimeout(text, event=error.event, generation=error.generation, timeout=timeout) from None
     return True
+
+
+def _others(points: list[Point], is_over: Callable[[Point, Callable[[], bool]], bool], deadline_ns: int) -> list[Point]:
+    """Those that are not over. Once the coordinator is silent, no further point is attached to in this round."""
+    left, answers = [], True
+    for point in points:
+        if point._attached is not None or (answers and left_of(deadline_ns)):
+            if is_over(point, partial(_is_lost, point, deadline_ns)):
+                continue
+            answers = answers and point._attached is not None
+        left.append(point)
+    return left
 
 
 def _is_lost(point: Point, deadline_ns: int) -> bool:

@@ -249,6 +249,11 @@ class Answering:
         """Note that the bridge is attached to a use that it does not export; `close_unused` releases it."""
         self._visits[key] = time.monotonic_ns()
 
+    def came_late(self, attached: Attachment) -> None:
+        """The same of an event of this node whose request was given up. A mirror is not closed: others may use it."""
+        if attached.origin is None:
+            self.visit((attached.slot, attached.incarnation))
+
     def _keep(self, follower: Follower, wanted: set[wire.Key], now: float) -> None:
         unwanted = follower.keep(wanted, now)
         over = {key for key in follower.doubtful if (export := self._exports.get(key)) is None or export.is_over}

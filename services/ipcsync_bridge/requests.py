@@ -19,14 +19,14 @@ import zmq
 from ipcsync._logs import fields
 from ipcsync._session.connection import dealer
 from ipcsync._wire import codec
-from ipcsync._wire.messages import Attach, Attachment, Failure, Import, Message, Open
+from ipcsync._wire.messages import Attach, Attachment, Failure, Message, Open
 from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, SessionLost, WaitTimeout
 
 log = logging.getLogger("ipcsync.bridge")
 
 REQUEST_S = 5.0
 _AGAIN_S = 1.0
-_LATE_S = 60.0  # for the reply to a request that was given up
+_LATE_S, _LATE_LOOK_S = 60.0, 0.1  # for the reply to a request that was given up, if no other is under way
 _LOOK_S = 0.01  # as often as a client looks whether its coordinator lives, or another one follows it
 _NOW = int(zmq.NOBLOCK)
 
@@ -107,7 +107,7 @@ class Requests:
         now = time.monotonic()
         id_, deadline = self._take_id(), now + REQUEST_S
         frame = codec.encode_request(id_, body, self._token, int(deadline * 1e9))
-        request = _Request(id_, frame, self._loop.create_future(), deadline, isinstance(body, Open | Attach | Import))
+        request = _Request(id_, frame, self._loop.create_future(), deadline, isinstance(body, Open | Attach))
         self._queue.append(request)
         self._send_queued(now)
         if not self._is_looking:
@@ -192,7 +192,7 @@ class Requests:
         self._is_looking = bool(self._sent or self._queue or self._late)
         if not self._is_looking or self._socket.closed:
             return
-        self._loop.call_later(_LOOK_S, self._look)
+        self._loop.call_later(_LOOK_S if self._sent or self._queue else _LATE_LOOK_S, self._look)
         self._read()
         now = time.monotonic()
         try:

@@ -76,7 +76,7 @@ class Bridge:
         self.telling = Telling(transport, self, self.counters)
         self.exports = Exports(desk.board, self.telling.changed_on_thread, self.telling.failed_on_thread)
         self.answering = Answering(settings, desk, self.exports, self.telling, self)
-        desk.on_late = self.answering.visit
+        desk.on_late = self.answering.came_late
         self.mirrors = Mirrors(desk, self.begin)
         self.following = Following(settings, transport, asking, self.mirrors, self.counters, self.begin, self._wake.set)
         self.wants = Wants(

@@ -19,7 +19,7 @@ from ipcsync._session import handshake
 from ipcsync._session.connection import Connection, zmq_context
 from ipcsync._session.lease import SessionLease
 from ipcsync._wire import codec, messages
-from ipcsync._wire.messages import Announcement, Message, Welcome
+from ipcsync._wire.messages import Announcement, Attachment, Message, Welcome
 from ipcsync.errors import ConnectError, IpcSyncError, QuotaExceeded, WaitTimeout
 from ipcsync_bridge import handover
 from ipcsync_bridge.requests import Requests
@@ -39,8 +39,8 @@ class Desk:
         self._connection = connection  # for what is asked before the loop's requests, and after
         self.lease = SessionLease(self.board, welcome, connection.endpoint, lambda: False)
         self._is_closed = False
-        self.on_late: Callable[[tuple[int, int]], None] = lambda _: None
-        """Called for a use that a request attached to after it was given up."""
+        self.on_late: Callable[[Attachment], None] = lambda _: None
+        """Called with what an Open or Attach that was given up has attached to after all."""
         try:
             self._requests = Requests(
                 connection.endpoint,
@@ -49,7 +49,7 @@ class Desk:
                 connection.take_id,
                 lambda: board.starts,
                 self.lease.check_liveness,
-                lambda late: self.on_late((late.slot, late.incarnation)),
+                self._came_late,
             )
         except BaseException:
             self.lease.stop()
@@ -88,6 +88,9 @@ class Desk:
         desk = cls(Connection(endpoint, first_id=left.last_request + 1), left.welcome, board)
         desk._begin()
         return desk
+
+    def _came_late(self, attached: Attachment) -> None:
+        self.on_late(attached)
 
     def _beat_and_look(self) -> None:
         """Beat, since there is no thread for that yet."""

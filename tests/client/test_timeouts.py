@@ -141,6 +141,17 @@ def test_nor_does_the_first_look_at_another_point_lengthen_the_wait_for_many(
         assert _took(lambda: ipcsync.synchronize_all([first, unpickled], timeout=0.2)) < 3.0
 
 
+def test_nor_do_many_of_them(client: ipcsync.Client, new_client: NewClient) -> None:
+    other = new_client("other")
+    events = [other.event(f"e{number}", recorder=True, engine="timeline") for number in range(60)]
+    data = [pickle.dumps(event.record(ipcsync.Stream())) for event in events]
+    other.close()
+    points: list[ipcsync.Point] = [pickle.loads(each) for each in data]
+    first = client.event("first", recorder=True).at(1)
+    with _stopped(client):
+        assert _took(lambda: ipcsync.synchronize_all([first, *points], timeout=0.2)) < 2.0, "not 50 ms for each"
+
+
 @pytest.mark.parametrize("call", ["synchronize", "wait", "wait_over"])
 def test_the_first_use_of_an_unpickled_point_is_part_of_its_wait_in_asyncio(
     client: ipcsync.Client, unpickled: ipcsync.Point, call: str

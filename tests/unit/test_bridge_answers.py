@@ -127,6 +127,31 @@ def test_what_was_attached_to_for_nothing_is_released_though_questions_never_end
     event.close()
 
 
+@pytest.mark.parametrize("what", ["an event", "a mirror"])
+def test_what_came_late_is_released_unless_it_is_a_mirror(client: ipcsync.Client, what: str) -> None:
+    event = client.event("kv", recorder=True, engine="timeline")
+
+    async def scenario(desk: Desk) -> None:
+        answers, exports = _answers(desk, host := _Host())
+        if what == "a mirror":
+            made: messages.Message = messages.Import(0, b"z" * 16, 7, 1, "b", "kv")
+        else:
+            made = messages.Open("kv", engine="timeline")
+        attached = await desk.ask(made)
+        assert isinstance(attached, messages.Attachment)
+        answers.came_late(attached)
+        answers.close_unused()
+        while host.tasks:
+            await asyncio.sleep(0.001)
+        uses = await asyncio.to_thread(client.list_attachments)
+        assert any(use.slot == attached.slot and use.session == "bridge a" for use in uses) == (what == "a mirror")
+        assert desk.is_open((attached.slot, attached.incarnation))
+        exports.close()
+
+    on_a_desk(client, scenario)
+    event.close()
+
+
 @pytest.mark.parametrize("asks", [messages.ListEvents, messages.ListWants])
 def test_what_was_missed_is_asked_for_until_the_coordinator_answers(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch, asks: type[messages.Message]

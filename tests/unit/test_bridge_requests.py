@@ -228,3 +228,16 @@ def test_a_request_that_was_given_up_is_forgotten_in_the_end(tmp_path: Path, mon
         assert side.late == []
 
     run(tmp_path, work)
+
+
+def test_a_mirrors_late_import_is_not_told_since_it_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "REQUEST_S", 0.02)
+
+    async def work(side: Side, asked: Requests) -> None:
+        with pytest.raises(WaitTimeout):
+            await asked.ask(messages.Import(1, b"e" * 16, 3, 7, "a", "kv"))
+        assert not asked._late
+
+    run(tmp_path, work)

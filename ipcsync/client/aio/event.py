@@ -148,7 +148,9 @@ class AsyncPoint:
         deadline = deadline_of(timeout)
         key = self._point._key
         runner = _runner_of(key.epoch)
-        self._point = Point(await runner.request(partial(attach, runner.session, key, timeout)), key.generation)
+        left = (lambda: None) if timeout is None else partial(left_of, deadline)
+        attached = await runner.request(lambda: attach(runner.session, key, left()))  # once it is a thread's turn
+        self._point = Point(attached, key.generation)
         self._runner = runner
         return runner, self._point, None if timeout is None else left_of(deadline)
 
