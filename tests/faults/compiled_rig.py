@@ -6,12 +6,13 @@ import ctypes
 import importlib.util
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import ipcsync
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
 from ipcsync._engines import compiled
 from ipcsync._engines.chains import Entry
@@ -258,6 +259,15 @@ class Rig:
     def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:  # noqa: N802 - the driver's name
         self.mode, mode[0] = mode[0], self.mode
         return 0
+
+
+def end(core: ModuleType, rigs: Iterable[Rig]) -> None:
+    """Close the rigs, and have the core call the process's own driver again."""
+    for rig in rigs:
+        rig.close()
+    core.bind_functions({})
+    if ipcsync.driver_name() == "cuda":
+        compiled.bind_driver()
 
 
 def _point_of(core: ModuleType) -> Any:

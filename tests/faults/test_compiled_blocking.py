@@ -16,10 +16,8 @@ from typing import Any
 
 import pytest
 
-import ipcsync
-from ipcsync._engines import compiled
 from ipcsync.typing import EngineName
-from tests.faults.compiled_rig import _POINTER, _SIGNATURES, NotMeError, Rig, _point_of
+from tests.faults.compiled_rig import _POINTER, _SIGNATURES, NotMeError, Rig, _point_of, end
 from tests.faults.test_board_order import Case
 from tests.faults.test_compiled_order import core
 from tests.kit.scripts import run
@@ -51,10 +49,7 @@ class _Semaphore:
 def rig(tmp_path: Path, engine: EngineName, call: str) -> Iterator[Rig]:
     made = Rig(core, tmp_path, Case(call, engine=engine, recorded=int(call == "wait"), depth=4))
     yield made
-    made.close()
-    core.bind_functions({})
-    if ipcsync.driver_name() == "cuda":
-        compiled.bind_driver()
+    end(core, [made])
 
 
 _BLOCKING = {

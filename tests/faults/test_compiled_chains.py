@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 
-import ipcsync
 from ipcsync._board import BROKEN, INT64_MAX, LIVE
 from ipcsync._board.session_line import SessionLine
-from ipcsync._engines import compiled
 from ipcsync._engines.chains import Entry
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued_wait import Wait
 from tests.faults.chain_world import World
-from tests.faults.compiled_rig import Rig, built
+from tests.faults.compiled_rig import Rig, built, end
 from tests.faults.test_board_order import Case
 from tests.faults.test_chain_order import _done, _run, _started, _steps_of
 from tests.faults.test_compiled_order import _CHANGES, core, translated
@@ -98,11 +96,7 @@ def rig(tmp_path: Path) -> Iterator[Callable[..., Chain]]:
         return rigs[-1]
 
     yield make
-    for made in rigs:
-        made.close()
-    core.bind_functions({})
-    if ipcsync.driver_name() == "cuda":
-        compiled.bind_driver()
+    end(core, rigs)
 
 
 def _model_of_a_record() -> list[str]:

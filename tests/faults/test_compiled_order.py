@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-import ipcsync
 from ipcsync._board import BROKEN, LIVE, OPEN, layout
 from ipcsync._engines import compiled
 from tests.faults.board_recorder import Model
 from tests.faults.board_world import Process, Scenario, World
-from tests.faults.compiled_rig import SOURCE, Rig, built
+from tests.faults.compiled_rig import SOURCE, Rig, built, end
 from tests.faults.explorer import Program, run_alone
 from tests.faults.test_board_order import _WITHIN, CASES, Case, _run_model
 
@@ -73,9 +72,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., tuple[list[str], str]]]:
             rigs[-1].close()
 
     yield run
-    core.bind_functions({})
-    if ipcsync.driver_name() == "cuda":
-        compiled.bind_driver()
+    end(core, [])
 
 
 def expected(case: Case) -> tuple[list[str], str]:

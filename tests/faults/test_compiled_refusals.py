@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import ipcsync
-from ipcsync._engines import compiled
-from tests.faults.compiled_rig import MARKER, Rig
+from tests.faults.compiled_rig import MARKER, Rig, end
 from tests.faults.test_board_order import CASES, Case
 from tests.faults.test_compiled_chains import Chain, _go_to
 from tests.faults.test_compiled_order import _CHANGES, core
@@ -140,11 +138,7 @@ def rig(tmp_path: Path) -> Iterator[Callable[[str], Rig]]:
         return made
 
     yield make
-    for made in rigs:
-        made.close()
-    core.bind_functions({})
-    if ipcsync.driver_name() == "cuda":
-        compiled.bind_driver()
+    end(core, rigs)
 
 
 def _refuse(made: Rig, refusal: Refusal) -> None:

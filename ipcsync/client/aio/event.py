@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from functools import partial
 from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -148,11 +147,14 @@ class AsyncPoint:
         deadline = deadline_of(timeout)
         key = self._point._key
         runner = _runner_of(key.epoch)
-        left = (lambda: None) if timeout is None else partial(left_of, deadline)
+
+        def left() -> float | None:
+            return None if timeout is None else left_of(deadline)
+
         attached = await runner.request(lambda: attach(runner.session, key, left()))  # once it is a thread's turn
         self._point = Point(attached, key.generation)
         self._runner = runner
-        return runner, self._point, None if timeout is None else left_of(deadline)
+        return runner, self._point, left()
 
     def _known(self) -> Point:
         if self._runner is None:
