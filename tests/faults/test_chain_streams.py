@@ -18,7 +18,7 @@ from tests.faults.chain_model import Model
 from tests.faults.chain_world import Op, Scenario, World
 from tests.kit import boards
 from tests.kit.examples import LONG
-from tests.unit.chain_row import Row
+from tests.unit.engines.chain_row import Row
 
 _LENGTH = 4  # of a program, behind a wait on the first stream that is queued, or that an exception ends
 _WAITS: tuple[Op, ...] = (("wait", 0, 1), ("interrupt", 0, 1))

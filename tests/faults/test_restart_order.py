@@ -14,7 +14,7 @@ from ipcsync_coordinator.journal import Journal
 from ipcsync_coordinator.transactions import Transactions
 from tests.faults.restart_model import Model
 from tests.faults.restart_world import Scenario
-from tests.unit.coordinator_world import SENDER, World
+from tests.unit.coordinator.coordinator_world import SENDER, World
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The failure table (docs/fleet.md), row by row with real signals, as each way to wait sees it.
 
 The rows that need hosts of their own, with wires to cut, are in test_hosts.py; that the wall clock, which may jump (row
-15), is read nowhere, is in tests/unit/test_bridge_config.py.
+15), is read nowhere, is in tests/unit/bridge/test_config.py.
 """
 
 from __future__ import annotations

@@ -50,15 +50,19 @@ class Part:
 PARTS = {
     "registry": Part(
         ("ipcsync_coordinator/registry.py", "ipcsync_coordinator/state.py"),
-        ("tests/unit/test_registry.py", "tests/unit/test_registry_machine.py"),
+        ("tests/unit/coordinator/test_registry.py", "tests/unit/coordinator/test_registry_machine.py"),
     ),
     "dispatcher": Part(
         ("ipcsync_coordinator/dispatcher.py", "ipcsync_coordinator/sessions.py"),
-        ("tests/unit/test_dispatcher.py", "tests/unit/test_dispatcher_replies.py"),
+        ("tests/unit/coordinator/test_dispatcher.py", "tests/unit/coordinator/test_dispatcher_replies.py"),
     ),
     "effects": Part(
         ("ipcsync_coordinator/effects.py",),
-        ("tests/unit/test_effects.py", "tests/unit/test_effects_mirrors.py", "tests/faults/test_board_order.py"),
+        (
+            "tests/unit/coordinator/test_effects.py",
+            "tests/unit/coordinator/test_effects_mirrors.py",
+            "tests/faults/test_board_order.py",
+        ),
     ),
     "attachments": Part(
         (
@@ -68,7 +72,7 @@ PARTS = {
             "ipcsync/_session/making.py",
             "ipcsync/_session/references.py",
         ),
-        ("tests/unit/test_attachments.py", "tests/unit/test_attachments_told.py"),
+        ("tests/unit/session/test_attachments.py", "tests/unit/session/test_attachments_told.py"),
     ),
     "engines": Part(
         (
@@ -86,14 +90,14 @@ PARTS = {
         (
             "tests/faults/test_board_order.py",
             "tests/faults/test_chain_order.py",
-            "tests/unit/test_attachments.py",
-            "tests/unit/test_attachments_told.py",
-            "tests/unit/test_engine_chains.py",
-            "tests/unit/test_chain_entries.py",
-            "tests/unit/test_chain_judgement.py",
-            "tests/unit/test_chain_waits.py",
-            "tests/unit/test_slot_view.py",
-            "tests/unit/test_engine_use.py",
+            "tests/unit/session/test_attachments.py",
+            "tests/unit/session/test_attachments_told.py",
+            "tests/unit/engines/test_engine_chains.py",
+            "tests/unit/engines/test_chain_entries.py",
+            "tests/unit/engines/test_chain_judgement.py",
+            "tests/unit/engines/test_chain_waits.py",
+            "tests/unit/engines/test_slot_view.py",
+            "tests/unit/engines/test_engine_use.py",
             "tests/events/test_driver_calls.py",
             "tests/events/test_interrupted_calls.py",
             "tests/events/test_full_ring.py",

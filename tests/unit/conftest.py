@@ -13,9 +13,9 @@ from ipcsync._board import Board
 from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
 from tests.kit import boards
-from tests.unit.attachment_scene import Scene
-from tests.unit.chain_row import Row
-from tests.unit.coordinator_world import World
+from tests.unit.coordinator.coordinator_world import World
+from tests.unit.engines.chain_row import Row
+from tests.unit.session.attachment_scene import Scene
 
 EPOCH = bytes(range(16))
 SESSIONS, SLOTS = 40, 70

@@ -1,0 +1,104 @@
+"""Messages between bridges: read as they were sent, and whatever else comes is a ProtocolError that costs little."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipcsync.errors import ProtocolError
+from ipcsync_bridge import wire
+from tests.unit.wire.frames import MANY
+
+_ID = b"i" * 16
+_ROWS = [
+    wire.Row(1, 2, 9, 8, 0, "open"),
+    wire.Row(3, 1 << 40, 5, 5, 4, "broken", "expired"),
+    wire.Row(4, 4, state="gone"),
+]
+_BODIES = [
+    wire.Open(wire.pack_texts(["kv/ready", ""])),
+    wire.Attach(_ID, wire.pack_keys([(1, 2), (3, 4)])), wire.Ping(b"", 0), wire.Ping(_ID, 7),
+    wire.Events("kv"), wire.Ack(_ID, 3), wire.Keep(_ID, b""), wire.State(1, _ID, _ID, 2, wire.pack_rows(_ROWS), b"r"),
+    wire.Pong(1, _ID, _ID, _ID, 2, 3), wire.Listed(b"x"), wire.Refused("EventClosed", "why"),
+    wire.News(1, _ID, _ID, 2, wire.pack_rows(_ROWS)), wire.Over(4, _ID, "stopped"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", _BODIES, ids=lambda body: type(body).__name__)
+def test_a_message_is_read_as_it_was_sent(body: wire.Message) -> None:
+    assert wire.decode(wire.encode(body)) == body
+
+
+def test_every_kind_is_among_those_that_are_tried() -> None:
+    assert {type(body) for body in _BODIES} == set(wire._KINDS.values())
+
+
+def test_rows_and_keys_are_read_as_they_were_sent() -> None:
+    assert wire.unpack_rows(wire.pack_rows(_ROWS)) == _ROWS
+    assert wire.unpack_keys(wire.pack_keys([(1, 2), (0, 1 << 60)])) == [(1, 2), (0, 1 << 60)]
+
+
+def test_texts_are_read_as_they_were_sent_and_none_else() -> None:
+    texts = ["", "kv/ready", "größer"]
+    assert wire.unpack_texts(wire.pack_texts(texts), 3) == texts
+    for data, most in ((wire.pack_texts(texts), 2), (wire.pack_texts(texts)[:-1], 3), (b"\1\0\xff", 1), (b"\1", 1)):
+        with pytest.raises(ProtocolError):
+            wire.unpack_texts(data, most)
+
+
+@pytest.mark.parametrize("data", [b"x", b"x" * 37, b"\xff" * 38, wire.pack_rows(_ROWS)[:-1] + b"\x09"])
+def test_rows_that_are_none_are_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        wire.unpack_rows(data)
+
+
+def test_more_than_one_message_holds_is_refused_at_both_ends() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        wire.encode(wire.Listed(b"x" * wire.MAX_BYTES))
+    assert caught.value.code == "too_large"
+    with pytest.raises(ProtocolError):
+        wire.decode(b"\0" * (wire.MAX_BYTES + 1))
+    with pytest.raises(ProtocolError):
+        wire.unpack_rows(wire.pack_rows(_ROWS[:1]) * (wire.MAX_ROWS + 1))
+
+
+_anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.binary(max_size=20) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@MANY
+@given(st.binary(max_size=200) | _anything.map(lambda value: bytes(msgpack.packb(value))))
+def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
+    try:
+        wire.decode(data)
+    except ProtocolError:
+        return
+
+
+@MANY
+@given(st.sampled_from(sorted(wire._KINDS)), st.lists(_anything, max_size=7))
+def test_any_body_of_any_kind_is_a_message_or_a_protocol_error(kind: str, body: list[object]) -> None:
+    try:
+        message = wire.decode(bytes(msgpack.packb([wire.VERSION, kind, body])))
+        assert wire.decode(wire.encode(message)) == message
+    except ProtocolError:
+        return
+
+
+@pytest.mark.parametrize("data", [b"\xdd\xff\xff\xff\xff", b"\x93" * 60_000, b"\x93\x01\xa4news\xc6\xff\xff\xff\xff"])
+def test_what_claims_to_be_large_costs_little(data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        for _ in range(50):
+            with pytest.raises(ProtocolError):
+                wire.decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()

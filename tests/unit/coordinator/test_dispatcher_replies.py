@@ -1,0 +1,254 @@
+"""What the dispatcher answers, keeps and counts: each reply once, for whoever may have it, and under its own id."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from ipcsync import _drivers
+from ipcsync._wire import codec, messages
+from ipcsync._wire.messages import Message
+from ipcsync_coordinator.auth import Sender
+from ipcsync_coordinator.liveness import ProcessWatch
+from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.state import Session
+from tests.unit.coordinator.coordinator_world import SENDER, SETTINGS, Frame, World
+
+_KEPT = SETTINGS.remembered_requests
+
+
+def _send(world: World, number: int, body: Message, token: bytes = b"") -> tuple[int, Message]:
+    """Whose reply it is, and what it says."""
+    reply = world.dispatcher.handle(codec.encode_request(number, body, token, 0), SENDER, time.monotonic_ns())
+    assert reply is not None
+    return codec.decode_reply(reply)
+
+
+def _entry(world: World, token: bytes) -> SessionEntry:
+    entry = world.sessions.find(token)
+    assert entry is not None
+    return entry
+
+
+def _refused(world: World, number: int, body: Message, token: bytes = b"") -> messages.Failure:
+    answered, failure = _send(world, number, body, token)
+    assert answered == number
+    assert isinstance(failure, messages.Failure)
+    return failure
+
+
+def test_a_retry_gets_the_same_reply_and_does_and_counts_nothing(world: World) -> None:
+    token = world.hello().token
+    first = _send(world, 7, messages.Open("e", True), token)
+    assert first[0] == 7
+    assert isinstance(first[1], messages.Attachment)
+    assert _send(world, 7, messages.Open("e", True), token) == first
+    assert world.metrics.requests["open"] == 1
+    assert world.metrics.results["open"] == {"ok": 1}
+    assert world.registry.in_use == 1
+
+
+def test_a_refusal_is_counted_under_its_name_and_its_retry_gets_it_again(world: World) -> None:
+    token, other = world.hello().token, world.hello().token
+    _send(world, 1, messages.Open("e", True), token)
+    refusal = _refused(world, 2, messages.Open("e", True), other)
+    assert refusal.kind == "RecorderTaken"
+    assert _send(world, 2, messages.Open("e", True), other) == (2, refusal)
+    assert world.metrics.refusals["RecorderTaken"] == world.metrics.results["open"]["RecorderTaken"] == 1
+
+
+def test_what_only_asks_is_counted_and_not_kept(world: World) -> None:
+    token = world.hello().token
+    for _ in range(2):
+        assert isinstance(_send(world, 1, messages.Stats(), token)[1], messages.Counters)
+    assert world.metrics.requests["stats"] == 2
+    assert world.metrics.results["stats"] == {"ok": 2}
+    assert not _entry(world, token).replies
+
+
+def test_a_request_whose_reply_is_kept_no_more_is_never_done_again(world: World) -> None:
+    token = world.hello().token
+    for number in range(1, _KEPT + 3):
+        _send(world, number, messages.Open(f"e{number}", True), token)
+    assert _entry(world, token).forgotten == 2
+    for number in (1, 2):
+        failure = _refused(world, number, messages.Open(f"e{number}", True), token)
+        assert (failure.kind, failure.attributes["code"]) == ("ProtocolError", "forgotten")
+        assert failure.message == f"request {number} was answered too long ago"
+    assert isinstance(_send(world, 3, messages.Open("e3", True), token)[1], messages.Attachment)
+    assert world.registry.in_use == _KEPT + 2
+
+
+def test_the_goodbye_can_be_said_again_when_the_session_is_gone_and_nothing_else(world: World) -> None:
+    token = world.hello().token
+    assert _send(world, 9, messages.Bye(), token) == _send(world, 9, messages.Bye(), token)
+    assert world.sessions.find(token) is None
+    failure = _refused(world, 8, messages.Bye(), token)
+    assert failure.kind == "SessionExpired"
+    assert failure.message.startswith("no such session here: it expired, was closed, or is of an earlier coordinator")
+    assert _refused(world, 9, messages.Bye(), b"t" * 16).kind == "SessionExpired"
+
+
+def test_what_has_no_session_is_held_against_its_connection_until_a_session_speaks_there(world: World) -> None:
+    strikes, token = world.dispatcher._strikes, world.hello().token
+    _refused(world, 1, messages.Stats(), b"t" * 16)
+    assert strikes._counts == {SENDER.routing: 1}
+    world.dispatcher.handle(b"\xc1", SENDER, time.monotonic_ns())
+    assert strikes._counts == {SENDER.routing: 2}
+    _send(world, 2, messages.Stats(), token)
+    assert strikes._counts == {}
+
+
+def test_a_session_that_fell_silent_may_release_and_nothing_else(world: World) -> None:
+    token = world.hello().token
+    _, opened = _send(world, 1, messages.Open("e", True), token)
+    assert isinstance(opened, messages.Attachment)
+    entry = _entry(world, token)
+    entry.is_ready = True
+    world.handlers.lose(entry, "ttl")
+    for body in (messages.Stats(), messages.Open("f", True), messages.Attach(opened.slot, opened.incarnation)):
+        failure = _refused(world, 2, body, token)
+        assert failure.kind == "SessionExpired"
+        assert failure.attributes["session"] == entry.session.label
+        assert failure.message.endswith("expired: it was silent for longer than its lease's 5 s; connect again")
+    for number, ending in enumerate((messages.Break, messages.Close), 3):
+        _, done = _send(world, number, ending(opened.slot, opened.incarnation), token)
+        assert not isinstance(done, messages.Failure), done
+    assert world.registry.in_use == 0
+
+
+def test_a_session_that_fell_silent_may_say_goodbye(world: World) -> None:
+    token = world.hello().token
+    entry = _entry(world, token)
+    entry.is_ready = True
+    world.handlers.lose(entry, "ttl")
+    assert not isinstance(_send(world, 1, messages.Bye(), token)[1], messages.Failure)
+    assert world.sessions.find(token) is None
+
+
+def test_a_request_that_coordinators_died_of_is_refused_under_its_id_and_not_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.hello().token
+    put_down: list[bytes] = []
+    journal = SimpleNamespace(take_in_hand=lambda _frame: True, put_down=lambda: put_down.append(b""))
+    monkeypatch.setattr(world.dispatcher, "_journal", journal)
+    failure = _refused(world, 4711, messages.Open("e", True), token)
+    assert (failure.kind, failure.attributes["code"]) == ("ProtocolError", "poison")
+    assert failure.message == "coordinators died of this request: it is not tried again"
+    assert world.metrics.refusals["poison"] == 1
+    assert world.registry.in_use == 0
+    assert put_down == [b""]
+
+
+def test_each_frame_is_measured_whatever_becomes_of_it(world: World) -> None:
+    before = sum(world.metrics._buckets)
+    world.dispatcher.handle(b"\xc1", SENDER, time.monotonic_ns())
+    began = time.monotonic_ns() - 2_000_000_000
+    world.dispatcher.handle(b"\xc1", SENDER, began)
+    assert sum(world.metrics._buckets) == before + 2
+    assert world.metrics._buckets[-1] == 1
+    assert 2 <= world.metrics._sum_s < 60
+
+
+def test_who_is_not_confirmed_yet_is_looked_at_with_each_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[SessionEntry, Sender]] = []
+    monkeypatch.setattr(world.dispatcher, "_on_confirm", lambda *told: seen.append(told))
+    token = world.hello().token
+    entry = _entry(world, token)
+    sender = Sender(b"routing", Frame(os.getpid()))
+    frame = codec.encode_request(1, messages.Stats(), token, 0)
+    world.dispatcher.handle(frame, sender, time.monotonic_ns())
+    assert seen == [(entry, sender)]
+    entry.watch.is_confirmed = True
+    seen.clear()
+    world.dispatcher.handle(frame, sender, time.monotonic_ns())
+    assert seen == []
+
+
+def test_a_late_hello_opens_no_session(world: World) -> None:
+    hello = messages.Hello(os.urandom(16), _drivers.name())
+    assert world.handle(codec.encode_request(1, hello, b"", time.monotonic_ns() - 1)) is None
+    assert not world.sessions
+    assert world.metrics.refusals["late"] == world.metrics.results["hello"]["late"] == 1
+    assert isinstance(world.handle(codec.encode_request(2, hello, b"", time.monotonic_ns() + 10**10)), messages.Welcome)
+    assert world.metrics.requests["hello"] == world.metrics.results["hello"]["ok"] == 1
+
+
+def test_a_failure_inside_is_counted_under_its_operation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = world.hello().token
+    monkeypatch.setitem(world.handlers.table, "stats", lambda *_: 1 // 0)
+    assert _refused(world, 1, messages.Stats(), token).kind == "IpcSyncError"
+    assert world.metrics.results["stats"] == {"internal": 1}
+    _refused(world, 2, messages.Stats(), b"t" * 16)
+    assert world.metrics.results["stats"] == {"internal": 1, "SessionExpired": 1}
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def _made(table: SessionTable, serial: int, role: str = "") -> SessionEntry:
+    session = Session(f"s{serial}", serial, serial, "", role=role)
+    watch = ProcessWatch.__new__(ProcessWatch)
+    entry = SessionEntry(session, bytes([serial]) * 16, bytes([serial + 100]) * 16, 1, 0, 0, watch)
+    table.add(entry)
+    return entry
+
+
+def test_the_bridge_is_the_live_session_of_that_role() -> None:
+    table = SessionTable(2, 2)
+    assert table.bridge() is None
+    _made(table, 1)
+    assert table.bridge() is None
+    gone, here = _made(table, 2, "bridge"), _made(table, 3, "bridge")
+    gone.session.state = "expired"
+    assert table.bridge() is here
+
+
+def test_the_last_replies_of_sessions_that_are_gone_are_kept_and_no_more_than_the_limit() -> None:
+    table = SessionTable(2, 2)
+    for serial in (1, 2, 3):
+        table.forget(_made(table, serial).session.serial)
+        table.keep(bytes([serial]) * 16, serial, b"reply %d" % serial)
+    assert [table.final_reply(bytes([serial]) * 16, serial) for serial in (1, 2, 3)] == [None, b"reply 2", b"reply 3"]
+    assert table.final_reply(bytes([2]) * 16, 3) is None
+    assert table.final_reply(b"x" * 16, 1) is None
+    assert list(table.replies()) == [(bytes([2]) * 16, 2, b"reply 2"), (bytes([3]) * 16, 3, b"reply 3")]
+
+
+def test_an_entry_is_found_by_token_nonce_and_number_until_it_is_forgotten() -> None:
+    table = SessionTable(2, 2)
+    one, two = _made(table, 1), _made(table, 2)
+    assert list(table) == [one, two]
+    assert len(table) == 2
+    assert table.find(one.token) is table.of_nonce(one.nonce) is table.of_serial(1) is one
+    assert table.forget(1) is one
+    assert table.forget(1) is None
+    assert (table.find(one.token), table.of_nonce(one.nonce), table.of_serial(1)) == (None, None, None)
+    assert list(table) == [two]
+
+
+def test_replies_are_kept_in_their_order_and_what_falls_out_is_remembered_by_its_number() -> None:
+    table = SessionTable(2, 2)
+    one = _made(table, 1)
+    for number in (5, 4, 6):
+        table.keep(one.token, number, b"%d" % number)
+    assert list(table.replies()) == [(one.token, 4, b"4"), (one.token, 6, b"6")]
+    assert one.forgotten == 5
+    table.keep(one.token, 7, b"7")
+    assert one.forgotten == 5, "what falls out later may have the lower number"
+
+
+def test_the_requests_of_one_call_are_known_by_their_deadline(world: World) -> None:
+    tokens = [world.hello().token, world.hello().token]
+    later = time.monotonic_ns() + 1_000_000_000_000
+    found = []
+    for who, deadline in ((0, later), (0, later), (1, later), (0, later), (0, later + 1), (0, 0), (0, 0)):
+        world.handle(codec.encode_request(next(world.ids), messages.ListEvents(), tokens[who], deadline))
+        found.append(world.dispatcher.is_one_of_many)
+    assert found == [False, True, False, True, False, False, False]
+    world.handle(b"malformed")
+    assert not world.dispatcher.is_one_of_many

@@ -1,0 +1,256 @@
+"""What follows from a registry's change: on the board, in the pool, on the feed, in the journal and in the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from ipcsync._board import BROKEN, CLOSED, EXPIRED, FREE, INT64_MAX, LIVE, OPEN, Board
+from ipcsync._wire.messages import Announcement
+from ipcsync.typing import EngineName
+from ipcsync_coordinator.effects import _watermark
+from ipcsync_coordinator.records import Effect
+from ipcsync_coordinator.state import Change, Slot
+from tests.unit.coordinator.effects_scene import Scene, Shared
+
+
+@pytest.fixture
+def scene(board: Board) -> Scene:
+    return Scene(board)
+
+
+ENGINES: list[EngineName] = ["event", "timeline"]
+
+
+def test_a_session_is_put_on_the_board_and_told_and_taken_off_at_its_end(scene: Scene) -> None:
+    before = time.monotonic_ns()
+    session = scene.registry.open_session("id-s", "s")
+    session.pid, session.started = 17, 170
+    (assign,) = scene.settle()
+    line = scene.board.session(session.line)
+    namespace = scene.board.coordinator[2]
+    assert (line.state, line.serial, line.process, line.label) == (LIVE, session.serial, (17, 170, namespace), "s")
+    assert before <= line.heartbeat <= time.monotonic_ns()
+    assert assign == Effect("assign", session.line, (session.serial, 17, 170, namespace, line.heartbeat, "s"))
+    assert scene.board.newest == 1
+    scene.registry.expire(session)
+    assert scene.settle() == [Effect("expire", session.line)]
+    assert line.state == EXPIRED
+    assert scene.outside.forgotten == []
+    scene.registry.bury(session)
+    assert scene.settle() == [Effect("forget", session.line)]
+    assert line.state == FREE
+    assert scene.outside.forgotten == [session]
+    assert scene.outside.heard() == [
+        Announcement(number=1, kind="session_opened", name="s", session="id-s"),
+        Announcement(number=2, kind="session_closed", name="s", session="id-s"),
+    ]
+
+
+def test_the_newest_session_stays_the_newest_when_an_older_one_is_stored_again(scene: Scene) -> None:
+    first, second = scene.session("1"), scene.session("2")
+    scene.effects.redo([Effect("assign", first.line, (first.serial, 17, 170, 0, 1, "1"))])
+    assert scene.board.newest == second.serial >> 16 == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_event_is_put_on_the_board_and_told_with_its_handles(scene: Scene, engine: EngineName) -> None:
+    session = scene.session("s")
+    scene.outside.heard()
+    ring = [Shared(5, b"five"), Shared(6, b"six")]
+    slot = scene.registry.create(session, "e", recorder=True, device="gpu", engine=engine, depth=2, ring=ring)
+    assert scene.settle() == [Effect("open", 0, (1,)), Effect("recorder", 0, (session.serial,))]
+    line = scene.board.slot(slot.index)
+    assert (line.state, line.incarnation, line.recorder, line.watermark) == (OPEN, 1, session.serial, 0)
+    assert scene.outside.heard() == [
+        Announcement(
+            number=2,
+            kind="opened",
+            name="e",
+            slot=0,
+            incarnation=1,
+            device="gpu",
+            engine=engine,
+            handles=[b"five", b"six"],
+        )
+    ]
+
+
+def test_a_close_is_told_and_the_slot_waits_for_the_last_who_may_touch_it(scene: Scene) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder)
+    scene.registry.join(waiter, slot, recorder=False, device="", engine="auto")
+    ring, line = slot.ring, scene.board.slot(0)
+    line.publish(2)
+    line.store_completed(2)
+    assert scene.effects.quarantine_oldest_s() == 0.0
+    scene.registry.close(recorder, 0, 1, released=True)
+    assert scene.settle() == [Effect("close", 0), None]  # of an event that drains, the board says nothing
+    assert (line.state, line.completed) == (CLOSED, 2)
+    assert scene.outside.heard() == [Announcement(number=4, kind="closed", name="e", slot=0, incarnation=1)]
+    assert 0 < scene.effects.quarantine_oldest_s() < 60
+    scene.registry.close(waiter, 0, 1, released=True)
+    assert scene.settle() == [Effect("free", 0, (2,))]
+    assert (line.state, line.completed) == (FREE, 2)
+    assert (scene.outside.returned, scene.outside.destroyed, slot.ring) == ([ring], [], [])
+    assert scene.outside.heard() == []
+    assert scene.effects.quarantine_oldest_s() == 0.0
+
+
+def test_the_age_of_the_oldest_slot_in_quarantine_is_told(scene: Scene) -> None:
+    session = scene.session("s")
+    for number in range(3):
+        slot = scene.registry.create(
+            session, f"e{number}", recorder=True, device="gpu", engine="event", depth=1, ring=[]
+        )
+        scene.registry.close(session, slot.index, slot.incarnation, released=False)
+        scene.settle()
+    now = time.monotonic_ns()
+    scene.effects._quarantined_ns.update({0: now - 3_000_000_000, 1: now - 7_000_000_000})
+    assert scene.effects.quarantine_oldest_s() == pytest.approx(7, abs=1)
+    before = dict(scene.effects._quarantined_ns)
+    scene.effects.resume(scene.registry.slots[1])
+    assert scene.effects._quarantined_ns == before  # it has been there since then
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("end", ["expire", "bury"])
+def test_a_break_says_what_stays_good_and_why(
+    scene: Scene, engine: EngineName, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, engine)
+    scene.registry.join(waiter, slot, recorder=False, device="", engine="auto")
+    line = scene.board.slot(0)
+    line.publish(5)
+    line.store_completed(3)
+    getattr(scene.registry, end)(recorder)
+    scene.registry.take_changes()
+    has_expired = end == "expire"
+    with caplog.at_level(logging.WARNING, "ipcsync.coordinator"):
+        steps = scene.effects.plan([Change("broken", slot)])
+        scene.effects.carry_out(steps)
+    assert [step.effect for step in steps] == [Effect("break", 0, (3, has_expired, engine == "timeline", ""))]
+    assert (line.state, line.watermark, line.has_expired) == (BROKEN, 3, has_expired)
+    assert line.completed == (INT64_MAX if engine == "timeline" else 3)
+    assert scene.effects.releaser.holds_any() == (engine == "timeline")
+    assert [(each.kind, each.name, each.slot) for each in scene.outside.heard()] == [("broken", "e", 0)]
+    assert scene.effects.quarantine_oldest_s() > 0
+    (said,) = caplog.records
+    told = {"name": "e", "slot": 0, "recorder": "r", "session": "id-r", "generation": 5, "good_to": 3}
+    assert (said.getMessage(), said.fields) == ("event broken", told)  # type: ignore[attr-defined] # see _logs
+
+
+def test_a_broken_ring_is_destroyed_and_a_whole_one_used_again(scene: Scene) -> None:
+    for completed, breaks in ((2, False), (1, False), (2, True)):
+        recorder = scene.session("r")
+        slot = scene.open(recorder)
+        ring, line = slot.ring, scene.board.slot(slot.index)
+        line.publish(2)
+        line.store_completed(completed)
+        if breaks:
+            scene.registry.bury(recorder)
+        else:
+            scene.registry.end_session(recorder, released=True)
+        scene.settle()
+        is_reusable = completed == 2 and not breaks
+        assert (scene.outside.returned, scene.outside.destroyed) == (([ring], []) if is_reusable else ([], [ring]))
+        assert line.completed == 2  # where the next use begins
+        scene.outside.returned.clear(), scene.outside.destroyed.clear()
+
+
+def test_what_waits_ahead_is_released_once_a_timeline_is_drained_and_until_it_is_used_anew(scene: Scene) -> None:
+    recorder, waiter = scene.session("r"), scene.session("w")
+    slot = scene.open(recorder, "timeline")
+    scene.registry.join(waiter, slot, recorder=False, device="", engine="auto")
+    line = scene.board.slot(0)
+    line.publish(2)
+    line.store_completed(2)
+    scene.registry.close(recorder, 0, 1, released=True)
+    assert scene.settle() == [Effect("close", 0), Effect("drain", 0, (2,))]
+    assert (line.watermark, line.completed, scene.effects.releaser.holds_any()) == (2, INT64_MAX, True)
+    line.store_completed(2)
+    scene.effects.releaser.reassert()
+    assert line.completed == INT64_MAX
+    scene.registry.close(waiter, 0, 1, released=True)
+    scene.settle()
+    assert (line.state, line.completed, scene.effects.releaser.holds_any()) == (FREE, 2, False)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("state", "is_drained"), [("broken", False), ("closed", True), ("closed", False)])
+def test_a_later_coordinator_releases_what_the_one_before_it_did(
+    scene: Scene, engine: EngineName, state: Any, is_drained: bool
+) -> None:
+    slot = Slot(0, state, 1, "e", engine=engine, is_drained=is_drained)
+    scene.effects.resume(slot)
+    is_held = engine == "timeline" and (state == "broken" or is_drained)
+    assert scene.effects.releaser.holds_any() == is_held
+    assert scene.board.slot(0).completed == (INT64_MAX if is_held else 0)
+    assert scene.effects.quarantine_oldest_s() > 0
+
+
+def test_a_later_coordinator_stores_again_what_the_one_before_it_may_have(scene: Scene) -> None:
+    session = scene.session("s")
+    slot = scene.open(session, "timeline")
+    line = scene.board.slot(slot.index)
+    for effects, found in (
+        ([Effect("break", 0, (0, True, True, ""))], (BROKEN, 0, True, INT64_MAX)),
+        ([Effect("free", 0, (0,))], (FREE, 0, True, 0)),
+        ([Effect("open", 0, (2,)), Effect("recorder", 0, (9,))], (OPEN, 0, True, 0)),
+        ([Effect("close", 0), Effect("drain", 0, (0,))], (CLOSED, 0, True, INT64_MAX)),
+    ):
+        for _ in range(2):
+            scene.effects.redo(effects)
+            assert (line.state, line.watermark, line.has_expired, line.completed) == found
+    assert (line.incarnation, line.recorder) == (2, 9)
+    assert scene.outside.heard() == []  # what it announced, subscribers of this one learn by its snapshot
+
+
+def test_a_step_that_fails_is_logged_and_keeps_no_other_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    session = scene.session("s")
+    slots = [
+        scene.registry.create(session, name, recorder=True, device="gpu", engine="event", depth=1, ring=[name])
+        for name in ("a", "b")
+    ]
+    scene.registry.take_changes()
+    scene.outside.destroy = scene.outside.give_back = lambda ring: scene.outside.returned.append(ring) or 1 / 0
+    scene.registry.bury(session)
+    scene.settle()
+    assert scene.outside.returned == [["a"], ["b"]]
+    assert [scene.board.slot(slot.index).state for slot in slots] == [FREE, FREE]
+    assert scene.outside.forgotten == [session]
+    said = [(record.getMessage(), record.fields, record.exc_info is not None) for record in caplog.records]  # type: ignore[attr-defined] # see _logs
+    assert said.count(("change only partly carried out", {"kind": "freed"}, True)) == 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "completed", "recorded", "behind", "lost", "good"),
+    [
+        ("event", 12, 15, 0, 0, 12),
+        ("event", 15, 14, 0, 0, 14),  # what was not published was not recorded
+        ("event", 7, 15, 0, 0, 10),  # of an earlier use
+        ("event", 14, 15, 12, 13, 14),  # an event's recorder publishes only what it judged
+        ("timeline", 14, 15, 0, 0, 14),
+        ("timeline", 14, 15, 12, 0, 11),
+        ("timeline", 14, 15, 0, 13, 12),
+        ("timeline", 14, 15, 13, 12, 11),
+        ("timeline", 14, 15, 9, 10, 14),  # of an earlier use
+        ("timeline", 14, 15, 11, 0, 10),
+        ("timeline", 12, 15, 14, 15, 12),
+        ("timeline", INT64_MAX, 15, 12, 0, 3),  # released: what counts was kept before
+    ],
+)
+def test_what_stays_good_at_a_break(
+    board: Board, engine: EngineName, completed: int, recorded: int, behind: int, lost: int, good: int
+) -> None:
+    line = board.slot(0)
+    line.set_watermark(3)
+    line.publish(recorded)
+    line.store_behind(behind)
+    line.lose(lost, 0)
+    line.store_completed(completed)
+    assert _watermark(Slot(0, "open", 1, "e", engine=engine, base=10), line) == good

@@ -1,0 +1,274 @@
+"""The journal: what counts of it, who may write it, and what is refused because of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ipcsync._session.closes import PendingCloses
+from ipcsync._wire import codec, messages
+from ipcsync._wire.messages import Message
+from ipcsync.errors import QuotaExceeded
+from ipcsync_coordinator import given, journal
+from ipcsync_coordinator.journal import Journal, JournalError
+from ipcsync_holdings import journal_files
+from ipcsync_holdings.link import Link
+from tests.unit.coordinator import coordinator_world
+from tests.unit.coordinator.coordinator_world import SENDER, World
+
+
+def test_no_two_coordinators_have_one_journal(world: World) -> None:
+    words = world.files.descriptors[0]
+    given._be_the_only_one(words)
+    with pytest.raises(RuntimeError, match="another coordinator still has the journal"):
+        given._be_the_only_one(words)
+
+
+def test_what_was_written_and_not_made_valid_did_not_happen(world: World) -> None:
+    token = world.hello().token
+    end = world.files.words[journal_files.VALID]
+    os.pwrite(world.files.logs[0], os.urandom(100), end)
+    world.begin(world.events.held())
+    assert world.sessions.find(token) is not None
+
+
+@pytest.mark.parametrize("damage", ["a byte", "the length", "the end"])
+def test_a_damaged_journal_is_not_believed(world: World, damage: str) -> None:
+    world.hello()
+    words, log = world.files.words, world.files.logs[0]
+    if damage == "the end":
+        words[journal_files.VALID] -= 3
+    else:
+        at = 12 if damage == "a byte" else 0
+        os.pwrite(log, bytes([os.pread(log, 1, at)[0] ^ 0x40]), at)
+    with pytest.raises(JournalError, match=r"the record at byte 0 is damaged"):
+        world.begin(world.events.held())
+
+
+@pytest.mark.parametrize(("killed_from_outside", "deaths"), [(False, 2), (True, 4)])
+def test_a_request_that_coordinators_died_of_is_refused_and_no_other_is(
+    world: World, monkeypatch: pytest.MonkeyPatch, killed_from_outside: bool, deaths: int
+) -> None:
+    world.files.words[journal_files.KILLED_FROM_OUTSIDE] = killed_from_outside
+    token = world.hello().token
+    poison = codec.encode_request(7, messages.Open("poison"), token, 0)
+    other = codec.encode_request(8, messages.Open("other"), token, 0)
+    monkeypatch.setattr(Journal, "put_down", lambda _: None)
+    for _ in range(deaths):
+        reply = world.dispatcher.handle(poison, SENDER, time.monotonic_ns())
+        assert reply is not None
+        assert isinstance(codec.decode_reply(reply)[1], messages.Attachment)
+        world.begin(world.events.held())
+    reply = world.dispatcher.handle(poison, SENDER, time.monotonic_ns())
+    assert reply is not None
+    number, body = codec.decode_reply(reply)
+    assert number == 7
+    assert isinstance(body, messages.Failure)
+    assert body.attributes["code"] == "poison"
+    reply = world.dispatcher.handle(other, SENDER, time.monotonic_ns())
+    assert reply is not None
+    assert isinstance(codec.decode_reply(reply)[1], messages.Attachment)
+
+
+def test_a_reply_that_is_kept_is_given_also_past_the_deadline(world: World) -> None:
+    token = world.hello().token
+    now = time.monotonic_ns()
+    done = codec.encode_request(7, messages.Open("done"), token, now + 1_000_000_000)
+    reply = world.dispatcher.handle(done, SENDER, now)
+    world.begin(world.events.held())
+    late = now + 2_000_000_000
+    assert world.dispatcher.handle(done, SENDER, late) == reply
+    not_done = codec.encode_request(8, messages.Open("not done"), token, now + 1_000_000_000)
+    assert world.dispatcher.handle(not_done, SENDER, late) is None
+
+
+def test_without_memory_for_the_journal_what_changes_something_is_refused_and_nothing_is_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.hello().token
+
+    def none_left(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", none_left)
+    monkeypatch.setattr(journal, "_LEAST_ROOM", 1 << 30)
+    before = world.registry.in_use
+    answer = world.ask(messages.Open("one"), token)
+    assert isinstance(answer, messages.Failure)
+    assert answer.kind == QuotaExceeded.__name__
+    assert world.registry.in_use == before
+    assert isinstance(world.ask(messages.ListEvents(), token), messages.EventList)
+
+
+def test_a_log_does_not_grow_with_the_number_of_starts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_LEAST_LIMIT", 10_000)
+    token = world.hello().token
+    ids = iter(range(1, 10_000))
+
+    def ask(body: Message) -> Message:
+        frame = codec.encode_request(next(ids), body, token, 0)
+        reply = world.dispatcher.handle(frame, SENDER, time.monotonic_ns())
+        assert reply is not None
+        return codec.decode_reply(reply)[1]
+
+    longest = 0
+    for _ in range(20):
+        for _ in range(20):
+            opened = ask(messages.Open("one"))
+            assert isinstance(opened, messages.Attachment)
+            ask(messages.Close(opened.slot, opened.incarnation))
+        longest = max(longest, *(world.files.words[journal_files.VALID + which] for which in (0, 1)))
+        world.begin(world.events.held())
+    assert longest < 50_000
+
+
+def test_what_an_attachment_adds_does_not_grow_with_the_number_of_sessions(world: World) -> None:
+    first = world.hello()
+    opened = world.ask(messages.Open("one", engine="timeline"), first.token)
+    assert isinstance(opened, messages.Attachment)
+    sizes = set()
+    for _ in range(5):
+        token = world.hello().token
+        for body in (messages.Open("one"), messages.Close(opened.slot, opened.incarnation, released=False)):
+            before = world.files.words[journal_files.VALID]
+            assert not isinstance(world.ask(body, token), messages.Failure)
+            sizes.add((type(body), world.files.words[journal_files.VALID] - before))
+    assert len(sizes) == 2, sizes
+
+
+def _no_memory(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_close_and_a_break_that_found_no_memory_are_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.hello().token
+    opened = world.ask(messages.Open("held", recorder=True, engine="timeline"), token)
+    assert isinstance(opened, messages.Attachment)
+
+    def send(body: Message, _seconds: float) -> None:
+        reply = world.ask(body, token)
+        if isinstance(reply, messages.Failure):
+            raise codec.error_of(reply)
+
+    closes = PendingCloses(send, {})
+    engine: Any = SimpleNamespace(slot=opened.slot, incarnation=opened.incarnation)
+    engine.chain = SimpleNamespace(has_asked=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", _no_memory)
+        patch.setattr(journal, "_LEAST_ROOM", 1 << 30)
+        closes.ask_for_break(engine)
+        closes.add_late(opened)
+        closes.flush(wait=True)
+        with pytest.raises(QuotaExceeded):
+            closes.change(5, lambda: pytest.fail("nothing is opened before it is closed"))
+    assert not engine.chain.has_asked
+    assert closes.has_any
+    closes.ask_for_break(engine)
+    assert engine.chain.has_asked
+    closes.flush(wait=True)
+    assert not closes.has_any
+    assert world.registry.in_use == 0
+
+
+def test_a_journal_that_finds_no_memory_for_a_shorter_one_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, files = world.hello().token, world.files
+    write, current = os.pwrite, files.words[journal_files.CURRENT]
+
+    def write_the_current(log: int, data: bytes, at: int) -> int:
+        return write(log, data if log == files.logs[current] else data[:-1], at)
+
+    world.transactions.journal._limit = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", write_the_current)
+        first = world.ask(messages.Open("first", engine="timeline"), token)
+    assert isinstance(first, messages.Attachment), "what was done is answered as that"
+    assert files.words[journal_files.CURRENT] == current
+    assert os.fstat(files.logs[1 - current]).st_blocks == 0
+    world.transactions.journal._limit = 0
+    assert isinstance(world.ask(messages.Open("second", engine="timeline"), token), messages.Attachment)
+    assert files.words[journal_files.CURRENT] != current, "it is tried again"
+    world.begin(world.events.held())
+    assert isinstance(world.ask(messages.Attach(first.slot, first.incarnation), token), messages.Attachment)
+
+
+def test_a_shorter_journal_is_gone_on_with_though_there_is_no_memory_for_deaths(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, files = world.hello().token, world.files
+    reserve, current = os.posix_fallocate, files.words[journal_files.CURRENT]
+
+    def reserve_in_the_current(log: int, at: int, size: int) -> None:
+        if log != files.logs[current]:
+            _no_memory()
+        reserve(log, at, size)
+
+    world.transactions.journal._limit = 0
+    monkeypatch.setattr(os, "posix_fallocate", reserve_in_the_current)
+    assert isinstance(world.ask(messages.Open("one", engine="timeline"), token), messages.Attachment)
+    assert files.words[journal_files.CURRENT] != current
+    assert os.fstat(files.logs[current]).st_blocks == 0
+
+
+@pytest.mark.process
+def test_a_keeper_of_another_version_is_told_the_versions() -> None:
+    """Such a one passes other descriptors."""
+    ours, theirs = socket.socketpair()
+    script = f"from ipcsync_coordinator import given; given.receive('{os.getpid()},{theirs.fileno()},1,2')"
+    with ours, theirs, subprocess.Popen([sys.executable, "-c", script], pass_fds=[theirs.fileno()]) as process:
+        message = Link(ours).receive(30)
+        assert message is not None
+        assert message[2] == [given.versions()]
+        ours.shutdown(socket.SHUT_RDWR)
+        assert process.wait(30) == 0
+
+
+def test_a_shorter_journal_has_memory_for_deaths(world: World) -> None:
+    world.transactions.journal._limit = 0
+    world.hello()
+    log = world.files.logs[world.files.words[journal_files.CURRENT]]
+    valid = world.files.words[journal_files.VALID + world.files.words[journal_files.CURRENT]]
+    assert os.fstat(log).st_blocks * 512 >= valid + journal._LEAST_ROOM
+
+
+def test_a_coordinator_set_to_fewer_replies_keeps_as_many_as_sessions_were_granted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.hello().token
+    frames = [codec.encode_request(number, messages.Open(f"e{number}"), token, 0) for number in (7, 8)]
+    replies = [world.dispatcher.handle(frame, SENDER, time.monotonic_ns()) for frame in frames]
+    fewer = dataclasses.replace(coordinator_world.SETTINGS, remembered_requests=1)
+    monkeypatch.setattr(coordinator_world, "SETTINGS", fewer)
+    for _ in range(2):
+        world.begin(world.events.held())
+        assert [world.dispatcher.handle(frame, SENDER, time.monotonic_ns()) for frame in frames] == replies
+
+
+def test_whose_process_was_confirmed_is_known_after_any_number_of_starts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = world.hello().token
+    entry = world.sessions.find(token)
+    assert entry is not None
+    entry.watch.is_confirmed = True
+    world.registry.touched.sessions.add(entry.session)
+    world.transactions.commit()
+    words = world.files.words
+    words[journal_files.CARRIED_OUT + words[journal_files.CURRENT]] = 0  # as if killed before the mark
+    monkeypatch.setattr(journal, "_LEAST_LIMIT", 0)  # so that each start writes it all anew
+    for _ in range(3):
+        world.begin(world.events.held())
+        again = world.sessions.find(token)
+        assert again is not None
+        assert again.was_confirmed

@@ -1,0 +1,170 @@
+"""The daemon's log: one line an event whatever a name holds, in both formats, and never a token."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import ipcsync
+from ipcsync import _logs as logs
+from ipcsync._logs import Json, KeyValue, fields, is_round, quoted
+from tests.kit.examples import examples
+from tests.kit.until import until
+
+_ROOT = Path(__file__).parents[3]
+_PAIR = re.compile(r'([a-z_]+)=((?:"(?:[^"\\]|\\.)*")|[^\s"=]*)(?: |$)')
+_FORGED = 'x\ntime=2030-01-01T00:00:00.000Z level=info event="session lost" name="a" b\\'
+
+
+def _written(formatter: logging.Formatter, message: str, *args: object, **options: Any) -> str:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logger = logging.Logger("ipcsync.test")
+    logger.addHandler(handler)
+    logger.error(message, *args, **options)
+    return stream.getvalue()
+
+
+def _parsed(line: str) -> dict[str, str]:
+    """The pairs of a line, which must be nothing but pairs."""
+    pairs, at = {}, 0
+    while at < len(line):
+        found = _PAIR.match(line, at)
+        assert found, line[at:]
+        value = found[2]
+        pairs[found[1]] = str(ast.literal_eval(value)) if value.startswith('"') else value
+        at = found.end()
+    return pairs
+
+
+@examples(300)
+@given(st.text())
+@example(_FORGED)
+@example('a" level=error b="c')
+@example("a b=c")
+@example("")
+@example("a\u2028b\u2029c\x85d\x0be\u202ef\U000e0001")
+@example("\\n")
+@example("{'a': 1} %s %(x)s")
+def test_whatever_a_name_holds_it_is_one_value_on_one_line(name: str) -> None:
+    line = _written(KeyValue(), "session lost", extra=fields(name=name, pid=7))
+    assert line.endswith("\n")
+    assert len(line.splitlines()) == 1
+    pairs = _parsed(line[:-1])
+    assert list(pairs) == ["time", "level", "event", "name", "pid"]
+    assert (pairs["level"], pairs["event"], pairs["name"], pairs["pid"]) == ("error", "session lost", name, "7")
+    line = _written(Json(), "session lost", extra=fields(name=name, pid=7))
+    assert len(line.splitlines()) == 1
+    read = json.loads(line)
+    assert (read["level"], read["event"], read["name"], read["pid"]) == ("error", "session lost", name, 7)
+
+
+@pytest.mark.parametrize("formatter", [KeyValue(), Json()])
+def test_a_message_or_a_traceback_cannot_begin_a_line_of_its_own(formatter: logging.Formatter) -> None:
+    try:
+        raise ValueError(_FORGED)
+    except ValueError:
+        line = _written(formatter, "failed: %s", _FORGED, exc_info=True)
+    assert len(line.splitlines()) == 1
+    pairs = json.loads(line) if isinstance(formatter, Json) else _parsed(line[:-1])
+    assert pairs["event"] == f"failed: {_FORGED}"
+    assert "ValueError: x\ntime=2030" in pairs["traceback"]
+
+
+def test_plain_values_stand_without_quotes() -> None:
+    assert [quoted(value) for value in ("kv/a", 7, 0.5, "", "a b", 'a"', None, "一")] == [
+        "kv/a",
+        "7",
+        "0.5",
+        '""',
+        '"a b"',
+        r'"a\""',
+        "None",
+        '"一"',
+    ]
+
+
+def test_what_happens_often_is_told_seldom() -> None:
+    assert [count for count in range(1, 2000) if is_round(count)] == [1, 10, 100, 1000]
+
+
+def test_messages_are_fixed_texts_with_what_they_tell_of_beside_them() -> None:
+    """So that no name can reach a message's text, in which nobody could tell it from the rest."""
+    for path in (_ROOT / "services").glob("ipcsync_*/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+                f"log.{level}" for level in ("debug", "info", "warning", "error", "exception")
+            }:
+                (message,) = node.args
+                assert isinstance(message, ast.Constant), f"{path.name}:{node.lineno}"
+
+
+@pytest.mark.process
+def test_warnings_and_asyncios_words_are_lines_of_the_same_kind() -> None:
+    code = (
+        "import asyncio, logging, warnings\n"
+        "from ipcsync import _logs as logs\n"
+        "logs.configure('info', as_json=False)\n"
+        "warnings.warn('some\\nthing')\n"
+        "logging.getLogger('asyncio').error('a\\nb')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    lines = [_parsed(line) for line in done.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "error"]
+    assert lines[1]["event"] == "a\nb"
+
+
+# --- a full run -------------------------------------------------------------------------------------------------------
+
+
+def _spellings(token: bytes) -> list[str]:
+    return [
+        token.hex(),
+        token.hex().upper(),
+        repr(token)[2:-1],
+        base64.b64encode(token).decode().rstrip("="),
+        base64.urlsafe_b64encode(token).decode().rstrip("="),
+        str(list(token))[1:-1],
+    ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_full_runs_log_has_every_session_and_no_token(
+    new_coordinator: Callable[..., ipcsync.Coordinator], as_json: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    coordinator = new_coordinator(log_level="debug", log_json=as_json)
+    name = 'a "b" level=error'
+    tokens = []
+    with ipcsync.connect(coordinator.endpoint, name=name) as client, ipcsync.connect(coordinator.endpoint) as other:
+        tokens = [client._session.token, other._session.token]
+        with client.event(name, recorder=True) as event:
+            other.point(bytes(event.record(ipcsync.Stream()))).synchronize(10)
+            with pytest.raises(ipcsync.RecorderTaken):
+                other.event(name, recorder=True)
+        session_ids = {client.session_id, other.session_id}
+    coordinator.stop()
+    text = until(lambda: capfd.readouterr().err, "the log")
+    for token in tokens:
+        for spelling in _spellings(token):
+            assert spelling not in text
+    lines = [json.loads(line) if as_json else _parsed(line) for line in text.splitlines()]
+    told = {(line["event"], line.get("id")) for line in lines}
+    assert told >= {(event, id_) for event in ("session opened", "session closed") for id_ in session_ids}
+    assert {"ready", "stopped"} <= {event for event, _ in told}
+    assert {line["name"] for line in lines if "name" in line} == {name, ""}
+    assert {line["event"] for line in lines if line.get("slot") is not None} == {"event opened", "event closed"}
+    assert logs.is_round(1)

@@ -1,0 +1,117 @@
+"""The machine that tries the registry is worth what it finds: each mistake planted here, it must."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import Phase, Verbosity, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from ipcsync_coordinator.registry import Registry
+from ipcsync_coordinator.state import Session, Slot
+from tests.unit.coordinator.test_registry_machine import SETTINGS, Machine
+
+
+class _ReleasesOnExpiry(Registry):
+    def expire(self, session: Session) -> None:
+        self._end(session, "expired", breaks=True, released=True)
+
+
+class _KeepsTheNameAtABreak(Registry):
+    def _finish(self, slot: Slot, state: Any) -> None:
+        self.names, kept = {}, self.names
+        super()._finish(slot, state)
+        self.names = kept
+
+
+class _GivesTheRoleTwice(Registry):
+    def join(self, session: Session, slot: Slot, *, recorder: bool, device: str, engine: str) -> None:
+        if recorder:
+            slot.recorder = None
+        super().join(session, slot, recorder=recorder, device=device, engine=engine)
+
+
+class _ForgetsThatTheRecorderIsPending(Registry):
+    def _attach(self, session: Session, slot: Slot) -> None:
+        if session.serial in slot.draining:
+            slot.is_drained = True
+        super()._attach(session, slot)
+
+
+class _ReleasesWhileOthersLinger(Registry):
+    def _leave(self, slot: Slot, session: Session, *, breaks: bool, released: bool, drained: bool = False) -> None:
+        if released:
+            slot.draining.clear()
+        super()._leave(slot, session, breaks=breaks, released=released, drained=drained)
+
+
+class _ReleasesNobodyUnlessARecorderCame(Registry):
+    def _drain(self, slot: Slot) -> None:
+        if slot.recorder is not None:
+            super()._drain(slot)
+
+
+class _SaysNothingOfAClose(Registry):
+    def take_changes(self) -> list[Any]:
+        return [change for change in super().take_changes() if change.kind != "closed"]
+
+
+class _ReusesTheLineOfAnExpiredSession(Registry):
+    def expire(self, session: Session) -> None:
+        super().expire(session)
+        if session.line not in self._free_lines:
+            self._free_lines.append(session.line)
+
+
+class _LeavesTheStreamsOfTheDead(Registry):
+    def bury(self, session: Session, *, works_on: bool = False) -> None:
+        session.streams.clear()
+        super().bury(session, works_on=works_on)
+
+
+class _LetsAnybodyBreak(Registry):
+    def break_event(self, session: Session, index: int, incarnation: int) -> None:
+        super().break_event(self.slots[index].recorder or session, index, incarnation)
+
+
+class _BreaksWhatIsWell(Registry):
+    def break_event(self, session: Session, index: int, incarnation: int) -> None:
+        slot = self.slots[index]
+        if slot.incarnation == incarnation and slot.recorder is session and slot.is_drained and slot.state == "closed":
+            self.break_slot(slot)
+        else:
+            super().break_event(session, index, incarnation)
+
+
+@pytest.mark.planted
+@pytest.mark.timeout(600)  # how long a search takes depends on the version of hypothesis
+@pytest.mark.parametrize(
+    "mistaken",
+    [
+        _ReleasesOnExpiry,
+        _KeepsTheNameAtABreak,
+        pytest.param(_GivesTheRoleTwice, marks=pytest.mark.thorough),
+        pytest.param(_ForgetsThatTheRecorderIsPending, marks=pytest.mark.thorough),
+        _ReleasesWhileOthersLinger,
+        _ReleasesNobodyUnlessARecorderCame,
+        _SaysNothingOfAClose,
+        _ReusesTheLineOfAnExpiredSession,
+        _LeavesTheStreamsOfTheDead,
+        _LetsAnybodyBreak,
+        pytest.param(_BreaksWhatIsWell, marks=pytest.mark.thorough),
+    ],
+)
+def test_the_machine_finds_a_registry_that_is_mistaken(mistaken: type[Registry]) -> None:
+    machine: Any = type("Mistaken", (Machine,), {"registry_type": mistaken})
+    search = settings(
+        SETTINGS,
+        max_examples=20_000,  # it ends with the first that shows the mistake
+        derandomize=True,  # the same examples in each run: a search that depends on luck fails some day
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+    )
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(machine, settings=search)

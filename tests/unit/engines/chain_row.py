@@ -1,0 +1,112 @@
+"""Five sessions, each of which records one event, on a board and with no work on a GPU.
+
+The last one is the test's; as it sees the events of the others, it waits for them.
+"""
+
+from __future__ import annotations
+
+import time
+
+from msgspec.structs import replace
+
+from ipcsync._board import Board, layout
+from ipcsync._engines import EventEngine, TimelineEngine
+from ipcsync._engines.queued_wait import Wait
+from ipcsync._linux.robust import OWNER_DIED
+from ipcsync._native import context
+from ipcsync._wire import messages
+from ipcsync._wire.messages import Attachment
+from tests.unit.session.attachment_scene import Lease
+
+COUNT, ME, BASE, KEY, STREAM = 5, 4, 100, 5, 7
+OWN = 1 << ME
+
+
+def serial_of(line: int) -> int:
+    return (line + 1) << 16 | line
+
+
+class Row:
+    """The sessions and their events, counted from a base as in a slot's later use."""
+
+    def __init__(self, board: Board) -> None:
+        self.board, self.guard = board, Lease()
+        for line in range(COUNT):
+            board.session(line).assign(serial_of(line), 4711 + line, 0, 0, time.monotonic_ns(), f"s{line}")
+            board.words[self._owner(line)] = 1
+            slot = board.slot(line)
+            slot.open(1)
+            slot.set_recorder(serial_of(line))
+            slot.publish(BASE)
+            slot.store_completed(BASE)
+        board.set_newest(COUNT)
+        self.line = board.slot(ME)
+        self.mine = self.view(ME, recorder=True)
+        self.chain = self.mine.chain
+        self.theirs = [self.view(line) for line in range(ME)]
+
+    def _owner(self, line: int) -> int:
+        return layout.session_offset(line) // 8 + layout.S_OWNER
+
+    def view(self, slot: int, *, recorder: bool = False, node: str = "") -> TimelineEngine:
+        reply = self.reply(slot, recorder=recorder)
+        if node:
+            reply = replace(reply, origin=messages.Origin(b"e" * 16, 3, 2, node))
+        return TimelineEngine(self.board, self.guard, reply, 0)
+
+    def other_recorder(self, slot: int) -> TimelineEngine:
+        """That event, as its recorder sees it: another one of this process."""
+        return self.view(slot, recorder=True)
+
+    def event_engine(self, *, recorder: bool = False) -> EventEngine:
+        """This test's event with a ring of three, of which none is opened."""
+        reply = self.reply(ME, recorder=recorder)
+        handles = [digit * 64 for digit in (b"0", b"1", b"2")]
+        ring = replace(reply, engine="event", depth=3, handles=handles, serials=[11, 12, 13])
+        return EventEngine(self.board, self.guard, ring, 0)
+
+    def reply(self, slot: int, *, recorder: bool) -> Attachment:
+        return Attachment(
+            name=f"e{slot}",
+            slot=slot,
+            incarnation=1,
+            base=BASE,
+            device=context.uuid_of(0),
+            engine="timeline",
+            depth=1,
+            recorder=recorder,
+            handles=[],
+            serials=[],
+        )
+
+    def record(self, slot: int, generation: int) -> None:
+        self.board.slot(slot).publish(BASE + generation)
+
+    def complete(self, slot: int, generation: int) -> None:
+        self.record(slot, generation)
+        self.board.slot(slot).store_completed(BASE + generation)
+
+    def kill(self, line: int) -> None:
+        """As the kernel marks it."""
+        self.board.words[self._owner(line)] |= OWNER_DIED
+
+    def wait(self, slot: int, generation: int = 1, stream: int = STREAM) -> Wait:
+        """One that this process has queued for what is recorded by then."""
+        self.record(slot, max(generation, self.theirs[slot].generation))
+        made = Wait(self.theirs[slot], generation, KEY, stream)
+        made.is_queued = True
+        return made
+
+    def extend(self, generation: int, *waits: Wait, stream: int = STREAM) -> None:
+        """As a record on `stream` does before the driver's call; it is made then."""
+        self.chain.extend(generation, stream, waits)
+        self.line.publish(BASE + generation)
+
+    @property
+    def told(self) -> tuple[int, int]:
+        """(first generation that stands behind something, bits)."""
+        return self.mine.behind.first, self.line.bits
+
+    @property
+    def open_ones(self) -> list[tuple[int, int, int]]:
+        return [(entry.first, entry.last, entry.bits) for entry in self.chain.entries]

@@ -1,0 +1,193 @@
+"""What a recorder notes of what its records stand behind, and whom a wait depends on."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipcsync._board import EXPIRED, Board
+from ipcsync._engines import queued
+from ipcsync._engines.chains import Entry
+from ipcsync._engines.loss import Loss
+from ipcsync._engines.queued_wait import Wait
+from ipcsync.errors import RecorderLost
+from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
+
+# --- before a record --------------------------------------------------------------------------------------------------
+
+
+def test_a_record_tells_the_board_whom_it_stands_behind_and_as_of_when(row: Row) -> None:
+    waits = row.wait(0), row.wait(2)
+    row.board.set_newest(9)
+    row.extend(1, *waits)
+    assert row.chain.entries == [Entry(1, 1, STREAM, waits, 0b101)]
+    assert row.told == (1, 0b101)
+    assert row.line.as_of == 9
+    assert row.mine.has_chain
+    assert list(row.chain.waits()) == list(waits)
+    assert row.mine.behind.stands(1)
+    assert row.mine.behind.stands(2)
+    assert not row.theirs[0].behind.stands(1)
+
+
+def test_records_behind_the_same_are_one_entry_and_further_waits_another(row: Row) -> None:
+    waits = row.wait(0), row.wait(1)
+    row.extend(3, *waits)
+    row.extend(4, *waits)
+    row.extend(5, *waits)
+    assert row.open_ones == [(3, 5, 0b11)]
+    row.extend(6, *waits, row.wait(2))
+    row.extend(7, *waits, stream=8)
+    assert row.open_ones == [(3, 5, 0b11), (6, 6, 0b111), (7, 7, 0b11)]
+    assert row.told == (3, 0b111)
+    assert len(list(row.chain.waits())) == 7
+    assert row.chain in [reference() for reference in queued.holders.values()]
+
+
+def test_a_record_that_failed_and_is_repeated_on_another_stream_proves_no_wait_of_the_first(row: Row) -> None:
+    wait = row.wait(0)
+    row.extend(1, wait)
+    row.extend(2, wait)
+    row.extend(2)
+    assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 2, STREAM)]
+    row.extend(2, stream=8)
+    assert [(entry.first, entry.last, entry.stream) for entry in row.chain.entries] == [(1, 1, STREAM), (2, 2, 0)]
+    row.extend(3, stream=8)
+    assert len(row.chain.entries) == 2
+
+
+def test_what_is_good_already_is_stood_behind_by_nothing_and_leaves_its_list(row: Row) -> None:
+    row.complete(0, 2)
+    queued.add(KEY, row.theirs[0], 2, STREAM)
+    queued.add(KEY, row.theirs[1], 1, STREAM).is_queued = True
+    row.record(1, 1)
+    good, pending = queued.of(KEY)
+    row.extend(1, row.wait(0, 1))
+    assert (row.told, row.chain.entries, row.mine.has_chain) == ((0, 0), [], False)
+    row.extend(2, good, pending)
+    assert row.chain.entries == [Entry(2, 2, STREAM, (pending,), 0b10)]
+    assert queued.of(KEY) == [pending]
+
+
+def test_a_wait_for_the_very_event_is_nothing_to_stand_behind(row: Row) -> None:
+    row.line.publish(BASE + 1)
+    row.extend(2, Wait(row.mine, 1, KEY, STREAM))
+    assert (row.told, row.chain.entries) == ((0, 0), [])
+    row.extend(3, row.wait(0))
+    row.extend(4, Wait(row.mine, 3, KEY, STREAM))
+    assert row.open_ones == [(3, 3, 1)], "what its own record stands behind, it stands behind already"
+
+
+def test_no_record_is_begun_behind_what_is_lost(row: Row) -> None:
+    lost = row.wait(1, 3)
+    row.kill(1)
+    with pytest.raises(RecorderLost) as caught:
+        row.extend(6, row.wait(0), lost)
+    error = caught.value
+    assert (error.event, error.generation, error.cause, error.session, error.pid) == ("e4", 6, "behind", "s1", 4712)
+    assert str(error) == (
+        "generation 6 of 'e4' is lost: it stands behind generation 3 of 'e1', whose recorder 's1' (pid 4712) died; "
+        "repeat the work on a new event and on a stream that waited for nothing lost"
+    )
+    assert (row.told, row.chain.entries) == ((0, 0), [])
+
+
+def test_a_record_that_failed_and_is_made_again_stands_behind_what_either_did(row: Row) -> None:
+    first, second, third = row.wait(0), row.wait(1), row.wait(2)
+    row.extend(1, first)
+    row.extend(2, first)
+    row.extend(2, first)
+    assert row.chain.entries == [Entry(1, 2, STREAM, (first,), 0b1)]
+    row.extend(2, second)
+    assert row.chain.entries == [Entry(1, 1, STREAM, (first,), 0b1), Entry(2, 2, 0, (first, second), 0b11)]
+    row.extend(3, third)
+    row.extend(3, first, stream=8)
+    assert row.chain.entries[2:] == [Entry(3, 3, 0, (third, first), 0b101)]
+    assert row.told == (1, 0b111)
+
+
+def test_what_was_good_of_others_and_is_not_any_more_only_the_recorder_can_tell(row: Row) -> None:
+    row.extend(1, row.wait(0))
+    row.board.session(0).set_state(EXPIRED)
+    row.extend(2, row.wait(1))
+    assert row.open_ones == [(1, 1, 0b1), (2, 2, 0b10 | OWN)]
+    assert row.mine.behind.good_bits(ME) is None
+
+
+def test_behind_what_only_the_recorder_can_tell_it_has_to_tell_of_all_that_follows(row: Row) -> None:
+    row.extend(1, Wait(row.view(0, node="two"), 1, KEY, STREAM))
+    row.extend(2, row.wait(1))
+    assert row.open_ones == [(1, 1, OWN), (2, 2, 0b10 | OWN)]
+
+
+def test_a_session_that_came_later_is_good_only_for_who_looked_since(row: Row) -> None:
+    row.extend(1, row.wait(0))
+    assert row.mine.behind.good_bits(ME) == 0b1
+    row.board.session(0).assign(9 << 16, 1, 0, 0, 1, "new")
+    row.board.words[row._owner(0)] = 1
+    assert row.mine.behind.good_bits(ME) is None
+    row.line.store_as_of(9)
+    assert row.mine.behind.good_bits(ME) == 0b1
+    assert row.mine.behind.good_bits(0) is None
+
+
+# --- whom a wait depends on -------------------------------------------------------------------------------------------
+
+
+def test_a_wait_depends_on_who_records_and_on_all_that_one_stands_behind(row: Row) -> None:
+    wait = row.wait(1, 2)
+    assert row.chain._evidence(wait, OWN) == 0b10
+    row.board.slot(1).store_bits(0b1101)
+    assert row.chain._evidence(wait, OWN) == 0b10
+    row.board.slot(1).store_as_of(COUNT)
+    row.board.slot(1).store_behind(BASE + 3)
+    assert row.chain._evidence(wait, OWN) == 0b10, "what it waits for is of before"
+    row.board.slot(1).store_behind(BASE + 2)
+    assert row.chain._evidence(wait, OWN) == 0b1111
+    row.board.slot(1).store_bits(0b0011)
+    assert row.chain._evidence(wait, OWN) == 0b10 | OWN, "it says itself that only it can tell"
+    row.board.slot(1).store_bits(0b1101)
+    row.kill(3)
+    assert row.chain._evidence(wait, OWN) == 0b10 | OWN
+
+
+@pytest.mark.parametrize("what", ["not recorded", "nobody's", "expired", "dead", "a mirror", "another board's"])
+def test_where_the_board_says_too_little_only_the_recorder_can_tell(row: Row, what: str, board: Board) -> None:
+    wait = row.wait(0)
+    if what == "not recorded":
+        row.record(0, 0)
+    elif what == "nobody's":
+        board.slot(0).set_recorder(0)
+    elif what == "expired":
+        board.session(0).set_state(EXPIRED)
+    elif what == "dead":
+        row.kill(0)
+    elif what == "a mirror":
+        wait = Wait(row.view(0, node="two"), 1, KEY, STREAM)
+    else:
+        wait.view.board = type("Elsewhere", (), {"epoch": b"another"})()
+    assert row.chain._evidence(wait, OWN) == OWN
+
+
+def test_another_event_of_the_same_session_counts_unless_it_stands_behind_something(row: Row) -> None:
+    slot = row.board.slot(0)
+    slot.set_recorder(serial_of(ME))
+    wait = row.wait(0)
+    row.extend(1, wait)
+    assert (row.told, row.chain.entries) == ((0, 0), [])
+    slot.store_bits(0b110)
+    slot.store_as_of(COUNT)
+    slot.store_behind(BASE + 1)
+    row.extend(2, wait)
+    assert row.open_ones == [(2, 2, 0b110)]
+    ahead = Wait(row.theirs[0], 2, KEY, STREAM)
+    slot.store_behind(0)
+    row.extend(3, ahead)
+    assert row.open_ones[1:] == [(3, 3, OWN)]
+
+
+def test_whom_a_wait_depends_on_is_not_read_from_another_uses_words(row: Row) -> None:
+    """It has its verdict once its use is released, and then the slot may be used again."""
+    wait = row.wait(0)
+    assert row.chain._evidence(wait, OWN) == 1
+    wait.verdict = Loss("died", serial_of(0), "s0", 4711)
+    assert row.chain._evidence(wait, OWN) == OWN

@@ -1,0 +1,209 @@
+"""How a recorder judges what its records stand behind: what counts, what is lost, and whose end caused it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ipcsync._board import EXPIRED
+from ipcsync._engines.loss import Loss
+from ipcsync._engines.queued_wait import Wait
+from ipcsync.errors import RecorderLost
+from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
+
+
+def test_what_is_complete_while_all_live_counts_with_what_it_waited_for_on_its_stream(row: Row) -> None:
+    mine, others, later = row.wait(0), row.wait(1, stream=8), row.wait(2)
+    row.extend(1, mine, others)
+    row.extend(2, mine, others)
+    row.extend(3, mine, others, later)
+    row.extend(4, mine, others, later, stream=0)
+    assert row.chain.judge(0) == 0
+    assert row.chain.judge(1) == 1
+    assert [wait.verdict for wait in (mine, others, later)] == [True, None, None]
+    row.chain.store()
+    assert row.open_ones == [(2, 2, 0b11), (3, 3, 0b111), (4, 4, 0b111)]
+    assert row.told == (2, 0b111)
+    assert row.chain.judge(3) == 3
+    assert (others.verdict, later.verdict) == (None, True)
+    row.chain.store()
+    assert row.told == (4, 0b111)
+    assert row.chain.judge(4) == 4
+    row.chain.store()
+    assert row.told == (0, 0)
+    assert row.line.behind == 0
+    assert not row.mine.has_chain
+    assert row.line.lost == 0
+
+
+def test_what_is_complete_beyond_the_open_ones_counts_up_to_them(row: Row) -> None:
+    row.extend(3, row.wait(0))
+    row.board.session(0).set_state(EXPIRED)
+    assert row.chain.judge(1) == 1
+    assert row.chain.judge(7) == 2
+    assert row.open_ones == [(3, 3, 0b1)]
+
+
+def test_one_whose_witness_left_is_judged_by_what_it_waited_for(row: Row) -> None:
+    first, second = row.wait(0), row.wait(1)
+    row.extend(1, first)
+    row.extend(2, first)
+    row.extend(3, first, second)
+    row.board.session(0).set_state(EXPIRED)
+    row.board.session(1).set_state(EXPIRED)
+    assert row.chain.judge(3) == 0
+    assert row.open_ones == [(1, 2, 0b1), (3, 3, 0b11)]
+    asked = [view.behind.slice_ns for view in row.theirs]
+    assert asked == [1_000_000, 1_000_000, 50_000_000, 50_000_000], "the recorders of what is open are woken"
+    row.complete(0, 1)
+    assert row.chain.judge(1) == 1
+    assert row.open_ones == [(2, 2, 0b1), (3, 3, 0b11)]
+    assert row.chain.judge(3) == 2
+    assert row.open_ones == [(3, 3, 0b11)]
+    row.complete(1, 1)
+    assert row.chain.judge(2) == 2
+    assert row.open_ones == [(3, 3, 0b11)]
+    assert row.chain.judge(3) == 3
+    assert (row.chain.loss, row.chain.lost_from, row.chain.wants_break) == (None, 0, False)
+
+
+def test_a_loss_is_told_with_whose_end_it_was_and_asked_for_once_all_before_it_is_settled(row: Row) -> None:
+    first, second = row.wait(0), row.wait(1)
+    row.extend(2, first)
+    row.extend(3, second)
+    row.extend(4, first, second)
+    row.kill(1)
+    assert row.chain.judge(1) == 1
+    assert row.chain.loss == Loss("behind", serial_of(1), "s1", 4712, row.chain.loss.root if row.chain.loss else "")
+    assert (row.chain.lost_from, row.chain.wants_break) == (3, False)
+    row.chain.store()
+    assert (row.line.lost, row.line.culprit, row.mine.behind.lost_from) == (BASE + 3, serial_of(1), 3)
+    assert [row.mine.behind.is_lost(generation) for generation in (2, 3, 4)] == [False, True, True]
+    row.complete(0, 1)
+    assert row.chain.judge(4) == 2
+    assert row.chain.wants_break
+    assert row.mine.has_chain
+    row.chain.store()
+    assert row.told[0] == 3
+    with pytest.raises(RecorderLost, match="whose recorder 's1'"):
+        row.extend(5)
+
+
+def test_a_later_death_may_lose_an_earlier_record_and_never_takes_a_loss_back(row: Row) -> None:
+    first, second = row.wait(0), row.wait(1)
+    row.extend(2, first)
+    row.extend(3, second)
+    row.kill(1)
+    row.chain.judge(1)
+    row.chain.store()
+    assert (row.line.lost, row.line.culprit) == (BASE + 3, serial_of(1))
+    row.kill(0)
+    assert row.chain.judge(1) == 1
+    row.chain.store()
+    assert (row.chain.lost_from, row.chain.wants_break) == (2, True)
+    assert (row.line.lost, row.line.culprit) == (BASE + 2, serial_of(0))
+
+
+def test_a_loss_behind_a_loss_names_the_first_one(row: Row) -> None:
+    root, line = "generation 1 of 'x', whose recorder 'x' (pid 1) died", row.board.slot(0)
+    line.store_bits(0b100)
+    line.store_as_of(COUNT)
+    line.store_behind(BASE + 1)
+    row.extend(1, row.wait(0))
+    assert row.told == (1, 0b101)
+    row.kill(2)
+    line.lose(BASE + 1, serial_of(2))
+    row.chain.judge(0)
+    assert row.chain.loss == Loss("behind", serial_of(2), "s2", 4713, "generation 1 of 'e0'")
+    assert Loss("behind", 1, "x", 1, root).behind("generation 7 of 'e9'").root == root
+
+
+class Told:
+    """What a wait is told of its event."""
+
+    is_released = False
+
+    def __init__(self, fate: Loss | bool | None, *, is_accepted: bool) -> None:
+        self._fate, self._is_accepted = fate, is_accepted
+        self.asked: list[int] = []
+
+    def fate(self, _generation: int) -> Loss | bool | None:
+        return self._fate
+
+    def accepts(self, generation: int) -> bool:
+        self.asked.append(generation)
+        return self._is_accepted
+
+
+@pytest.mark.parametrize("fate", [True, None, Loss("died", 1, "x", 2)])
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_of_an_open_wait_the_driver_is_asked_and_what_is_known_stays(
+    row: Row, fate: Loss | bool | None, is_accepted: bool
+) -> None:
+    told = Told(fate, is_accepted=is_accepted)
+    wait = Wait(told, 3, KEY, STREAM)  # type: ignore[arg-type]
+    expected = True if fate is None and is_accepted else fate
+    assert wait.judged() == expected
+    assert wait.verdict == expected
+    assert told.asked == ([3] if fate is None else [])
+    wait = Wait(told, 3, KEY, STREAM)  # type: ignore[arg-type]
+    assert row.chain._evidence(row.wait(0), OWN) == 1
+    row.theirs[1].accepts = told.accepts  # type: ignore[method-assign]
+    row.extend(1, row.wait(1))
+    row.board.session(1).set_state(EXPIRED)
+    row.chain.judge(1)
+    assert told.asked[-1:] == [1]
+    assert row.chain.entries == [] if is_accepted else row.open_ones == [(1, 1, 0b10)]
+
+
+def test_each_of_those_that_are_named_must_live(row: Row) -> None:
+    row.line.store_as_of(COUNT)
+    for bits in (0b1, 0b11, 0b101, 0b1111):
+        row.line.store_bits(bits)
+        assert row.mine.behind.good_bits(ME) == bits
+        assert row.mine.behind.is_clear(serial_of(ME))
+        assert not row.mine.behind.is_clear(serial_of(0)), "of its own it tells nothing"
+        assert row.mine.behind.good_bits(0) is None
+    row.kill(0)
+    for bits in (0b1, 0b11, 0b101, 0b1111):
+        row.line.store_bits(bits)
+        assert row.mine.behind.good_bits(ME) is None
+    row.line.store_bits(0b1110)
+    assert row.mine.behind.good_bits(ME) == 0b1110
+
+
+def test_a_recorder_that_was_asked_a_moment_ago_is_left_in_peace(row: Row) -> None:
+    behind = row.theirs[0].behind
+    for _ in range(14):
+        behind._next_ns = time.monotonic_ns()
+        behind.nudge(serial_of(0))
+    before = time.monotonic_ns()
+    behind._next_ns = before
+    behind.nudge(serial_of(0))
+    due = behind._next_ns
+    assert due >= before + 50_000_000
+    behind.nudge(serial_of(0))
+    assert behind._next_ns == due or time.monotonic_ns() >= due
+
+
+def test_a_recorder_that_was_asked_long_ago_is_asked_often_again(row: Row) -> None:
+    behind = row.theirs[0].behind
+    behind._pause_ns, behind._next_ns = 50_000_000, time.monotonic_ns() - 51_000_000
+    behind.nudge(serial_of(0))
+    assert behind._pause_ns < 1_000_000
+
+
+def test_what_ends_proves_no_wait_that_was_not_queued_before_it(row: Row) -> None:
+    """Of another thread that is about to queue it, or of one that an exception kept from the driver."""
+    late, early = row.wait(0), row.wait(1)
+    late.is_queued = False
+    row.extend(1, late, early)
+    late.is_queued = True
+    row.extend(2, late, early)
+    row.chain.judge(1)
+    assert (late.verdict, early.verdict) == (None, None)
+    assert row.open_ones == [(2, 2, 0b11)]
+    row.kill(0)
+    row.chain.judge(2)
+    assert row.chain.lost_from == 2

@@ -1,0 +1,378 @@
+"""One engine's own account: what it queued and where, what it still holds, and what it tells of that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync._board import CLOSED, INT64_MAX
+from ipcsync._drivers.constants import STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
+from ipcsync._engines import EventEngine, TimelineEngine, base, queued
+from ipcsync._engines.chains import Entry
+from ipcsync._engines.queued_wait import Wait
+from ipcsync._native import context
+from ipcsync.errors import DeviceMismatch, EventClosed, RecorderLost
+from ipcsync.testing import StreamGate
+from tests.kit.until import until
+from tests.unit.engines.chain_row import BASE, COUNT, KEY, ME, OWN, STREAM, Row, serial_of
+from tests.unit.session.attachment_scene import Lease
+
+
+def _record(engine: TimelineEngine, stream: ipcsync.Stream) -> int:
+    return engine.record(stream._handle, 0, 1)
+
+
+# --- what is queued and where -----------------------------------------------------------------------------------------
+
+
+def test_a_record_is_of_the_events_own_device(row: Row) -> None:
+    stream = ipcsync.Stream()
+    with pytest.raises(DeviceMismatch, match=r"^Event device 0 does not match recording stream's device 3\.$"):
+        row.mine.record(stream._handle, 3, 1)
+    assert row.mine.generation == 0
+
+
+def test_streams_that_come_and_go_leave_no_more_than_a_few_markers(row: Row) -> None:
+    for _ in range(40):
+        stream = ipcsync.Stream()
+        _record(row.mine, stream)
+        stream.synchronize()
+    assert 0 < len(row.mine._markers) <= 16
+    held = [ipcsync.Stream() for _ in range(20)]
+    gates = [StreamGate(stream) for stream in held]
+    for stream in held:
+        _record(row.mine, stream)
+    assert len(row.mine._markers) >= 20, "behind each of these is work that is pending"
+    row.mine.close()
+    assert not row.mine.try_release()
+    for gate in gates:
+        gate.open()
+    until(row.mine.try_release, "all is over")
+    assert not row.mine._markers
+    assert row.mine.try_release()
+
+
+@pytest.mark.parametrize(("can", "flag"), [(0, 0), (1, STREAM_WAIT_VALUE_FLUSH)])
+def test_waits_for_a_mirror_see_what_a_network_card_wrote_where_the_device_can(
+    row: Row, monkeypatch: pytest.MonkeyPatch, can: int, flag: int
+) -> None:
+    driver, asked = context.driver(), list[tuple[Any, ...]]()
+    (ok, device), (attribute_ok, _) = driver.cuDeviceGet(0), driver.cuDeviceGetAttribute(1, 0)
+
+    def attribute(*args: Any) -> tuple[Any, ...]:
+        asked.append(args)
+        return attribute_ok, can
+
+    waits: list[tuple[Any, ...]] = []
+    wait = driver.cuStreamWaitValue64
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "cuDeviceGetAttribute", attribute)
+        mirror = row.view(0, node="two")
+    assert ok == 0
+    ((which, where),) = asked
+    assert (which.name, int(where)) == ("CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES", int(device))
+
+    def watch(*args: Any) -> tuple[Any, ...]:
+        waits.append(args)
+        return wait(*args[:3], STREAM_WAIT_VALUE_GEQ)  # type: ignore[no-any-return]
+
+    row.record(0, 2)
+    stream = ipcsync.Stream()
+    monkeypatch.setattr(driver, "cuStreamWaitValue64", watch)
+    for view in (mirror, row.theirs[0]):
+        view.wait(2, stream, 1, False)
+    assert [(args[0], args[2], args[3]) for args in waits] == [
+        (stream._handle, BASE + 2, STREAM_WAIT_VALUE_GEQ | flag),
+        (stream._handle, BASE + 2, STREAM_WAIT_VALUE_GEQ),
+    ]
+    row.complete(0, 2)
+    stream.synchronize()
+
+
+def test_a_shortcuts_wait_is_stood_behind_on_its_stream(row: Row) -> None:
+    view = row.theirs[0]
+    row.record(0, 3)
+    view._note_wait(STREAM, KEY, 3)
+    assert [(wait.view, wait.generation, wait.key, wait.stream) for wait in queued.everything()] == [
+        (view, 3, KEY, STREAM)
+    ]
+
+
+@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize("name", ["cuda", "host"])
+def test_shortcuts_are_taken_on_the_cuda_driver_where_the_binding_gives_its_functions(
+    row: Row, monkeypatch: pytest.MonkeyPatch, name: str, works: bool
+) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("ipcsync._drivers.name", lambda: name)
+    monkeypatch.setattr(base, "_bind", lambda: works)
+    monkeypatch.setattr(TimelineEngine, "shorten", lambda _, *args: told.append(args))
+    monkeypatch.setattr(EventEngine, "shorten", lambda _, *args: told.append(args))
+    lease: Any = Lease()
+    lease.look = object()
+    row.guard = lease
+    engines = [row.view(0), row.event_engine()]
+    shared = (queued.lists, queued.changed, queued.lists_lock, queued.drop, Wait)
+    expected = [(lease.look, engine.kind == "timeline", (*shared, engine.chain, Entry, False)) for engine in engines]
+    assert told == (expected if name == "cuda" and works else [])
+
+
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_the_core_is_told_what_to_sleep_for(row: Row, monkeypatch: pytest.MonkeyPatch, answer: bool | None) -> None:
+    told: list[tuple[object, ...]] = []
+
+    def sleep(_: object, *args: object) -> bool | None:
+        told.append(args)
+        row.complete(ME, 3)  # what it slept for has come
+        return answer
+
+    for kind in (EventEngine, TimelineEngine):
+        monkeypatch.setattr(kind, "_await_work", sleep)
+    deadline = time.monotonic_ns() + 30 * 10**9
+    row.line.publish(BASE + 3)
+    assert row.view(ME)._driver_wait(3, deadline)
+    event, looks = object(), [True, False]
+    view = row.event_engine()
+    view._ring = [None, None, event]
+    monkeypatch.setattr(view, "_is_done", lambda _: looks.pop())
+    monkeypatch.setattr("ipcsync._drivers.wait_event", lambda *args: args == (event, deadline))
+    assert view._driver_wait(3, deadline)
+    assert looks == ([] if answer else [True]), "it looks once it was woken"
+    rest = (row.line.completed_address, BASE + 3, deadline, row.board.session(ME).nudge_address)
+    assert told == [(0, *rest), (event, *rest)]
+
+
+def test_the_core_knows_each_marker_until_it_is_about_to_be_destroyed(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(TimelineEngine, "_keep_marker", lambda _, *args: told.append(args))
+    stream = ipcsync.Stream()
+    for _ in range(2):
+        _record(row.mine, stream)
+    ((stream_id, marker),) = row.mine._markers.items()
+    assert told == [(stream_id, marker)]
+    row.mine.close()
+    until(row.mine.try_release, "all is over")
+    assert told == [(stream_id, marker), (stream_id, 0)]
+
+
+# --- how far it is ----------------------------------------------------------------------------------------------------
+
+
+def test_a_word_is_waited_for_until_it_is_reached_or_the_time_is_over(row: Row) -> None:
+    view = row.theirs[0]
+    row.record(0, 2)
+    began = time.monotonic_ns()
+    assert not view._driver_wait(1, began)
+    assert not view._driver_wait(1, began + 20_000_000)
+    assert time.monotonic_ns() - began >= 20_000_000
+    row.complete(0, 1)
+    assert view._driver_wait(1, 0)
+    assert not view._driver_wait(2, 0)
+    thread = threading.Timer(0.02, row.complete, (0, 2))
+    thread.start()
+    assert view._driver_wait(2, began + 30 * 10**9)
+    thread.join()
+
+
+def test_a_word_that_was_reached_by_what_is_not_good_is_the_callers_to_judge(row: Row) -> None:
+    view, line = row.theirs[0], row.board.slot(0)
+    row.complete(0, 2)
+    line.store_bits(1 << 3)
+    line.store_behind(BASE + 1)
+    later = time.monotonic_ns() + 30 * 10**9
+    assert line.as_of < COUNT
+    assert view._driver_wait(1, later), "reached, though nobody can tell whether it counts"
+    assert not view.is_complete(1)
+    line.store_completed(INT64_MAX)
+    assert not view._driver_wait(1, later)
+    line.break_at(BASE)
+    assert not view._driver_wait(2, later)
+
+
+def test_what_a_word_says_counts_up_to_the_first_that_stands_behind_what_nobody_can_tell(row: Row) -> None:
+    view, line = row.theirs[0], row.board.slot(0)
+    row.complete(0, 4)
+    row.record(0, 5)
+    line.store_bits(1 << 3)
+    line.store_behind(BASE + 3)
+    assert view.completed == 2
+    assert [view.query(generation) for generation in (2, 3, 5)] == [True, False, False]
+    line.store_as_of(COUNT)
+    assert [view.query(generation) for generation in (3, 4, 5)] == [True, True, False]
+    assert (view.completed, view.generation) == (4, 5)
+
+
+def test_the_recorder_tells_of_its_words_end_what_it_found(row: Row) -> None:
+    wait = row.wait(0)
+    row.extend(1, wait)
+    row.mine._recorded = 1
+    row.line.store_completed(BASE + 1)
+    row.mine.publish_completed()
+    assert row.told == (0, 0)
+    row.extend(2, row.wait(1))
+    row.line.store_completed(INT64_MAX)
+    row.mine.publish_completed()
+    assert row.told == (2, 0b10), "a word that was released says nothing"
+
+
+def test_what_is_pending_is_given_to_the_thread_that_waits_for_it(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    parked: list[tuple[list[Any], int]] = []
+    monkeypatch.setattr("ipcsync._engines.slot_use.park", lambda events, word: parked.append((events, word)))
+    row.mine.park_pending()
+    streams = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(streams[0]):
+        for stream in streams:
+            _record(row.mine, stream)
+        row.theirs[0].park_pending()
+        row.mine.park_pending()
+        newest = row.mine._markers[row.mine._last_stream]
+        assert parked == [([newest], row.line.completed_address)]
+    row.mine.synchronize(2, 30)
+    row.mine.park_pending()
+    assert len(parked) == 1
+
+
+def test_a_recorder_has_drained_once_all_that_it_recorded_is_complete(row: Row) -> None:
+    stream = ipcsync.Stream()
+    assert row.mine.is_drained()
+    assert not row.theirs[0].is_drained()
+    with StreamGate(stream):
+        _record(row.mine, stream)
+        assert not row.mine.is_drained()
+        row.mine.close()
+        assert not row.mine.is_drained()
+    stream.synchronize()
+    assert row.mine.is_drained()
+    row.line.finish(CLOSED)
+    assert row.mine.is_drained()
+    until(row.mine.try_release, "all is over")
+    assert not row.mine.is_drained()
+
+
+def test_a_recorder_has_not_drained_while_what_it_stands_behind_is_open(row: Row) -> None:
+    stream = ipcsync.Stream()
+    row.mine.record(stream._handle, 0, 1, [(row.theirs[0], 1)])
+    stream.synchronize()
+    assert row.open_ones == [(1, 1, OWN)]
+    assert not row.mine.is_drained()
+    row.complete(0, 1)
+    assert row.mine.is_drained()
+    assert (row.told, row.mine.completed) == ((0, 0), 1)
+
+
+def test_a_record_behind_further_points_names_those_too_and_none_that_is_good_or_lost(row: Row) -> None:
+    stream = ipcsync.Stream()
+    row.complete(1, 1)
+    row.record(2, 4)
+    row.mine.record(stream._handle, 0, 1, [(row.theirs[1], 1), (row.theirs[2], 3)])
+    assert row.open_ones == [(1, 1, 1 << 2)]
+    ((wait,),) = [entry.waits for entry in row.chain.entries]
+    assert (wait.view, wait.generation, wait.stream) == (row.theirs[2], 3, 0)
+    row.kill(3)
+    with pytest.raises(RecorderLost, match=r"^generation 2 of 'e4' is lost: it stands behind generation 9 of 'e3', "):
+        row.mine.record(stream._handle, 0, 1, [(row.theirs[3], 9)])
+    assert row.mine.generation == 1
+
+
+def test_a_record_is_not_made_behind_itself_or_a_later_one(row: Row) -> None:
+    stream = ipcsync.Stream()
+    _record(row.mine, stream)
+    for later in (2, 7):
+        text = rf"^generation 2 of 'e4' cannot stand behind its generation {later}$"
+        with pytest.raises(ValueError, match=text):
+            row.mine.record(stream._handle, 0, 1, [(row.mine, later)])
+    assert row.mine.generation == 1
+    row.mine.record(stream._handle, 0, 1, [(row.mine, 1)])
+    assert row.mine.generation == 2
+
+
+def test_a_record_on_another_stream_stands_behind_the_one_before_it_while_that_is_open(row: Row) -> None:
+    first, second = ipcsync.Stream(), ipcsync.Stream()
+    row.record(0, 1)
+    with StreamGate(first):
+        row.mine.record(first._handle, 0, 1, [(row.theirs[0], 1)])
+        _record(row.mine, second)
+        assert row.open_ones == [(1, 1, 1)]
+        other = row.other_recorder(3)
+        _record(other, second)
+        (entry,) = other.chain.entries
+        assert [(wait.generation, wait.view) for wait in entry.waits] == [(1, row.mine)]
+        assert entry.bits == OWN | 1
+        assert entry.stream == entry.waits[0].stream == row.mine._last_stream
+        assert other.behind.first == 1
+    second.synchronize()
+
+
+def test_with_many_entries_a_record_judges_first(row: Row) -> None:
+    streams = [ipcsync.Stream() for _ in range(2)]
+    for generation in range(1, 60):
+        row.record(0, generation)
+        row.mine.record(streams[generation % 2]._handle, 0, 1, [(row.theirs[0], generation)])
+        streams[generation % 2].synchronize()
+        row.complete(0, generation)
+    assert len(row.chain.entries) <= 32
+    assert row.mine.completed == 59
+
+
+# --- the event engine's ring ------------------------------------------------------------------------------------------
+
+
+def test_a_recorder_that_comes_again_goes_on_where_it_left(row: Row) -> None:
+    row.line.publish(BASE + 5)
+    row.line.store_completed(BASE + 3)
+    again, waiter = row.event_engine(recorder=True), row.event_engine()
+    assert (again.recorded_here, waiter.recorded_here) == (5, 0)
+    assert (again._begun, again._completed, again._room) == (5, 3, 6)
+    assert (waiter._completed, waiter._room) == (0, 3)
+    assert again.handles == (b"0" * 64, b"1" * 64, b"2" * 64)
+    assert [again._key(index) for index in range(3)] == [(row.board.epoch, serial) for serial in (11, 12, 13)]
+    row.line.store_completed(BASE + 9)
+    assert row.event_engine(recorder=True)._completed == 5
+    row.line.store_completed(0)
+    row.line.publish(0)
+    fresh = row.event_engine(recorder=True)
+    assert (fresh._completed, fresh._room, fresh.recorded_here) == (0, 3, 0)
+
+
+def test_an_event_that_is_closed_or_used_anew_says_so(row: Row) -> None:
+    view, stream = row.theirs[0], ipcsync.Stream()
+    row.record(0, 1)
+    row.board.slot(0).open(2)
+    for call in (lambda: view.query(1), lambda: view.wait(1, stream, 0, False), lambda: view.synchronize(1, 0)):
+        with pytest.raises(EventClosed, match=r"^the event 'e0' is gone: another event has its slot$") as caught:
+            call()
+        assert caught.value.event == "e0"
+    assert view.state == "closed"
+    row.mine.close()
+    with pytest.raises(EventClosed, match=r"^the event 'e4' was closed in this process$") as caught:
+        _record(row.mine, stream)
+    assert caught.value.event == "e4"
+    assert serial_of(ME) == row.mine.recorder
+
+
+def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a record on another thread, which finds the event closed next; its recorder lives."""
+    row.record(0, 1)
+    view = row.theirs[0]
+    decide = view._decide_waits
+    listed: list[Wait] = []
+
+    def decide_and_list() -> bool:
+        is_decided = decide()
+        if is_decided:
+            listed.append(queued.add(KEY, view, 1, STREAM))
+        return is_decided
+
+    monkeypatch.setattr(view, "_decide_waits", decide_and_list)
+    view.close()
+    until(view.try_release, "it to be released")
+    assert [wait.verdict for wait in listed] == [True]
+    assert KEY not in queued.lists
