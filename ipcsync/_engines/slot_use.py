@@ -1,7 +1,6 @@
 """One use of a slot, from its attachment to its release: the work that it has in the driver, and when that is over.
 
-A use keeps a marker on each stream: an event of this process, recorded behind the last work that the use queued there.
-It may be released once the markers are complete, its records are complete, no thread is inside the driver for it, and
+It may be released once its markers are complete, its records are complete, no thread is inside the driver for it, and
 there is a verdict on each wait that was queued for it.
 """
 
@@ -10,28 +9,25 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 from cuda.bindings.driver import CUresult, CUstreamCaptureMode
 
 from ipcsync._board import BROKEN, CLOSED, OPEN, Board
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
-from ipcsync._drivers.constants import EVENT_DISABLE_TIMING
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Chain
-from ipcsync._engines.compiled import CallLock, is_parked, park
+from ipcsync._engines.compiled import CallLock, park
 from ipcsync._engines.loss import Loss
+from ipcsync._engines.markers import Markers
 from ipcsync._engines.slot_view import Guard, SlotView
 from ipcsync._locks import holding, trying
 from ipcsync._native import capture, context
-from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError, Reentered
 
 log = logging.getLogger("ipcsync")
 
-_MANY_MARKERS = 16
 _CLOSE_S = 0.05
 _NOT_READY = CUresult.CUDA_ERROR_NOT_READY
 _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -55,9 +51,7 @@ class SlotUse(SlotView, ABC):
         self._begun = self._recorded
         self._is_interrupted = False  # an exception ended a record, which may be made and not published
         self.chain: Chain = Chain(self)
-        self._markers: dict[int, Any] = {}  # by stream id: an event behind the last work queued there
-        # Streams, by id, on which an interrupted call may have queued work without a marker behind it.
-        self._doubtful: dict[int, tuple[Any, int]] = {}
+        self._markers: Markers = Markers(self._driver, self._unwrap, self._is_done, self._keep_marker)
 
     @property
     def completed(self) -> int:
@@ -109,56 +103,10 @@ class SlotUse(SlotView, ABC):
                 self.line.futex.wake()
             self._is_interrupted = False
 
-    # --- markers ------------------------------------------------------------------------------------------------------
-
-    def _add_marker(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
-        """Record the stream's marker behind the work just queued."""
-        marker = self._markers.get(stream_id)
-        if marker is None:
-            if len(self._markers) >= _MANY_MARKERS:
-                self._drop_markers()  # a program may make a stream for each piece of work
-            with OnDevice(ordinal) as inside, inside:
-                marker = unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
-            marker = self._markers.setdefault(stream_id, marker)
-            self._keep_marker(stream_id, marker)
-        result = self._driver.cuEventRecord(marker, handle)
-        if result[0] is not SUCCESS:
-            self._unwrap(result, "cuEventRecord")
-
     @holding("_lock")
     def _doubt(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
-        """An exception ends this call, which may have queued work on the stream: record a marker behind it."""
-        self._doubtful[stream_id] = (handle, ordinal)
-        with suppress(Exception):  # the caller raises its own exception; `try_release` tries again
-            self._add_marker(handle, stream_id, ordinal)
-            del self._doubtful[stream_id]
-
-    def _settle(self) -> bool:
-        """Record the markers that an exception prevented; whether every stream has its marker now."""
-        for stream_id, (handle, ordinal) in list(self._doubtful.items()):
-            if int(handle) in LEGACY:
-                return False  # the handle may mean another stream on this thread
-            self._add_marker(handle, stream_id, ordinal)
-            del self._doubtful[stream_id]
-        return True
-
-    def _destroy_markers(self) -> None:
-        """Destroy the markers, complete or not: CUDA keeps a pending event until it is complete."""
-        for stream_id in list(self._markers):
-            self._destroy_marker(stream_id)
-
-    def _destroy_marker(self, stream_id: int) -> None:
-        # Forgotten first: an exception in between may leak an event, but never destroys one twice.
-        self._keep_marker(stream_id, 0)
-        marker = self._markers.pop(stream_id)
-        unwrap(self._driver.cuEventDestroy(marker), "cuEventDestroy")
-
-    def _drop_markers(self) -> bool:
-        """Destroy the markers that are complete; whether all were. Called with the lock held."""
-        for stream_id, marker in list(self._markers.items()):
-            if self._is_done(marker) and not is_parked(marker):
-                self._destroy_marker(stream_id)
-        return not self._markers
+        """An exception ends this call, which may have queued work on the stream."""
+        self._markers.doubt(handle, stream_id, ordinal)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -221,7 +169,10 @@ class SlotUse(SlotView, ABC):
         are_decided = False
         try:
             if self.guard.coordinator_is_alive() and not (
-                self._settle() and self._is_drained() and self._is_begun_drained() and self._drop_markers()
+                self._markers.add_doubtful()
+                and self._is_drained()
+                and self._is_begun_drained()
+                and self._markers.drop_complete()
             ):
                 return False
             if self.guard.coordinator_is_alive():
@@ -231,7 +182,7 @@ class SlotUse(SlotView, ABC):
         except (DriverError, CoordinatorLost):
             if self.guard.coordinator_is_alive():
                 raise
-        if any(map(is_parked, self._markers.values())):
+        if self._markers.has_any_parked():
             return False
         # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
         # release.
@@ -239,7 +190,7 @@ class SlotUse(SlotView, ABC):
             # One that is open though all were decided was listed just now, and is not queued: nothing is lost by it.
             wait.verdict = wait.verdict or self.fate(wait.generation) or are_decided or self._loss(wait.generation)
         queued.release(self)
-        self._destroy_markers()
+        self._markers.destroy()
         return self._destroy_imports()
 
     def is_drained(self) -> bool:
@@ -250,7 +201,7 @@ class SlotUse(SlotView, ABC):
     def _try_drained(self) -> bool:
         if not self.is_recorder or self._is_released or self.line.state not in (OPEN, CLOSED):
             return False
-        return self._settle() and self._is_drained() and self._is_begun_drained()
+        return self._markers.add_doubtful() and self._is_drained() and self._is_begun_drained()
 
     def _is_drained(self) -> bool:
         """Whether all that was recorded here is complete."""
@@ -298,21 +249,14 @@ class SlotUse(SlotView, ABC):
 
     @trying("_lock")
     def _try_passed(self, stream: int) -> bool:
-        marker = self._markers.get(stream)  # None: it was found complete
-        return stream not in self._doubtful and (marker is None or self._is_done(marker))
+        return self._markers.has_passed(stream)
 
     def give_unpassed(self, streams: Iterable[int]) -> dict[int, Any]:
         """Of these streams, those that are not past all waits for this slot, and the markers behind these.
 
         The caller destroys the markers. Called with the lock held.
         """
-        found = {}
-        for stream in streams:
-            marker = self._markers.get(stream)
-            if marker is not None and not self._is_done(marker):
-                self._keep_marker(stream, 0)
-                found[stream] = self._markers.pop(stream)
-        return found
+        return self._markers.give_pending(streams)
 
     def _decide_waits(self) -> bool:
         """Whether each wait that was queued for this slot has a verdict; the streams have passed all of them."""

@@ -100,7 +100,7 @@ def test_a_record_whose_place_on_its_stream_is_not_known_is_made_nowhere_else(
     with StreamGate(held) as gate:
         made.record(held)
         with monkeypatch.context() as patch:
-            patch.setattr(made._engine, "_add_marker", _interrupt)
+            patch.setattr(made._engine._markers, "add", _interrupt)
             with pytest.raises(Interrupted):
                 made.record(held)
         with pytest.raises(ipcsync.IpcSyncError, match=r"interrupted twice.* once more, or close the event"):

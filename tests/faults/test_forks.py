@@ -373,7 +373,7 @@ def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tup
             waited.wait(third)  # on which the compiled core expects the next one to be too
             used: Any = event._engine if call == "record" else waited._bound().engine
             stream_id = used._id_of(other._handle)
-            owner = Wait if step == "__init__" else used
+            owner = {"__init__": Wait, "add": used._markers}.get(step, used)
             do_step = getattr(owner, step)
 
             def visit() -> int:
@@ -416,7 +416,7 @@ def _fork_within(endpoint: str, engine: EngineName, call: str, step: str) -> tup
         ("wait", "__init__"),  # of what is listed
         ("wait", "_key_of"),
         ("wait", "_driver_stream_wait"),
-        ("wait", "_add_marker"),
+        ("wait", "add"),  # of a marker
         ("record", "_id_of"),
         ("record", "_driver_record"),
     ],

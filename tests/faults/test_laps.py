@@ -156,7 +156,7 @@ def test_one_who_is_killed_there_is_not_waited_for(
 
 
 class _Within:
-    """A waiter's engine, and a call that is made inside of its wait, at the driver's call or behind it."""
+    """A waiter's engine, and a call that is made inside of its wait: at the driver's call, or at the marker."""
 
     def __init__(self, coordinator: ipcsync.Coordinator, recorder: ipcsync.Client) -> None:
         self.client = ipcsync.connect(coordinator.endpoint, name="waiter")
@@ -167,7 +167,8 @@ class _Within:
 
     def wait(self, point: ipcsync.Point, monkeypatch: pytest.MonkeyPatch, at: str, call: Callable[[], object]) -> None:
         engine: Any = self.seen._engine
-        method = getattr(engine, at)
+        owner = engine._markers if at == "add" else engine
+        method = getattr(owner, at)
         calls: list[str] = []
 
         def interrupted(*args: Any) -> Any:
@@ -179,7 +180,7 @@ class _Within:
             return method(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine, at, interrupted, raising=False)
+            patch.setattr(owner, at, interrupted)
             self.client.point(bytes(point))._bound().engine.wait(point.generation, self.stream, 1, False)
         assert calls
 
@@ -201,7 +202,7 @@ def test_a_wait_within_a_wait_neither_ends_nor_hides_its_visit(
     first, second = within.visits
     assert len(first) == 1
     assert first == second
-    within.wait(point, monkeypatch, "_add_marker", lambda: engine.wait(1, other, 1, False))
+    within.wait(point, monkeypatch, "add", lambda: engine.wait(1, other, 1, False))
     assert within.visits[2:] == [{}, {}]
     assert within.event._engine.line.visits() == {}
 

@@ -82,6 +82,7 @@ PARTS = {
             "ipcsync/_engines/event.py",
             "ipcsync/_engines/imports.py",
             "ipcsync/_engines/loss.py",
+            "ipcsync/_engines/markers.py",
             "ipcsync/_engines/queued.py",
             "ipcsync/_engines/slot_use.py",
             "ipcsync/_engines/slot_view.py",

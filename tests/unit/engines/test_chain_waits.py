@@ -161,7 +161,7 @@ def test_what_a_lost_coordinator_leaves_is_passed_once_every_stream_is_past_it(
     with StreamGate(held) as gate:
         for stream in (held, other):
             queued.add(-1, view, 1, view._id_of(stream._handle)).is_queued = True
-            view._add_marker(stream._handle, view._id_of(stream._handle), 0)
+            view._markers.add(stream._handle, view._id_of(stream._handle), 0)
         monkeypatch.setattr(row.guard, "coordinator_is_alive", lambda: False)
         monkeypatch.setattr(type(view), "_is_orphaned", True)
         view.close()

@@ -151,13 +151,13 @@ def test_the_core_knows_each_marker_until_it_is_about_to_be_destroyed(
 ) -> None:
     told: list[tuple[int, object]] = []
     monkeypatch.setattr(TimelineEngine, "_keep_marker", lambda _, *args: told.append(args))
-    stream = ipcsync.Stream()
+    engine, stream = row.view(ME, recorder=True), ipcsync.Stream()
     for _ in range(2):
-        _record(row.mine, stream)
-    ((stream_id, marker),) = row.mine._markers.items()
+        _record(engine, stream)
+    ((stream_id, marker),) = engine._markers._events.items()
     assert told == [(stream_id, marker)]
-    row.mine.close()
-    until(row.mine.try_release, "all is over")
+    engine.close()
+    until(engine.try_release, "all is over")
     assert told == [(stream_id, marker), (stream_id, 0)]
 
 
@@ -231,7 +231,7 @@ def test_what_is_pending_is_given_to_the_thread_that_waits_for_it(row: Row, monk
             _record(row.mine, stream)
         row.theirs[0].park_pending()
         row.mine.park_pending()
-        newest = row.mine._markers[row.mine._last_stream]
+        newest = row.mine._markers.get(row.mine._last_stream)
         assert parked == [([newest], row.line.completed_address)]
     row.mine.synchronize(2, 30)
     row.mine.park_pending()

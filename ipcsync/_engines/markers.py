@@ -1,0 +1,119 @@
+"""Markers: an event of this process on each stream, recorded behind the last work that one use queued there.
+
+The use's slot may be reused once they are complete. An exception may end a call between the work and its marker: the
+stream is then in doubt until the marker is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from ipcsync._drivers import SUCCESS, DriverObject, unwrap
+from ipcsync._drivers.constants import EVENT_DISABLE_TIMING
+from ipcsync._engines.compiled import is_parked
+from ipcsync._native.context import LEGACY, OnDevice
+
+_MANY = 16
+
+
+class Markers:
+    """The markers of one use, by stream id. All calls are made with the use's lock held.
+
+    `unwrap_call` unwraps a driver's result, `is_done` asks whether an event is complete, and `keep` tells the compiled
+    core the address of a stream's marker, 0 for one that is about to be destroyed.
+    """
+
+    def __init__(
+        self,
+        driver: DriverObject,
+        unwrap_call: Callable[[tuple[Any, ...], str], DriverObject],
+        is_done: Callable[[DriverObject], bool],
+        keep: Callable[[int, DriverObject], None],
+    ) -> None:
+        self._driver = driver
+        self._unwrap = unwrap_call
+        self._is_done = is_done
+        self._keep = keep
+        self._events: dict[int, Any] = {}
+        # Streams, by id, on which an interrupted call may have queued work without a marker behind it.
+        self._doubtful: dict[int, tuple[Any, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def get(self, stream_id: int) -> DriverObject | None:
+        """The stream's marker; None if it has none, or if that was found complete."""
+        return self._events.get(stream_id)
+
+    def add(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
+        """Record the stream's marker behind the work just queued."""
+        marker = self._events.get(stream_id)
+        if marker is None:
+            if len(self._events) >= _MANY:
+                self.drop_complete()  # a program may make a stream for each piece of work
+            with OnDevice(ordinal) as inside, inside:
+                marker = unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
+            marker = self._events.setdefault(stream_id, marker)
+            self._keep(stream_id, marker)
+        result = self._driver.cuEventRecord(marker, handle)
+        if result[0] is not SUCCESS:
+            self._unwrap(result, "cuEventRecord")
+
+    def doubt(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
+        """An exception ends a call that may have queued work on the stream: record a marker behind it."""
+        self._doubtful[stream_id] = (handle, ordinal)
+        with suppress(Exception):  # the caller raises its own exception; `add_doubtful` tries again
+            self.add(handle, stream_id, ordinal)
+            del self._doubtful[stream_id]
+
+    def is_doubtful(self, stream_id: int) -> bool:
+        """Whether the stream may have work of the use without a marker behind it."""
+        return stream_id in self._doubtful
+
+    def add_doubtful(self) -> bool:
+        """Record the markers that an exception prevented; whether every stream has its marker now."""
+        for stream_id, (handle, ordinal) in list(self._doubtful.items()):
+            if int(handle) in LEGACY:
+                return False  # the handle may mean another stream on this thread
+            self.add(handle, stream_id, ordinal)
+            del self._doubtful[stream_id]
+        return True
+
+    def has_passed(self, stream_id: int) -> bool:
+        """Whether the stream is past all that the use queued there; asks the driver."""
+        marker = self._events.get(stream_id)
+        return stream_id not in self._doubtful and (marker is None or self._is_done(marker))
+
+    def give_pending(self, stream_ids: Iterable[int]) -> dict[int, Any]:
+        """Of these streams' markers, those that are not complete; the caller destroys them."""
+        found = {}
+        for stream_id in stream_ids:
+            marker = self._events.get(stream_id)
+            if marker is not None and not self._is_done(marker):
+                self._keep(stream_id, 0)
+                found[stream_id] = self._events.pop(stream_id)
+        return found
+
+    def has_any_parked(self) -> bool:
+        """Whether a thread is in the driver's wait for one of them, which may not be destroyed then."""
+        return any(map(is_parked, self._events.values()))
+
+    def drop_complete(self) -> bool:
+        """Destroy those that are complete; whether all were."""
+        for stream_id, marker in list(self._events.items()):
+            if self._is_done(marker) and not is_parked(marker):
+                self._destroy(stream_id)
+        return not self._events
+
+    def destroy(self) -> None:
+        """Destroy all, complete or not: CUDA keeps a pending event until it is complete."""
+        for stream_id in list(self._events):
+            self._destroy(stream_id)
+
+    def _destroy(self, stream_id: int) -> None:
+        # Forgotten first: an exception in between may leak an event, but never destroys one twice.
+        self._keep(stream_id, 0)
+        marker = self._events.pop(stream_id)
+        unwrap(self._driver.cuEventDestroy(marker), "cuEventDestroy")
