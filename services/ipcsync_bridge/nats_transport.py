@@ -38,6 +38,7 @@ _PENDING_BYTES = 16 * 1024 * 1024
 WRONG_REVISION = 10071  # JetStream's code for a write at another revision
 _CONNECT_S = 2.0
 _CANCEL_S = 0.1
+_CLOSE_S = 3.0
 _LAST = re.compile(r"[A-Za-z0-9_-]+")  # of a key, behind the dot
 _NOT_SENT = (nats.errors.Error, OSError, asyncio.TimeoutError)
 
@@ -151,6 +152,13 @@ class NatsTransport:
 
     async def close(self) -> None:
         """Flush what is told for a moment, and end. What cannot be sent in it is dropped."""
+        try:
+            await _within(self._close(), _CLOSE_S)
+        except asyncio.TimeoutError:
+            # asyncio never tells the end of a connection that was cut off amid its TLS handshake.
+            log.debug("nats: the connection did not end")
+
+    async def _close(self) -> None:
         self._closing = asyncio.current_task()
         is_flushed = False
         if self._nats.is_connected:

@@ -243,6 +243,27 @@ def test_a_connection_ends_soon_though_the_server_takes_nothing(server: Server) 
         server.process.send_signal(signal.SIGCONT)
 
 
+def test_a_transport_closes_though_the_end_of_its_connection_is_never_told(server: Server) -> None:
+    """As that of one that was cut off amid its TLS handshake: the bridge that a server does not take must end."""
+
+    async def scenario() -> None:
+        transport = NatsTransport(Settings("a", (server.url,)))
+        await transport.listen(_Deaf(), 10.0)
+        writer = transport._writer()
+        assert writer is not None
+        asked = asyncio.Event()
+
+        async def never() -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        writer.wait_closed = never  # type: ignore[method-assign]
+        await transport.close()
+        assert asked.is_set()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
 def test_a_server_that_takes_nothing_is_left_for_another_one(server: Server, tmp_path: Path) -> None:
     """The old connection's end is what nats-py waits for before it makes a new one."""
     other = Server(tmp_path / "other")
