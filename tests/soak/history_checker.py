@@ -34,6 +34,8 @@ _MAY: dict[int, set[Result]] = {
     Op.DISCONNECT: {Result.OK},
 }
 
+_LONGEST_DEATH_NS = 1_000_000_000
+
 
 def check(directory: Path, *, ttl_s: float, slack_s: float = 2.0) -> Report:
     """Check all histories of a soak whose leases lasted `ttl_s` seconds.
@@ -175,11 +177,20 @@ class _Checker:
         return was_stopped or was_late or self._was_overloaded(start - 2 * self._ttl_ns, until)
 
     def _was_overloaded(self, start: int, end: int) -> bool:
-        """Whether meanwhile some thread that nobody had stopped was kept waiting for a processor."""
+        """Whether meanwhile the machine did not get on.
+
+        Some thread that nobody had stopped was kept waiting for a processor, or a killed process could not even end.
+        """
+        lives = self._lives.values()
         return any(
             late < end and start < ran and not state.was_stopped(late, ran)
-            for state in self._lives.values()
+            for state in lives
             for late, ran in state.lates
+        ) or any(
+            0 < state.killed_at < end
+            and start < state.exited_at
+            and state.exited_at - state.killed_at > _LONGEST_DEATH_NS
+            for state in lives
         )
 
     def _check_point(self, life: int, record: Record, seen_good: set[int]) -> None:

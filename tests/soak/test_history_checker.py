@@ -279,12 +279,21 @@ def test_a_timeout_of_a_stopped_waiter_is_no_lost_wake_up(soak: Soak) -> None:
 
 
 def test_a_request_that_was_never_answered_is_found(soak: Soak) -> None:
+    soak.deed(Op.EXIT, OTHER, 60.0)  # in order, at the soak's end
     assert soak.life(WAITER, point(Op.ATTACH, Result.TIMEOUT, 3.0, 18.0)).rules() == ["lost wake-up"]
 
 
 def test_a_request_that_an_overloaded_machine_did_not_answer_in_time_is_no_lost_wake_up(soak: Soak) -> None:
     soak.life(OTHER, Record(Op.LATE, Result.OK, start=10 * _S, end=12 * _S))
     assert soak.life(WAITER, point(Op.ATTACH, Result.TIMEOUT, 3.0, 18.0)).rules() == []
+
+
+@pytest.mark.parametrize(("gone", "rules"), [(12.0, []), (10.9, ["lost wake-up"])])
+def test_a_request_is_not_lost_that_no_answer_came_to_while_a_killed_process_could_not_end(
+    soak: Soak, gone: float, rules: list[str]
+) -> None:
+    soak.deed(Op.KILL, OTHER, 10.0).deed(Op.EXIT, OTHER, gone)
+    assert soak.life(WAITER, point(Op.ATTACH, Result.TIMEOUT, 3.0, 18.0)).rules() == rules
 
 
 def test_a_stream_that_never_gets_past_a_wait_is_found(soak: Soak) -> None:
