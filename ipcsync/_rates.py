@@ -1,4 +1,4 @@
-"""Rates of events from repeated looks: how often each is recorded, and how long its work is pending."""
+"""Rates of events from repeated samples: how often each is recorded, and how long its work is pending."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _RATE_S = 5.0
 
 @dataclass
 class Track:
-    """One event over time. `points` holds (when, generation, completed) of the last looks, the oldest first."""
+    """One event over time. `points` holds (when, generation, completed) of the last samples, the oldest first."""
 
     info: EventInfo
     points: deque[tuple[float, int, int]]
-    # Records a second over the last few seconds; None after one look, and for an event that is not open.
+    # Records a second over the last few seconds; None after one sample, and for an event that is not open.
     rate: float | None = None
     _pending_since: float | None = field(default=None, repr=False)
 
@@ -41,7 +41,7 @@ class Track:
 
     @property
     def pending_s(self) -> float:
-        """Seconds since `completed` last grew, while more was recorded; by the looks.
+        """Seconds since `completed` last grew, while more was recorded; by the samples.
 
         The recorder publishes `completed` when it records, synchronizes or closes, and else every third of its TTL: the
         work may have been complete for that long.
@@ -50,10 +50,10 @@ class Track:
 
 
 class Tracks:
-    """All events over time, with at most `looks` looks of each."""
+    """All events over time, with at most `samples` samples of each."""
 
-    def __init__(self, looks: int) -> None:
-        self._looks = looks
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
         self._tracks: dict[tuple[int, int], Track] = {}
 
     def see(self, events: Iterable[EventInfo], now: float) -> list[Track]:
@@ -61,7 +61,7 @@ class Tracks:
         known, self._tracks = self._tracks, {}
         for info in events:
             key = (info.slot, info.incarnation)
-            track = known.get(key) or Track(info, deque(maxlen=self._looks))
+            track = known.get(key) or Track(info, deque(maxlen=self._samples))
             track.see(info, now)
             self._tracks[key] = track
         return list(self._tracks.values())

@@ -423,7 +423,7 @@ class Engine(SlotUse):
             if may_be_queued:
                 self._doubt(handle, stream_id, ordinal)
             raise
-        self._look_after_wait(generation)
+        self._check_after_wait(generation)
         return stream_id
 
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:  # noqa: ARG002 - the event engine's
@@ -437,7 +437,7 @@ class Engine(SlotUse):
     def _end_visit(self) -> None:
         """Undo what an exception in `_queue_wait` may have left."""
 
-    def _look_after_wait(self, generation: int) -> None:
+    def _check_after_wait(self, generation: int) -> None:
         """Raise if the queued wait may end wrongly: a driver may let a stream pass a dead process's work or exports."""
         words = self._words
         if words[self._state_index] != OPEN or (words[self._behind_index] and self.behind.stands(generation)):
@@ -474,7 +474,7 @@ class Engine(SlotUse):
                 make_entry=Entry,
                 behind_all=self.guard.stands_behind_all,
             )
-            self.shorten(getattr(self.guard, "look", None), self.kind == "timeline", links)
+            self.shorten(getattr(self.guard, "session_check", None), self.kind == "timeline", links)
 
     def _note_wait(self, stream_id: int, key: int, generation: int) -> Wait:
         """Before a shortcut queues a wait: have the stream's next record stand behind it."""

@@ -43,7 +43,7 @@ class Chain:
         self.has_asked: bool = False
         self.judge_at = _MANY  # with so many entries a record judges first
         self._is_holder = False
-        self._looked_at: list[Wait] = []  # held until the entry with them is there
+        self._in_hand: list[Wait] = []  # held until the entry with them is there
 
     @property
     def _view(self) -> View:
@@ -81,7 +81,7 @@ class Chain:
         """The waits in a stream's list (None: in all), of which none loses its use before `extend` is over."""
         self._hold()
         found: list[Wait] = []
-        self._looked_at = found
+        self._in_hand = found
         queued.fill(found, key)
         return found
 
@@ -95,7 +95,7 @@ class Chain:
         try:
             self._extend(generation, stream, waits)
         finally:
-            self._looked_at = []
+            self._in_hand = []
 
     def _extend(self, generation: int, stream: int, waits: Iterable[Wait]) -> None:
         view = self._view
@@ -254,8 +254,8 @@ class Chain:
 
     def waits(self) -> Iterable[Wait]:
         """The waits of all entries, and those that one is about to be made of."""
-        looked_at = list(self._looked_at)  # first: they go from there to an entry
-        return [*looked_at, *(wait for entry in self.entries for wait in entry.waits)]
+        in_hand = list(self._in_hand)  # first: they go from there to an entry
+        return [*in_hand, *(wait for entry in self.entries for wait in entry.waits)]
 
     def store(self) -> None:
         """Store the judgement on the board; `completed` was stored before."""

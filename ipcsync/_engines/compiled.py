@@ -17,8 +17,8 @@ __all__ = [
     "CallLock",
     "Core",
     "EventBase",
-    "Look",
     "PointBase",
+    "SessionCheck",
     "bind_driver",
     "built_with",
     "is_parked",
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from ipcsync._engines.core_python import (
         Core,
         EventBase,
-        Look,
         PointBase,
+        SessionCheck,
         bind_driver,
         is_parked,
         know_streams,
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     )
     from ipcsync._locks import CallLock
 else:
-    Core, EventBase, Look, PointBase = _core.Core, _core.EventBase, _core.Look, _core.PointBase
+    Core, EventBase, SessionCheck, PointBase = _core.Core, _core.EventBase, _core.SessionCheck, _core.PointBase
     bind_driver, know_streams, shortened = _core.bind_driver, _core.know_streams, _core.shortened
     park, is_parked, parked = _core.park, _core.is_parked, _core.parked
     CallLock = _locks.CallLock

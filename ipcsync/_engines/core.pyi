@@ -2,8 +2,8 @@ from typing import Any
 
 from ipcsync._engines.core_python import Core as Core
 from ipcsync._engines.core_python import EventBase as EventBase
-from ipcsync._engines.core_python import Look as Look
 from ipcsync._engines.core_python import PointBase as PointBase
+from ipcsync._engines.core_python import SessionCheck as SessionCheck
 from ipcsync._engines.core_python import is_parked as is_parked
 from ipcsync._engines.core_python import park as park
 from ipcsync._engines.core_python import parked as parked

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=type)
 
-INTERFACE = 13
+INTERFACE = 14
 """The interface's version, which a binary must have too; raised with each change of the interface."""
 
 
-class Look:
+class SessionCheck:
     """Whether a session can be used: no fork, its line `live` and `serial`'s, the header unchanged, the lease in time.
 
     `good_until` is CLOCK_MONOTONIC in ns; the session's lease writes it, and -1 once there is a problem.
@@ -91,7 +91,7 @@ class Core:
         self.known_complete = 0
         self._seen = [0]  # the true value; the attribute may be an older one
 
-    def shorten(self, look: object, is_timeline: bool, links: Links) -> None:
+    def shorten(self, session: object, is_timeline: bool, links: Links) -> None:
         """Begin to take shortcuts; does nothing in this core."""
 
     def _note_visits(self, found: bool) -> None:

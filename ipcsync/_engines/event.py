@@ -76,7 +76,7 @@ class EventEngine(Engine):
         if self._is_queueing and lock.is_mine() and lock.is_held_below():
             raise Reentered(f"a wait for {self.label} is under way on this thread, and this record interrupts it")
         oldest = generation - self.depth
-        self._look_for_room(is_first=True)
+        self._find_room(is_first=True)
         if generation <= self._room:
             return False
         deadline = deadline_of(timeout, began)
@@ -99,7 +99,7 @@ class EventEngine(Engine):
                 self.raise_full(oldest, timeout)
             is_done = self._wait_in_driver(oldest, min(deadline, now + SLICE_NS))
             self.guard.check_liveness()
-            self._look_for_room(is_first=False)
+            self._find_room(is_first=False)
             if is_done and oldest > self._completed:  # it stands behind something that is not judged yet
                 self.behind.nudge(self.recorder)
                 self.behind.await_answer(deadline)
@@ -118,7 +118,7 @@ class EventEngine(Engine):
             last = now
             time.sleep(pause_s)
             pause_s = min(2 * pause_s + 1e-5, _LONGEST_PAUSE_S)
-            self._look_for_room(is_first=False)
+            self._find_room(is_first=False)
             if pause_s == _LONGEST_PAUSE_S:
                 self._watched |= {visit: _PATIENCE_NS for visit in visits if not self._is_alive(visit[0])}
         self._give_room(done)
@@ -147,7 +147,7 @@ class EventEngine(Engine):
             self._room = max(self._room, done + self.depth)
 
     @holding("_lock")
-    def _look_for_room(self, *, is_first: bool) -> None:
+    def _find_room(self, *, is_first: bool) -> None:
         if is_first:
             self._raise_if_closed()
         else:

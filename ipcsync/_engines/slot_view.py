@@ -207,8 +207,10 @@ class SlotView(Core):
         if generation <= self.known_complete or self._is_on_board(generation):
             return True
         state = self._words[self._state_index]
-        is_over = state == BROKEN or (state == CLOSED and generation > self.generation) or self._lost_from <= generation
-        if is_over or not self.recorder_is_alive() or self.behind.is_lost(generation):
+        has_ended = (
+            state == BROKEN or (state == CLOSED and generation > self.generation) or self._lost_from <= generation
+        )
+        if has_ended or not self.recorder_is_alive() or self.behind.is_lost(generation):
             return self._is_on_board(generation) or self._loss(generation)
         if self._is_orphaned:  # no later answer about it counts, so it would stay open for ever
             return self._is_on_board(generation) or self._loss(generation)._replace(cause="orphaned")

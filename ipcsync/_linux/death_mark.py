@@ -27,7 +27,7 @@ class DeathMark:
         self._address = address
         self._nudge = nudge
         self._on_nudge = on_nudge
-        self._is_settled = threading.Event()
+        self._has_begun = threading.Event()
         self._end = threading.Event()
         self._is_given_up = False
         self._thread: threading.Thread | None = None
@@ -38,17 +38,17 @@ class DeathMark:
             self._thread = threading.Thread(target=self._hold, name="ipcsync-life", daemon=True)
             with suppress(RuntimeError):
                 self._thread.start()
-                self._is_settled.wait()
+                self._has_begun.wait()
 
     def _hold(self) -> None:
         try:
             with suppress(OSError), robust.held(self._address) as is_held:
-                self._is_settled.set()
+                self._has_begun.set()
                 self._sleep()
                 if is_held and self._is_given_up:
                     raise robust.Abandon
         finally:
-            self._is_settled.set()
+            self._has_begun.set()
 
     def _sleep(self) -> None:
         if self._nudge is None:

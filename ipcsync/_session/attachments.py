@@ -218,8 +218,8 @@ class AttachmentTable:
             self._publish_completed(engine)
             engine.park_pending()
             openings = self._opened.get(key)
-            is_over = engine.state != "open" or key in self._abandoned
-            if engine.is_closed or (not openings if openings is not None else is_over):
+            is_unusable = engine.state != "open" or key in self._abandoned
+            if engine.is_closed or (not openings if openings is not None else is_unusable):
                 self._drop_if_unused(key)
         self.draining.release_all()
         for closed in list(self.draining.engines):
@@ -241,8 +241,8 @@ class AttachmentTable:
         engine = self._engines.get(key)
         if engine is None or self._opened.get(key):
             return
-        is_over = engine.is_closed or key in self._opened
-        if is_over or reference is None or reference() is None:
+        was_opened = key in self._opened
+        if engine.is_closed or was_opened or reference is None or reference() is None:
             self._begin_close(key)
             self._forget_openings(key)
         self._abandoned.discard(key)

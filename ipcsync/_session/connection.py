@@ -126,18 +126,18 @@ class Connection:
         """How many coordinators have served; when it changes, unanswered requests are sent again under the same ids."""
         self._socket: zmq.Socket[bytes] | None = dealer(endpoint)
 
-    def request(self, body: Message, token: bytes, timeout: float, look: Callable[[], None] | None = None) -> Message:
+    def request(self, body: Message, token: bytes, timeout: float, check: Callable[[], None] | None = None) -> Message:
         """Send a request and return its reply's body; raises the error in the reply.
 
-        `look` is called in every slice of the wait and may raise. WaitTimeout after `timeout` seconds, ValueError for
+        `check` is called in every slice of the wait and may raise. WaitTimeout after `timeout` seconds, ValueError for
         a timeout that is negative or NaN.
         """
         request = Request(body)
-        self.exchange([request], token, timeout, look)
+        self.exchange([request], token, timeout, check)
         return self.result_of(request, timeout)
 
     def exchange(
-        self, requests: Sequence[Request], token: bytes, timeout: float, look: Callable[[], None] | None = None
+        self, requests: Sequence[Request], token: bytes, timeout: float, check: Callable[[], None] | None = None
     ) -> None:
         """Send requests, many before the first is answered, and wait until each has its reply, or for `timeout` s.
 
@@ -160,7 +160,7 @@ class Connection:
                 )
             with lock:
                 lock.release()
-                self._exchange(requests, token, deadline, look)
+                self._exchange(requests, token, deadline, check)
         except BaseException:
             lock.unwind()
             raise
@@ -189,7 +189,7 @@ class Connection:
         return error
 
     def _exchange(
-        self, requests: Sequence[Request], token: bytes, deadline: int, look: Callable[[], None] | None
+        self, requests: Sequence[Request], token: bytes, deadline: int, check: Callable[[], None] | None
     ) -> None:
         socket = self._open_socket()
         for request in requests:
@@ -221,8 +221,8 @@ class Connection:
                 left -= answered
                 # While replies come, the others are on their way: one that is lost keeps the window from moving on.
                 resend_at = time.monotonic_ns() + _RETRY_NS if was_sent else 0
-            if look is not None and left:
-                look()
+            if check is not None and left:
+                check()
         if left:
             self._receive(socket, wanted, left)  # a process that was stopped meanwhile may find its reply here
             for request in requests:

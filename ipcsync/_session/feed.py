@@ -133,14 +133,14 @@ def watch(
     replay: Replay,
     timeout: float | None,
     snapshot: Callable[[bool], SnapshotReply],
-    look: Callable[[], None],
+    check: Callable[[], None],
 ) -> Iterator[Notice]:
     """The notices, from a subscription of its own; ends when none came for `timeout` seconds.
 
     `snapshot` is called with True if it is called again, because of a gap.
 
-    `look` is called at least every 50 ms, and after each announcement: an announcement counts only if its coordinator
-    is found alive afterwards, since a new coordinator counts from the start. An exception of `look` ends the
+    `check` is called at least every 50 ms, and after each announcement: an announcement counts only if its coordinator
+    is found alive afterwards, since a new coordinator counts from the start. An exception of `check` ends the
     subscription.
     """
     fork.check()
@@ -149,11 +149,11 @@ def watch(
     try:
         socket.connect(endpoint)
         socket.subscribe(b"")
-        _await_subscription(socket, 5.0 if timeout is None else max(timeout, 2.0), look)
+        _await_subscription(socket, 5.0 if timeout is None else max(timeout, 2.0), check)
         yield from replay.resync(snapshot(False))
         last = time.monotonic()
         while timeout is None or time.monotonic() - last < timeout:
-            frame = _receive(socket, timeout if timeout is None else last + timeout - time.monotonic(), look)
+            frame = _receive(socket, timeout if timeout is None else last + timeout - time.monotonic(), check)
             if frame is None:
                 continue
             announcement = codec.decode_announcement(frame)
@@ -165,18 +165,18 @@ def watch(
         socket.close()
 
 
-def _receive(socket: zmq.Socket[bytes], timeout: float | None, look: Callable[[], None]) -> bytes | None:
+def _receive(socket: zmq.Socket[bytes], timeout: float | None, check: Callable[[], None]) -> bytes | None:
     fork.check()  # before the socket is touched
     slice_ms = _SLICE_MS if timeout is None else max(1, int(1000 * min(timeout, _SLICE_MS / 1000)))
     frame = bytes(socket.recv(zmq.NOBLOCK)) if socket.poll(slice_ms) else None
-    look()
+    check()
     return frame
 
 
-def _await_subscription(socket: zmq.Socket[bytes], seconds: float, look: Callable[[], None]) -> None:
+def _await_subscription(socket: zmq.Socket[bytes], seconds: float, check: Callable[[], None]) -> None:
     """Wait until the publisher has taken in the subscription: it announces its number then, or a change comes."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if _receive(socket, deadline - time.monotonic(), look) is not None:
+        if _receive(socket, deadline - time.monotonic(), check) is not None:
             return
     raise WaitTimeout(f"the feed did not answer within {seconds} s", timeout=seconds)

@@ -22,14 +22,14 @@ def greet(
     name: str,
     timeout: float,
     lease_ttl: float | None,
-    look: Callable[[], None],
+    check: Callable[[], None],
     *,
     driver: str,
     role: str = "",
 ) -> Welcome:
     """Ask for a session. ConnectError if no coordinator answers within `timeout` seconds, or it uses another driver.
 
-    `role` is "bridge" for a bridge, which has no driver. `look` is called in every slice of the wait and may raise.
+    `role` is "bridge" for a bridge, which has no driver. `check` is called in every slice of the wait and may raise.
     """
     hello = Hello(
         nonce=os.urandom(16),
@@ -43,7 +43,7 @@ def greet(
         role=role,
     )
     try:
-        reply = connection.request(hello, b"", timeout, look)
+        reply = connection.request(hello, b"", timeout, check)
     except WaitTimeout:
         raise ConnectError(
             f"no coordinator answered at {connection.endpoint} within {timeout} s; start one with: ipcsync coordinator",

@@ -13,7 +13,7 @@ from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board
 from ipcsync._board.words import words
-from ipcsync._engines.compiled import Look
+from ipcsync._engines.compiled import SessionCheck
 from ipcsync._linux.death_mark import DeathMark
 from ipcsync._linux.process import PidFd, Process, pid_namespace
 from ipcsync._locks import CallLock, holding
@@ -49,7 +49,7 @@ class SessionLease:
         self._problem: IpcSyncError | None = None
         self._label, _ = board.who(welcome.serial)
         self._closed = False
-        self._is_over = False
+        self._has_said_goodbye = False
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._coordinator, self._pidfd = self._watch_coordinator()
@@ -59,9 +59,11 @@ class SessionLease:
             raise
         self._state_and_serial, self._live = self._line.state_and_serial, words(LIVE, welcome.serial)
         self._last_ns = monotonic_ns()
-        self.look: Look = Look(fork.mark(), board, self._line, welcome.serial, LIVE, _slowly(weakref.ref(self)))
-        self.look.good_until = self._last_ns + self._ttl_ns
-        self.check: Callable[[], None] = self.look.check
+        self.session_check: SessionCheck = SessionCheck(
+            fork.mark(), board, self._line, welcome.serial, LIVE, _slowly(weakref.ref(self))
+        )
+        self.session_check.good_until = self._last_ns + self._ttl_ns
+        self.check: Callable[[], None] = self.session_check.check
         self._line.heartbeat = self._last_ns
         self._waking = CallLock()
         # By it peers see on the board when this process dies.
@@ -86,20 +88,20 @@ class SessionLease:
         """Whether no problem is known."""
         return self._problem is None and not self._closed
 
-    # --- looks --------------------------------------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------------------------------
 
     def check_slowly(self) -> None:
         """Something is wrong: say what."""
         fork.check()
         if self._problem is not None:
             self._raise()
-        if not self._is_over:
+        if not self._has_said_goodbye:
             self._diagnose()
 
     def check_liveness(self) -> None:
         """`check`, and ask whether the coordinator's process lives."""
         self.check()
-        if not self._is_over and not self.coordinator_is_alive():
+        if not self._has_said_goodbye and not self.coordinator_is_alive():
             self._diagnose()
 
     def check_coordinator(self) -> None:
@@ -110,7 +112,7 @@ class SessionLease:
 
     def say_goodbye(self) -> None:
         """The client is closed by its user: nothing of the lease is judged any more, only what was wrong before."""
-        self._is_over = True
+        self._has_said_goodbye = True
 
     def coordinator_is_alive(self) -> bool:
         """Whether the coordinator serves: it has not stopped, and by the kernel's word its process lives."""
@@ -139,7 +141,7 @@ class SessionLease:
     def _lose(self, error: IpcSyncError) -> None:
         if self._problem is None:
             self._problem = copy.copy(error)
-        self.look.good_until = -1
+        self.session_check.good_until = -1
 
     def _raise(self) -> None:
         assert self._problem is not None
@@ -147,7 +149,7 @@ class SessionLease:
 
     def _diagnose(self) -> None:
         """Something about the lease is wrong: say what, for good."""
-        if self._is_over:
+        if self._has_said_goodbye:
             return
         try:
             self._check_board()
@@ -207,7 +209,7 @@ class SessionLease:
     def beat(self) -> None:
         """Tell the board that this process lives, and look whether the session does."""
         now = monotonic_ns()
-        if self._problem is not None or self._is_over:
+        if self._problem is not None or self._has_said_goodbye:
             return
         try:
             is_silent = now - self._last_ns > self._ttl_ns or self._state_and_serial != self._live
@@ -218,9 +220,9 @@ class SessionLease:
             self._lose(error)
         else:
             self._last_ns = now
-            self.look.good_until = now + self._ttl_ns
+            self.session_check.good_until = now + self._ttl_ns
             if self._problem is not None:  # found by another thread meanwhile, whose word is the last
-                self.look.good_until = -1
+                self.session_check.good_until = -1
             self._line.heartbeat = now
 
     def show_heartbeat(self) -> None:

@@ -34,17 +34,17 @@ class AttachmentRef:
         self.engine: EventEngine | TimelineEngine = engine
         self.device: Device = Device(engine.ordinal)
 
-    def when_over(
-        self, pending: Pending, settle: Callable[[Exception | None], object], *, is_callback: bool = False
+    def when_done(
+        self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False
     ) -> WaitEntry:
-        """Call `settle(None)` once the point is complete, or `settle(error)`; on a thread of the session.
+        """Call `notify(None)` once the point is complete, or `notify(error)`; on a thread of the session.
 
-        `is_callback`: `settle` is a user's, and may block. Else it returns at once.
+        `is_callback`: `notify` is a user's, and may block. Else it returns at once.
         """
-        return self._waits.add(pending, settle, is_callback=is_callback)
+        return self._waits.add(pending, notify, is_callback=is_callback)
 
     def forget(self, entry: WaitEntry) -> None:
-        """Cancel a wait. If it ends at this moment, `settle` may still be called."""
+        """Cancel a wait. If it ends at this moment, `notify` may still be called."""
         self._waits.remove(entry)
 
 

@@ -73,7 +73,7 @@ class Session:
         self._failure: BaseException | None = None
         self._has_begun = Latch()  # set also if it failed to
         self._has_ended = Latch()  # the part of the end that `close` waits for
-        self._is_over = False
+        self._is_shut_down = False
         self._closer = 0  # the id of the thread that waits for the end
         self._shown = shown
         self._thread: threading.Thread | None = None
@@ -125,15 +125,15 @@ class Session:
             log.exception("closing %r failed", self)
         finally:
             self._has_ended.set()
-        if not self._is_over:
-            self.lease.run(self._shutdown.is_over)
+        if not self._is_shut_down:
+            self.lease.run(self._shutdown.is_complete)
             self._shutdown.end()
 
     def _begin(self, timeout: float, lease_ttl: float | None, tracing: Tracing | None, undo: ExitStack) -> None:
         self.connection = connection = Connection(self.endpoint)
         undo.callback(connection.close)
-        look = self._check_wanted_or_greeted
-        welcome = handshake.greet(connection, self.name, timeout, lease_ttl, look, driver=_drivers.name())
+        check = self._check_wanted_or_greeted
+        welcome = handshake.greet(connection, self.name, timeout, lease_ttl, check, driver=_drivers.name())
         undo.callback(handshake.take_leave, connection, welcome.token)
         board = handshake.open_board(welcome, self.endpoint, timeout)
         undo.callback(board.close)  # which releases the lifeline, so that the line can be given to another session
@@ -152,14 +152,14 @@ class Session:
         self._shutdown = Shutdown(connection, welcome.token, self.lease, self.attachments)
         if not outliving.may_be_served():
             over.hold(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
-        connection.request(messages.Ready(), self.token, timeout, self._beat_and_look)
+        connection.request(messages.Ready(), self.token, timeout, self._beat_and_check)
         self.lease.show()
         self._check_wanted()
         self._shutdown.forget_child = fork.at_child(self.lease.drop_in_child)
         devices.collectors.append(self.attachments.collect)
         sessions.add(self)
 
-    def _beat_and_look(self) -> None:
+    def _beat_and_check(self) -> None:
         """Beat, since this thread waits for a reply, maybe of a coordinator that is just restarted."""
         self.lease.beat()
         self.lease.check_liveness()
@@ -180,15 +180,15 @@ class Session:
         self._shutdown.begin(self.lease.show_heartbeat)
         devices.collectors.remove(self.attachments.collect)
         sessions.remove(self)
-        if self._shutdown.is_over():
+        if self._shutdown.is_complete():
             self._shutdown.end()
-            self._is_over = True
+            self._is_shut_down = True
 
     def _pause(self, seconds: float) -> None:
         self.lease.beat()
         time.sleep(seconds)
 
-    # --- looks --------------------------------------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise ForkedProcessError, ClientClosed, or the error of a session that is lost."""
@@ -367,9 +367,9 @@ class Session:
             self.attachments.give_back(late)
 
     def notices(
-        self, prefix: str, session_prefix: str, timeout: float | None, look: Callable[[], None] | None = None
+        self, prefix: str, session_prefix: str, timeout: float | None, check: Callable[[], None] | None = None
     ) -> Iterator[Notice]:
-        """The feed: a snapshot, then every change; ends after `timeout` seconds without one, or when `look` raises."""
+        """The feed: a snapshot, then every change; ends after `timeout` seconds without one, or when `check` raises."""
         deadline_of(timeout)
         self.check()
         return feed.watch(
@@ -378,7 +378,7 @@ class Session:
             feed.Replay(prefix, session_prefix),
             timeout,
             lambda is_resync: self.request(messages.Snapshot(prefix, is_resync), messages.SnapshotReply),
-            self.check_liveness if look is None else look,
+            self.check_liveness if check is None else check,
         )
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class Session:
         self.lease.wake()
         if self._is_in_use_below:
             return
-        if self._has_ended.wait(_END_S) and self._is_over and self._thread is not None:
+        if self._has_ended.wait(_END_S) and self._is_shut_down and self._thread is not None:
             self._thread.join(_END_S)
 
     def __repr__(self) -> str:

@@ -61,7 +61,7 @@ class Shutdown:
         if released:
             self._attachments.closes.drop()
 
-    def is_over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether everything is released, and a living coordinator was told of it."""
         if not self._lease.coordinator_is_alive():
             return True

@@ -20,7 +20,7 @@ log = logging.getLogger("ipcsync")
 
 _ALONE_S = 0.005
 _AMONG_S = 0.001
-_LOOK_NS = 50_000_000
+_CHECK_NS = 50_000_000
 _STUCK_S = 1.0
 _FAILING_S = 1.0
 
@@ -39,15 +39,15 @@ class Pending:
         self._timeout = timeout
         self._deadline = deadline_of(timeout)
         self._recorded = recorded
-        self._next_look = time.monotonic_ns() + _LOOK_NS
+        self._next_check = time.monotonic_ns() + _CHECK_NS
 
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the point is complete, or recorded; does not block. Raises the error that ends the wait."""
         if self._is_there():
             return True
         now = time.monotonic_ns()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_NS
+        if now >= self._next_check:
+            self._next_check = now + _CHECK_NS
             self._engine.check_liveness(self._generation)
         if now >= self._deadline:
             is_recorded = self._engine.generation >= self._generation
@@ -83,26 +83,26 @@ class Pending:
 class WaitEntry:
     """One wait of `Waits`, and what to call when it is over: with None, or with the error that ended it."""
 
-    __slots__ = ("_failing_since", "error", "is_callback", "pending", "settle")
+    __slots__ = ("_failing_since", "error", "is_callback", "notify", "pending")
 
     def __init__(
-        self, pending: Pending, settle: Callable[[Exception | None], object], *, is_callback: bool = False
+        self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False
     ) -> None:
         self.pending: Pending = pending
-        self.settle: Callable[[Exception | None], object] = settle
+        self.notify: Callable[[Exception | None], object] = notify
         self.is_callback: bool = is_callback
         self.error: Exception | None = None
         self._failing_since = 0.0
 
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it is over; `error` is then None or the error that ended it."""
         try:
-            is_over = self.pending.is_over()
+            has_ended = self.pending.has_ended()
         except Exception as error:  # noqa: BLE001 - the waiter gets it
             self.error = error
             return not (self.is_callback and self._may_pass(error))
         self.error, self._failing_since = None, 0.0
-        return is_over
+        return has_ended
 
     def _may_pass(self, error: Exception) -> bool:
         """Whether a later look may succeed, and the point still be complete.
@@ -116,9 +116,9 @@ class WaitEntry:
         return now - self._failing_since < _FAILING_S
 
     def call(self) -> None:
-        """Call `settle`. An exception of it is logged, also one that would end a thread (SystemExit)."""
+        """Call `notify`. An exception of it is logged, also one that would end a thread (SystemExit)."""
         try:
-            self.settle(self.error)
+            self.notify(self.error)
         except BaseException:
             log.exception("a done callback of %s failed", self.pending)
 
@@ -133,23 +133,23 @@ class Waits:
     def __init__(self) -> None:
         self._waiting: dict[WaitEntry, None] = {}  # in the order in which they came
         self._due: deque[WaitEntry] = deque()
-        self._looker = Worker("ipcsync-waits", lambda: bool(self._waiting or self._due), self._look)
+        self._poller = Worker("ipcsync-waits", lambda: bool(self._waiting or self._due), self._poll)
         self._caller = _Caller(self._due)
 
     def add(
-        self, pending: Pending, settle: Callable[[Exception | None], object], *, is_callback: bool = False
+        self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False
     ) -> WaitEntry:
-        """Call `settle(None)` once the point is complete or recorded, or `settle(error)`; on a thread of the client.
+        """Call `notify(None)` once the point is complete or recorded, or `notify(error)`; on a thread of the client.
 
-        `is_callback`: `settle` is a user's, and may block. Else it returns at once.
+        `is_callback`: `notify` is a user's, and may block. Else it returns at once.
         """
-        entry = WaitEntry(pending, settle, is_callback=is_callback)
+        entry = WaitEntry(pending, notify, is_callback=is_callback)
         self._waiting[entry] = None
-        self._looker.ensure()
+        self._poller.ensure()
         return entry
 
     def remove(self, entry: WaitEntry) -> None:
-        """Cancel a wait. If it ends at this moment, `settle` may still be called."""
+        """Cancel a wait. If it ends at this moment, `notify` may still be called."""
         self._waiting.pop(entry, None)
 
     @property
@@ -157,14 +157,14 @@ class Waits:
         """How many waits are not over."""
         return len(self._waiting)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         waiting = list(self._waiting)
         began = time.monotonic()
         # Asked from the last to the first, reported from the first to the last: of two waits that end at this moment,
         # the one that was added first is first.
-        over = [entry for entry in reversed(waiting) if entry.is_over()]
+        over = [entry for entry in reversed(waiting) if entry.has_ended()]
         for entry in reversed(over):
-            self._settle(entry)
+            self._notify(entry)
         if self._due:
             if self._caller.is_stuck:
                 self._caller = _Caller(self._due)
@@ -176,9 +176,9 @@ class Waits:
         if waiting:
             waiting[0].pending.pause(_ALONE_S if len(waiting) == 1 else max(_AMONG_S, took))
         else:
-            self._caller.join(_LOOK_NS / 1e9)
+            self._caller.join(_CHECK_NS / 1e9)
 
-    def _settle(self, entry: WaitEntry) -> None:
+    def _notify(self, entry: WaitEntry) -> None:
         if self._waiting.pop(entry, entry) is entry:
             return  # cancelled meanwhile
         if entry.is_callback:
@@ -192,7 +192,7 @@ class Waits:
         `closer` is the id of the thread that waits for this: a callback may close its own client.
         """
         deadline = time.monotonic() + timeout
-        self._looker.join(timeout, pause)
+        self._poller.join(timeout, pause)
         if self._caller.thread != closer:
             self._caller.join(max(0.0, deadline - time.monotonic()), pause)
 

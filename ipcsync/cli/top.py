@@ -35,9 +35,11 @@ _LINES_AROUND = 11  # lines for heads, blank lines, the summary, and the last li
 
 
 @click.command("top")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a look, for a program.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a sample, for a program.")
 @click.option("--once", is_flag=True, help="Look once, and end.")
-@click.option("--period", type=click.FloatRange(0.1, 3600), default=1.0, metavar="S", help="Seconds between looks. [1]")
+@click.option(
+    "--period", type=click.FloatRange(0.1, 3600), default=1.0, metavar="S", help="Seconds between samples. [1]"
+)
 @click.option("--endpoint", metavar="ENDPOINT", help="Where it is. [IPCSYNC_ENDPOINT, else the runtime directory's]")
 def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> None:
     """Show the coordinator's events and sessions, live; q or Ctrl-C ends it.
@@ -48,7 +50,7 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
       ipcsync top --period 0.2
       ipcsync top --json --once
 
-    Its own session is not shown. On a terminal it waits for a coordinator that is gone; else it prints each look as
+    Its own session is not shown. On a terminal it waits for a coordinator that is gone; else it prints each sample as
     text, and ends with status 1 if there is no coordinator.
     """
     import logging
@@ -73,7 +75,7 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
 
 
 class _Watcher:
-    """Looks at one endpoint; connects at the first look, and again after the coordinator was gone."""
+    """Looks at one endpoint; connects at the first, and again after the coordinator was gone."""
 
     def __init__(self, endpoint: str) -> None:
         from ipcsync._rates import Tracks
@@ -82,7 +84,7 @@ class _Watcher:
         self._client: Client | None = None
         self._tracks = Tracks(_LOOKS)
 
-    def look(self) -> dict[str, Any]:
+    def sample(self) -> dict[str, Any]:
         """The present state. Raises IpcSyncError if the coordinator cannot be asked."""
         from msgspec.structs import asdict
 
@@ -127,7 +129,7 @@ class _Watcher:
 
 def _print(watcher: _Watcher, period: float, *, as_json: bool, once: bool) -> None:
     while True:
-        found = watcher.look()
+        found = watcher.sample()
         if as_json:
             click.echo(json.dumps(found))
         else:
@@ -202,7 +204,7 @@ def _screen(watcher: _Watcher, console: Console) -> RenderableType:
     from ipcsync.errors import IpcSyncError
 
     try:
-        return _picture(watcher.look(), console.height)
+        return _picture(watcher.sample(), console.height)
     except IpcSyncError as error:
         return Text(f"{printable(str(error))}\n\nwaiting for it; q ends", style="bold red")
 

@@ -60,9 +60,9 @@ def _each(
     order = {id(point): index for index, point in enumerate(waiting)}
     skipped: list[Point] = []
 
-    def is_over(point: Point, look: Callable[[], bool]) -> bool:
+    def ends(point: Point, ask: Callable[[], bool]) -> bool:
         try:
-            return look()
+            return ask()
         except RecorderLost:
             if lost == "raise":
                 raise
@@ -72,10 +72,10 @@ def _each(
     while waiting:
         first = waiting[0]
         left_s = max(0.0, (deadline - time.monotonic_ns()) / 1e9)
-        if is_over(first, partial(_within, wait, first, min(_SLICE_S, left_s), timeout, is_last=left_s <= _SLICE_S)):
+        if ends(first, partial(_within, wait, first, min(_SLICE_S, left_s), timeout, is_last=left_s <= _SLICE_S)):
             del waiting[0]
         else:  # another may be lost while the first is still to come
-            waiting[1:] = _others(waiting[1:], is_over, deadline)
+            waiting[1:] = _others(waiting[1:], ends, deadline)
     return sorted(skipped, key=lambda point: order[id(point)])
 
 
@@ -93,12 +93,12 @@ def _within(
     return True
 
 
-def _others(points: list[Point], is_over: Callable[[Point, Callable[[], bool]], bool], deadline_ns: int) -> list[Point]:
+def _others(points: list[Point], ends: Callable[[Point, Callable[[], bool]], bool], deadline_ns: int) -> list[Point]:
     """Those that are not over. Once the coordinator is silent, no further point is attached to in this round."""
     left, answers = [], True
     for point in points:
         if point._attached is not None or (answers and left_of(deadline_ns)):
-            if is_over(point, partial(_is_lost, point, deadline_ns)):
+            if ends(point, partial(_is_lost, point, deadline_ns)):
                 continue
             answers = answers and point._attached is not None
         left.append(point)

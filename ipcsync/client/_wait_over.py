@@ -10,7 +10,7 @@ from ipcsync._engines import Engine
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
-class Looking:
+class Polling:
     """Repeated looks, for at most `timeout` seconds; the caller sleeps `pause_s` between them.
 
     The kernel has no wait for a file lock with a timeout.
@@ -42,7 +42,7 @@ class Looking:
 
 def wait(engine: Engine, timeout: float | None) -> bool:
     """Block until the recorder's process is over; False if that is not known within `timeout` seconds, or never."""
-    looking = Looking(engine, timeout)
-    while not looking.has_ended():
-        time.sleep(looking.pause_s)
-    return looking.is_over
+    polling = Polling(engine, timeout)
+    while not polling.has_ended():
+        time.sleep(polling.pause_s)
+    return polling.is_over

@@ -412,8 +412,8 @@ class Client:
         stats["client"] = {
             "messages_sent": self.messages_sent,
             "full_ring_waits": lease.full_rings,
-            "shortcuts": lease.look.shortcuts,
-            "slow_calls": lease.look.slow_calls,
+            "shortcuts": lease.session_check.shortcuts,
+            "slow_calls": lease.session_check.slow_calls,
         }
         return cast("Stats", stats)
 

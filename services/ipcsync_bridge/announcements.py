@@ -53,7 +53,7 @@ class Announcements:
 
     def drain(self) -> None:
         """Take in what is there. It is also called now and then, in case an edge of the descriptor was missed."""
-        if not self._feed.is_closed and self._feed.drain(self._take, self._look_at_all):
+        if not self._feed.is_closed and self._feed.drain(self._take, self._read_all):
             self._loop.call_soon(self.drain)
 
     def _take(self, announcement: messages.Announcement) -> None:
@@ -68,7 +68,7 @@ class Announcements:
             if key in self._names.claims:
                 self._begin(self._names.release(key))
 
-    def _look_at_all(self) -> None:
+    def _read_all(self) -> None:
         """Ask for everything that an announcement may have said: this is the beginning, or some were missed."""
         self._begin(self._list_wants())
         self._begin(self._check_claims())

@@ -141,7 +141,7 @@ class Answering:
                     )
                 follower.answered(export.key, time.monotonic())
                 export.followers.add(sender)
-                rows.append(export.look())
+                rows.append(export.read())
             else:
                 rows.append(export)
         number = follower.number
@@ -256,7 +256,7 @@ class Answering:
 
     def _keep(self, follower: Follower, wanted: set[wire.Key], now: float) -> None:
         unwanted = follower.keep(wanted, now)
-        over = {key for key in follower.doubtful if (export := self._exports.get(key)) is None or export.is_over}
+        over = {key for key in follower.doubtful if (export := self._exports.get(key)) is None or export.has_ended}
         self._drop(follower, unwanted | over)  # who learns later that one is over needs no news of it
 
     def _drop(self, follower: Follower, keys: set[wire.Key]) -> None:

@@ -55,7 +55,7 @@ class Export:
         self.seen = memoryview(b"")
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether nothing more can come, by the last row."""
         row = self.row
         return row.state == "broken" or (row.state == "closed" and row.completed >= row.recorded)
@@ -68,18 +68,18 @@ class Export:
             self._line.follow(not soon)
         return soon
 
-    def look(self) -> Row:
+    def read(self) -> Row:
         """Its state, read in the order in which a local waiter reads it. Any thread may call it."""
-        return self._look()[0]
+        return self._read()[0]
 
     def watch(self) -> Row:
-        """`look`, on the thread that watches it, which notes what else it must know."""
-        row, self.is_unclear = self._look()
+        """`read`, on the thread that watches it, which notes what else it must know."""
+        row, self.is_unclear = self._read()
         known = min(row.recorded, row.lost - 1) if row.lost else row.recorded
         self.is_in_flight = row.completed < known and row.state != "broken"
         return row
 
-    def _look(self) -> tuple[Row, bool]:
+    def _read(self) -> tuple[Row, bool]:
         """Its state, and whether more of it is complete and not judged yet."""
         line, base = self._line, self._base
         count = line.completed  # before the state: a word that was released is seen as such
@@ -152,7 +152,7 @@ class Watcher:
         self._word = Word()  # stored to wake the thread
         self._changes: deque[tuple[Export, bool]] = deque()  # and whether it is added
         self.known: set[Export] = set()
-        self._is_over = False
+        self._is_stopped = False
         self._futexes.put(0, self._word.address)
         self._thread = threading.Thread(target=self._run, name="ipcsync-exports", daemon=True)
         self._thread.start()
@@ -180,7 +180,7 @@ class Watcher:
 
     def end(self) -> None:
         """Have the thread end."""
-        self._is_over = True
+        self._is_stopped = True
         self.kick()
 
     def stop(self) -> None:
@@ -190,18 +190,18 @@ class Watcher:
 
     def _run(self) -> None:
         try:
-            self._look_until_over()
+            self._watch_until_ended()
         except Exception as error:  # noqa: BLE001 - whatever it is: no follower hears of these exports any more
             self._failed(error)
 
-    def _look_until_over(self) -> None:
+    def _watch_until_ended(self) -> None:
         pause = _FIRST_NS
         used_s = time.thread_time()
-        while not self._is_over:
+        while not self._is_stopped:
             self._futexes.expect(0, self._word.value)
             while self._changes:
                 self._change(*self._changes.popleft())
-            changed = [export for index, export in enumerate(self._exports, 1) if self._look(index, export)]
+            changed = [export for index, export in enumerate(self._exports, 1) if self._watch(index, export)]
             before_s, used_s = used_s, time.thread_time()
             rest_s = self._budget.rest_s(used_s - before_s)
             self._futexes.count = 1 + len(self._exports)
@@ -227,7 +227,7 @@ class Watcher:
                 self._exports[place] = last
                 self._futexes.move(len(self._exports) + 1, place + 1)
 
-    def _look(self, index: int, export: Export) -> bool:
+    def _watch(self, index: int, export: Export) -> bool:
         """Whether its row differs from that of the last look."""
         if export.words == export.seen and not export.is_unclear:
             export.is_busy = False
@@ -271,7 +271,7 @@ class Exports:
         export = self._by_key.get(key)
         if export is None:
             export = self._by_key[key] = Export(self._board, attachment)
-            export.row = export.look()
+            export.row = export.read()
             watcher = next((each for each in self._watchers if each.room), None)
             if watcher is None:
                 watcher = Watcher(self._changed, self._failed, self._budget)

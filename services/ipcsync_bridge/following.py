@@ -86,7 +86,7 @@ class Following:
             raise NodeLost(f"another machine has the name of node {node!r}", node=node, reason="replaced")
         source.touch(sent)
         source.heard_answer(state.channel, state.number, time.monotonic())
-        if source.wants_sync or source.looks_at is not None:
+        if source.wants_sync or source.next_check is not None:
             self._wake()
         return source
 
@@ -161,7 +161,7 @@ class Following:
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 
-    def look(self, now: float) -> float:
+    def do_due(self, now: float) -> float:
         """Do what is due, and return when the next thing is."""
         due = now + 3600.0
         for source in list(self.sources.values()):
@@ -175,7 +175,7 @@ class Following:
             if not source.links and not self._linking:
                 del self.sources[source.node]
                 continue
-            source.look(now)
+            source.check(now)
             if source.wants_sync and source.node not in self._syncing:
                 self._syncing.add(source.node)
                 source.syncing()
@@ -184,7 +184,7 @@ class Following:
                 source.pinged(now)
                 self._begin(self._ping(source, now))
             next_keep = source.next_keep if source.node in self._kept_less else due
-            due = min(due, source.alive_until, source.next_ping, source.looks_at or due, next_keep)
+            due = min(due, source.alive_until, source.next_ping, source.next_check or due, next_keep)
         return due
 
     def paused(self, now: float) -> None:

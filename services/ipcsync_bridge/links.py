@@ -51,7 +51,7 @@ class Link:
         return Row(*self.key, self.recorded, self.completed, self.lost, self.state, self.cause)
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether no news can change it."""
         return self.state == "broken" or (self.state == "closed" and self.completed >= self.recorded)
 
@@ -127,7 +127,7 @@ class Source:
             self.channel, self.number, self._acked, self._missing = channel, 0, 0, None
         self.number = max(self.number, number)
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Find out whether news were lost."""
         if self._missing is not None:
             number, since = self._missing
@@ -137,8 +137,8 @@ class Source:
                 self.wants_sync = True
 
     @property
-    def looks_at(self) -> float | None:
-        """When `look` has to be called next, None if it need not be."""
+    def next_check(self) -> float | None:
+        """When `check` has to be called next, None if it need not be."""
         return None if self._missing is None else self._missing[1] + _GRACE_S
 
     def pinged(self, now: float) -> None:

@@ -113,7 +113,7 @@ class Mirrors:
         link = mirror.link
         if link.state == "broken":
             self.end(origin, "broken", link.cause or "died")
-        elif link.is_over:
+        elif link.has_ended:
             self.end(origin, "closed", "")
         elif link.state == "closed" and not mirror.has_told_closed:
             mirror.has_told_closed = True

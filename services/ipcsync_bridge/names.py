@@ -149,7 +149,7 @@ class Names:
         name, revision = claim
         try:
             if revision < 0:
-                revision = await self._settle(name, self._claim_of(key), ~revision)
+                revision = await self._revision_of(name, self._claim_of(key), ~revision)
             if key not in self._over:
                 return  # claimed again meanwhile
             if revision:
@@ -166,7 +166,7 @@ class Names:
         self.claims.pop(key, None)
         self._over.discard(key)
 
-    async def _settle(self, name: str, value: bytes, last: int) -> int:
+    async def _revision_of(self, name: str, value: bytes, last: int) -> int:
         """The revision of a claim that may have been written at `last`, or may still be; 0 if it cannot any more.
 
         It is written again: what is still under way expects an earlier revision, and is refused from then on.
@@ -205,9 +205,9 @@ class Names:
             revision = await self._transport.cas(key, value, 0, STORE_S) if found is None else found[1]
         except Conflict:
             return
-        is_over = use in self._over or use not in self.claims
+        is_freed = use in self._over or use not in self.claims
         self.claims[use] = key, revision
-        if is_over:
+        if is_freed:
             self._over.add(use)
             await self._remove(use)
 

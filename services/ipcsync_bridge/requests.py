@@ -26,8 +26,8 @@ log = logging.getLogger("ipcsync.bridge")
 
 REQUEST_S = 5.0
 _AGAIN_S = 1.0
-_LATE_S, _LATE_LOOK_S = 60.0, 0.1  # for the reply to a request that was given up, if no other is under way
-_LOOK_S = 0.01  # as often as a client looks whether its coordinator lives, or another one follows it
+_LATE_S, _LATE_CHECK_S = 60.0, 0.1  # for the reply to a request that was given up, if no other is under way
+_CHECK_S = 0.01  # as often as a client looks whether its coordinator lives, or another one follows it
 _NOW = int(zmq.NOBLOCK)
 
 
@@ -71,7 +71,7 @@ class Requests:
         self._late: dict[int, _Request] = {}  # given up, and maybe done
         self._sent: dict[int, _Request] = {}  # at most `window`, some of which the socket has not taken yet
         self._queue: deque[_Request] = deque()
-        self._is_looking = self._is_reading = False
+        self._is_ticking = self._is_reading = False
         self._loop = asyncio.get_running_loop()
         self._socket = dealer(endpoint)
         self._loop.add_reader(int(self._socket.fd), self._on_edge)
@@ -110,9 +110,9 @@ class Requests:
         request = _Request(id_, frame, self._loop.create_future(), deadline, isinstance(body, Open | Attach))
         self._queue.append(request)
         self._send_queued(now)
-        if not self._is_looking:
-            self._is_looking = True
-            self._loop.call_later(_LOOK_S, self._look)
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._loop.call_later(_CHECK_S, self._on_tick)
         return request
 
     async def _outcome_of(self, request: _Request) -> Message:
@@ -187,12 +187,12 @@ class Requests:
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _on_tick(self) -> None:
         """While requests are unanswered: send them again, time them out, or fail them if the session is lost."""
-        self._is_looking = bool(self._sent or self._queue or self._late)
-        if not self._is_looking or self._socket.closed:
+        self._is_ticking = bool(self._sent or self._queue or self._late)
+        if not self._is_ticking or self._socket.closed:
             return
-        self._loop.call_later(_LOOK_S if self._sent or self._queue else _LATE_LOOK_S, self._look)
+        self._loop.call_later(_CHECK_S if self._sent or self._queue else _LATE_CHECK_S, self._on_tick)
         self._read()
         now = time.monotonic()
         try:

@@ -125,8 +125,8 @@ class Bridge:
             self._wake.set()
 
     async def _end(self) -> None:
-        is_over = self.why not in ("expired", "reloaded")
-        for node in {*self.telling.followers, *self.following.sources} if is_over else ():
+        is_final = self.why not in ("expired", "reloaded")
+        for node in {*self.telling.followers, *self.following.sources} if is_final else ():
             body = wire.Over(self.term, self.epoch, self.why)
             await self._transport.tell(node, wire.encode(body))
         if self._announcements is not None:
@@ -246,7 +246,7 @@ class Bridge:
             except IpcSyncError as error:
                 self._session_is_lost(error)
                 return
-            due = self.following.look(now)
+            due = self.following.do_due(now)
             if now >= house:
                 house = now + _TICK_S
                 self._keep_house(now)

@@ -75,7 +75,7 @@ class Desk:
             connection.starts = lambda: board.starts
             desk = cls(connection, welcome, board)
             undo.callback(desk._stop)
-            connection.request(messages.Ready(), welcome.token, timeout, desk._beat_and_look)
+            connection.request(messages.Ready(), welcome.token, timeout, desk._beat_and_check)
             desk._begin()
             undo.pop_all()
         return desk
@@ -92,7 +92,7 @@ class Desk:
     def _came_late(self, attached: Attachment) -> None:
         self.on_late(attached)
 
-    def _beat_and_look(self) -> None:
+    def _beat_and_check(self) -> None:
         """Beat, since there is no thread for that yet."""
         self.lease.beat()
         self.lease.check_liveness()

@@ -256,7 +256,7 @@ class Server:
         if now >= self._next_feed_tick:
             self._next_feed_tick = now + 1.0
             self.feed.tick()
-            self._look_at_place()
+            self._check_place()
         self.effects.releaser.reassert()
         self.effects.pool.refill()
         self.fleet.tick(now_ns)
@@ -266,10 +266,10 @@ class Server:
         self._drain_zap()
         self._drain_requests()
         self._drain_feed()
-        self._look_whether_idle(now)
+        self._stop_if_idle(now)
         self._tell_alive()
 
-    def _look_whether_idle(self, now: float) -> None:
+    def _stop_if_idle(self, now: float) -> None:
         """Stop when no client has used it for as long as the settings say; time when it stood still does not count."""
         limit = self._settings.exit_when_idle
         if self.sessions.has_living:
@@ -279,7 +279,7 @@ class Server:
             self._given.tell_ending()
             self.stop()
 
-    def _look_at_place(self) -> None:
+    def _check_place(self) -> None:
         """Log once that the runtime directory was removed, and stop when the last session ends."""
         if not self._is_lost and not self._given.place.is_own:
             self._is_lost = True

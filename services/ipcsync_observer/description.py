@@ -52,9 +52,9 @@ class _EventBase(TypedDict):
 
 
 class Event(_EventBase, total=False):
-    """One event at one look. `rate` in generations a second, null until two looks saw it and once it is finished.
+    """One event in one sample. `rate` in generations a second, null until two samples have it and once it is finished.
 
-    `lane` holds [seconds, generation, completed] of the looks of the last minute; the stream sends it once.
+    `lane` holds [seconds, generation, completed] of the samples of the last minute; the stream sends it once.
     """
 
     lane: list[tuple[float, int, int]]

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from ipcsync import BridgeInfo
 from ipcsync._board.layout import REASONS
-from ipcsync_observer.sampler import Look, Sampler
+from ipcsync_observer.sampler import Sample, Sampler
 
 GAUGES = {
     "sessions": ("sessions", "Live sessions, the observer's own included."),
@@ -54,14 +54,14 @@ BRIDGE_COUNTS = {
 
 
 class CoordinatorCollector(Collector):
-    """The metrics of the last look. While the coordinator is not ready, only `ipcsync_up` (0): old values mislead."""
+    """The metrics of the last sample. While the coordinator is not ready, only `ipcsync_up` (0): old values mislead."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
-        look, is_up = self._sampler.look, not self._sampler.problem
+        sample, is_up = self._sampler.latest, not self._sampler.problem
         up = GaugeMetricFamily("ipcsync_up", "Whether the coordinator answers within a second.")
         up.add_metric([], float(is_up))
         yield up
@@ -69,12 +69,12 @@ class CoordinatorCollector(Collector):
         connects.add_metric([], self._sampler.connects)
         yield connects
         if is_up:
-            yield from _gauges(look.stats)
-            yield _memory(look.stats)
-            yield from _counters(look.stats)
-            yield _events(look)
-            yield _latency(look.stats["latency"])
-            yield from _bridge(look.bridge)
+            yield from _gauges(sample.stats)
+            yield _memory(sample.stats)
+            yield from _counters(sample.stats)
+            yield _events(sample)
+            yield _latency(sample.stats["latency"])
+            yield from _bridge(sample.bridge)
 
 
 def _bridge(bridge: BridgeInfo | None) -> Iterator[Metric]:
@@ -160,9 +160,9 @@ def _counters(stats: dict[str, Any]) -> Iterator[Metric]:
     yield resyncs
 
 
-def _events(look: Look) -> Metric:
+def _events(sample: Sample) -> Metric:
     events = GaugeMetricFamily("ipcsync_events", "Shared events, by engine and state.", labels=["engine", "state"])
-    for (engine, state), count in sorted(Tally((row.info.engine, row.info.state) for row in look.events).items()):
+    for (engine, state), count in sorted(Tally((row.info.engine, row.info.state) for row in sample.events).items()):
         events.add_metric([engine, state], count)
     return events
 

@@ -26,7 +26,7 @@ _LINKS = 2000
 
 @dataclass(frozen=True)
 class SeenEvent:
-    """One event at one look. `lane` holds [seconds, generation, completed] of the looks of the last minute."""
+    """One event in one sample. `lane` holds [seconds, generation, completed] of the samples of the last minute."""
 
     info: EventInfo
     rate: float | None
@@ -40,14 +40,14 @@ class SeenEvent:
 
 
 @dataclass(frozen=True)
-class Look:
-    """The result of one look, `at` seconds after the observer began. `problem` is why it failed, empty if it did not.
+class Sample:
+    """What was seen at once, `at` seconds after the observer began. `problem` is why it failed, empty if it did not.
 
-    The other fields are of the last look that did not fail, so that a page can still show them.
+    The other fields are of the last sample that did not fail, so that a page can still show them.
     """
 
     at: float = 0.0
-    problem: str = "no look was taken yet"
+    problem: str = "no sample was taken yet"
     endpoint: str = ""
     epoch: str = ""
     stats: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Look:
 
 
 class Sampler:
-    """A thread that looks every `period_s` seconds, and connects again when the coordinator was restarted."""
+    """A thread that takes a sample every `period_s` seconds, and connects again when the coordinator was restarted."""
 
     def __init__(self, endpoint: str | None, period_s: float = 1.0) -> None:
         self._endpoint = endpoint
@@ -69,7 +69,7 @@ class Sampler:
         self._tracks = Tracks(max(2, min(240, round(_LANE_S / period_s))))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ipcsync-observer", daemon=True)
-        self.look = Look()
+        self.latest = Sample()
         self.connects = 0
 
     def start(self) -> None:
@@ -87,40 +87,40 @@ class Sampler:
     @property
     def problem(self) -> str:
         """Why the coordinator is not ready, empty if it is: each of its answers came within a second."""
-        look = self.look
+        sample = self.latest
         silent_s = self._now() - self._answered_at
-        if not look.problem and silent_s > self._period_s + READY_S:
+        if not sample.problem and silent_s > self._period_s + READY_S:
             return f"the coordinator has not answered for {silent_s:.1f} s"
-        return look.problem
+        return sample.problem
 
     def state(self, contains: str = "", *, with_lanes: bool = True) -> dict[str, Any]:
         """All data of the page, as plain values.
 
         If more than 300 events have `contains` in their names (in any case), the broken, stuck and busiest ones.
         """
-        look, problem = self.look, self.problem
+        sample, problem = self.latest, self.problem
         wanted = contains.casefold()
-        events = [row for row in look.events if wanted in row.info.name.casefold()]
+        events = [row for row in sample.events if wanted in row.info.name.casefold()]
         found = len(events)
         if found > _ROWS:
             events = sorted(events, key=_urgency)[:_ROWS]
         places = {(row.info.slot, row.info.incarnation) for row in events}
-        links = [link for link in look.links if (link.slot, link.incarnation) in places]
+        links = [link for link in sample.links if (link.slot, link.incarnation) in places]
         return {
-            "at": round(look.at, 2),
+            "at": round(sample.at, 2),
             "ready": not problem,
             "problem": problem,
-            "endpoint": look.endpoint,
-            "epoch": look.epoch,
+            "endpoint": sample.endpoint,
+            "epoch": sample.epoch,
             "period_s": self._period_s,
-            "stats": look.stats,
-            "sessions": [asdict(session) for session in look.sessions[:_ROWS]],
-            "sessions_total": len(look.sessions),
+            "stats": sample.stats,
+            "sessions": [asdict(session) for session in sample.sessions[:_ROWS]],
+            "sessions_total": len(sample.sessions),
             "events": [row.shown(with_lane=with_lanes) for row in events],
             "events_found": found,
-            "events_total": len(look.events),
+            "events_total": len(sample.events),
             "links": [asdict(link) for link in links],
-            "bridge": None if look.bridge is None else _plain(look.bridge),
+            "bridge": None if sample.bridge is None else _plain(sample.bridge),
         }
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -134,8 +134,8 @@ class Sampler:
                 self._take(self._connected())
             except IpcSyncError as error:
                 self._fail(str(error))
-            except Exception as error:  # the next look may succeed; the page and /healthz show the failure
-                log.exception("look failed")
+            except Exception as error:  # the next sample may succeed; the page and /healthz show the failure
+                log.exception("sample failed")
                 self._fail(f"{type(error).__name__}: {error}")
             self._stop.wait(self._period_s)
 
@@ -161,7 +161,7 @@ class Sampler:
         ]
         own = client.session_id
         bridge = _bridge_of(client)
-        self.look = Look(
+        self.latest = Sample(
             at=now,
             problem="",
             endpoint=client.endpoint,
@@ -174,10 +174,10 @@ class Sampler:
         )
 
     def _fail(self, problem: str) -> None:
-        last = self.look
+        last = self.latest
         if not last.problem:
             log.warning("coordinator not ready", extra=fields(why=problem))
-        self.look = replace(last, problem=problem)
+        self.latest = replace(last, problem=problem)
         if self._client is not None and not self._client.is_connected:
             self._disconnect()
 

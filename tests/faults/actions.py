@@ -218,10 +218,10 @@ def steps_of(call: str, name: str) -> int:
     taken: list[int] = []
     _hooks.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(taken.append))
     core.set_hook(ctypes.cast(_hooks[-1], ctypes.c_void_p).value)
-    before = client()._session.lease.look.shortcuts
+    before = client()._session.lease.session_check.shortcuts
     _CALLS[call](name)
     core.set_hook(0)
-    assert client()._session.lease.look.shortcuts == before + 1, "it was no shortcut"
+    assert client()._session.lease.session_check.shortcuts == before + 1, "it was no shortcut"
     return len(taken)
 
 

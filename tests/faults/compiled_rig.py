@@ -98,8 +98,8 @@ class Rig:
         self.put("recorder", 1 << 16 | _SESSION)
         for name in ("recorded", "completed", "state", "watermark"):
             self.put(name, getattr(case, name))
-        self.look = core.Look(self.mark, self.board, own, 1 << 16, LIVE, self._slowly)
-        self.look.good_until = INT64_MAX
+        self.session_check = core.SessionCheck(self.mark, self.board, own, 1 << 16, LIVE, self._slowly)
+        self.session_check.good_until = INT64_MAX
         self._functions = [ctypes.CFUNCTYPE(_INT, *kinds)(self._called(name)) for name, kinds in _SIGNATURES.items()]
         self._hook = ctypes.CFUNCTYPE(None, _INT)(self.step)
         self.links = Links(self.waits, [], core.Lock(), self.dropped.extend, Wait, self.chain, Entry, behind_all=False)
@@ -117,7 +117,7 @@ class Rig:
             def _note_wait(self, stream_id: int, key: int, generation: int) -> Wait:
                 return Wait(self, generation, key, stream_id)
 
-            def _look_after_wait(self, _generation: int) -> None:
+            def _check_after_wait(self, _generation: int) -> None:
                 raise QueuedError
 
             def synchronize(self, *_: Any) -> None:
@@ -134,7 +134,7 @@ class Rig:
         engine._address = 1
         addresses = [ctypes.cast(function, _POINTER).value for function in self._functions]
         rig.core.bind_functions(dict(zip(_SIGNATURES, addresses, strict=True)))
-        engine.shorten(rig.look, case.engine == "timeline", rig.links)
+        engine.shorten(rig.session_check, case.engine == "timeline", rig.links)
         for index in range(case.depth):
             engine._keep_event(index, index + 1)
         engine._last_stream = case.stream

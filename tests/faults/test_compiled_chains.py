@@ -68,7 +68,7 @@ class Chain(Rig):
         self.view.incarnation, self.view.base, self.view.depth = 1, 0, 4
         self.view._lost_from = 1 << 62
         self.view._lock, self.view._record_lock = module.Lock(), module.Lock()
-        self.view.shorten(self.look, True, self.links)
+        self.view.shorten(self.session_check, True, self.links)
         self.engine._last_key = (_STREAM, _STREAM)
         self.wait = self.queued(1)
         self.waits[_STREAM] = {id(self.view): self.wait}

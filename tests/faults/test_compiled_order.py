@@ -174,7 +174,7 @@ def test_each_slice_of_a_sleep_ends_with_the_looks_of_who_lives(
             elif who == "coordinator":
                 rig.board.words[layout.H_OWNER] = 0x4000_0001
             else:
-                rig.look.good_until = 0
+                rig.session_check.good_until = 0
 
     take = Rig.step
     monkeypatch.setattr(Rig, "step", step)

@@ -184,7 +184,7 @@ def _expect_refused(made: Rig, refusal: Refusal) -> None:
     assert (engine._recorded, engine._begun) == (case.made, case.made + refusal.is_doubtful)
     assert (engine._is_interrupted, engine._completed, engine.known_complete) == (refusal.is_doubtful, 0, 0)
     assert not any(wait.is_queued for held in made.waits.values() for wait in held.values() if wait.view is engine)
-    assert (made.look.shortcuts, made.look.slow_calls) == (0, 1)
+    assert (made.session_check.shortcuts, made.session_check.slow_calls) == (0, 1)
     _expect_free(made)
     if refusal.function != _MODE:
         assert made.mode == 0, "the thread's capture mode was restored"

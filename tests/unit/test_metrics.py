@@ -17,7 +17,7 @@ from ipcsync._rates import Tracks
 from ipcsync._wire.messages import BridgeInfo
 from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
-from ipcsync_observer.sampler import Look, Sampler, SeenEvent
+from ipcsync_observer.sampler import Sample, Sampler, SeenEvent
 
 
 def _info(name: str = "e", generation: int = 0, completed: int = 0, **other: object) -> EventInfo:
@@ -56,7 +56,7 @@ def sampler(counted: Metrics, monkeypatch: pytest.MonkeyPatch) -> Sampler:
         node="here", fleet="f", pid=9, server="nats://there:4222", mirrors=2, exports=1, peers=[],
         counts={"wants": 4}, nodes_lost={"silent": 1}, refusals={"NodeLost": 3},
     )  # fmt: skip
-    made.look = Look(at=1.0, problem="", stats=stats, events=rows, bridge=bridge)
+    made.latest = Sample(at=1.0, problem="", stats=stats, events=rows, bridge=bridge)
     monkeypatch.setattr(made, "_answered_at", made._now())
     return made
 
@@ -73,7 +73,7 @@ def _samples(sampler: Sampler) -> dict[tuple[str, tuple[str, ...]], float]:
 def test_every_gauge_is_there_with_its_value(sampler: Sampler) -> None:
     samples = _samples(sampler)
     for name, (key, _) in metrics.GAUGES.items():
-        assert samples[f"ipcsync_{name}", ()] == sampler.look.stats[key], name
+        assert samples[f"ipcsync_{name}", ()] == sampler.latest.stats[key], name
     assert samples["ipcsync_up", ()] == 1
 
 
@@ -94,7 +94,7 @@ def test_memory_is_told_of_each_process_and_without_a_keeper_of_one(sampler: Sam
     samples = _samples(sampler)
     assert samples["ipcsync_memory_bytes", ("coordinator",)] == 40e6
     assert samples["ipcsync_memory_bytes", ("keeper",)] == 30e6
-    sampler.look.stats["keeper_pid"] = sampler.look.stats["pid"]
+    sampler.latest.stats["keeper_pid"] = sampler.latest.stats["pid"]
     assert [key for key in _samples(sampler) if key[0] == "ipcsync_memory_bytes"] == [
         ("ipcsync_memory_bytes", ("coordinator",))
     ]
@@ -107,7 +107,7 @@ def test_the_bridge_is_told_of_only_while_it_answers(sampler: Sampler) -> None:
     assert samples["ipcsync_bridge_wants_total", ()] == 4
     assert samples["ipcsync_bridge_nodes_lost_total", ("silent",)] == 1
     assert samples["ipcsync_bridge_refusals_total", ("NodeLost",)] == 3
-    sampler.look = replace(sampler.look, bridge=None)
+    sampler.latest = replace(sampler.latest, bridge=None)
     told = {key: value for key, value in _samples(sampler).items() if key[0].startswith("ipcsync_bridge")}
     assert told == {("ipcsync_bridge_up", ()): 0}
 

@@ -19,13 +19,13 @@ cdef class Chained(Waits):
     cdef inline void begin(self, Links *links) noexcept nogil:
         memset(links, 0, sizeof(Links))
         step(LOAD_NEWEST)
-        links.newest = ipcsync_load(self.look.header + NEWEST)
+        links.newest = ipcsync_load(self.session.header + NEWEST)
 
     cdef Fate look_behind(self, State view, int64_t generation, Links *links) noexcept nogil:
         """The fate of what a wait is for, by the board. If it is pending, the bits of whom it depends on are added."""
         cdef uint64_t serial
         cdef int result
-        if view.look is None or view.look.header != self.look.header or view.bit_words > MOST_BITS:
+        if view.session is None or view.session.header != self.session.header or view.bit_words > MOST_BITS:
             return NOT_ME
         result = (<Queries>view).on_board(generation)
         if result != 0:
@@ -35,7 +35,7 @@ cdef class Chained(Waits):
         serial = view.load(LOAD_RECORDER, RECORDER)
         if serial == self.load(LOAD_RECORDER, RECORDER):  # of this session itself: it counts unless it is chained too
             return NOT_ME if view.stands(generation) or view.closed() else OWN
-        if serial == 0 or not self.look.lives(serial) or not self.look.is_live(serial):
+        if serial == 0 or not self.session.lives(serial) or not self.session.is_live(serial):
             return NOT_ME
         links.bits[(serial & 0xFFFF) // 64] |= <uint64_t>1 << (serial & 63)
         if view.stands(generation) and not view.bits_are_good(serial & 0xFFFF, links.bits):

@@ -10,14 +10,14 @@ wake, sleep and driver call goes through a function that first looks at `hook`, 
 One extension of these parts, in this order, each of which needs only those before it.
 """
 
-INTERFACE = 13  # as in `core_python`
+INTERFACE = 14  # as in `core_python`
 
 include "words.pxi"    # the board's words
 include "steps.pxi"    # the names of the steps, and the hook
 include "driver.pxi"   # the driver's functions
 include "parking.pxi"  # waits of the host
 include "locks.pxi"    # the locks
-include "looks.pxi"    # whether a session can be used
+include "session.pxi"  # whether a session can be used
 include "streams.pxi"  # anybody's stream
 include "slot.pxi"     # an engine's state, and each step taken on it
 include "queries.pxi"  # query and synchronize

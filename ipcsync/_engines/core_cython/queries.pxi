@@ -47,7 +47,7 @@ cdef class Queries(State):
                 return -1
             if MISTAKE != 7 and not self.recorder_lives():
                 return -1
-            if self.load(LOAD_STATE, STATE) == BROKEN or self.closed() or not self.look.coordinator_is_good():
+            if self.load(LOAD_STATE, STATE) == BROKEN or self.closed() or not self.session.coordinator_is_good():
                 return -1
             ipcsync_raise_to(&self.complete, generation)
             if self.is_recorder and self.take():
@@ -59,7 +59,7 @@ cdef class Queries(State):
 
     cdef int try_query(self, int64_t generation) except -9:
         cdef int result = -1
-        if self.look is None or not self.good() or self.is_chained():
+        if self.session is None or not self.good() or self.is_chained():
             return -1
         if generation <= self.known():
             result = 1
@@ -69,7 +69,7 @@ cdef class Queries(State):
                 with nogil:
                     result = self.ask(generation)
         if result >= 0:
-            self.look.shortcuts += 1
+            self.session.shortcuts += 1
         return result
 
     cdef bint await_record(self, int64_t generation, int64_t until) noexcept nogil:
@@ -92,7 +92,7 @@ cdef class Queries(State):
                 return False
             is_interrupted = self.sleep(recorded, min(left, <int64_t>SLICE_NS))
             if self.load(LOAD_RECORDED, RECORDED) == recorded and (
-                is_interrupted or not self.good() or not self.recorder_lives() or not self.look.coordinator_is_good()
+                is_interrupted or not self.good() or not self.recorder_lives() or not self.session.coordinator_is_good()
             ):
                 return False
 
@@ -119,7 +119,7 @@ cdef class Queries(State):
 
     cdef inline const void *nudge_of_recorder(self) noexcept nogil:
         cdef uint64_t line = self.load(LOAD_RECORDER, RECORDER) & 0xFFFF
-        return self.look.header + FIRST_SESSION + line * LINE + S_NUDGE if line < self.look.sessions else NULL
+        return self.session.header + FIRST_SESSION + line * LINE + S_NUDGE if line < self.session.sessions else NULL
 
     cdef inline int ask_anew(self, int64_t generation) noexcept nogil:
         cdef int result = self.on_board(generation)
@@ -128,7 +128,7 @@ cdef class Queries(State):
     cdef bint try_synchronize(self, int64_t generation, int64_t slice_ns) except -1:
         cdef int result = -1
         cdef int64_t until
-        if self.look is None or not self.good() or self.is_chained():
+        if self.session is None or not self.good() or self.is_chained():
             return False
         result = self.on_board(generation)  # with the GIL: to give it up may cost 5 ms for each busy thread
         if result == 0:
@@ -140,5 +140,5 @@ cdef class Queries(State):
                     if result == 0 and slice_ns > 0:
                         result = self.await_done(generation, min(until, ipcsync_now() + <int64_t>SLICE_NS))
         if result == 1:
-            self.look.shortcuts += 1
+            self.session.shortcuts += 1
         return result == 1

@@ -192,7 +192,7 @@ cdef class Core(Chained):
     cdef int64_t try_record(self, stream) except -9:
         cdef int64_t generation = 0
         cdef uintptr_t address
-        if self.look is None or not self.is_recorder or not self.good():
+        if self.session is None or not self.is_recorder or not self.good():
             return 0
         address = address_of(stream)
         if address == 0:
@@ -204,7 +204,7 @@ cdef class Core(Chained):
                 generation = self.record_on(<Handle>address)
             self.record_lock.give()
         if generation > 0:
-            self.look.shortcuts += 1
+            self.session.shortcuts += 1
         elif generation < 0:
             self._raise_no_record()
         return generation

@@ -28,7 +28,7 @@ cdef class State:
     cdef uint64_t _stream
     cdef uint64_t recent[RECENT]
     cdef int next_recent
-    cdef Look look
+    cdef SessionCheck session
     cdef public bint has_chain
     cdef ipcsync_pair lists[RECENT]  # streams, and the numbers of their lists of waits, which never change
     cdef uint64_t last_list
@@ -49,9 +49,9 @@ cdef class State:
     def __dealloc__(self):
         free(self.ring)
 
-    def shorten(self, look, bint is_timeline, links):
+    def shorten(self, session, bint is_timeline, links):
         """As in `core_python`. Until then, each call is the Python engine's."""
-        if is_bound and isinstance(look, Look):
+        if is_bound and isinstance(session, SessionCheck):
             line = getattr(self, "line")
             self.ring = <Handle *>calloc(self.depth, sizeof(Handle))
             self.place = <uint64_t *><uintptr_t>line.address
@@ -65,7 +65,7 @@ cdef class State:
             self.make_wait, self.make_entry = links.make_wait, links.make_entry
             self.chain, self.behind_all = links.chain, links.behind_all
             self.patience.look = LOOK_LATEST_NS
-            self.look = look if self.ring != NULL else None
+            self.session = session if self.ring != NULL else None
 
     @property
     def _last_stream(self):
@@ -106,14 +106,14 @@ cdef class State:
         self.has_visits = found
 
     def _keep_event(self, int index, address):
-        if self.look is not None:
+        if self.session is not None:
             self.ring[index] = <Handle><uintptr_t>int(address)
 
     def _keep_marker(self, uint64_t stream, address):
         """Know the event that is recorded behind the waits on a stream; 0: it is about to be destroyed."""
         cdef int index
         cdef Handle event
-        if self.look is None:
+        if self.session is None:
             return
         event = <Handle><uintptr_t>int(address)
         for index in range(MANY_MARKERS):
@@ -129,7 +129,7 @@ cdef class State:
     def _await_work(self, event, uintptr_t word, uint64_t wanted, int64_t until, uintptr_t nudge):
         """As in `core_python`."""
         cdef Handle handle
-        if self.look is None:
+        if self.session is None:
             return None
         handle = <Handle><uintptr_t>int(event)
         with nogil:
@@ -180,7 +180,7 @@ cdef class State:
             rest = bits[word]
             while rest:
                 index = <uint64_t>word * 64 + ipcsync_lowest(rest)
-                if index == own or not self.look.session_is_good(index, as_of):
+                if index == own or not self.session.session_is_good(index, as_of):
                     return False
                 rest &= rest - 1
         if more != NULL:
@@ -215,7 +215,7 @@ cdef class State:
         self.lock.give()
 
     cdef inline bint good(self) noexcept nogil:
-        return self.look.is_good() and not self.closed() and self.load(LOAD_INCARNATION, INCARNATION) == self.incarnation
+        return self.session.is_good() and not self.closed() and self.load(LOAD_INCARNATION, INCARNATION) == self.incarnation
 
     cdef inline Handle event(self, int64_t generation) noexcept nogil:
         return self.ring[(generation - 1) % self.depth]
@@ -318,7 +318,7 @@ cdef class State:
 
     cdef inline bint recorder_lives(self) noexcept nogil:
         cdef uint64_t serial = self.load(LOAD_RECORDER, RECORDER)
-        return serial == 0 or self.is_recorder or self.look.lives(serial)
+        return serial == 0 or self.is_recorder or self.session.lives(serial)
 
     cdef inline void publish(self, int64_t generation) noexcept nogil:
         step(STORE_RECORDED)
@@ -344,7 +344,7 @@ cdef class State:
 
     cdef inline void enter(self) noexcept nogil:
         """Begin a visit, as `SlotLine.enter`; a recorder records under the same lock."""
-        cdef uint8_t *visit = self.visits + self.look.own
+        cdef uint8_t *visit = self.visits + self.session.own
         if self.is_recorder:
             return
         if self.load(LOAD_VISITED, VISITED) == 0:
@@ -356,7 +356,7 @@ cdef class State:
         ipcsync_fence()
 
     cdef inline void leave(self) noexcept nogil:
-        cdef uint8_t *visit = self.visits + self.look.own
+        cdef uint8_t *visit = self.visits + self.session.own
         if not self.is_recorder:
             step(LEAVE)
             if ipcsync_load_byte(visit) & 1:
@@ -371,7 +371,7 @@ cdef class State:
         if self.load(LOAD_VISITED, VISITED) == 0:
             return False
         step(LOAD_VISITS)
-        for word in range((self.look.sessions + 7) // 8):
+        for word in range((self.session.sessions + 7) // 8):
             if ipcsync_has_odd(ipcsync_load(words + word)):
                 return True
         return self.has_visits  # the Python engine is to forget them: the same byte comes again some day
@@ -381,7 +381,7 @@ cdef class State:
             self._room = self._completed + self.depth
 
     cdef inline void store(self, int64_t done) noexcept nogil:
-        if done <= self._completed or not self.look.coordinator_is_good():
+        if done <= self._completed or not self.session.coordinator_is_good():
             return
         if self.load(LOAD_STATE, STATE) != BROKEN:
             step(STORE_COMPLETED)

@@ -23,8 +23,8 @@ cdef inline Core core_of(attached):
 
 cdef inline void left(Core core):
     """Count a call that is left to the Python engine."""
-    if core is not None and core.look is not None:
-        core.look.slow_calls += 1
+    if core is not None and core.session is not None:
+        core.session.slow_calls += 1
 
 
 cdef inline double seconds_of(timeout) except? -2:

@@ -33,7 +33,7 @@ cdef class Waits(Queries):
         if not self.take():
             return 0
         marker = self.marker(stream_id)
-        if not self.closed() and self.look.fork_mark[0] and marker != NULL and (
+        if not self.closed() and self.session.fork_mark[0] and marker != NULL and (
             self._address != 0 if self.is_timeline else self.event(generation) != NULL
         ):
             if not self.is_timeline:
@@ -64,7 +64,7 @@ cdef class Waits(Queries):
             return 0
         if MISTAKE != 8 and (not self.is_open() or not self.is_clear(generation)):
             return -1
-        return 1 if self.recorder_lives() and not self.closed() and self.look.coordinator_is_good() else -1
+        return 1 if self.recorder_lives() and not self.closed() and self.session.coordinator_is_good() else -1
 
     cdef object tell_of_wait(self, uint64_t stream_id, int64_t generation, place, uint64_t guess, dict alone):
         """Before a wait is queued: have the stream's next record stand behind it, as `queued.add`; None: not me.
@@ -92,7 +92,7 @@ cdef class Waits(Queries):
         cdef uint64_t guess = 0
         cdef int64_t key = 0
         cdef int result
-        if self.look is None or not self.good():
+        if self.session is None or not self.good():
             return False
         address = address_of(stream)
         if address == 0:
@@ -100,7 +100,7 @@ cdef class Waits(Queries):
         if not self.is_usable(<Handle>address):  # with the GIL: to give it up costs more than the call
             return False
         if generation <= self.known():
-            self.look.shortcuts += 1
+            self.session.shortcuts += 1
             return True
         # What follows the sleep is to be short. No object may be made under the lock: that may collect garbage.
         self.newest_list(&guess, &key)
@@ -119,7 +119,7 @@ cdef class Waits(Queries):
             if result != 0 and result != 2 and wait.generation == generation:
                 wait.is_queued = True
             if result < 0:
-                self._look_after_wait(generation)
+                self._check_after_wait(generation)
         if result != 0:
-            self.look.shortcuts += 1
+            self.session.shortcuts += 1
         return result != 0

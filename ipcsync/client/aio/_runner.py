@@ -140,7 +140,7 @@ class Runner:
         fork.check()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        entry = attached.when_over(pending, lambda error: soon(loop, _settle, future, error))
+        entry = attached.when_done(pending, lambda error: soon(loop, _resolve, future, error))
         try:
             await future
         finally:
@@ -270,7 +270,7 @@ def _with(_owner: object, fn: Callable[[], T]) -> T:
     return fn()
 
 
-def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+def _resolve(future: asyncio.Future[None], error: Exception | None) -> None:
     if future.done():
         return  # cancelled meanwhile
     if error is None:

@@ -277,10 +277,10 @@ class AsyncClient:
         if not isinstance(point, AsyncPoint):
             raise TypeError(f"wait_over takes a point, but got {type(point).__name__}")
         _, plain, left = await point._bound(timeout)
-        looking = _wait_over.Looking(plain._bound().engine, left)
-        while not looking.has_ended():
-            await asyncio.sleep(looking.pause_s)
-        return looking.is_over
+        polling = _wait_over.Polling(plain._bound().engine, left)
+        while not polling.has_ended():
+            await asyncio.sleep(polling.pause_s)
+        return polling.is_over
 
     async def stream(
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None

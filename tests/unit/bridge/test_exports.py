@@ -130,7 +130,7 @@ def test_a_look_by_another_thread_takes_nothing_from_the_one_that_watches(scene:
     recorder.record(completes=False)
     assert not export.watch().completed
     scene.board.slot(1).store_completed(1)
-    assert export.look().completed == 1
+    assert export.read().completed == 1
     assert export.follow(), "it looks again soon, and finds what is not told yet"
     export.watch()
     assert not export.follow()

@@ -45,7 +45,7 @@ def test_a_finished_link_hears_nothing_more() -> None:
     link = Link(KEY)
     assert link.merge(Row(*KEY, 3, 2, state="broken", cause="died"))
     assert not link.merge(Row(*KEY, 9, 9))
-    assert (link.recorded, link.completed, link.cause, link.is_over) == (3, 2, "died", True)
+    assert (link.recorded, link.completed, link.cause, link.has_ended) == (3, 2, "died", True)
 
 
 def test_what_is_lost_may_only_grow() -> None:
@@ -114,7 +114,7 @@ def steps(now: Told) -> Iterator[Told]:
     answered.heard_answer(CHANNEL, now.sent, 100.0)
     yield now._replace(source=answered)
     looked = copy.copy(now.source)
-    looked.look(101.0)
+    looked.check(101.0)
     yield now._replace(source=looked)
 
 
@@ -133,7 +133,7 @@ def test_whatever_is_lost_while_something_is_asked_for_is_known_in_the_end() -> 
             last = now._replace(source=copy.copy(now.source))
             for ping_s in (200.0, 300.0):  # the first may only clear what an earlier one had missed
                 last.source.heard_answer(CHANNEL, now.sent, ping_s)
-                last.source.look(ping_s + 1)
+                last.source.check(ping_s + 1)
                 if last.source.wants_sync:
                     last.source.syncing()
                     last = last._replace(**_answered(last.source, now.sent, last.known))
@@ -148,15 +148,15 @@ def test_whatever_is_lost_while_something_is_asked_for_is_known_in_the_end() -> 
 def test_an_answer_that_is_ahead_of_news_waits_for_them_a_moment() -> None:
     one = source()
     one.heard_answer(CHANNEL, 2, 100.0)
-    one.look(100.01)
+    one.check(100.01)
     assert not one.wants_sync
     one.heard_news(CHANNEL, 1, 100.02)
     one.heard_news(CHANNEL, 2, 100.02)
-    one.look(100.2)
+    one.check(100.2)
     assert not one.wants_sync
     one.heard_answer(CHANNEL, 3, 100.3)
-    assert one.looks_at == pytest.approx(100.35)
-    one.look(100.36)
+    assert one.next_check == pytest.approx(100.35)
+    one.check(100.36)
     assert one.wants_sync
 
 

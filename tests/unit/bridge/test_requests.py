@@ -222,7 +222,7 @@ def test_a_request_that_was_given_up_is_forgotten_in_the_end(tmp_path: Path, mon
         for body in (messages.Open("kv"), messages.ListEvents("")):
             with pytest.raises(WaitTimeout):
                 await asked.ask(body)
-        while asked._is_looking:
+        while asked._is_ticking:
             await asyncio.sleep(0.001)
         assert not asked._late
         assert side.late == []

@@ -20,7 +20,7 @@ _TELL = """
 import json, ipcsync
 compiled = ipcsync.__compiled__
 from ipcsync._engines import compiled as chosen
-print(json.dumps([compiled, chosen.WHY_NOT, chosen.Look.__module__]))
+print(json.dumps([compiled, chosen.WHY_NOT, chosen.SessionCheck.__module__]))
 """
 IS_BUILT = any(Path(compiled.__file__).parent.glob("core*.so"))
 needs_core = pytest.mark.skipif(not IS_BUILT, reason=f"no compiled core was built: {compiled.built_with()}")

@@ -113,11 +113,13 @@ def test_shortcuts_are_taken_on_the_cuda_driver_where_the_binding_gives_its_func
     monkeypatch.setattr(TimelineEngine, "shorten", lambda _, *args: told.append(args))
     monkeypatch.setattr(EventEngine, "shorten", lambda _, *args: told.append(args))
     lease: Any = Lease()
-    lease.look = object()
+    lease.session_check = object()
     row.guard = lease
     engines = [row.view(0), row.event_engine()]
     shared = (queued.lists, queued.changed, queued.lists_lock, queued.drop, Wait)
-    expected = [(lease.look, engine.kind == "timeline", (*shared, engine.chain, Entry, False)) for engine in engines]
+    expected = [
+        (lease.session_check, engine.kind == "timeline", (*shared, engine.chain, Entry, False)) for engine in engines
+    ]
     assert told == (expected if name == "cuda" and works else [])
 
 

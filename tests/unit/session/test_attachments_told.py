@@ -162,7 +162,7 @@ def test_a_wait_of_the_librarys_own_ends_on_the_thread_that_looks_and_a_users_ca
     engine.record(stream._handle, engine.ordinal, 1)
     for options in ({}, {"is_callback": True}):
         count = len(threads)
-        opening.attached.when_over(
+        opening.attached.when_done(
             Pending(engine, 1), lambda _: threads.append(threading.current_thread().name), **options
         )
         until(lambda count=count: len(threads) > count, "it is told")  # type: ignore[misc]

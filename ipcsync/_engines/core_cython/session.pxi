@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
 
 
-cdef class Look:
+cdef class SessionCheck:
     """As in `core_python`."""
 
     cdef const uint8_t *fork_mark
