@@ -351,7 +351,7 @@ class Engine(SlotUse):
     def _key_of(self, handle: DriverObject, stream_id: int, ordinal: int) -> int:
         last_id, key = self._last_key
         if stream_id != last_id:
-            flags = self._unwrap(self._driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
+            flags = self.unwrap(self._driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
             key = queued.key_of(flags, stream_id, ordinal)
             self._last_key = (stream_id, key)
         return key
@@ -454,7 +454,7 @@ class Engine(SlotUse):
     def _id_of(self, handle: DriverObject) -> int:
         known, stream_id = self._known_stream
         if handle is not known:
-            stream_id = int(self._unwrap(self._driver.cuStreamGetId(handle), "cuStreamGetId"))
+            stream_id = int(self.unwrap(self._driver.cuStreamGetId(handle), "cuStreamGetId"))
             if int(handle) not in LEGACY:
                 self._known_stream = (handle, stream_id)
         return stream_id

@@ -100,7 +100,7 @@ class Core:
     def _keep_event(self, index: int, address: DriverObject) -> None:
         """Remember the CUevent of the ring at `index`."""
 
-    def _keep_marker(self, stream: int, address: DriverObject) -> None:
+    def keep_marker(self, stream: int, address: DriverObject) -> None:
         """Remember the marker of a stream; 0: it is about to be destroyed."""
 
     def _await_work(self, event: DriverObject, word: int, wanted: int, until: int, nudge: int) -> bool | None:  # noqa: ARG002

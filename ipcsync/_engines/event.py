@@ -160,10 +160,10 @@ class EventEngine(Engine):
         self._raise_room()
 
     def _driver_record(self, handle: DriverObject, generation: int) -> None:
-        self._unwrap(self._driver.cuEventRecord(self._event(generation), handle), "cuEventRecord")
+        self.unwrap(self._driver.cuEventRecord(self._event(generation), handle), "cuEventRecord")
 
     def _driver_stream_wait(self, handle: DriverObject, generation: int) -> None:
-        self._unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
+        self.unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
 
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:
         if self._ring[(generation - 1) % self.depth] is None:
@@ -204,16 +204,16 @@ class EventEngine(Engine):
         return self._begun == self._recorded or self._driver_query(self._begun)
 
     def _driver_query(self, generation: int) -> bool:
-        return self._is_done(self._event(generation))
+        return self.is_done(self._event(generation))
 
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
         event = self._event(generation)
-        if self._is_done(event):  # often it is complete already
+        if self.is_done(event):  # often it is complete already
             return True
         if self._await_work(
             event, self.line.completed_address, self.base + generation, deadline_ns, self._nudge_address()
         ):
-            return self._is_done(event)
+            return self.is_done(event)
         try:
             return bool(capture.relaxed_call(_drivers.wait_event, event, deadline_ns))
         except DriverError:

@@ -6,9 +6,10 @@ stream is then in doubt until the marker is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING
@@ -18,27 +19,34 @@ from ipcsync._native.context import LEGACY, OnDevice
 _MANY = 16
 
 
+class Use(Protocol):
+    """The part of a use that its markers need."""
+
+    def is_done(self, event: DriverObject) -> bool:
+        """Whether an event is complete; asks the driver."""
+
+    def unwrap(self, result: tuple[Any, ...], call: str) -> DriverObject:
+        """The value of a driver's result; raises for a failure."""
+
+    def keep_marker(self, stream: int, address: DriverObject) -> None:
+        """Remember the marker of a stream; 0: it is about to be destroyed."""
+
+
 class Markers:
-    """The markers of one use, by stream id. All calls are made with the use's lock held.
+    """The markers of one use, by stream id. All calls are made with the use's lock held."""
 
-    `unwrap_call` unwraps a driver's result, `is_done` asks whether an event is complete, and `keep` tells the compiled
-    core the address of a stream's marker, 0 for one that is about to be destroyed.
-    """
-
-    def __init__(
-        self,
-        driver: DriverObject,
-        unwrap_call: Callable[[tuple[Any, ...], str], DriverObject],
-        is_done: Callable[[DriverObject], bool],
-        keep: Callable[[int, DriverObject], None],
-    ) -> None:
+    def __init__(self, driver: DriverObject, use: Use) -> None:
         self._driver = driver
-        self._unwrap = unwrap_call
-        self._is_done = is_done
-        self._keep = keep
+        self._reference = weakref.ref(use)  # weak, since the use holds this: a cycle would wait for the collector
         self._events: dict[int, Any] = {}
         # Streams, by id, on which an interrupted call may have queued work without a marker behind it.
         self._doubtful: dict[int, tuple[Any, int]] = {}
+
+    @property
+    def _use(self) -> Use:
+        use = self._reference()
+        assert use is not None, "the markers are their use's, and called by it alone"
+        return use
 
     def __len__(self) -> int:
         return len(self._events)
@@ -56,10 +64,10 @@ class Markers:
             with OnDevice(ordinal) as inside, inside:
                 marker = unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
             marker = self._events.setdefault(stream_id, marker)
-            self._keep(stream_id, marker)
+            self._use.keep_marker(stream_id, marker)
         result = self._driver.cuEventRecord(marker, handle)
         if result[0] is not SUCCESS:
-            self._unwrap(result, "cuEventRecord")
+            self._use.unwrap(result, "cuEventRecord")
 
     def doubt(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
         """An exception ends a call that may have queued work on the stream: record a marker behind it."""
@@ -84,15 +92,15 @@ class Markers:
     def has_passed(self, stream_id: int) -> bool:
         """Whether the stream is past all that the use queued there; asks the driver."""
         marker = self._events.get(stream_id)
-        return stream_id not in self._doubtful and (marker is None or self._is_done(marker))
+        return stream_id not in self._doubtful and (marker is None or self._use.is_done(marker))
 
     def give_pending(self, stream_ids: Iterable[int]) -> dict[int, Any]:
         """Of these streams' markers, those that are not complete; the caller destroys them."""
         found = {}
         for stream_id in stream_ids:
             marker = self._events.get(stream_id)
-            if marker is not None and not self._is_done(marker):
-                self._keep(stream_id, 0)
+            if marker is not None and not self._use.is_done(marker):
+                self._use.keep_marker(stream_id, 0)
                 found[stream_id] = self._events.pop(stream_id)
         return found
 
@@ -103,7 +111,7 @@ class Markers:
     def drop_complete(self) -> bool:
         """Destroy those that are complete; whether all were."""
         for stream_id, marker in list(self._events.items()):
-            if self._is_done(marker) and not is_parked(marker):
+            if self._use.is_done(marker) and not is_parked(marker):
                 self._destroy(stream_id)
         return not self._events
 
@@ -114,6 +122,6 @@ class Markers:
 
     def _destroy(self, stream_id: int) -> None:
         # Forgotten first: an exception in between may leak an event, but never destroys one twice.
-        self._keep(stream_id, 0)
+        self._use.keep_marker(stream_id, 0)
         marker = self._events.pop(stream_id)
         unwrap(self._driver.cuEventDestroy(marker), "cuEventDestroy")

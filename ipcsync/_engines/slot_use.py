@@ -51,7 +51,7 @@ class SlotUse(SlotView, ABC):
         self._begun = self._recorded
         self._is_interrupted = False  # an exception ended a record, which may be made and not published
         self.chain: Chain = Chain(self)
-        self._markers: Markers = Markers(self._driver, self._unwrap, self._is_done, self._keep_marker)
+        self._markers: Markers = Markers(self._driver, self)
 
     @property
     def completed(self) -> int:
@@ -273,7 +273,7 @@ class SlotUse(SlotView, ABC):
 
     # --- questions to the driver --------------------------------------------------------------------------------------
 
-    def _is_done(self, event: DriverObject) -> bool:
+    def is_done(self, event: DriverObject) -> bool:
         """Whether an event is complete; the driver is asked in relaxed mode, since another thread may capture."""
         driver, mode = self._driver, None
         try:
@@ -286,10 +286,10 @@ class SlotUse(SlotView, ABC):
         if result[0] is SUCCESS:
             return True
         if result[0] != _NOT_READY:
-            self._unwrap(result, "cuEventQuery")
+            self.unwrap(result, "cuEventQuery")
         return False
 
-    def _unwrap(self, result: tuple[Any, ...], call: str) -> DriverObject:
+    def unwrap(self, result: tuple[Any, ...], call: str) -> DriverObject:
         """`unwrap`; but if the coordinator is lost, or this process was forked amid the call, raise that instead."""
         if result[0] is SUCCESS:  # else the comparison that follows says the same, at more cost
             return result[1] if len(result) == 2 else None

@@ -65,13 +65,13 @@ class TimelineEngine(Engine):
 
     def _driver_record(self, handle: DriverObject, generation: int) -> None:
         address = self._address or self._pointer()
-        self._unwrap(
+        self.unwrap(
             self._driver.cuStreamWriteValue64(handle, address, self.base + generation, 0), "cuStreamWriteValue64"
         )
 
     def _driver_stream_wait(self, handle: DriverObject, generation: int) -> None:
         address = self._address or self._pointer()
-        self._unwrap(
+        self.unwrap(
             self._driver.cuStreamWaitValue64(handle, address, self.base + generation, self._flags),
             "cuStreamWaitValue64",
         )
@@ -85,7 +85,7 @@ class TimelineEngine(Engine):
                 )
             marker = self._markers.get(self._last_stream)
             if marker is not None:  # else all work on that stream was found complete
-                self._unwrap(self._driver.cuStreamWaitEvent(handle, marker, 0), "cuStreamWaitEvent")
+                self.unwrap(self._driver.cuStreamWaitEvent(handle, marker, 0), "cuStreamWaitEvent")
         super()._follow_begun(handle, stream_id)
 
     def _board_completed(self) -> int:

@@ -140,7 +140,7 @@ class Rig:
         engine._last_stream = case.stream
         engine._last_stream = 1
         engine._last_key = (case.stream, case.stream)
-        engine._keep_marker(case.stream, MARKER)
+        engine.keep_marker(case.stream, MARKER)
         return engine
 
     def put(self, name: str, value: int) -> None:

@@ -129,7 +129,7 @@ def rig(tmp_path: Path) -> Iterator[Callable[[str], Rig]]:
         rigs.append(made)
         if isinstance(made, Chain) and "another stream" in name:
             made.waits[2] = {id(made.view): made.queued(1, stream=2)}
-            made.engine._keep_marker(2, MARKER)
+            made.engine.keep_marker(2, MARKER)
             _go_to(made, 2)
         if name == "chain: record behind nothing":  # another stream of the process waits
             made.waits[3] = made.waits.pop(1)

@@ -185,7 +185,7 @@ def test_what_is_complete_never_goes_back(ring: _Ring) -> None:
 def test_a_record_within_the_question_about_the_newest_is_pending(ring: _Ring, new_client: NewClient) -> None:
     ring.finish()
     made: list[ipcsync.Point] = []
-    with handler_at("_is_done", lambda: made.append(ring.event.record(ring.held)), at_end=True):
+    with handler_at("is_done", lambda: made.append(ring.event.record(ring.held)), at_end=True):
         assert ring.event.completed == 2
     assert ring.completed() == 2
     assert not new_client("other").point(bytes(made[0])).query()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ipcsync
-from ipcsync._engines import compiled, imports, slot_use
+from ipcsync._engines import compiled, imports, markers
 from ipcsync._linux.futex import Futex
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -175,7 +175,7 @@ def test_nothing_is_destroyed_while_a_thread_may_be_in_the_wait_for_it(
     used = event._engine
     assert used is not None
     count = imports.count()
-    for module in (slot_use, imports):
+    for module in (markers, imports):
         monkeypatch.setattr(module, "is_parked", lambda _: True)
     event.close()
     assert not used.try_release()
@@ -253,7 +253,7 @@ def test_a_recorder_that_parks_nobody_keeps_no_wait(
 _ENDS = """
 import sys, time, ipcsync
 from ipcsync.testing import StreamGate
-from ipcsync._engines import compiled, imports, slot_use
+from ipcsync._engines import compiled, imports, markers
 from ipcsync._linux.futex import Futex
 client = ipcsync.connect(sys.argv[1])
 event = client.event("mine", recorder=True, engine=sys.argv[2])

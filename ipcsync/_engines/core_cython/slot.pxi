@@ -109,7 +109,7 @@ cdef class State:
         if self.session is not None:
             self.ring[index] = <Handle><uintptr_t>int(address)
 
-    def _keep_marker(self, uint64_t stream, address):
+    def keep_marker(self, uint64_t stream, address):
         """Know the event that is recorded behind the waits on a stream; 0: it is about to be destroyed."""
         cdef int index
         cdef Handle event

@@ -140,7 +140,7 @@ def test_the_core_is_told_what_to_sleep_for(row: Row, monkeypatch: pytest.Monkey
     event, looks = object(), [True, False]
     view = row.event_engine()
     view._ring = [None, None, event]
-    monkeypatch.setattr(view, "_is_done", lambda _: looks.pop())
+    monkeypatch.setattr(view, "is_done", lambda _: looks.pop())
     monkeypatch.setattr("ipcsync._drivers.wait_event", lambda *args: args == (event, deadline))
     assert view._driver_wait(3, deadline)
     assert looks == ([] if answer else [True]), "it looks once it was woken"
@@ -152,7 +152,7 @@ def test_the_core_knows_each_marker_until_it_is_about_to_be_destroyed(
     row: Row, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, object]] = []
-    monkeypatch.setattr(TimelineEngine, "_keep_marker", lambda _, *args: told.append(args))
+    monkeypatch.setattr(TimelineEngine, "keep_marker", lambda _, *args: told.append(args))
     engine, stream = row.view(ME, recorder=True), ipcsync.Stream()
     for _ in range(2):
         _record(engine, stream)
