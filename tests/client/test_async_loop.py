@@ -296,6 +296,7 @@ def test_a_close_goes_on_though_it_is_cancelled_before_it_began(
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("nothing_queued")
 def test_a_cancelled_record_of_everything_goes_on(coordinator: ipcsync.Coordinator) -> None:
     async def scenario() -> None:
         async with await ipcsync.aconnect(coordinator.endpoint) as client:
