@@ -207,6 +207,8 @@ class Fleet:
 
     def _import(self, entry: SessionEntry, body: messages.Import) -> messages.Message:
         self._check_bridge(entry)
+        if not body.incarnation:  # its grave would be that of the whole epoch
+            raise ProtocolError(f"node {body.node!r} has no use 0 of slot {body.slot}: uses begin at 1", code="invalid")
         owed = self._owed.get(body.want)
         origin = Origin(body.epoch, body.slot, body.incarnation)
         if body.epoch == self._epoch:  # the fleet's event is on this node

@@ -244,6 +244,15 @@ def test_only_a_bridge_says_what_a_bridge_says(desk: Desk) -> None:
         assert error.code == "role"
 
 
+def test_no_use_of_another_node_has_the_number_by_which_graves_are_of_whole_epochs(desk: Desk) -> None:
+    bridge, asker = desk.session("bridge"), desk.session()
+    error = desk.failure(messages.Import(0, _EPOCH, 9, 0, "a"), bridge)
+    assert isinstance(error, ProtocolError)
+    assert error.code == "invalid"
+    assert desk.registry.graves.everything() == []
+    desk.linked(asker, bridge)
+
+
 def test_a_question_that_nobody_waits_for_any_more_is_forgotten(desk: Desk) -> None:
     bridge, asker = desk.session("bridge"), desk.session()
     deadline = time.monotonic_ns() + 1_000_000_000
