@@ -521,6 +521,6 @@ def _bind() -> bool:
     """Whether the compiled core has the driver's functions."""
     know_streams(Stream)
     why_not = bind_driver()
-    if why_not and COMPILED:
+    if why_not is not None and COMPILED:
         log.warning("the compiled core is not used: the binding lacks a function that it needs: %s", why_not)
-    return not why_not
+    return why_not is None

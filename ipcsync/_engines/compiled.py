@@ -37,8 +37,8 @@ def built_with() -> str:
         return "pure: this tree was never installed (make install, or pip install .)"
 
 
-def _load() -> tuple[ModuleType, str]:
-    """The core, and why it is not the compiled one; "" if it is."""
+def _load() -> tuple[ModuleType, str | None]:
+    """The core, and why it is not the compiled one; None if it is."""
     wanted = os.environ.get("IPCSYNC_COMPILED", "auto")
     if wanted not in ("auto", "0", "1"):
         raise ValueError(f"IPCSYNC_COMPILED must be auto, 0 or 1, but is {wanted!r}")
@@ -53,7 +53,7 @@ def _load() -> tuple[ModuleType, str]:
             why_not = f"it does not load here: {error}"
     else:
         if theirs == core_python.INTERFACE:
-            return core, ""
+            return core, None
         why_not = f"it was built from another version (interface {theirs}, not {core_python.INTERFACE}): install again"
     if wanted == "1":
         raise ImportError(f"IPCSYNC_COMPILED=1, but there is no compiled core: {why_not}")
@@ -61,7 +61,7 @@ def _load() -> tuple[ModuleType, str]:
 
 
 _core, WHY_NOT = _load()
-COMPILED = not WHY_NOT
+COMPILED = WHY_NOT is None
 """Whether the core is the compiled one; if not, `WHY_NOT` says why."""
 
 if TYPE_CHECKING:

@@ -138,8 +138,8 @@ def shortened(names: str) -> Callable[[T], T]:  # noqa: ARG001 - the compiled on
     return lambda cls: cls
 
 
-def bind_driver() -> str:
-    """Get the driver's functions for the shortcuts; returns why that failed, or ""."""
+def bind_driver() -> str | None:
+    """Get the driver's functions for the shortcuts; returns why that failed, or None."""
     return "pure Python"
 
 

@@ -45,7 +45,7 @@ def command(runtime_dir: str | None) -> None:
     while time.monotonic() < deadline and not keeper.is_dead:
         began_ns, why_not = read_outcome(path)
         if began_ns > asked_ns:
-            if why_not:
+            if why_not is not None:
                 raise Failed(f"not reloaded: {why_not}")
             click.echo("reloaded")
             return

@@ -49,9 +49,9 @@ class Reloads:
     async def _reload(self) -> None:
         why_not = await _try()
         self._began = time.monotonic()
-        if not why_not and not await self._bridge.pause():
+        if why_not is None and not await self._bridge.pause():
             why_not = "the coordinator does not answer what it was asked"
-        if why_not:
+        if why_not is not None:
             log.error("reload", extra=fields(outcome=f"{why_not}; the old code goes on"))
             self._manager.ready(f"not reloaded: {why_not}")
             self._is_under_way = False
@@ -69,8 +69,8 @@ def _command(*more: str) -> list[str]:
     return [sys.executable, *sys.orig_argv[1:], *more]
 
 
-async def _try() -> str:
-    """Why the code on disk cannot go on, empty if it can."""
+async def _try() -> str | None:
+    """Why the code on disk cannot go on, None if it can."""
     try:
         trial = await asyncio.create_subprocess_exec(
             *_command(_TRY, handover.versions()),
@@ -87,7 +87,7 @@ async def _try() -> str:
         await trial.wait()
         return f"the new code has not said within {_TRIAL_S:g} s whether it can go on"
     lines = said.decode(errors="replace").strip().splitlines()
-    return (lines[-1] if lines else f"status {trial.returncode}") if trial.returncode else ""
+    return (lines[-1] if lines else f"status {trial.returncode}") if trial.returncode else None
 
 
 def answer(theirs: str, settings: Settings) -> None:

@@ -216,7 +216,8 @@ class Keeper:
             self._candidate = self._start()
             if self._candidate is None:
                 self._reloads.end("no process can be started; the old code goes on")
-        child, why_not = self._candidate, ""
+        child = self._candidate
+        why_not: str | None = None
         if child is None:
             return
         if child.pidfd.is_dead:
@@ -230,7 +231,7 @@ class Keeper:
             why_not = f"the new code has another version of: {differing}; a full restart is needed"
         elif child.versions is not None and not (self._serving and self._serving.is_asking):
             self._replace_by(child)  # the driver's thread is free for it
-        if why_not:
+        if why_not is not None:
             child.end()
             self._candidate = None
             self._reloads.end(f"{why_not}; the old code goes on")

@@ -29,7 +29,7 @@ class Reloads:
         self._began_ns = time.monotonic_ns()
         self._manager.reloading()
 
-    def end(self, why_not: str = "") -> None:
+    def end(self, why_not: str | None = None) -> None:
         """End a reload: the new code serves, or `why_not` says why it does not."""
         self.is_under_way = False
         log.log(logging.ERROR if why_not else logging.INFO, "reload", extra=fields(outcome=why_not or "done"))

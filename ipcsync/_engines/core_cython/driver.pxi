@@ -63,7 +63,7 @@ def bind_functions(dict addresses):
 
 
 def bind_driver():
-    """Take the driver's functions from the binding, as it chose them; why not, or an empty text."""
+    """Take the driver's functions from the binding, as it chose them; why not, or None."""
     try:
         from cuda.bindings import cydriver
         exported = cydriver.__pyx_capi__
@@ -72,4 +72,4 @@ def bind_driver():
         )
     except (ImportError, AttributeError, KeyError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    return ""
+    return None

@@ -37,7 +37,7 @@ def told(value: str, script: str = _TELL) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("value", ["auto", "1"])
 @needs_core
 def test_a_core_that_was_built_is_used(value: str) -> None:
-    assert json.loads(told(value).stdout) == [True, "", "ipcsync._engines.core"]
+    assert json.loads(told(value).stdout) == [True, None, "ipcsync._engines.core"]
 
 
 @pytest.mark.process
@@ -67,6 +67,7 @@ def test_a_core_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(core_python, "INTERFACE", core_python.INTERFACE + 1)
     core, why_not = compiled._load()
     assert core is core_python
+    assert why_not is not None
     assert "it was built from another version" in why_not
 
 
