@@ -11,9 +11,11 @@ import logging
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,~-]+")
+_MOST_TEXTS = 1000
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -83,12 +85,45 @@ class Json(logging.Formatter):
         return json.dumps(_parts(record, self), default=str)
 
 
+def _message_of(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - as logging does with values that its text has no place for: it tells of them later
+        return str(record.msg)
+
+
+class Seldom(logging.Filter):
+    """Lets a warning that comes again and again through the first time, the 10th, the 100th, …, with its count.
+
+    asyncio warns at each attempt of a connection over TLS, for instance, and those may be twenty a second.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is logged this time."""
+        if record.levelno != logging.WARNING or record.exc_info:
+            return True
+        if len(self._counts) >= _MOST_TEXTS:
+            self._counts.clear()
+        text = record.name, _message_of(record)
+        self._counts[text] += 1
+        count = self._counts[text]
+        if count > 1:
+            vars(record).update(fields(count=count))
+        return is_round(count)
+
+
 def configure(level: str, *, as_json: bool, libraries: Sequence[str] = ("asyncio", "py.warnings")) -> None:
     """Send this process's log to stderr: ipcsync's own from `level` up, and the warnings of `libraries`."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if as_json else KeyValue())
+    ours, theirs = logging.StreamHandler(sys.stderr), logging.StreamHandler(sys.stderr)
+    for handler in (ours, theirs):
+        handler.setFormatter(Json() if as_json else KeyValue())
+    theirs.addFilter(Seldom())
     logging.captureWarnings(True)
-    for name, least in (("ipcsync", level.upper()), *((name, "WARNING") for name in libraries)):
+    for name, handler, least in (("ipcsync", ours, level.upper()), *((name, theirs, "WARNING") for name in libraries)):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False

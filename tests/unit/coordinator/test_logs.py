@@ -102,6 +102,41 @@ def test_what_happens_often_is_told_seldom() -> None:
     assert [count for count in range(1, 2000) if is_round(count)] == [1, 10, 100, 1000]
 
 
+def test_a_librarys_warning_that_comes_again_and_again_is_told_seldom_and_with_its_count() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(KeyValue())
+    handler.addFilter(logs.Seldom())
+    logger = logging.Logger("asyncio")
+    logger.addHandler(handler)
+    for number in range(120):
+        logger.warning("no effect of %s", "x")
+        if number == 50:
+            logger.warning("once")
+        if number % 60 == 0:
+            logger.error("an error")
+    lines = [_parsed(line) for line in stream.getvalue().splitlines()]
+    assert [(line["event"], line.get("count")) for line in lines] == [
+        ("no effect of x", None),
+        ("an error", None),
+        ("no effect of x", "10"),
+        ("once", None),
+        ("an error", None),
+        ("no effect of x", "100"),
+    ]
+
+
+def test_a_librarys_warning_that_cannot_be_written_is_no_error_of_its_caller() -> None:
+    assert logs.Seldom().filter(logging.LogRecord("nats", logging.WARNING, "", 0, "a %d", ("no number",), None))
+
+
+def test_a_librarys_warnings_that_all_differ_fill_no_memory() -> None:
+    seldom = logs.Seldom()
+    for number in range(3 * logs._MOST_TEXTS):
+        assert seldom.filter(logging.LogRecord("nats", logging.WARNING, "", 0, "a %d", (number,), None))
+    assert len(seldom._counts) <= logs._MOST_TEXTS
+
+
 def test_messages_are_fixed_texts_with_what_they_tell_of_beside_them() -> None:
     """So that no name can reach a message's text, in which nobody could tell it from the rest."""
     for path in (_ROOT / "services").glob("ipcsync_*/*.py"):
