@@ -39,6 +39,7 @@ WRONG_REVISION = 10071  # JetStream's code for a write at another revision
 _CONNECT_S = 2.0
 _CANCEL_S = 0.1
 _CLOSE_S = 3.0
+_TRY_S = 10.0  # for a connection of a bridge that has links already, which tries again
 _LAST = re.compile(r"[A-Za-z0-9_-]+")  # of a key, behind the dot
 _NOT_SENT = (nats.errors.Error, OSError, asyncio.TimeoutError)
 
@@ -82,7 +83,8 @@ class NatsTransport:
                 tls=tls_of(settings),
                 user_credentials=settings.credentials or None,
             )
-            await _within(connecting, timeout)  # nats-py itself tries for ever
+            # nats-py itself tries for ever, and may wait for ever for the end of a connection.
+            await _within(connecting, _TRY_S if timeout is None else timeout)
         except (*_NOT_SENT, ssl.SSLError) as error:
             why = self.last_error or str(error) or type(error).__name__
             raise Unavailable(f"no NATS server at {', '.join(settings.servers)} takes this node: {why}") from error
@@ -324,14 +326,14 @@ class NatsTransport:
     async def read(self, key: str, timeout: float) -> tuple[bytes, int] | None:
         """Ask for one key's last value."""
 
-        async def look(bucket: KeyValue) -> tuple[bytes, int] | None:
+        async def get(bucket: KeyValue) -> tuple[bytes, int] | None:
             try:
                 entry = await bucket.get(key)
             except nats.js.errors.KeyNotFoundError:
                 return None
             return None if entry.value is None or entry.revision is None else (entry.value, entry.revision)
 
-        found = await self._ask_store(look, timeout)
+        found = await self._ask_store(get, timeout)
         assert found is None or isinstance(found, tuple)
         return found
 
@@ -343,13 +345,13 @@ class NatsTransport:
         """
         subject = f"$KV.ipcsync_{self._settings.fleet}."
 
-        async def look(_: KeyValue) -> list[str]:
+        async def list_(_: KeyValue) -> list[str]:
             stream = self._nats.jetstream(timeout=timeout)
             info = await stream.stream_info(f"KV_ipcsync_{self._settings.fleet}", subjects_filter=f"{subject}{prefix}>")
             found = [each.removeprefix(subject) for each in info.state.subjects or ()]
             return [key for key in found if _LAST.fullmatch(key.removeprefix(prefix))]
 
-        found = await self._ask_store(look, timeout)
+        found = await self._ask_store(list_, timeout)
         assert isinstance(found, list)
         return found
 
