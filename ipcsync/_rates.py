@@ -22,7 +22,7 @@ class Track:
     _pending_since: float | None = field(default=None, repr=False)
 
     def see(self, info: EventInfo, now: float) -> None:
-        """Add a look."""
+        """Add a sample."""
         is_pending = info.state == "open" and info.completed < info.generation
         if not is_pending:
             self._pending_since = None
@@ -57,7 +57,7 @@ class Tracks:
         self._tracks: dict[tuple[int, int], Track] = {}
 
     def see(self, events: Iterable[EventInfo], now: float) -> list[Track]:
-        """Add a look at `now` seconds; returns the tracks of the present events, in their order."""
+        """Add a sample of `now`, in seconds; returns the tracks of the present events, in their order."""
         known, self._tracks = self._tracks, {}
         for info in events:
             key = (info.slot, info.incarnation)

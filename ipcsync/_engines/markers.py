@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, Protocol
 
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
@@ -39,8 +38,8 @@ class Markers:
         self._driver = driver
         self._reference = weakref.ref(use)  # weak, since the use holds this: a cycle would wait for the collector
         self._events: dict[int, Any] = {}
-        # Streams, by id, on which an interrupted call may have queued work without a marker behind it.
-        self._doubtful: dict[int, tuple[Any, int]] = {}
+        self.doubtful: dict[int, tuple[Any, int]] = {}
+        """Handles and devices of streams, by id, on which an interrupted call may have queued work without a marker."""
 
     @property
     def _use(self) -> Use:
@@ -69,30 +68,19 @@ class Markers:
         if result[0] is not SUCCESS:
             self._use.unwrap(result, "cuEventRecord")
 
-    def doubt(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
-        """An exception ends a call that may have queued work on the stream: record a marker behind it."""
-        self._doubtful[stream_id] = (handle, ordinal)
-        with suppress(Exception):  # the caller raises its own exception; `add_doubtful` tries again
-            self.add(handle, stream_id, ordinal)
-            del self._doubtful[stream_id]
-
-    def is_doubtful(self, stream_id: int) -> bool:
-        """Whether the stream may have work of the use without a marker behind it."""
-        return stream_id in self._doubtful
-
     def add_doubtful(self) -> bool:
         """Record the markers that an exception prevented; whether every stream has its marker now."""
-        for stream_id, (handle, ordinal) in list(self._doubtful.items()):
+        for stream_id, (handle, ordinal) in list(self.doubtful.items()):
             if int(handle) in LEGACY:
                 return False  # the handle may mean another stream on this thread
             self.add(handle, stream_id, ordinal)
-            del self._doubtful[stream_id]
+            del self.doubtful[stream_id]
         return True
 
     def has_passed(self, stream_id: int) -> bool:
         """Whether the stream is past all that the use queued there; asks the driver."""
         marker = self._events.get(stream_id)
-        return stream_id not in self._doubtful and (marker is None or self._use.is_done(marker))
+        return stream_id not in self.doubtful and (marker is None or self._use.is_done(marker))
 
     def give_pending(self, stream_ids: Iterable[int]) -> dict[int, Any]:
         """Of these streams' markers, those that are not complete; the caller destroys them."""

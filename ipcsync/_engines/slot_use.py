@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from cuda.bindings.driver import CUresult, CUstreamCaptureMode
@@ -105,8 +106,11 @@ class SlotUse(SlotView, ABC):
 
     @holding("_lock")
     def _doubt(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
-        """An exception ends this call, which may have queued work on the stream."""
-        self._markers.doubt(handle, stream_id, ordinal)
+        """An exception ends this call, which may have queued work on the stream: record a marker behind it."""
+        self._markers.doubtful[stream_id] = (handle, ordinal)  # here: a deeper call may find the stack at its end
+        with suppress(Exception):  # the caller raises its own exception; `try_release` tries again
+            self._markers.add(handle, stream_id, ordinal)
+            del self._markers.doubtful[stream_id]
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

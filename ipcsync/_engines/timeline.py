@@ -78,7 +78,7 @@ class TimelineEngine(Engine):
 
     def _follow_begun(self, handle: DriverObject, stream_id: int) -> None:
         if stream_id != self._last_stream:
-            if self._markers.is_doubtful(self._last_stream):
+            if self._last_stream in self._markers.doubtful:
                 raise IpcSyncError(
                     f"a record of {self.label} was interrupted twice, and its place on its stream is unknown: record "
                     "on that stream once more, or close the event and open it again"

@@ -30,7 +30,7 @@ _TIMEOUT_S = 2.0
 _EVENTS = ("event", "state", "engine", "recorded", "known complete", "/s", "unconfirmed", "recorder", "attached")
 _SESSIONS = ("session", "pid", "events", "connected", "seen", "id")
 _TEXTS = ("event", "state", "engine", "recorder", "session", "id")
-_LOOKS = 16
+_SAMPLES = 16
 _LINES_AROUND = 11  # lines for heads, blank lines, the summary, and the last line
 
 
@@ -75,14 +75,14 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
 
 
 class _Watcher:
-    """Looks at one endpoint; connects at the first, and again after the coordinator was gone."""
+    """Takes samples of one endpoint; connects at the first one, and again after the coordinator was gone."""
 
     def __init__(self, endpoint: str) -> None:
         from ipcsync._rates import Tracks
 
         self.endpoint = endpoint
         self._client: Client | None = None
-        self._tracks = Tracks(_LOOKS)
+        self._tracks = Tracks(_SAMPLES)
 
     def sample(self) -> dict[str, Any]:
         """The present state. Raises IpcSyncError if the coordinator cannot be asked."""

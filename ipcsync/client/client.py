@@ -440,9 +440,9 @@ class Client:
         """
         return self._notices(prefix, timeout)
 
-    def _notices(self, prefix: str, timeout: float | None, look: Callable[[], None] | None = None) -> Iterator[Notice]:
+    def _notices(self, prefix: str, timeout: float | None, check: Callable[[], None] | None = None) -> Iterator[Notice]:
         begin = self._naming.begin(prefix)
-        notices = self._session.notices(begin, self._session_prefix, timeout, look)
+        notices = self._session.notices(begin, self._session_prefix, timeout, check)
         return _shown(notices, self._naming) if self.prefix else notices
 
     # --- the end ------------------------------------------------------------------------------------------------------

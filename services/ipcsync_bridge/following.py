@@ -23,7 +23,7 @@ _MOST_LOST = 1024  # nodes whose reason is remembered
 
 
 class Following:
-    """The sources of this node's mirrors. `begin` has something done beside all else, `wake` has `look` called soon."""
+    """The sources of this node's mirrors. `begin` does something beside all else, `wake` has `do_due` called soon."""
 
     def __init__(
         self,

@@ -123,7 +123,7 @@ class Stage:
         self.highest = point.generation
         engines = (self.event._engine, self.seen._engine)
         self.require(not any(engine._inside for engine in engines), "a bounded wait of nobody's")
-        self.require(not any(engine._markers._doubtful for engine in engines), "queued work without a marker")
+        self.require(not any(engine._markers.doubtful for engine in engines), "queued work without a marker")
 
     def check_locks(self) -> None:
         """This thread holds no lock of ours."""

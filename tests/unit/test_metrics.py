@@ -123,11 +123,11 @@ def test_the_histograms_buckets_are_cumulative_and_hold_their_bound(sampler: Sam
     assert samples["ipcsync_request_seconds_sum", ()] == pytest.approx(7.000926)
 
 
-@pytest.mark.parametrize("silence", ["a look failed", "no answer for a while"])
+@pytest.mark.parametrize("silence", ["a sample failed", "no answer for a while"])
 def test_while_the_coordinator_is_not_ready_nothing_old_is_told(
     sampler: Sampler, silence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if silence == "a look failed":
+    if silence == "a sample failed":
         sampler._fail("gone")
     else:
         monkeypatch.setattr(sampler, "_answered_at", sampler._now() - 2.5)

@@ -334,12 +334,12 @@ class AsyncClient:
         fork.check()
         is_over = threading.Event()
 
-        def look() -> None:
+        def check() -> None:
             if is_over.is_set():
                 raise _WatchOver
             self._client._session.check_liveness()
 
-        notices = self._client._notices(prefix, timeout, look)
+        notices = self._client._notices(prefix, timeout, check)
         own = OwnThread("ipcsync-watch")
         try:
             while (notice := await run(own, partial(_next, notices))) is not None:
