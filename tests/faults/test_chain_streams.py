@@ -95,7 +95,10 @@ def _by_code(program: tuple[Op, ...], board: Board, streams: tuple[ipcsync.Strea
             streams[1].synchronize()
             row.mine.publish_completed()
     left = [any(wait.verdict is None for wait in queued.of(key) if wait.view is row.theirs[0]) for key in keys]
-    return (left[0], left[1]), row.mine.behind.first
+    first = row.mine.behind.first
+    for stream in streams:  # the next program sets the words back, for which what is still queued would wait for ever
+        stream.synchronize()
+    return (left[0], left[1]), first
 
 
 def _by_model(program: tuple[Op, ...], *, behind_all: bool) -> Outcome:
