@@ -48,7 +48,10 @@ class Transport(Protocol):
     """One node's connection to the others."""
 
     async def listen(self, listener: Listener, timeout: float | None) -> None:
-        """Connect, and have `listener` called from now on. Unavailable if that cannot be within `timeout` seconds."""
+        """Connect, and have `listener` called from now on. Unavailable if that cannot be within `timeout` seconds.
+
+        None is for one try of a bridge that has links already: it takes seconds, and does not ask the server to answer.
+        """
 
     async def tell(self, to: str, data: bytes) -> bool:
         """Send news to a node; False if nothing was sent."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
@@ -20,7 +21,7 @@ import nats
 from nats.aio.client import Client
 
 from ipcsync.errors import NodeNameTaken
-from ipcsync_bridge import wire
+from ipcsync_bridge import nats_transport, wire
 from ipcsync_bridge.asking import ASK_S, Asking
 from ipcsync_bridge.config import Settings
 from ipcsync_bridge.counters import Counters
@@ -262,6 +263,20 @@ def test_a_transport_closes_though_the_end_of_its_connection_is_never_told(serve
         assert asked.is_set()
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_a_try_to_connect_ends_though_the_server_never_says_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bridge that was upgraded tries again, and says so in its log."""
+    monkeypatch.setattr(nats_transport, "_TRY_S", 0.2)
+
+    async def scenario(url: str) -> None:
+        transport = NatsTransport(Settings("a", (url,)))
+        with pytest.raises(Unavailable, match="takes this node"):
+            await transport.listen(_Deaf(), None)
+        await transport.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asyncio.run(asyncio.wait_for(scenario(f"nats://127.0.0.1:{silent.getsockname()[1]}"), DEADLINE_S))
 
 
 def test_a_server_that_takes_nothing_is_left_for_another_one(server: Server, tmp_path: Path) -> None:
