@@ -2,6 +2,7 @@
 
 In the repository, `../SECURITY.md` is right; in the site there is no such place. So what lies outside of `docs` and is
 linked to from it, or from a page that came in this way, is taken in as `repository/…`, and the links are turned to it.
+A link to a folder, which the repository shows and the site does not, becomes its text.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 _LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+_WHOLE_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)\)")
 _OUTSIDE = "repository"
 
 
@@ -60,13 +62,17 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: Any) -> str:  # noqa: ARG001 - mkdocs' names
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
     """Turn links to where the files are in the site."""
     path = _path(page.file.src_uri)
+
+    def unlink(match: re.Match[str]) -> str:
+        target = os.path.join(_root(config), os.path.dirname(path), match[2])
+        return match[1] if os.path.isdir(target) else match[0]
 
     def turn(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2]))
         link = posixpath.relpath(_place(target), posixpath.dirname(page.file.src_uri) or ".")
         return f"{match[1]}{link}{match[3] or ''}{match[4]}"
 
-    return _LINK.sub(turn, markdown)
+    return _LINK.sub(turn, _WHOLE_LINK.sub(unlink, markdown))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -61,6 +62,18 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     assert pages
     for page in pages:
         assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?:", page.read_text()), page
+
+
+def test_links_lead_to_a_page_or_a_file(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        if page.name == "404.html":  # its links are of the place at which it is shown
+            continue
+        for link in re.findall(r"<a[^>]+href=\"?([^\" >]+)", page.read_text()):
+            url = urlsplit(link)
+            if url.scheme or not url.path or url.path.startswith("/"):
+                continue
+            target = page.parent / unquote(url.path)
+            assert target.is_file() or (target / "index.html").is_file(), (page.relative_to(site), link)
 
 
 def test_nothing_is_cut(site: Path, browser: Browser) -> None:
