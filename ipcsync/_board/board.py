@@ -271,9 +271,9 @@ class Board:
 
     def drop_descriptor(self) -> None:
         """Close the file in a forked child: the child's copy would keep the parent's lifeline."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        descriptor, self._fd = self._fd, -1  # first: another thread may ask, and the number be another file's by then
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def close(self, *, keep_mapping: bool = False) -> None:
         """Close the descriptor, which releases the lifeline. The mapping stays while lines of it are in use.

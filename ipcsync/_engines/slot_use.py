@@ -42,6 +42,8 @@ class SlotUse(SlotView, ABC):
         self.ordinal = ordinal
         self._driver = context.driver()
         self._lock = CallLock()  # short: around each use of an import
+        # Nothing of it is in use any more: its imports are being destroyed, and the driver is not asked about them.
+        self._is_unused = False
         self._is_released = False
         # Set by the client: the drained close was sent; a failed release was logged.
         self.has_told_closed = self.has_told_drained = self.has_failed = False
@@ -78,8 +80,9 @@ class SlotUse(SlotView, ABC):
 
     @trying("_lock")
     def _try_publish(self) -> None:
-        self._publish_recorded()
-        self._publish_completed()
+        if not self._is_unused:  # the slot may be another event's by now
+            self._publish_recorded()
+            self._publish_completed()
 
     def park_pending(self) -> None:
         """Have a thread wait in the driver for records that are not complete, and wake their waiters.
@@ -91,7 +94,7 @@ class SlotUse(SlotView, ABC):
 
     @trying("_lock")
     def _try_park(self) -> None:
-        if not self._is_released:
+        if not self._is_unused:
             events = self._pending_events()
             if events:
                 park(events, self.line.completed_address)
@@ -168,6 +171,13 @@ class SlotUse(SlotView, ABC):
         self._is_released = self._is_released or self._release()
 
     def _release(self) -> bool:
+        if not self._is_unused and not self._end_waits():
+            return False
+        self._is_unused = True  # before the first import is destroyed, which may take several tries
+        return self._destroy_imports()
+
+    def _end_waits(self) -> bool:
+        """Forget what was queued for this slot and destroy the markers; False while any of it is pending."""
         if self._inside or self._sleepers:
             return False
         are_decided = False
@@ -195,7 +205,7 @@ class SlotUse(SlotView, ABC):
             wait.verdict = wait.verdict or self.fate(wait.generation) or are_decided or self._loss(wait.generation)
         queued.release(self)
         self._markers.destroy()
-        return self._destroy_imports()
+        return True
 
     def is_drained(self) -> bool:
         """Whether this use is a recorder's and all its records are complete; other work may still be queued."""
@@ -203,7 +213,7 @@ class SlotUse(SlotView, ABC):
 
     @trying("_lock")
     def _try_drained(self) -> bool:
-        if not self.is_recorder or self._is_released or self.line.state not in (OPEN, CLOSED):
+        if not self.is_recorder or self._is_unused or self.line.state not in (OPEN, CLOSED):
             return False
         return self._markers.add_doubtful() and self._is_drained() and self._is_begun_drained()
 
@@ -227,7 +237,7 @@ class SlotUse(SlotView, ABC):
 
     @trying("_lock")
     def _try_accept(self, generation: int) -> bool:
-        return not self._is_released and self._accepts(generation)
+        return not self._is_unused and self._accepts(generation)
 
     def _accepts(self, generation: int) -> bool:
         try:
@@ -249,7 +259,7 @@ class SlotUse(SlotView, ABC):
         lock = self._lock
         if lock.is_mine() and lock.is_held_below():
             raise Reentered(f"a call for {self.label} is under way on this thread, which this one interrupts")
-        return self._is_released or bool(self._try_passed(stream))
+        return self._is_unused or bool(self._try_passed(stream))
 
     @trying("_lock")
     def _try_passed(self, stream: int) -> bool:

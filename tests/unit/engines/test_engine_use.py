@@ -10,8 +10,8 @@ import pytest
 
 import ipcsync
 from ipcsync._board import CLOSED, INT64_MAX
-from ipcsync._drivers.constants import STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
-from ipcsync._engines import EventEngine, TimelineEngine, base, queued
+from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
+from ipcsync._engines import EventEngine, TimelineEngine, base, imports, queued
 from ipcsync._engines.chains import Entry
 from ipcsync._engines.queued_wait import Wait
 from ipcsync._native import context
@@ -378,3 +378,56 @@ def test_a_wait_that_is_listed_once_all_others_are_decided_is_not_lost(
     until(view.try_release, "it to be released")
     assert [wait.verdict for wait in listed] == [True]
     assert KEY not in queued.lists
+
+
+def test_an_import_that_is_destroyed_is_not_asked_about_whoever_has_to_wait_for_the_others(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, driver = ipcsync.Stream(), context.driver()
+    ok, event = driver.cuEventCreate(EVENT_DISABLE_TIMING)
+    assert ok == 0
+    monkeypatch.setattr(imports, "acquire", lambda *_: event)
+    recorder = row.event_engine(recorder=True)
+    with StreamGate(stream):
+        assert recorder.record(stream._handle, 0, 1) == 1
+        row.line.break_at(BASE)
+    stream.synchronize()
+    answers = [True, None]  # at the second one, another thread opens an import of its own
+    monkeypatch.setattr(imports, "release", lambda *_: answers.pop(0) if answers else True)
+    recorder.close()
+    assert not recorder.try_release()
+    assert answers == []
+
+    def fail(_: object) -> bool:
+        raise AssertionError("its import is destroyed")
+
+    monkeypatch.setattr(recorder, "is_done", fail)
+    monkeypatch.setattr(recorder, "_event", fail)
+    for _ in range(2):
+        recorder.publish_completed()
+        recorder.park_pending()
+        assert not recorder.is_drained()
+        assert recorder.has_passed(STREAM)
+        assert recorder.try_release()
+
+
+@pytest.mark.parametrize("engine", ["event", "timeline"])
+def test_a_released_use_writes_nothing_in_the_slots_next_one(
+    row: Row, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """As by a beat that took it from its list before another thread closed and released it."""
+    monkeypatch.setattr(imports, "release", lambda *_: True)
+    recorder = row.event_engine(recorder=True) if engine == "event" else row.mine
+    row.extend(1, row.wait(0))
+    recorder.chain = row.chain
+    recorder._recorded = recorder._begun = 1
+    row.line.break_at(BASE)
+    recorder.close()
+    monkeypatch.setattr(recorder, "_end_waits", lambda: True)
+    assert recorder.try_release()
+    row.line.open(2)
+    before = row.line.all_words.tobytes()
+    row.complete(0, 1)
+    monkeypatch.setattr(recorder, "_driver_query", lambda _: True)
+    recorder.publish_completed()
+    assert row.line.all_words.tobytes() == before
