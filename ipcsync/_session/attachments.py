@@ -56,6 +56,7 @@ class AttachmentTable:
         shown: Callable[[str], str] = str,
     ) -> None:
         self._waits = waits
+        self._guard = guard
         self._since_beat = 0  # attachments made for points since the last one
         self._lock = CallLock()  # around changes of the fields below; never held during a driver call that may block
         self._engines: dict[Key, EventEngine | TimelineEngine] = {}
@@ -109,19 +110,25 @@ class AttachmentTable:
         Raises as `EngineMaker.make`.
         """
         key = (reply.slot, reply.incarnation)
-        while True:
-            engine = self._engines.get(key)
-            if engine is None or engine.is_closed:
-                engine = self._make_anew(key, reply)  # not under the lock: a driver's call may block
-            try:
-                attached = self._put(key, engine, reply, opening)
-            except BaseException:
-                if self._engines.get(key) is not engine:
-                    engine.close()
-                    self.draining.add(engine)
-                raise
-            if attached is not None:
-                return attached
+        with self.draining.making():
+            while True:
+                self._raise_if_closed()
+                engine = self._engines.get(key)
+                if engine is None or engine.is_closed:
+                    engine = self._make_anew(key, reply)  # not under the lock: a driver's call may block
+                try:
+                    attached = self._put(key, engine, reply, opening)
+                except BaseException:
+                    if self._engines.get(key) is not engine:
+                        engine.close()
+                        self.draining.add(engine)
+                    raise
+                if attached is not None:
+                    return attached
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed:
+            raise ClientClosed("the client was closed while the event was opened")
 
     def _make_anew(self, key: Key, reply: Attachment) -> EventEngine | TimelineEngine:
         engine = self._maker.make(reply)
@@ -137,8 +144,7 @@ class AttachmentTable:
         self, key: Key, engine: EventEngine | TimelineEngine, reply: Attachment, opening: Opening | None
     ) -> AttachmentRef | None:
         """None if another close, the last one of the use, has ended it meanwhile."""
-        if self._is_closed:
-            raise ClientClosed("the client was closed while the event was opened")
+        self._raise_if_closed()
         if engine.is_closed:
             return None
         known = self._engines.get(key)
@@ -214,15 +220,18 @@ class AttachmentTable:
     def beat(self) -> None:
         """At each beat, on the heartbeat's thread: publish, close uses that are over, and release drained ones."""
         self._since_beat = 0
+        # After the coordinator's death the driver must not be asked about its events, and nobody waits for the answer.
+        is_alive = self._guard.coordinator_is_alive()
         for key, engine in list(self._engines.items()):
-            self._publish_completed(engine)
-            engine.park_pending()
+            if is_alive:
+                self._publish_completed(engine)
+                engine.park_pending()
             openings = self._opened.get(key)
             is_unusable = engine.state != "open" or key in self._abandoned
             if engine.is_closed or (not openings if openings is not None else is_unusable):
                 self._drop_if_unused(key)
         self.draining.release_all()
-        for closed in list(self.draining.engines):
+        for closed in list(self.draining.engines) if is_alive else ():
             closed.park_pending()
         for lost in [*self._engines.values(), *self.draining.engines]:
             if lost.chain.wants_break:

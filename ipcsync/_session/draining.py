@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,6 +20,14 @@ from ipcsync.errors import IpcSyncError
 log = logging.getLogger("ipcsync")
 
 
+class Making:
+    """A call that may open an import or register a page of the board, within `with`."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class Draining:
     """The draining uses of one client; `lock` is its table's, `closes` gets the closes."""
 
@@ -26,11 +35,18 @@ class Draining:
         self._lock = lock
         self.closes = closes
         self.engines: list[Engine] = closes.draining
+        self._makings: weakref.WeakSet[Making] = weakref.WeakSet()
+
+    def making(self) -> Making:
+        """Have `has_any` be true until the end of the `with` block over the result, however it ends."""
+        making = Making()
+        self._makings.add(making)
+        return making
 
     @property
     def has_any(self) -> bool:
-        """Whether any use drains."""
-        return bool(self.engines)
+        """Whether any use drains, or a call may make one that is to drain, since the client was closed meanwhile."""
+        return bool(self.engines) or len(self._makings) > 0
 
     def add(self, engine: Engine) -> None:
         """Add a use that is about to be closed, or was."""
@@ -56,7 +72,7 @@ class Draining:
             for engine in list(self.engines):
                 if self._try_release(engine):
                     self._tell_released(engine)
-            if not self.engines or time.monotonic() >= deadline:
+            if not self.has_any or time.monotonic() >= deadline:
                 break
             pause(length)
             length = min(length * 2, 0.02)

@@ -44,7 +44,11 @@ class EngineMaker:
         if (reply.engine, ordinal) not in self._works_on:
             try:
                 engine.open_first()
-            except DriverError as error:
+            except BaseException as error:
+                engine.close()
+                engine.try_release()  # it counts as a user of the import
+                if not isinstance(error, DriverError):
+                    raise
                 raise EngineMismatch(
                     f"the event {reply.name!r} uses the engine {reply.engine!r}, which does not work in this process: "
                     f"{error}"

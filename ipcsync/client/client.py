@@ -430,7 +430,9 @@ class Client:
 
         ordinal = devices.parse(device)
         reply = self._session.request(messages.Probe(uuid_of(ordinal)), messages.ProbeReply, timeout)
-        return probe.of_engines(reply, ordinal, self._session.lease.board)
+        with self._session.attachments.draining.making():
+            self._session.check()
+            return probe.of_engines(reply, ordinal, self._session.lease.board)
 
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
         """A snapshot as notices, then every change in order; ends after `timeout` seconds without one.

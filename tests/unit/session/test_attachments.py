@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 
 import ipcsync
 from ipcsync._board import CLOSED
-from ipcsync._engines import Engine
+from ipcsync._drivers import describe
+from ipcsync._engines import Engine, TimelineEngine
 from ipcsync._native import context
 from ipcsync._session.closes import PendingCloses
 from ipcsync._session.references import Opening
 from ipcsync._session.waits import Pending
-from ipcsync._wire.messages import Break, Close
+from ipcsync._wire.messages import Attachment, Break, Close
 from ipcsync.errors import (
     ClientClosed,
     CoordinatorLost,
     DeviceMismatch,
+    EngineMismatch,
     EventClosed,
     IpcSyncError,
     Reentered,
@@ -361,3 +364,55 @@ def test_a_wait_is_over_when_its_point_is_and_one_that_is_forgotten_says_nothing
         assert settled == []
     assert over.wait(30)
     assert (settled, forgotten) == ([None], [])
+
+
+def test_the_end_waits_for_a_call_that_opens_an_event_meanwhile_and_releases_what_it_made(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Engine] = []
+    make = scene.table._maker.make
+
+    def make_late(reply: Attachment) -> Any:
+        scene.table.close_all(0.01)  # as by another thread, while this one is in the driver
+        assert scene.table.draining.has_any
+        made.append(make(reply))
+        return made[0]
+
+    monkeypatch.setattr(scene.table._maker, "make", make_late)
+    with pytest.raises(ClientClosed, match=r"^the client was closed while the event was opened$"):
+        scene.table.add(scene.reply(), Opening())
+    assert scene.table.draining.has_any
+    scene.table.beat()
+    assert made[0].is_released
+    assert not scene.table.draining.has_any
+
+
+def test_an_engine_that_does_not_work_here_is_no_user_of_its_import(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[TimelineEngine] = []
+
+    def fail(engine: TimelineEngine) -> None:
+        tried.append(engine)
+        raise describe(201, "cuMemHostRegister")
+
+    monkeypatch.setattr(TimelineEngine, "open_first", fail)
+    with pytest.raises(EngineMismatch, match="does not work in this process"):
+        scene.table.add(scene.reply(), Opening())
+    assert tried[0].is_closed
+    assert tried[0].is_released
+
+
+def test_after_the_coordinators_death_a_beat_asks_the_driver_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, asked = scene.open(recorder=True), list[str]()
+    assert opening.attached is not None
+    engine = opening.attached.engine
+    for name in ("publish_completed", "park_pending"):
+        monkeypatch.setattr(engine, name, partial(asked.append, name))
+    scene.table.beat()
+    assert asked == ["publish_completed", "park_pending"]
+    monkeypatch.setattr(engine.guard, "coordinator_is_alive", lambda: False)
+    scene.table.beat()
+    assert len(asked) == 2
