@@ -1,7 +1,8 @@
 """The socket of requests and replies: a ROUTER, drained from the loop.
 
 ZeroMQ's descriptor is edge-triggered, and sending replies may consume the signal of new requests. So `zmq.EVENTS` is
-read again after each drain and after its replies. A drain ends after a budget, so that no peer keeps the loop busy.
+read again after each drain and after its replies. A drain ends after a budget of requests and of time, so that no peer
+keeps the loop busy.
 
 A client's first reply of a drain is sent at once. The later ones are sent when there is no further request, or after
 2 ms: otherwise a client with many requests in flight would be woken for each reply, and compete for the processor.
@@ -23,6 +24,7 @@ from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.dispatcher import Dispatcher
 
 _BUDGET = 512
+_LONGEST_NS = 50_000_000  # for the budget: some requests take 10 ms
 _HOLD_NS = 2_000_000
 _LOOK_EVERY = 8
 _SEVERAL = 16  # of a window of 64
@@ -70,8 +72,9 @@ class Requests:
         return bool(self.socket.getsockopt(_EVENTS) & _IN)  # type: ignore[operator] # an int
 
     def _serve_up_to(self, most: int) -> bool:
-        """Answer so many requests; whether there were as many."""
+        """Answer so many requests, or those of a moment; whether there may be more."""
         self._is_serving = True
+        until_ns = time.monotonic_ns() + _LONGEST_NS
         try:
             for count in range(1, most + 1):
                 if count % _LOOK_EVERY == 0:
@@ -82,6 +85,8 @@ class Requests:
                 except zmq.Again:
                     return False
                 self._serve(routing)
+                if time.monotonic_ns() > until_ns:
+                    break
         finally:
             self._is_serving = False
             self._send_replies()

@@ -99,6 +99,7 @@ class Server:
         self._credit = PauseCredit(time.monotonic_ns(), int(self._tick_s * 1e9))
         self._idle_since = 0.0
         self._next_feed_tick = 0.0
+        self._is_drain_due = False
         self._is_lost = False  # its path does not lead here any more
         self.status = 0
         self._gate = Gate(
@@ -208,8 +209,13 @@ class Server:
             continue
 
     def _drain_requests(self) -> None:
-        if not self._done.is_set() and self._requests.drain():
-            self._loop.call_soon(self._drain_requests)
+        if not self._done.is_set() and self._requests.drain() and not self._is_drain_due:
+            self._is_drain_due = True  # at most one: ticks drain too, and in a flood each of them would begin another
+            self._loop.call_soon(self._drain_more)
+
+    def _drain_more(self) -> None:
+        self._is_drain_due = False
+        self._drain_requests()
 
     # --- life and death -----------------------------------------------------------------------------------------------
 

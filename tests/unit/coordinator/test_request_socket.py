@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from ipcsync_coordinator.abuse import StrikeCounter
 from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.requests import Requests
+from ipcsync_coordinator.server import Server
 
 _WAIT_MS = 20_000
 _AT_ONCE = "inproc://requests"  # no thread between: what was sent is there
@@ -162,6 +165,7 @@ def test_replies_to_calls_that_wait_for_many_are_held_until_there_are_several_an
 ) -> None:
     now_ns = 5_000_000
     monkeypatch.setattr("ipcsync_coordinator.requests.time.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr("ipcsync_coordinator.requests._LONGEST_NS", 10**9)  # one drain
     clients = [served.client(_AT_ONCE) for _ in range(3)]
     rounds = 20
     found: list[list[int]] = []
@@ -226,3 +230,35 @@ def test_a_reply_to_who_is_gone_keeps_none_from_the_others(served: Served) -> No
     served.serve(lambda: served.answers.count == 3)
     assert other.recv() == b"from the other"
     assert seen.is_set()
+
+
+def test_a_drain_ends_after_a_moment_however_long_its_requests_take(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, now_ns = served.client(_AT_ONCE), 5_000_000
+    monkeypatch.setattr("ipcsync_coordinator.requests.time.monotonic_ns", lambda: now_ns)
+
+    def work(_: int) -> None:
+        nonlocal now_ns
+        now_ns += 20_000_000
+
+    served.answers.at_each = work
+    for number in range(10):
+        client.send(b"%d" % number)
+    assert served.requests.drain()
+    assert served.answers.count == 1 + 3
+    served.serve(lambda: served.answers.count == 10)
+    assert [client.recv() for _ in range(10)] == [b"%d" % number for number in range(10)]
+
+
+def test_in_a_flood_ticks_begin_no_further_drains() -> None:
+    server, due = Server.__new__(Server), list[Callable[[], None]]()
+    fake: Any = server
+    fake._done, fake._is_drain_due = asyncio.Event(), False
+    fake._requests = SimpleNamespace(drain=lambda: True)
+    fake._loop = SimpleNamespace(call_soon=due.append)
+    for _ in range(3):
+        server._drain_requests()
+    assert len(due) == 1
+    due.pop()()
+    assert len(due) == 1
