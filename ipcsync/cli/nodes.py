@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ipcsync.cli.output import echo, print_json, print_table
+from ipcsync.cli.output import Failed, echo, print_json, print_table
 
 
 @click.command("nodes")
@@ -47,7 +47,10 @@ def _ask(runtime_dir: str | None, timeout: float) -> list[dict[str, Any]]:
     from ipcsync._wire import endpoints
 
     logging.getLogger("ipcsync").setLevel(logging.ERROR)  # no warning about a missing GPU
-    where = endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint()
+    try:
+        where = endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint()
+    except ValueError as error:
+        raise Failed(str(error)) from None
     with ipcsync.connect(where, name="ipcsync nodes", timeout=timeout) as client:
         return [{**asdict(row), "epoch": row.epoch.hex()} for row in client.nodes(timeout=timeout)]
 

@@ -37,10 +37,13 @@ def command(runtime_dir: str | None) -> None:
     if role != KEEPER:
         raise Failed(f"the coordinator (pid {pid}) has no keeper: only a restart, which ends all sessions, changes it")
     asked_ns = time.monotonic_ns()
-    keeper = PidFd(pid)
-    if who_serves(path) != found:
-        raise Failed("the coordinator has just ended")
-    signal.pidfd_send_signal(keeper.fileno(), RELOAD)
+    try:
+        keeper = PidFd(pid)
+        if who_serves(path) != found:
+            raise ProcessLookupError
+        signal.pidfd_send_signal(keeper.fileno(), RELOAD)
+    except ProcessLookupError:
+        raise Failed("the coordinator has just ended") from None
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline and not keeper.is_dead:
         began_ns, why_not = read_outcome(path)

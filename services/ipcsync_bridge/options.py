@@ -50,5 +50,5 @@ def settings(directory: str, given: Mapping[str, Any]) -> Settings:
         raise Failed("the bridge needs nats-py; in a checkout of ipcsync: pip install -e '.[fleet]'") from None
     try:
         return Settings(endpoint=endpoints.endpoint_in(directory), **given)
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:
         raise WrongCall(str(error)) from None

@@ -67,6 +67,14 @@ def test_nodes_without_a_bridge_or_a_coordinator_says_so(new_node: Callable[...,
     assert "no coordinator" in done.stderr
 
 
+@pytest.mark.parametrize("command", [("nodes",), ("bridge", "--node", "a", "--nats", "nats://127.0.0.1:4222")])
+def test_a_runtime_directory_with_too_long_a_path_is_told_in_one_line(command: tuple[str, ...]) -> None:
+    done = run(*command, "--runtime-dir", "/" + "d" * 120)
+    assert done.returncode == (1 if command == ("nodes",) else 2)
+    assert "choose a shorter runtime directory" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_doctor_finds_all_well_before_there_is_a_bridge_and_beside_it(new_node: Callable[..., Node]) -> None:
     node = new_node("a", has_bridge=False)
     status, found = examine(*node.flags)
