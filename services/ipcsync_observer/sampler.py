@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 import ipcsync
-from ipcsync import AttachmentInfo, BridgeInfo, EventInfo, IpcSyncError, NoBridge, SessionInfo, WaitTimeout
+from ipcsync import AttachmentInfo, BridgeInfo, EventInfo, IpcSyncError, SessionInfo, SessionLost
 from ipcsync._logs import fields
 from ipcsync._rates import Tracks
 
@@ -188,10 +188,12 @@ class Sampler:
 
 
 def _bridge_of(client: ipcsync.Client) -> BridgeInfo | None:
-    """The bridge, None if there is none or it does not answer; no other figure waits for it."""
+    """The bridge, None if there is none or it does not answer; no other figure depends on it."""
     try:
         return client.bridge(timeout=_BRIDGE_S)
-    except (NoBridge, WaitTimeout):
+    except SessionLost:
+        raise
+    except IpcSyncError:
         return None
 
 

@@ -8,16 +8,19 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import ipcsync
 from ipcsync import EventInfo
 from ipcsync._rates import Tracks
 from ipcsync._wire.messages import BridgeInfo
 from ipcsync_coordinator.metrics import BOUNDS_S, Metrics
 from ipcsync_observer import metrics
-from ipcsync_observer.sampler import Sample, Sampler, SeenEvent
+from ipcsync_observer.sampler import Sample, Sampler, SeenEvent, _bridge_of
 
 
 def _info(name: str = "e", generation: int = 0, completed: int = 0, **other: object) -> EventInfo:
@@ -198,3 +201,15 @@ def test_work_is_pending_since_something_last_completed(see: Seen) -> None:
 def test_a_slots_next_use_begins_anew(see: Seen) -> None:
     see(_info(generation=50, completed=40), 10.0)
     assert see(_info(generation=1, completed=1, incarnation=2), 11.0) == (None, 0.0)
+
+
+@pytest.mark.parametrize("refusal", [ipcsync.NoBridge("none"), ipcsync.QuotaExceeded("the answer is too large")])
+def test_a_bridge_that_does_not_answer_takes_no_other_figure_away(refusal: ipcsync.IpcSyncError) -> None:
+    def refuse(**_: float) -> None:
+        raise refusal
+
+    asked: Any = SimpleNamespace(bridge=refuse)
+    assert _bridge_of(asked) is None
+    refusal = ipcsync.CoordinatorLost("it ended")
+    with pytest.raises(ipcsync.CoordinatorLost):
+        _bridge_of(asked)
