@@ -9,7 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ipcsync._wire import codec, messages
-from ipcsync.errors import IpcSyncError, SessionLost
+from ipcsync.errors import IpcSyncError, QuotaExceeded, SessionLost
+from ipcsync_bridge import wire
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Exports
 from ipcsync_bridge.mirrors import Mirrors
@@ -106,9 +107,22 @@ class Announcements:
         try:
             reply = await self._answer_to(want)
             if reply is not None:
-                await self._desk.insist_till_done(messages.Answer(want.number, codec.encode_reply(0, reply)))
+                await self._desk.insist_till_done(messages.Answer(want.number, self._encoded(reply)))
         finally:
             self._handled.discard(want.number)
+
+    def _encoded(self, reply: messages.Message) -> bytes:
+        data = codec.encode_reply(0, reply)
+        if len(data) <= wire.MAX_ANSWER:
+            return data
+        # Sent, it would be refused, or end the connection to the coordinator.
+        self._counters.refusals[QuotaExceeded.__name__] += 1
+        error = QuotaExceeded(
+            f"the answer has {len(data)} bytes, more than one message holds ({wire.MAX_ANSWER}): of events, ask for "
+            "those with a longer prefix",
+            limit=wire.MAX_ANSWER,
+        )
+        return codec.encode_reply(0, codec.failure_of(error))
 
     async def _answer_to(self, want: messages.Want) -> messages.Message | None:
         left = (want.deadline_ns - time.monotonic_ns()) / 1e9 - 0.02 if want.deadline_ns else 5.0

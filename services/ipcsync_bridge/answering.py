@@ -71,6 +71,8 @@ class Answering:
         self._opening = 0  # questions that may attach to something
         self._visits: dict[wire.Key, int] = {}  # attached to, but not exported; since when
         self._closing: set[wire.Key] = set()  # the same, and the coordinator is being told
+        self._closes = 0
+        self._closed_as: dict[wire.Key, int] = {}  # uses closed while questions are under way; which close it was
 
     def asked(self, sender: str, body: wire.Message, answer: Answer | None, now: float) -> None:
         """Answer a question, or begin to. Raises ProtocolError if the message is not a question."""
@@ -127,6 +129,8 @@ class Answering:
             return
         finally:
             self._opening -= 1
+            if not self._opening:
+                self._closed_as.clear()
         await answer(data)
 
     def _state(self, sender: str, exports: list[Export | wire.Row], now: float) -> wire.State:
@@ -175,14 +179,22 @@ class Answering:
         return replace(self._state(sender, exports, now), refused=wire.pack_texts(refused))
 
     async def _by_names(self, names: list[str]) -> list[Export | IpcSyncError]:
-        exported = [name for name in names if self._settings.exports_name(name)]
-        replies = iter(await self._desk.ask_all([messages.Open(name, engine="timeline") for name in exported]))
-        return [
-            self._export(name, next(replies))
-            if self._settings.exports_name(name)
-            else EventClosed(f"node {self._settings.node!r} exports no event named {name!r} (--export)", event=name)
+        found: dict[str, Export | IpcSyncError] = {
+            name: EventClosed(f"node {self._settings.node!r} exports no event named {name!r} (--export)", event=name)
             for name in names
-        ]
+        }
+        missing = [name for name in found if self._settings.exports_name(name)]
+        while missing:
+            before = self._closes
+            replies = await self._desk.ask_all([messages.Open(name, engine="timeline") for name in missing])
+            answered = dict(zip(missing, replies, strict=True))
+            missing = [name for name, reply in answered.items() if self._is_closed(reply, before)]
+            found.update({name: self._export(name, reply) for name, reply in answered.items() if name not in missing})
+        return [found[name] for name in names]
+
+    def _is_closed(self, reply: messages.Message | IpcSyncError, before: int) -> bool:
+        """Whether a use that was attached to was closed behind the request for it, after so many closes."""
+        return isinstance(reply, Attachment) and self._closed_as.get((reply.slot, reply.incarnation), 0) > before
 
     def _export(self, name: str, reply: messages.Message | IpcSyncError) -> Export | IpcSyncError:
         if isinstance(reply, EngineMismatch) and "uses the engine 'event'" in str(reply):
@@ -210,7 +222,9 @@ class Answering:
             known.asked_ns = time.monotonic_ns()
             return known
         try:
-            reply = await self._desk.ask(messages.Attach(*key))
+            before = self._closes
+            while self._is_closed(reply := await self._desk.ask(messages.Attach(*key)), before):
+                before = self._closes
         except EventClosed:
             return wire.Row(*key, state="gone")
         except EngineMismatch:
@@ -235,11 +249,11 @@ class Answering:
             if row.engine == "timeline" and not row.node and row.name and self._settings.exports_name(row.name)
         ]
         data = codec.encode_reply(0, messages.EventList(rows))
-        if len(data) > wire.MAX_BYTES - 256:
+        if len(data) > wire.MAX_ANSWER:
             raise QuotaExceeded(
                 f"{len(rows)} events of node {self._settings.node!r} are more than one message holds: ask for those "
                 "with a longer prefix",
-                limit=wire.MAX_BYTES,
+                limit=wire.MAX_ANSWER,
             )
         return wire.Listed(data)
 
@@ -272,7 +286,10 @@ class Answering:
         self._followers.pop(follower.node, None)
 
     def close_unused(self) -> None:
-        """Release exports that no node follows, unless a question is under way that may be for one of them."""
+        """Release exports that no node follows, and were not asked for by a question that is under way.
+
+        Another question may find its use closed behind its request: it asks again.
+        """
         now = time.monotonic()
         for follower in self._followers.values():
             self._drop(follower, follower.outdated(now))
@@ -310,6 +327,9 @@ class Answering:
 
     def _close(self, key: wire.Key) -> None:
         self._closing.add(key)
+        if self._opening:
+            self._closes += 1
+            self._closed_as[key] = self._closes
         self._host.begin(self._close_now(key))
 
     async def _close_now(self, key: wire.Key) -> None:

@@ -152,6 +152,7 @@ class Following:
         if self.sources.get(source.node) is source:
             del self.sources[source.node]
         self._counters.lost[reason] += 1
+        self.lost.pop(source.node, None)  # the newest is the last one
         if len(self.lost) >= _MOST_LOST:
             self.lost.pop(next(iter(self.lost)))
         self.lost[source.node] = (source.epoch, reason)

@@ -135,6 +135,7 @@ class Source:
                 self._missing = None
             elif now - since >= _GRACE_S:
                 self.wants_sync = True
+                self._missing = None  # the next answer says whether they still are
 
     @property
     def next_check(self) -> float | None:

@@ -131,7 +131,7 @@ class Mirrors:
         if mirror.ending is None:
             mirror.ending = state, reason
             self._begin(self._finish(origin, mirror, state, reason))
-        elif mirror.ending[0] == "unwanted":
+        elif mirror.ending[0] == "unwanted" and (state != "unwanted" or mirror.next_ending is None):
             mirror.next_ending = state, reason
 
     async def _finish(self, origin: Origin, mirror: Mirror, state: str, reason: str) -> None:

@@ -17,6 +17,7 @@ from ipcsync.errors import ProtocolError
 
 VERSION = 1
 MAX_BYTES = 64 * 1024
+MAX_ANSWER = MAX_BYTES - 256  # of a coordinator's reply that a message, or a request to the coordinator, holds
 MAX_ROWS = 1_000  # of one message
 MAX_KEYS = 5_000
 MAX_NAMES = 100

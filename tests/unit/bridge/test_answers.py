@@ -278,3 +278,67 @@ def test_a_close_that_the_coordinator_did_not_take_is_asked_for_again(
         assert (3, 1) in answers._visits
 
     on_a_desk(client, scenario)
+
+
+@pytest.mark.parametrize("question", ["by name", "by key"])
+def test_what_is_closed_behind_a_question_for_it_is_attached_to_again(client: ipcsync.Client, question: str) -> None:
+    event = client.event("kv", recorder=True, engine="timeline")
+
+    async def scenario(desk: Desk) -> None:
+        answers, exports = _answers(desk, host := _Host())
+        said: asyncio.Queue[bytes] = asyncio.Queue()
+        answers.asked("b", wire.Open(wire.pack_texts(["kv"])), said.put, 1.0)
+        state = wire.decode(await said.get())
+        assert isinstance(state, wire.State)
+        (row,) = wire.unpack_rows(state.rows)
+        (export,) = exports
+        answers.asked("b", wire.Keep(desk.epoch, b""), None, time.monotonic() + 60)  # it wants none of them
+        if question == "by key":
+            exports.drop(export)
+            answers.visit(row.key)
+            answers._visits[row.key] -= 60 * 10**9
+            body: wire.Message = wire.Attach(desk.epoch, wire.pack_keys([row.key]))
+        else:
+            export.asked_ns -= 60 * 10**9
+            body = wire.Open(wire.pack_texts(["kv"]))
+        answers.asked("c", body, said.put, 2.0)
+        while not desk._requests._sent:  # until its request is on the way
+            await asyncio.sleep(0)
+        answers.close_unused()
+        assert answers._closing == {row.key}
+        assert isinstance(wire.decode(await said.get()), wire.State)
+        while host.tasks:
+            await asyncio.sleep(0.001)
+        assert [export.key for export in exports] == [row.key]
+        uses = await asyncio.to_thread(client.list_attachments)
+        assert any(use.slot == row.slot and use.session == "bridge a" for use in uses)
+        assert not answers._closed_as
+        exports.close()
+
+    on_a_desk(client, scenario)
+    event.close()
+
+
+def test_an_answer_that_no_message_holds_is_a_refusal(client: ipcsync.Client) -> None:
+    events = [client.event(f"{number:0200}", recorder=True) for number in range(250)]
+
+    async def scenario(desk: Desk) -> None:
+        class Wants:
+            async def serve(self, want: messages.Want, _timeout: float) -> messages.Message:
+                return await desk.ask(messages.ListEvents(want.name))
+
+        host, wants = _Host(), Wants()
+        nothing = SimpleNamespace(claims={}, drop_unwanted=lambda: None, kick=lambda: None)
+        made: Any = (desk, wants, nothing, nothing, nothing, Counters(), host.begin)
+        announcements = Announcements(*made)
+        while host.tasks:
+            await asyncio.sleep(0.001)
+        with pytest.raises(ipcsync.QuotaExceeded, match="of events, ask for those with a longer prefix"):
+            await asyncio.to_thread(client.list_events, node="b")
+        found = await asyncio.to_thread(client.list_events, f"{7:0200}", node="b")
+        assert [row.name for row in found] == [f"{7:0200}"]
+        announcements.close()
+
+    on_a_desk(client, scenario)
+    for event in events:
+        event.close()

@@ -246,3 +246,17 @@ def test_more_than_a_message_holds_goes_in_several() -> None:
     for slot in range(5):
         one.put(Row(slot, 1, 1))
     assert [len(one.take(2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_news_that_stay_missing_are_asked_for_once_until_an_answer_says_so_again() -> None:
+    one = source()
+    one.heard_answer(CHANNEL, 2, 100.0)
+    one.check(100.1)
+    assert one.wants_sync
+    assert one.next_check is None
+    one.syncing()
+    one.check(100.2)
+    assert not one.wants_sync
+    one.heard_answer(CHANNEL, 2, 101.0)
+    one.check(101.1)
+    assert one.wants_sync

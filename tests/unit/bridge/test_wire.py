@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ipcsync._wire import codec
+from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync.errors import ProtocolError
 from ipcsync_bridge import wire
+from ipcsync_bridge.config import Settings
+from ipcsync_bridge.server import LOST_SHOWN
 from tests.unit.wire.frames import MANY
 
 _ID = b"i" * 16
@@ -102,3 +106,14 @@ def test_what_claims_to_be_large_costs_little(data: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_what_a_bridge_says_of_as_many_nodes_as_it_links_fits_in_an_answer() -> None:
+    linked = [
+        PeerInfo("n" * 63, "linked", 4096, 4096, 4096, 1.234)
+        for _ in range(Settings("a", ("nats://127.0.0.1:4222",)).max_nodes)
+    ]
+    lost = [PeerInfo("n" * 63, "lost", reason="restarted") for _ in range(LOST_SHOWN)]
+    counts = dict.fromkeys((f"a_count_of_something_{number}" for number in range(40)), 10**9)
+    info = BridgeInfo("n" * 63, "f" * 63, 99999, "nats://" + "s" * 200, 4096, 4096, linked + lost, counts, {}, {})
+    assert len(codec.encode_reply(0, info)) <= wire.MAX_ANSWER

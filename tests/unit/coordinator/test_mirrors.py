@@ -142,6 +142,24 @@ def test_a_mirror_that_is_unwanted_before_the_bridge_knows_it_is_let_go_of(desk:
     assert len(mirrors) == 0
 
 
+def test_a_lost_nodes_mirror_breaks_though_it_is_called_unwanted_again_before_the_answer(desk: Desk) -> None:
+    attached = desk.linked(desk.session(), desk.session("bridge"))
+    asks, origin = (
+        _Asks(desk, ProtocolError("a session wants it", code="wanted")),
+        mirrors_of_bridges.Origin(_EPOCH, 3, 7),
+    )
+    begun: list[Coroutine[Any, Any, object]] = []
+    mirrors = mirrors_of_bridges.Mirrors(asks, begun.append)
+    mirrors.put(origin, attached, Link((3, 7)))
+    mirrors.drop_unwanted()
+    mirrors.end(origin, "broken", "silent")
+    mirrors.drop_unwanted()
+    while begun:
+        asyncio.run(_done(begun.pop()))
+    finish = messages.Finish(attached.slot, attached.incarnation, "broken", "silent")
+    assert asks.asked == [finish, messages.Close(attached.slot, attached.incarnation, drained=False)]
+
+
 def test_the_mirrors_name_is_not_one_of_this_coordinator(desk: Desk) -> None:
     bridge, asker = desk.session("bridge"), desk.session()
     mirror = desk.linked(asker, bridge)
