@@ -29,6 +29,7 @@ from tests.kit.until import DEADLINE_S, until
 pytestmark = [pytest.mark.process, pytest.mark.driver]
 
 PING_S, TTL_S, LEASE_S = 1.0, 5.0, 5.0
+_LOOK_S = 0.25  # between two looks of a coordinator at the leases
 NO_STREAM = tuple(way for way in WAYS if way != "stream")
 thorough = pytest.mark.thorough
 
@@ -146,7 +147,8 @@ def test_row_06_a_bridge_that_stays_away_is_a_silent_node_and_its_own_waits_are_
     pair[0].bridge.send_signal(how)
     if how == signal.SIGKILL:
         pair[0].bridge.wait(DEADLINE_S)
-    learn(own.ends(), "NodeLost", "bridge", machine.bound(0.25 if how == signal.SIGKILL else LEASE_S, began), began)
+    within = 0.25 if how == signal.SIGKILL else LEASE_S + _LOOK_S
+    learn(own.ends(), "NodeLost", "bridge", machine.bound(within, began), began)
     learn(sides.ends(), "NodeLost", "silent", machine.bound(TTL_S + 0.5, began), began)
     assert min(end.at for end in sides.ends().values()) - began > TTL_S - PING_S - machine.allowance(began - PING_S)
     known_complete_stays_good(seen, pair[1], "NodeLost", "silent")
