@@ -28,6 +28,7 @@ _ARGUMENTS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
+_STARTS = 5  # further ones: it takes any free port of IPv4, and ends if another process has that of IPv6
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -41,12 +42,17 @@ class Browser:
     """One browser with one page, with a new, empty profile under `home`."""
 
     def __init__(self, home: Path) -> None:
-        self._driver = subprocess.Popen(
-            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
         self._session = ""
+        self._start()
+        port, said = self._port()
+        for _ in range(_STARTS):
+            if "port not available" in said:
+                self._driver.communicate(timeout=DEADLINE_S)
+                self._start()
+                port, said = self._port()
         try:
-            self._address = f"http://127.0.0.1:{self._port()}"
+            assert port, f"chromedriver ended with status {self._driver.wait(DEADLINE_S)}: {said}"
+            self._address = f"http://127.0.0.1:{port}"
             options = {
                 "binary": shutil.which("chromium"),
                 "args": [*_ARGUMENTS, f"--user-data-dir={home / 'profile'}"],
@@ -59,13 +65,20 @@ class Browser:
             self.close()
             raise
 
-    def _port(self) -> int:
+    def _start(self) -> None:
+        command = ["chromedriver", "--port=0"]
+        self._driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def _port(self) -> tuple[int, str]:
+        """The port on which it serves, 0 if it ended; and what it said until then."""
         assert self._driver.stdout is not None
+        said = ""
         for line in self._driver.stdout:
+            said += line
             found = re.search(r"started successfully on port (\d+)", line)
             if found:
-                return int(found[1])
-        raise AssertionError(f"chromedriver ended with status {self._driver.wait(DEADLINE_S)}")
+                return int(found[1]), said
+        return 0, said
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
