@@ -215,6 +215,8 @@ class SlotUse(SlotView, ABC):
     def _try_drained(self) -> bool:
         if not self.is_recorder or self._is_unused or self.line.state not in (OPEN, CLOSED):
             return False
+        if not self.guard.coordinator_is_alive():  # then the driver must not be asked about its events
+            return False
         return self._markers.add_doubtful() and self._is_drained() and self._is_begun_drained()
 
     def _is_drained(self) -> bool:

@@ -107,7 +107,7 @@ class AttachmentTable:
     def add(self, reply: Attachment, opening: Opening | None = None) -> AttachmentRef:
         """Add the coordinator's reply, for an event object's `opening` or for a point. Called in a `change`.
 
-        Raises as `EngineMaker.make`.
+        Raises as `EngineMaker.make` and `EngineMaker.test`.
         """
         key = (reply.slot, reply.incarnation)
         with self.draining.making():
@@ -115,8 +115,9 @@ class AttachmentTable:
                 self._raise_if_closed()
                 engine = self._engines.get(key)
                 if engine is None or engine.is_closed:
-                    engine = self._make_anew(key, reply)  # not under the lock: a driver's call may block
+                    engine = self._make_anew(key, reply)
                 try:
+                    self._maker.test(engine, reply)  # not under the lock: a driver's call may block
                     attached = self._put(key, engine, reply, opening)
                 except BaseException:
                     if self._engines.get(key) is not engine:

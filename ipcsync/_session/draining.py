@@ -21,11 +21,15 @@ log = logging.getLogger("ipcsync")
 
 
 class Making:
-    """A call that may open an import or register a page of the board, within `with`."""
+    """A `with` block that may open an import or register a page of the board."""
 
-    def __enter__(self) -> None: ...
+    is_inside = False
 
-    def __exit__(self, *_: object) -> None: ...
+    def __enter__(self) -> None:
+        self.is_inside = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_inside = False
 
 
 class Draining:
@@ -35,18 +39,28 @@ class Draining:
         self._lock = lock
         self.closes = closes
         self.engines: list[Engine] = closes.draining
-        self._makings: weakref.WeakSet[Making] = weakref.WeakSet()
+        self._makings: list[weakref.ref[Making]] = []
 
     def making(self) -> Making:
-        """Have `has_any` be true until the end of the `with` block over the result, however it ends."""
+        """Have `has_any` be true within the `with` block over the result, however that ends."""
+        for each in list(self._makings):
+            if each() is None:
+                with suppress(ValueError):  # another thread was first
+                    self._makings.remove(each)
         making = Making()
-        self._makings.add(making)
+        # The block alone holds it. A callback at its end, as of a WeakSet, might be interrupted and leave it in.
+        self._makings.append(weakref.ref(making))
         return making
 
     @property
     def has_any(self) -> bool:
         """Whether any use drains, or a call may make one that is to drain, since the client was closed meanwhile."""
-        return bool(self.engines) or len(self._makings) > 0
+        return bool(self.engines) or self.is_making
+
+    @property
+    def is_making(self) -> bool:
+        """Whether a call is within a `making`."""
+        return any((making := each()) is not None and making.is_inside for each in list(self._makings))
 
     def add(self, engine: Engine) -> None:
         """Add a use that is about to be closed, or was."""
@@ -57,6 +71,8 @@ class Draining:
         """Release a use if possible, and add its close; whether it was released."""
         if self._try_release(engine):
             return self._tell_released(engine)
+        if not engine.is_closed:
+            return False
         self._tell_draining(engine, drained=self._is_drained(engine))
         return False
 
@@ -76,7 +92,7 @@ class Draining:
                 break
             pause(length)
             length = min(length * 2, 0.02)
-        if self.engines:
+        if self.has_any:
             for engine in list(self.engines):
                 if self._is_drained(engine):
                     self._tell_draining(engine, drained=True)
@@ -101,12 +117,13 @@ class Draining:
             engine.has_told_drained = engine.has_told_drained or drained
 
     def _try_release(self, engine: Engine) -> bool:
-        """`Engine.try_release`. In a broken CUDA context nothing can be released before the process ends.
+        """`Engine.try_release`, once the use is closed, which it may not be yet when it is added.
 
-        The error is then the driver's, or that of a session or coordinator which is found lost.
+        In a broken CUDA context nothing can be released before the process ends. The error is then the driver's, or
+        that of a session or coordinator which is found lost.
         """
         try:
-            return engine.try_release()
+            return engine.is_closed and engine.try_release()
         except IpcSyncError as error:
             note_failure(engine, "release", error)
             return False

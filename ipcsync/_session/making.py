@@ -28,11 +28,7 @@ class EngineMaker:
         self._works_on: set[tuple[str, int]] = set()
 
     def make(self, reply: Attachment) -> EventEngine | TimelineEngine:
-        """A new engine for an attachment.
-
-        Raises DeviceMismatch if this process does not see the event's device, EngineMismatch if its engine does not
-        work here.
-        """
+        """A new engine for an attachment. Raises DeviceMismatch if this process does not see the event's device."""
         try:
             # A mirror has no GPU: its word works on every device of this process.
             ordinal = context.current_ordinal() if reply.origin is not None else context.ordinal_of(reply.device)
@@ -41,17 +37,19 @@ class EngineMaker:
         make = _ENGINES[reply.engine] if self._tracing is None else self._tracing.engine
         engine = make(self._board, self._guard, reply, ordinal)
         engine.name = self._shown(reply.name)
-        if (reply.engine, ordinal) not in self._works_on:
+        return engine
+
+    def test(self, engine: EventEngine | TimelineEngine, reply: Attachment) -> None:
+        """Test an engine that was made, if it is the first of its kind. Raises EngineMismatch if it does not work here.
+
+        Whatever it raises, the engine may be a user of an import by then: it has to be closed and released.
+        """
+        if (reply.engine, engine.ordinal) not in self._works_on:
             try:
                 engine.open_first()
-            except BaseException as error:
-                engine.close()
-                engine.try_release()  # it counts as a user of the import
-                if not isinstance(error, DriverError):
-                    raise
+            except DriverError as error:
                 raise EngineMismatch(
                     f"the event {reply.name!r} uses the engine {reply.engine!r}, which does not work in this process: "
                     f"{error}"
                 ) from error
-            self._works_on.add((reply.engine, ordinal))
-        return engine
+            self._works_on.add((reply.engine, engine.ordinal))

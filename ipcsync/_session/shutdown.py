@@ -78,5 +78,7 @@ class Shutdown:
         # While the coordinator lives, attachments are released only once none of their work is queued. If it is lost,
         # work queued here may still write the board's words: then those pages stay registered and mapped.
         board, is_quiet = self._lease.board, self._lease.coordinator_is_alive()
+        is_making = self._attachments.draining.is_making  # which may register a page at any moment
         is_pinned = pinned.is_any(board.address, board.length)
-        board.close(keep_mapping=is_pinned and not (is_quiet and pinned.unpin(board.address, board.length)))
+        is_unpinned = not is_pinned or (is_quiet and pinned.unpin(board.address, board.length))
+        board.close(keep_mapping=is_making or not is_unpinned)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from ipcsync._native import context
 from ipcsync._session.closes import PendingCloses
 from ipcsync._session.references import Opening
 from ipcsync._session.waits import Pending
-from ipcsync._wire.messages import Attachment, Break, Close
+from ipcsync._wire.messages import Break, Close
 from ipcsync.errors import (
     ClientClosed,
     CoordinatorLost,
@@ -370,26 +369,23 @@ def test_the_end_waits_for_a_call_that_opens_an_event_meanwhile_and_releases_wha
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Engine] = []
-    make = scene.table._maker.make
 
-    def make_late(reply: Attachment) -> Any:
+    def open_late(engine: TimelineEngine) -> None:
         scene.table.close_all(0.01)  # as by another thread, while this one is in the driver
-        assert scene.table.draining.has_any
-        made.append(make(reply))
-        return made[0]
+        assert scene.table.draining.is_making
+        made.append(engine)
 
-    monkeypatch.setattr(scene.table._maker, "make", make_late)
+    monkeypatch.setattr(TimelineEngine, "open_first", open_late)
     with pytest.raises(ClientClosed, match=r"^the client was closed while the event was opened$"):
         scene.table.add(scene.reply(), Opening())
     assert scene.table.draining.has_any
+    assert not scene.table.draining.is_making
     scene.table.beat()
     assert made[0].is_released
     assert not scene.table.draining.has_any
 
 
-def test_an_engine_that_does_not_work_here_is_no_user_of_its_import(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_does_not_work_here_is_released(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[TimelineEngine] = []
 
     def fail(engine: TimelineEngine) -> None:
@@ -400,7 +396,21 @@ def test_an_engine_that_does_not_work_here_is_no_user_of_its_import(
     with pytest.raises(EngineMismatch, match="does not work in this process"):
         scene.table.add(scene.reply(), Opening())
     assert tried[0].is_closed
+    scene.table.beat()
     assert tried[0].is_released
+    assert not scene.table.draining.has_any
+
+
+def test_a_use_that_is_about_to_be_closed_is_not_released_before(scene: Scene) -> None:
+    opening = scene.open()
+    assert opening.attached is not None
+    engine = opening.attached.engine
+    scene.table.draining.add(engine)  # as far as a close has come
+    scene.table.beat()
+    assert not engine.is_released
+    assert not scene.table.closes.has_any
+    opening.close()
+    assert engine.is_released
 
 
 def test_after_the_coordinators_death_a_beat_asks_the_driver_nothing(
