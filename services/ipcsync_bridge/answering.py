@@ -40,6 +40,7 @@ _ONLY_TIMELINE = (
 
 _LONGEST_NAME = 255
 _MOST_OPENING = 1_024  # questions at once that need the coordinator
+_MOST_CLOSED = 10_000  # within the time of one question
 _ANSWERED_NS = 3 * int(REQUEST_S * 1e9)  # from an attachment for a question to its answer, at most
 
 
@@ -193,8 +194,14 @@ class Answering:
         return [found[name] for name in names]
 
     def _is_closed(self, reply: messages.Message | IpcSyncError, before: int) -> bool:
-        """Whether a use that was attached to was closed behind the request for it, after so many closes."""
-        return isinstance(reply, Attachment) and self._closed_as.get((reply.slot, reply.incarnation), 0) > before
+        """Whether a use that was attached to was closed behind the request for it, after so many closes.
+
+        The request for the close goes out in a task of its own, so also behind one that was made later than the close.
+        """
+        if not isinstance(reply, Attachment):
+            return False
+        key = (reply.slot, reply.incarnation)
+        return key in self._closing or self._closed_as.get(key, 0) > before
 
     def _export(self, name: str, reply: messages.Message | IpcSyncError) -> Export | IpcSyncError:
         if isinstance(reply, EngineMismatch) and "uses the engine 'event'" in str(reply):
@@ -329,7 +336,10 @@ class Answering:
         self._closing.add(key)
         if self._opening:
             self._closes += 1
+            self._closed_as.pop(key, None)
             self._closed_as[key] = self._closes
+            if len(self._closed_as) > _MOST_CLOSED:  # questions that never end keep it from being cleared
+                del self._closed_as[next(iter(self._closed_as))]
         self._host.begin(self._close_now(key))
 
     async def _close_now(self, key: wire.Key) -> None:

@@ -42,7 +42,7 @@ _START_S = 10.0
 _PAUSE_S = 2.0
 _AGAIN_S = 0.1
 _CANCEL_S = 0.1
-LOST_SHOWN = 128  # nodes: with those that are linked they have to fit in one answer
+PEERS_SHOWN = 400  # which fit in one answer
 
 
 class Bridge:
@@ -331,8 +331,9 @@ class Bridge:
         now = time.monotonic()
         sources, followers, lost = self.following.sources, self.telling.followers, self.following.lost
         peers = []
-        newest = list(lost)[-LOST_SHOWN:]
-        for node in sorted({*sources, *followers, *newest}):
+        linked = {*sources, *followers}
+        shown = [*sorted(linked), *(node for node in reversed(lost) if node not in linked)][:PEERS_SHOWN]
+        for node in sorted(shown):
             source, follower, (_, reason) = sources.get(node), followers.get(node), lost.get(node, (b"", ""))
             heard = [source.last_heard] if source is not None else []
             heard += [follower.last_asked] if follower is not None else []

@@ -280,8 +280,11 @@ def test_a_close_that_the_coordinator_did_not_take_is_asked_for_again(
     on_a_desk(client, scenario)
 
 
+@pytest.mark.parametrize("is_sent", [False, True], ids=["asked", "sent"])
 @pytest.mark.parametrize("question", ["by name", "by key"])
-def test_what_is_closed_behind_a_question_for_it_is_attached_to_again(client: ipcsync.Client, question: str) -> None:
+def test_what_is_closed_behind_a_question_for_it_is_attached_to_again(
+    client: ipcsync.Client, question: str, is_sent: bool
+) -> None:
     event = client.event("kv", recorder=True, engine="timeline")
 
     async def scenario(desk: Desk) -> None:
@@ -302,7 +305,7 @@ def test_what_is_closed_behind_a_question_for_it_is_attached_to_again(client: ip
             export.asked_ns -= 60 * 10**9
             body = wire.Open(wire.pack_texts(["kv"]))
         answers.asked("c", body, said.put, 2.0)
-        while not desk._requests._sent:  # until its request is on the way
+        while is_sent and not desk._requests._sent:
             await asyncio.sleep(0)
         answers.close_unused()
         assert answers._closing == {row.key}

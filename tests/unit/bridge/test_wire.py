@@ -13,8 +13,7 @@ from ipcsync._wire import codec
 from ipcsync._wire.messages import BridgeInfo, PeerInfo
 from ipcsync.errors import ProtocolError
 from ipcsync_bridge import wire
-from ipcsync_bridge.config import Settings
-from ipcsync_bridge.server import LOST_SHOWN
+from ipcsync_bridge.server import PEERS_SHOWN
 from tests.unit.wire.frames import MANY
 
 _ID = b"i" * 16
@@ -108,12 +107,15 @@ def test_what_claims_to_be_large_costs_little(data: bytes) -> None:
         tracemalloc.stop()
 
 
-def test_what_a_bridge_says_of_as_many_nodes_as_it_links_fits_in_an_answer() -> None:
-    linked = [
-        PeerInfo("n" * 63, "linked", 4096, 4096, 4096, 1.234)
-        for _ in range(Settings("a", ("nats://127.0.0.1:4222",)).max_nodes)
-    ]
-    lost = [PeerInfo("n" * 63, "lost", reason="restarted") for _ in range(LOST_SHOWN)]
-    counts = dict.fromkeys((f"a_count_of_something_{number}" for number in range(40)), 10**9)
-    info = BridgeInfo("n" * 63, "f" * 63, 99999, "nats://" + "s" * 200, 4096, 4096, linked + lost, counts, {}, {})
+def test_what_a_bridge_says_of_as_many_nodes_as_it_tells_of_fits_in_an_answer() -> None:
+    peers = [PeerInfo("n" * 63, "linked", 4096, 4096, 4096, 1.234)] * PEERS_SHOWN
+    counts = {f"a_count_of_something_{number}": 10**9 for number in range(40)}
+    info = BridgeInfo("n" * 63, "f" * 63, 99999, "nats://" + "s" * 200, 4096, 4096, peers, counts, {}, {})
     assert len(codec.encode_reply(0, info)) <= wire.MAX_ANSWER
+
+
+def test_a_message_of_another_version_is_refused_and_not_read() -> None:
+    data = msgpack.packb([wire.VERSION + 1, "ping", {"channel": b"", "number": 0}])
+    with pytest.raises(ProtocolError, match=r"^bridges' protocol 2, and this is 1$") as caught:
+        wire.decode(bytes(data))
+    assert caught.value.code == "version"
