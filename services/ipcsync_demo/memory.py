@@ -8,6 +8,8 @@ import os
 
 from ipcsync_demo.plan import Plan
 
+# Mapped until the process ends: a stage that ends since its neighbour died leaves work on its stream, which uses it.
+_mapped: list[mmap.mmap] = []
 _ALL_HOLDS = 0x7FFFFFFF  # the greatest value, since the wait compares cyclically
 
 
@@ -18,6 +20,7 @@ class SharedMemory:
         self.fd = fd
         self._plan = plan
         self._map = mmap.mmap(fd, plan.size)
+        _mapped.append(self._map)
         self._view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._gates = {

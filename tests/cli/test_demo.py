@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import json
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from ipcsync.typing import EngineName
+from ipcsync_demo.memory import SharedMemory
 from ipcsync_demo.plan import Plan, chunk_size, stamp, work
 from tests.kit.until import until
 from tests.kit.zygote import IPCSYNC, children_of, command_of
@@ -270,6 +272,15 @@ def test_workers_do_not_outlive_a_demo_that_is_killed(
     finish(process)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everyone), "all have ended", _DEADLINE_S)
     assert demo.run("--workers", "1")[0] == 0  # which tidies up behind the dead one
+
+
+def test_memory_stays_mapped_for_work_that_is_still_queued_when_a_stage_ends() -> None:
+    memory = SharedMemory.create(Plan(1, 64, "auto", without_waits=False))
+    address, fd = memory.address, memory.fd
+    del memory
+    gc.collect()
+    os.close(fd)
+    assert f"{address:x}-" in Path("/proc/self/maps").read_text()
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
