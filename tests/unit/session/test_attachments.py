@@ -426,3 +426,21 @@ def test_after_the_coordinators_death_a_beat_asks_the_driver_nothing(
     monkeypatch.setattr(engine.guard, "coordinator_is_alive", lambda: False)
     scene.table.beat()
     assert len(asked) == 2
+
+
+def test_a_making_ends_with_its_block_though_the_exception_that_ended_it_is_kept(scene: Scene) -> None:
+    draining = scene.table.draining
+
+    def fail() -> None:
+        with draining.making():
+            assert draining.has_any
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as kept:
+        fail()
+    assert not draining.has_any
+    unused = draining.making()
+    assert not draining.has_any, "it holds nothing before its block"
+    del unused, kept
+    with draining.making():
+        assert len(draining._makings) == 1, "those that are over are forgotten"
