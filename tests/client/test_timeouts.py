@@ -18,7 +18,7 @@ from ipcsync._session.session import Session
 from ipcsync._wire import point as wire
 from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
 
@@ -28,7 +28,7 @@ NewClient = Callable[..., ipcsync.Client]
 @contextmanager
 def _stopped(client: ipcsync.Client) -> Iterator[None]:
     """The coordinator does not answer."""
-    pid = int(client.stats()["pid"])
+    pid = int(client.stats(timeout=DEADLINE_S)["pid"])
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
