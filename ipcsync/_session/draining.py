@@ -23,7 +23,7 @@ log = logging.getLogger("ipcsync")
 class Making:
     """A `with` block that may open an import or register a page of the board."""
 
-    is_inside = False
+    is_inside: bool = False
 
     def __enter__(self) -> None:
         self.is_inside = True
