@@ -69,7 +69,8 @@ class Load:
             self.recorded = self._event.record(stream).generation
 
     def _wait(self) -> None:
-        while not self._is_over.is_set() or self.seen < self.recorded:
+        recording = self._threads[0]  # its last record may be under way when all is over
+        while recording.is_alive() or self.seen < self.recorded:
             if self.seen == self.recorded:
                 self._is_over.wait(0.001)
                 continue
