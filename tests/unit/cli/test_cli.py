@@ -19,7 +19,9 @@ import click
 import pytest
 
 import ipcsync
+from ipcsync._board import runtime_dir
 from ipcsync.cli import COMMANDS, main
+from ipcsync.cli.output import Failed
 from tests.kit.until import DEADLINE_S
 from tests.kit.zygote import IPCSYNC
 
@@ -321,3 +323,12 @@ def test_colours_and_lines_are_for_terminals(
     assert "decoder [bold]kv[/bold]" in on_terminal, "a name was taken for markup"
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", run_on_terminal(*arguments, NO_COLOR="1", COLUMNS="160"))
     assert "\x1b" not in run_on_terminal(*arguments, TERM="dumb")
+
+
+@pytest.mark.process
+def test_a_reload_of_a_coordinator_that_has_just_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    monkeypatch.setattr(runtime_dir, "who_serves", lambda _: (ended.pid, runtime_dir.KEEPER))
+    with pytest.raises(Failed, match=r"^the coordinator has just ended$"):
+        _command("reload").main([], standalone_mode=False)
