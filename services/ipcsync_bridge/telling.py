@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from ipcsync._inbox import Inbox
 from ipcsync_bridge import wire
 from ipcsync_bridge.counters import Counters
 from ipcsync_bridge.exports import Export
@@ -38,16 +39,14 @@ class Telling:
         self._sender = sender
         self._counters = counters
         self._loop = asyncio.get_running_loop()
+        self._changes = Inbox(self._changed)
         self._is_due = asyncio.Event()
         self._failure: Exception | None = None
         self.followers: dict[str, Follower] = {}
 
     def changed_on_thread(self, exports: list[Export]) -> None:
         """Exports have other rows; called by the thread that looks at them."""
-        try:
-            self._loop.call_soon_threadsafe(self._changed, exports)
-        except RuntimeError:
-            return  # the loop has ended
+        self._changes.put(exports)
 
     def failed_on_thread(self, error: Exception) -> None:
         """A thread that looks at exports has ended; `run` raises its error."""

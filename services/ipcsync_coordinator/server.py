@@ -10,6 +10,7 @@ from functools import partial
 
 import zmq
 
+from ipcsync._inbox import Inbox
 from ipcsync._linux.process import PidFd
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
@@ -106,7 +107,7 @@ class Server:
             [self._requests.socket, self.feed.socket],
             given.place,
             self._descriptors.usable,
-            self._refuse_from_gate,
+            Inbox(self._refuse).put,
         )
         self._parent: PidFd | None = None
 
@@ -140,9 +141,6 @@ class Server:
         feed.rcvhwm = UNREAD_SUBSCRIPTIONS
         self._take(feed, self._given.sockets[1], self._feed_endpoint)
         return feed
-
-    def _refuse_from_gate(self, reason: str) -> None:
-        self._loop.call_soon_threadsafe(self._refuse, reason)
 
     def _refuse(self, reason: str, **more: object) -> None:
         self.metrics.refusals[reason] += 1

@@ -1,0 +1,41 @@
+"""From other threads to an asyncio loop, which is woken once for all that has come.
+
+A loop is woken by a byte in a socket pair that holds some 280 of them, and learns of signals from the same socket. So a
+thread that has the loop called for each of a thousand things may fill it, and the loop never learns of a SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Inbox(Generic[T]):
+    """Has the running loop call `take` for each thing that a thread puts in, in their order."""
+
+    def __init__(self, take: Callable[[T], None]) -> None:
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._things: deque[T] = deque()
+        self._is_called = False  # the loop will empty it, and has not begun
+
+    def put(self, thing: T) -> None:
+        """Put it in, on any thread; without effect once the loop is closed."""
+        self._things.append(thing)
+        if self._is_called:
+            return
+        self._is_called = True
+        try:
+            self._loop.call_soon_threadsafe(self._empty)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def _empty(self) -> None:
+        self._is_called = False  # first: what comes from here on calls again
+        while self._things:
+            self._take(self._things.popleft())
