@@ -7,13 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from ipcsync._linux.child import environment, read_line, start_daemon
+from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
 from ipcsync._linux.process import is_running, pid_namespace, start_time
 from ipcsync._worker import Errand
 from ipcsync.errors import ConnectError
@@ -127,7 +126,7 @@ def launch(
         close = difflib.get_close_matches(unknown[0], SETTINGS, n=1)
         hint = f"; did you mean {close[0]}?" if close else f": those of `ipcsync coordinator` are {', '.join(SETTINGS)}"
         raise TypeError(f"launch() has no setting {unknown[0]!r}{hint}")
-    command = [sys.executable, "-m", "ipcsync_coordinator", "--keeper" if keeper else "--no-keeper"]
+    command = [*PYTHON, "-m", "ipcsync_coordinator", "--keeper" if keeper else "--no-keeper"]
     for name, value in settings.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:

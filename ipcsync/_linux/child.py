@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PR_SET_PDEATHSIG = 1
+PYTHON = [sys.executable, "-P"] if sys.version_info >= (3, 11) else [sys.executable]
+"""The interpreter of what is started here. Without -P it would search the working directory first for imports."""
+
 COMMAND = "from ipcsync._linux.child import main; main()"
 """The program that a child's interpreter runs, by -c."""
 
@@ -95,7 +98,15 @@ def serve(connection: Connection) -> None:
 
 def environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's variables with `settings` over them, and its import path: a child imports what this one does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(settings or {})}
+    return {**os.environ, "PYTHONPATH": import_path(), **(settings or {})}
+
+
+def import_path() -> str:
+    """Where this process imports from, as PYTHONPATH says it."""
+    here = ""
+    with contextlib.suppress(FileNotFoundError):  # it was removed
+        here = os.getcwd()  # which "" stands for
+    return os.pathsep.join(filter(None, (entry or here for entry in sys.path)))
 
 
 def read_line(fd: int, seconds: float) -> str | None:
@@ -197,7 +208,7 @@ class Child:
             raise
 
     def _command(self, fd: int) -> list[str]:
-        return [sys.executable, "-c", COMMAND, str(fd), str(os.getpid())]
+        return [*PYTHON, "-c", COMMAND, str(fd), str(os.getpid())]
 
     @property
     def status(self) -> int | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-import sys
 
-from ipcsync._linux.child import environment
+from ipcsync._linux.child import PYTHON, environment
 
 # NVIDIA's kernel driver: on a PC or server, under WSL, on a Tegra. A software libcuda has none of them.
 KERNEL_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu")
@@ -22,7 +21,7 @@ def why_not() -> str | None:
         return "no real GPU here: NVIDIA's kernel driver is not loaded"
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _COUNT],
+            [*PYTHON, "-c", _COUNT],
             env=environment({"IPCSYNC_DRIVER": "cuda"}),
             capture_output=True,
             text=True,

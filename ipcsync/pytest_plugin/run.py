@@ -19,7 +19,6 @@ import select
 import shutil
 import signal
 import stat
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ipcsync._launch import directory_prefix
-from ipcsync._linux.child import environment, read_line, start_daemon
+from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
 from ipcsync._linux.process import PidFd, is_running, start_time
 from ipcsync.errors import ConnectError
 
@@ -162,7 +161,7 @@ def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
     """Start the daemon and wait until it serves."""
     # A directory for each start: a worker that crashes right after it leaves an unknown daemon, which keeps its
     # directory until the run ends.
-    command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", str(run.directory / str(os.getpid()))]
+    command = [*PYTHON, "-m", "ipcsync_coordinator", "--runtime-dir", str(run.directory / str(os.getpid()))]
     command += ["--no-keeper", "--driver", driver, "--exit-with", f"{run.pid}:{run.started}"]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
         process, ready = start_daemon(command, environment(), output)

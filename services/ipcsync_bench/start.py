@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
 import ipcsync
+from ipcsync._linux.child import PYTHON
 from ipcsync_bench.rows import Row, Target, alone, at_most, at_most_more, below, compare, interleave
 from ipcsync_bench.workers import Worker, Workers
 
@@ -20,7 +20,7 @@ _PURE = {"IPCSYNC_COMPILED": "0"}
 def _seconds_of(code: str, *, inside: bool = False, env: Mapping[str, str] | None = None) -> float:
     """Milliseconds that a fresh Python takes to run `code`; `inside`: what it prints instead."""
     start = time.perf_counter()
-    command = [sys.executable, "-c", code]
+    command = [*PYTHON, "-c", code]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **(env or {})})
     return float(done.stdout) if inside else (time.perf_counter() - start) * 1e3
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ipcsync
+from ipcsync._linux.child import PYTHON, environment
 from ipcsync_bench.workers import Worker
 
 WAIT_S = 30.0
@@ -62,9 +62,9 @@ class Fleet:
 
     def _node(self, stack: ExitStack, name: str) -> str:
         coordinator = stack.enter_context(ipcsync.launch(log_level="error", lease_ttl=30))
-        command = [sys.executable, "-m", "ipcsync_bridge", "--node", name, "--nats", self.url]
+        command = [*PYTHON, "-m", "ipcsync_bridge", "--node", name, "--nats", self.url]
         command += ["--runtime-dir", coordinator.runtime_dir, "--log-level", "error", "--link-ttl", "30"]
-        bridge = self.bridges[name] = subprocess.Popen(command)
+        bridge = self.bridges[name] = subprocess.Popen(command, env=environment())
         stack.callback(bridge.wait)
         stack.callback(bridge.terminate)
         with ipcsync.connect(coordinator.endpoint) as client:

@@ -93,15 +93,17 @@ def _fixed(settings: config.Settings) -> Fixed:
 
 def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> None:
     """Exec, so that a supervisor's signals reach the keeper; each coordinator gets the same flags."""
+    from ipcsync._linux.child import PYTHON, import_path
     from ipcsync_keeper.keeper import Plan
 
-    command = [sys.executable, *PROGRAM, *_without_own(sys.argv[1:])]
+    command = [*PYTHON, *PROGRAM, *_without_own(sys.argv[1:])]
     plan = Plan(_fixed(settings), command, settings.spare, settings.log_level, settings.log_json, ready_fd, exit_with)
     if ready_fd is not None:
         os.set_inheritable(ready_fd, True)
     sys.stdout.flush()
     sys.stderr.flush()
-    keeper = [sys.executable, "-m", "ipcsync_keeper", msgspec.json.encode(plan).decode()]
+    os.environ["PYTHONPATH"] = import_path()
+    keeper = [*PYTHON, "-m", "ipcsync_keeper", msgspec.json.encode(plan).decode()]
     os.execv(sys.executable, keeper)  # noqa: S606 - no shell
 
 
@@ -187,7 +189,7 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
         if exit_with is not None:
             server.end_with(watched(exit_with))
         _freeze()
-        endpoint = endpoints.endpoint_in(settings.runtime_dir)
+        endpoint = endpoints.endpoint_in(what.terms.fixed.runtime_dir)
         log.info(
             "ready",
             extra=fields(

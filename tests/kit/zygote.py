@@ -176,9 +176,14 @@ def _own_zygote() -> Zygote | None:
 def _is_ours(command: Any, environment: Mapping[str, str]) -> bool:
     if environment.get("IPCSYNC_TEST_ZYGOTE", "1") == "0":
         return False
-    if not isinstance(command, list) or command[:1] != [sys.executable] or command[1:3] not in PROGRAMS:
+    if not isinstance(command, list) or command[:1] != [sys.executable] or program_of(command)[:2] not in PROGRAMS:
         return False
     return _read_once(environment) == _read_once(_at_install)
+
+
+def program_of(command: list[str]) -> list[str]:
+    """A command line of Python from its -m or -c on."""
+    return command[len(child.PYTHON) :] if command[: len(child.PYTHON)] == child.PYTHON else command[1:]
 
 
 def _read_once(environment: Mapping[str, str]) -> dict[str, str]:

@@ -128,7 +128,7 @@ def _next_request(asked: socket.socket) -> tuple[Request, list[int]] | None:
 
 
 def _starts_none(request: Request) -> bool:
-    is_peer = request.command[1:3] == ["-c", child.COMMAND]
+    is_peer = zygote.program_of(request.command)[:2] == ["-c", child.COMMAND]
     return is_peer or "--no-keeper" in request.command or "--kept" in request.command
 
 
@@ -168,8 +168,9 @@ def _become(request: Request, descriptors: list[int], own_path: list[str]) -> No
 def _run(command: list[str], path: list[str]) -> list[str] | None:
     """Run it to its end; what it has become if it has called exec."""
     _be_called("\0".join(command))
-    option, program, *arguments = command[1:]
-    sys.path[:] = ["" if option == "-c" else os.getcwd(), *path]
+    option, program, *arguments = zygote.program_of(command)
+    first = [] if command[1] == "-P" else ["" if option == "-c" else os.getcwd()]
+    sys.path[:] = [*first, *path]
     sys.orig_argv[:] = command
     sys.argv[:] = [option, *arguments]
     _warn_as_told(os.environ.get("PYTHONWARNINGS", ""))
