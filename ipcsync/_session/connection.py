@@ -7,17 +7,16 @@ thread of their own would double the round trip.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import zmq
 from zmq.backend import zmq_poll
 
 from ipcsync._locks import CallLock, holding, trying
-from ipcsync._wire import codec, endpoints
+from ipcsync._session.owner import check_endpoint, check_server
+from ipcsync._wire import codec
 from ipcsync._wire.messages import Failure, Message
 from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, Reentered, SessionLost, WaitTimeout
 
@@ -38,39 +37,6 @@ def zmq_context() -> zmq.Context[zmq.Socket[bytes]]:
     """The ZeroMQ context of this process's clients."""
     # One I/O thread for all clients. Two first calls at the same time make two contexts, of which one is used.
     return _contexts.get(None) or _contexts.setdefault(None, zmq.Context())
-
-
-def check_endpoint(endpoint: str) -> None:
-    """Raise ConnectError if the socket belongs to another user, or is in a directory that this user may not search."""
-    path = endpoints.socket_path(endpoint)
-    try:
-        status = os.stat(path)
-    except PermissionError:
-        _raise_closed(path, endpoint)
-        return
-    except OSError:
-        return  # not there yet: connecting waits for it
-    if status.st_uid != os.geteuid():
-        raise ConnectError(
-            f"the socket {path} belongs to uid {status.st_uid}, and this is uid {os.geteuid()}: "
-            "a coordinator serves its own uid only",
-            endpoint=endpoint,
-        )
-
-
-def _raise_closed(path: str, endpoint: str) -> None:
-    """Raise ConnectError that names the first directory above `path` that this user may not search, if there is one."""
-    for parent in reversed(Path(path).parents):
-        if os.access(parent, os.X_OK, effective_ids=True):
-            continue
-        owner, me = parent.stat().st_uid, os.geteuid()
-        if owner == me:
-            raise ConnectError(f"the directory {parent} has a mode that excludes its own user", endpoint=endpoint)
-        raise ConnectError(
-            f"the directory {parent} belongs to uid {owner}, and this is uid {me}: a coordinator serves its own uid "
-            "only; start one as this user (ipcsync coordinator), or run this process as that one",
-            endpoint=endpoint,
-        )
 
 
 def dealer(endpoint: str) -> zmq.Socket[bytes]:
@@ -122,6 +88,7 @@ class Connection:
         self._ids = itertools.count(first_id)
         self._lock = CallLock()
         self._late: dict[int, Request] = {}
+        self._checked = -1  # the number of the coordinator whose uid was checked last
         self.starts: Callable[[], int] = _unknown
         """How many coordinators have served; when it changes, unanswered requests are sent again under the same ids."""
         self._socket: zmq.Socket[bytes] | None = dealer(endpoint)
@@ -271,6 +238,9 @@ class Connection:
                 frame = socket.recv(_NOW, copy=False)
             except zmq.Again:
                 break  # what was there went with a coordinator that died
+            if self._checked != (starts := self.starts()):
+                check_server(frame, self.endpoint)
+                self._checked = starts
             if frame.more:
                 raise ProtocolError("a reply of several frames", code="malformed")
             request_id, body = codec.decode_reply(frame.buffer)

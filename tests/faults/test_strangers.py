@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 
@@ -11,6 +13,7 @@ import pytest
 import zmq
 
 import ipcsync
+from ipcsync._session.connection import Connection
 from ipcsync._wire import codec, endpoints, messages
 from tests.faults import fixtures
 from tests.kit.peer import Peer
@@ -84,6 +87,40 @@ def _connect_as_nobody(endpoint: str) -> str:
     except ipcsync.ConnectError as error:
         return str(error)
     return ""
+
+
+def _serve_as_nobody(endpoint: str) -> None:
+    """In the peer: become another user, and answer whatever is asked at an endpoint."""
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    os.makedirs(os.path.dirname(endpoints.socket_path(endpoint)), exist_ok=True)
+    router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    router.bind(endpoint)
+
+    def answer() -> None:
+        while True:
+            routing, _ = router.recv_multipart()
+            router.send_multipart([routing, b"welcome"])
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("whose", ["its", "ours"])
+def test_row_29_a_client_hears_no_other_user_who_serves_where_it_waits_for_a_coordinator(
+    peer: Peer, whose: str
+) -> None:
+    with tempfile.TemporaryDirectory() as open_to_all:
+        os.chmod(open_to_all, 0o1777)
+        endpoint = f"ipc://{open_to_all}/{'run/' if whose == 'its' else ''}coordinator.sock"
+        connection = Connection(endpoint)  # while there is nothing that could be checked
+        peer.call(_serve_as_nobody, endpoint)
+        said = "the directory of .* belongs to uid 65534" if whose == "its" else "a process of uid 65534 answers"
+        with pytest.raises(ipcsync.ConnectError, match=said):
+            connection.request(messages.Stats(), b"", 10.0)
+        connection.close()
+        peer.kill()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

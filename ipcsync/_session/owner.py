@@ -1,0 +1,95 @@
+"""Whose socket a coordinator's is: a client speaks to a process of its own user only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+import zmq
+
+from ipcsync._wire import endpoints
+from ipcsync.errors import ConnectError
+
+_UCRED = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
+_RULE = "a coordinator serves its own uid only"
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise ConnectError if the socket belongs to another user, or is in a directory that this user may not search."""
+    path = endpoints.socket_path(endpoint)
+    try:
+        status = os.stat(path)
+    except PermissionError:
+        _raise_closed(path, endpoint)
+        return
+    except OSError:
+        return  # not there yet: connecting waits for it
+    if status.st_uid != os.geteuid():
+        raise ConnectError(
+            f"the socket {path} belongs to uid {status.st_uid}, and this is uid {os.geteuid()}: {_RULE}",
+            endpoint=endpoint,
+        )
+
+
+def _raise_closed(path: str, endpoint: str) -> None:
+    """Raise ConnectError that names the first directory above `path` that this user may not search, if there is one."""
+    for parent in reversed(Path(path).parents):
+        if os.access(parent, os.X_OK, effective_ids=True):
+            continue
+        owner, me = parent.stat().st_uid, os.geteuid()
+        if owner == me:
+            raise ConnectError(f"the directory {parent} has a mode that excludes its own user", endpoint=endpoint)
+        raise ConnectError(
+            f"the directory {parent} belongs to uid {owner}, and this is uid {me}: {_RULE}; start one as this user "
+            "(ipcsync coordinator), or run this process as that one",
+            endpoint=endpoint,
+        )
+
+
+def check_server(frame: zmq.Frame, endpoint: str) -> None:
+    """Raise ConnectError if another user's process sent this frame, or could do so from the socket's directory.
+
+    Until there is a socket, another user may make the directory, and there is nothing to be checked before.
+    """
+    path = endpoints.socket_path(endpoint)
+    me = os.geteuid()
+    owner = _owner_of(os.path.dirname(path) or ".")
+    if owner not in (me, None):
+        raise ConnectError(
+            f"the directory of the socket {path} belongs to uid {owner}, and this is uid {me}: {_RULE}",
+            endpoint=endpoint,
+        )
+    server = _uid_of_peer(frame)
+    if server not in (me, None):
+        raise ConnectError(
+            f"a process of uid {server} answers at the socket {path}, and this is uid {me}: {_RULE}",
+            endpoint=endpoint,
+        )
+
+
+def _owner_of(directory: str) -> int | None:
+    try:
+        return os.stat(directory).st_uid
+    except OSError:
+        return None  # it was removed meanwhile
+
+
+def _uid_of_peer(frame: zmq.Frame) -> int | None:
+    """The uid of the process that listens where a frame came from; None if the connection is gone by now."""
+    try:
+        # A duplicate, since libzmq may close its own, and the number may then be another file's.
+        duplicate = os.dup(int(frame.get(zmq.SRCFD)))
+    except (zmq.ZMQError, ValueError, OSError):
+        return None
+    try:
+        connection = socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
+        return None
+    with connection:
+        if connection.family != socket.AF_UNIX:
+            return None
+        _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return int(uid)
