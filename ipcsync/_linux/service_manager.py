@@ -15,8 +15,8 @@ log = logging.getLogger("ipcsync.coordinator")
 class ServiceManager:
     """The socket in $NOTIFY_SOCKET, and the watchdog's period in $WATCHDOG_USEC, if that one is meant for this process.
 
-    They are removed from the environment. If the manager cannot be reached, that is logged once, and nothing more is
-    sent.
+    They are removed from the environment. What a manager that does not read has no room for is sent at a later tick. If
+    it cannot be reached, that is logged once; only signs of life are then still sent, since it may come back.
     """
 
     def __init__(self) -> None:
@@ -27,38 +27,52 @@ class ServiceManager:
         self.environment: dict[str, str] = {"NOTIFY_SOCKET": address} if address else {}
         """The environment for other code of this process that notifies the manager too."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._period_s = int(watchdog_us) / 2e6 if watchdog_us.isdigit() else 0.0
+        self._owed: list[str] = []
+        self._was_unreachable = False
+        if address:  # now: there may be no descriptor left later
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self._period_s = int(watchdog_us) / 2e6 if address and watchdog_us.isdigit() else 0.0
         self._next = 0.0
 
     def ready(self, status: str) -> None:
         """The daemon serves."""
-        self._send(f"READY=1\nSTATUS={status}")
+        self._tell(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
         """The daemon is about to change its code or settings; `ready` follows in any case."""
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def alive(self) -> None:
         """Called with each tick; tells the watchdog twice a period."""
         now = time.monotonic()
-        if self._period_s and now >= self._next:
+        self._tell_owed()
+        if self._period_s and now >= self._next and self._send("WATCHDOG=1"):
             self._next = now + self._period_s
-            self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """The daemon ends."""
-        self._send("STOPPING=1")
+        """The daemon ends; the last that is told."""
+        self._tell("STOPPING=1")
+        if self._address:
+            self._socket.close()
+        self._address, self._period_s = "", 0.0
 
-    def _send(self, text: str) -> None:
-        if not self._address:
-            return
+    def _tell(self, text: str) -> None:
+        self._owed.append(text)
+        self._tell_owed()
+
+    def _tell_owed(self) -> None:
+        while self._owed and (not self._address or self._was_unreachable or self._send(self._owed[0])):
+            del self._owed[0]
+
+    def _send(self, text: str) -> bool:
+        """Whether it was sent; it is not while a manager does not read, which must not block the daemon."""
         try:
-            with socket.socket(
-                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-            ) as sender:
-                sender.sendto(text.encode(), self._address)
+            self._socket.sendto(text.encode(), self._address)
         except BlockingIOError:
-            return  # a manager that does not read must not block the daemon; the next tick sends again
+            return False
         except OSError as error:
-            log.warning("the service manager cannot be notified", extra=fields(why=error))
-            self._address = ""
+            if not self._was_unreachable:
+                log.warning("the service manager cannot be notified", extra=fields(why=error))
+            self._was_unreachable = True
+            return False
+        return True
