@@ -60,6 +60,7 @@ class Pool:
         device = self._device(uuid)
         missing = depth - len(device.spare)
         if missing > 0:
+            self._make_room(device, missing)
             if self.made + self._asked_for + missing > self._limit:
                 raise QuotaExceeded(f"there are {self.made} CUDA events already (--max-cuda-events)", limit=self._limit)
             device.spare += self._work.make(uuid, missing)
@@ -68,6 +69,14 @@ class Pool:
         ring = device.spare[-depth:]
         del device.spare[-depth:]
         return ring
+
+    def _make_room(self, device: _Device, missing: int) -> None:
+        """Destroy as many spare events of other devices as the limit asks for: no process has them."""
+        for other in self._devices.values():
+            too_many = self.made + self._asked_for + missing - self._limit
+            if too_many > 0 and other is not device:
+                ring, other.spare = other.spare[:too_many], other.spare[too_many:]
+                self.destroy(ring)
 
     def give_back(self, ring: list[SharedCudaEvent]) -> None:
         """Take back a ring that every session has released."""

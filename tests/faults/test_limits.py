@@ -6,10 +6,12 @@ import os
 import resource
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 import ipcsync
+from ipcsync._linux.child import Worker
 from ipcsync._wire import codec, endpoints, messages
 from ipcsync.typing import EngineName
 from ipcsync_coordinator import config
@@ -225,6 +227,27 @@ def _hold(endpoint: str) -> None:
     """In the peer: record on an event, and keep it."""
     client = ipcsync.connect(endpoint)
     _held.extend([client, client.event("e", recorder=True)])
+
+
+@pytest.mark.skipif(ipcsync.driver_name() != "host", reason="a device more is the host driver's")
+def test_row_33_what_one_device_has_spare_keeps_no_other_from_its_events(
+    new_coordinator: NewCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPCSYNC_HOST_DEVICES", "2")
+    coordinator = new_coordinator(max_cuda_events=200)
+    with Worker(env={"IPCSYNC_HOST_DEVICES": "2"}) as one:
+        one.call(_move_to_another_device, coordinator.endpoint)
+
+
+def _move_to_another_device(endpoint: str) -> None:
+    """In the worker: use up the events on one device, close them, and have as many on the other."""
+    with ipcsync.connect(endpoint) as client:
+        for device in (0, 1, 0):
+            wanted = partial(client.event, recorder=True, engine="event", device=device, depth=60)
+            held = [wanted(f"{device}-{number}") for number in range(3)]
+            for event in held:
+                event.close()
+            until(lambda: client.stats()["pool_in_use"] == 0, "all were released")
 
 
 def test_row_33_cuda_events_streams_and_attachments_have_limits_too(new_coordinator: NewCoordinator) -> None:
