@@ -10,8 +10,10 @@ import json
 import os
 import signal
 import stat
+from typing import NamedTuple
 
 from ipcsync._board.board import is_abandoned
+from ipcsync._linux.process import pid_namespace
 from ipcsync._wire import endpoints
 
 LOCK = "lock"
@@ -102,7 +104,7 @@ class RuntimeDir:
 
     def sign(self, role: str) -> None:
         """Write into the lock file which role serves here."""
-        os.pwrite(self.lock, f"{os.getpid()}\n{role}\n".encode(), 0)
+        os.pwrite(self.lock, f"{os.getpid()}\n{role}\n{pid_namespace()}\n".encode(), 0)
 
     def _try_lock(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -213,8 +215,16 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def who_serves(path: str) -> tuple[int, str] | None:
-    """(pid, role) of the coordinator that serves a runtime directory, None if there is none. The role may be empty."""
+class Serving(NamedTuple):
+    """The process that serves a runtime directory. `pid` is valid in its pid namespace; 0: it does not say which."""
+
+    pid: int
+    role: str
+    namespace: int
+
+
+def who_serves(path: str) -> Serving | None:
+    """What serves a runtime directory, None if nothing does. The role may be empty."""
     try:
         fd = os.open(os.path.join(path, LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -222,8 +232,8 @@ def who_serves(path: str) -> tuple[int, str] | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid, _, role = os.pread(fd, 64, 0).decode(errors="replace").partition("\n")
-        return (int(pid), role.strip()) if pid.isdigit() else None
+        pid, role, namespace, *_ = [*os.pread(fd, 64, 0).decode(errors="replace").split("\n"), "", ""]
+        return Serving(int(pid), role, int(namespace) if namespace.isdigit() else 0) if pid.isdigit() else None
     finally:
         os.close(fd)
     return None

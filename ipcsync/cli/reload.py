@@ -26,14 +26,16 @@ def command(runtime_dir: str | None) -> None:
     pause meanwhile for some milliseconds. Exit status 1, and why, if it cannot: the old one goes on then.
     """
     from ipcsync._board.runtime_dir import KEEPER, RELOAD, read_outcome, who_serves
-    from ipcsync._linux.process import PidFd
+    from ipcsync._linux.process import PidFd, pid_namespace
     from ipcsync._wire import endpoints
 
     path = runtime_dir or endpoints.runtime_dir()
     found = who_serves(path)
     if found is None:
         raise Failed(f"no coordinator serves {path}")
-    pid, role = found
+    pid, role, namespace = found
+    if namespace not in (0, pid_namespace()):
+        raise Failed(f"the keeper (pid {pid}) has its pid in another pid namespace: run `ipcsync reload` in that one")
     if role != KEEPER:
         raise Failed(f"the coordinator (pid {pid}) has no keeper: only a restart, which ends all sessions, changes it")
     asked_ns = time.monotonic_ns()

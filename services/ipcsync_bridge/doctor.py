@@ -130,7 +130,7 @@ async def _coordinator(context: Context) -> Outcome:
         serving = None
     if serving is None:
         return "warn", f"none serves {context.directory}", "A bridge needs one: ipcsync coordinator"
-    return "ok", f"pid {serving[0]} serves {context.directory}", ""
+    return "ok", f"pid {serving.pid} serves {context.directory}", ""
 
 
 async def _clock(_: Context) -> Outcome:

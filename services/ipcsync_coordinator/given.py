@@ -112,13 +112,14 @@ def _be_the_only_one(words: int) -> None:
 def versions() -> dict[str, str]:
     """What two coordinators must have in common so that one can continue the other's work.
 
-    Every field of the messages counts, since live clients use the old ones.
+    All of the messages counts, since live clients use the old ones.
     """
     from ipcsync._board import layout
+    from ipcsync._wire import description
 
-    kinds = [*messages.REQUESTS.values(), *messages.REPLIES.values(), messages.Announcement]
-    wire = {str(kind): {name: str(hint) for name, hint in kind.__annotations__.items()} for kind in kinds}
-    digest = hashlib.sha256(msgspec.json.encode(wire, order="sorted")).hexdigest()[:16]
+    effects = {op: kind.effect for op, kind in messages.REQUESTS.items()}
+    described = msgspec.json.encode([description.wire(), effects], order="sorted")
+    digest = hashlib.sha256(described).hexdigest()[:16]
     return {
         "journal": str(journal_files.VERSION),
         "board": str(layout.VERSION),

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import ipcsync
+from ipcsync._board.runtime_dir import who_serves
 from ipcsync._launch import Coordinator, directory_prefix
+from ipcsync._linux.process import pid_namespace
 from tests.kit.zygote import EXEC, IPCSYNC
 
 pytestmark = pytest.mark.process
@@ -41,6 +43,21 @@ def test_a_launch_in_another_pid_namespace_removes_nothing_of_ours(
     assert other.returncode == 0, other.stderr
     with ipcsync.connect(coordinator.endpoint) as client:
         assert client.is_connected
+
+
+@pytest.mark.parametrize("keeper", [False, True])
+def test_an_endpoint_is_good_in_any_working_directory(
+    new_coordinator: Callable[..., ipcsync.Coordinator], monkeypatch: pytest.MonkeyPatch, *, keeper: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.chdir(directory)
+        coordinator = new_coordinator(runtime_dir="here", keeper=keeper)
+        monkeypatch.chdir("/")
+        with ipcsync.connect(coordinator.endpoint) as client:
+            assert client.is_connected
+        serving = who_serves(f"{directory}/here")
+        assert serving == (coordinator.pid, *(("keeper", pid_namespace()) if keeper else ("", 0)))
+        coordinator.stop()
 
 
 def test_a_coordinator_does_not_travel_but_its_endpoint_does(

@@ -7,45 +7,16 @@ import json
 import struct
 from collections.abc import Callable
 from enum import IntEnum
-from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 
 from ipcsync._board import layout as board
 from ipcsync._trace import layout as trace
 from ipcsync._wire import messages, point
+from ipcsync._wire.description import fields_of, wire
 from ipcsync._wire.messages import Message
 from ipcsync._wire.messages.base import Name, Text
-
-_BOUNDS = ("gt", "ge", "lt", "le", "min_length", "max_length", "pattern")
-
-
-def _type(hint: Any) -> Any:
-    """What a field's type is on the wire, whatever Python calls it."""
-    if isinstance(hint, type) and issubclass(hint, Message):
-        return _fields(hint)
-    if get_origin(hint) is Annotated:
-        of, *bounds = get_args(hint)
-        return [_type(of), *({name: getattr(bound, name) for name in _BOUNDS} for bound in bounds)]
-    if get_origin(hint) in (Union, UnionType):
-        return ["union", *map(_type, get_args(hint))]
-    if get_origin(hint) is Literal:
-        return ["literal", *get_args(hint)]
-    if get_origin(hint) is not None:
-        return [get_origin(hint).__name__, *map(_type, get_args(hint))]
-    return hint.__name__
-
-
-def _fields(kind: type[Message]) -> Any:
-    hints = get_type_hints(kind, include_extras=True)
-    return [[field.name, _type(hints[field.name]), repr(field.default)] for field in msgspec.structs.fields(kind)]
-
-
-def _wire() -> Any:
-    tables = (messages.REQUESTS, messages.REPLIES, {"announcement": messages.Announcement})
-    return [{op: _fields(kind) for op, kind in table.items()} for table in tables]
 
 
 def _layout(module: Any) -> Any:
@@ -79,7 +50,7 @@ _RELEASED = {
     "trace": Released(1, "7f51b20d8080dd17"),
 }
 _PRESENT: dict[str, tuple[Callable[[], Any], int, str]] = {
-    "wire": (_wire, messages.VERSION, "ipcsync/_wire/messages/__init__.py"),
+    "wire": (wire, messages.VERSION, "ipcsync/_wire/messages/__init__.py"),
     "board": (lambda: _layout(board), board.VERSION, "ipcsync/_board/layout.py"),
     "trace": (lambda: _layout(trace), trace.VERSION, "ipcsync/_trace/layout.py"),
 }
@@ -97,6 +68,12 @@ def test_a_format_that_changed_since_the_release_has_a_version_above_it(name: st
         )
 
 
+class Inner(Message, frozen=True):
+    """A message within another one, whose types are looked up by their names."""
+
+    depth: int = 8
+
+
 def test_a_change_of_the_wire_is_seen() -> None:
     class Renamed(messages.Close, frozen=True):
         colour: str = ""
@@ -107,8 +84,14 @@ def test_a_change_of_the_wire_is_seen() -> None:
     class Narrower(Message, frozen=True):
         names: list[Name]
 
-    assert _fields(Renamed) != _fields(messages.Close)
-    assert _fields(Wider) != _fields(Narrower)
+    assert fields_of(Renamed) != fields_of(messages.Close)
+
+    class Outer(Message, frozen=True):
+        inner: list[Inner]
+
+    before = fields_of(Outer)
+    assert fields_of(Wider) != fields_of(Narrower)
+    assert before == [["inner", ["list", [["depth", "int", "8"]]], "NODEFAULT"]]
 
 
 def test_the_bytes_of_a_point_are_these_for_ever() -> None:
