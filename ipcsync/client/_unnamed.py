@@ -33,13 +33,16 @@ class UnnamedEvents:
         self._look_from = 0
         self._lock = CallLock()
 
-    def take(self, key: StreamKey, depth: int) -> SharedEvent:
-        """The event of a stream: its own, another's whose work is complete, or a new one."""
+    def take(self, key: StreamKey, depth: int, timeout: float | None = None) -> SharedEvent:
+        """The event of a stream: its own, another's whose work is complete, or a new one.
+
+        `timeout` is that of a request, the session's by default.
+        """
         lock = self._lock
         if lock.is_mine() and lock.is_held_below():
             raise Reentered("this client's first record on a stream is under way, and this first record interrupts it")
         self._session.check_not_below("a first record on a stream")
-        seconds, openings = self._session.timeout, [Opening()]
+        seconds, openings = self._session.timeout if timeout is None else timeout, [Opening()]
         deadline = deadline_of(seconds)
         try:
             if not lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):

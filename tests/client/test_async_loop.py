@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 import ipcsync
+from ipcsync.client.aio.event import AsyncPoint
+from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, turns_until, two_clients
@@ -86,6 +89,33 @@ def test_requests_do_not_block_the_loop(
                 answer = await task
             if isinstance(answer, ipcsync.AsyncClient):
                 await answer.close()
+
+    asyncio.run(scenario())
+
+
+def test_points_that_were_unpickled_are_attached_to_without_blocking_the_loop(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    stream = ipcsync.Stream()
+    events = [client.event(f"e{number}", recorder=True) for number in range(2)]
+    points = [AsyncPoint(_unpickle(bytes(event.record(stream))), None) for event in events]
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as mine:
+            calls: list[Callable[..., Coroutine[Any, Any, AsyncPoint]]] = [
+                partial(mine.record, stream),
+                mine.record_all,
+            ]
+            for call, point in zip(calls, points, strict=True):
+                await call()  # what it asks for at first
+                with stopped(coordinator) as go_on:
+                    task = asyncio.create_task(call(after=[point]))
+                    await turns()
+                    assert not task.done()
+                    go_on()
+                    await task
+                with pytest.raises(TypeError, match="AsyncPoints, but got Point"):
+                    await call(after=[events[0].latest])
 
     asyncio.run(scenario())
 

@@ -169,6 +169,25 @@ def test_the_first_use_of_an_unpickled_point_is_part_of_its_wait_in_asyncio(
     assert asyncio.run(scenario()) < 3.0
 
 
+def test_the_turn_of_a_thread_is_part_of_an_asyncio_requests_time(coordinator: ipcsync.Coordinator) -> None:
+    async def ask_with_all() -> float:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            pid = (await client.stats(timeout=DEADLINE_S))["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                # Ten times as many as there are threads.
+                asked = [client.event(f"e{number}", timeout=0.5) for number in range(160)]
+                results = await asyncio.gather(*asked, return_exceptions=True)
+                took = time.monotonic() - began
+            finally:
+                os.kill(pid, signal.SIGCONT)
+        assert {type(result) for result in results} == {ipcsync.WaitTimeout}
+        return took
+
+    assert asyncio.run(ask_with_all()) < 2.5
+
+
 def test_why_a_point_is_over_is_not_that_nobody_answers(client: ipcsync.Client, unpickled: ipcsync.Point) -> None:
     client.timeout = 0.1
     with _stopped(client), pytest.raises(ipcsync.WaitTimeout):

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from ipcsync import _drivers
-from ipcsync._deadline import deadline_of
+from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
@@ -39,6 +39,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _REQUESTS = 16
+_TURN_S = 0.01  # a thread's start takes no longer, unless all are busy
 _DRIVER = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 _NULL, _LEGACY, _PER_THREAD = range(3)
@@ -130,10 +131,28 @@ class Runner:
         self.threads = threads
         runners.add(self)
 
-    async def request(self, fn: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """Return `fn()`, which asks the coordinator; `undo` gets its result if this is cancelled meanwhile."""
+    async def request(
+        self,
+        fn: Callable[..., T],
+        timeout: float | None = None,
+        undo: Callable[[T], object] | None = None,
+        *,
+        alone: bool = False,
+    ) -> T:
+        """Return `fn(timeout=…)`, which asks the coordinator; `undo` gets its result if this is cancelled meanwhile.
+
+        `timeout` (None: the session's) includes the wait for a thread of the pool. `alone`: on a thread of its own, for
+        what may wait for more than a reply.
+        """
         self.session.check()
-        return await self.threads.request(fn, undo)
+        seconds = self.session.timeout if timeout is None else timeout
+        deadline = deadline_of(seconds)
+
+        def ask() -> T:
+            left = left_of(deadline)
+            return fn(timeout=left if seconds - left > _TURN_S else seconds)
+
+        return await (run_alone(ask, undo) if alone else self.threads.request(ask, undo))
 
     async def over(self, attached: AttachmentRef, pending: Pending) -> None:
         """Wait until the point is complete or recorded; raises the error that ends the wait."""
@@ -214,14 +233,14 @@ async def run(
         raise
 
 
-async def run_alone(fn: Callable[[], T], *, surely: bool = False) -> T:
+async def run_alone(fn: Callable[[], T], undo: Callable[[T], object] | None = None, *, surely: bool = False) -> T:
     """As `run`, on a thread of its own: for calls that must not wait for a free thread of a pool, or may last long.
 
     `surely`: `fn` is called also if this is cancelled before.
     """
     executor = OwnThread("ipcsync-alone")
     try:
-        return await run(executor, fn, surely=surely)
+        return await run(executor, fn, undo, surely=surely)
     finally:
         executor.shutdown(wait=False)
 

@@ -28,7 +28,7 @@ from ipcsync.client._former import positional_timeout
 from ipcsync.client._record_all import chosen
 from ipcsync.client._unnamed import UNNAMED_DEPTH
 from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone
-from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent
+from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
 from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.client import Client
 from ipcsync.client.event import SharedEvent
@@ -186,7 +186,7 @@ class AsyncClient:
         options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
         options.update(node=node, fleet=fleet)
         opened = await self._runner.request(
-            partial(self._client.event, name, **options, timeout=timeout), SharedEvent.close
+            partial(self._client.event, name, **options), timeout, SharedEvent.close, alone=fleet
         )
         return AsyncSharedEvent(opened, self._runner)
 
@@ -204,9 +204,7 @@ class AsyncClient:
         """Open many shared events, all or none; as `Client.events`. If it is cancelled, they are closed again."""
         options: dict[str, Any] = {"recorder": recorder, "device": device, "engine": engine, "depth": depth}
         options["node"] = node
-        opened = await self._runner.request(
-            partial(self._client.events, list(names), **options, timeout=timeout), _close_all
-        )
+        opened = await self._runner.request(partial(self._client.events, list(names), **options), timeout, _close_all)
         return [AsyncSharedEvent(event, self._runner) for event in opened]
 
     async def record(
@@ -226,7 +224,7 @@ class AsyncClient:
         event = self._client._unnamed.events.get(key)
         if event is None or event.is_lost:
             event = await self._runner.request(partial(self._client._unnamed.take, key, depth))
-        points = [point._point for point in after]
+        points = await attached(after)
         return AsyncPoint(await self._runner.record(event, chosen, stream, timeout, points), self._runner)
 
     async def record_all(
@@ -243,7 +241,7 @@ class AsyncClient:
         Device and streams are this thread's current ones by default. A cancelled call goes on by itself.
         """
         self._client._session.check()
-        points = bound([point._point for point in after])
+        points = bound(await attached(after))
         ordinal, named = parse(device), chosen(streams)
         everything = self._client._everything
         is_ours = any(is_of_this_thread(stream) for stream in named or ())
@@ -259,8 +257,8 @@ class AsyncClient:
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None
     ) -> AsyncReservation:
         """A point that this session will record later; as `Client.reserve`. If it is cancelled, it is closed again."""
-        reserve = partial(self._client.reserve, device=device, engine=engine, timeout=timeout)
-        return AsyncReservation(await self._runner.request(reserve, Reservation.close), self._runner)
+        reserve = partial(self._client.reserve, device=device, engine=engine)
+        return AsyncReservation(await self._runner.request(reserve, timeout, Reservation.close), self._runner)
 
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""
@@ -269,7 +267,7 @@ class AsyncClient:
 
     async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""
-        return AsyncPoint(await self._runner.request(partial(self._client.point, data, timeout=timeout)), self._runner)
+        return AsyncPoint(await self._runner.request(partial(self._client.point, data), timeout), self._runner)
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
         """Wait until the GPU work of the lost recorder of `point` has ended; as `Client.wait_over`."""
@@ -286,9 +284,7 @@ class AsyncClient:
         self, name: str, *, device: DeviceLike | None = None, priority: int = 0, timeout: float | None = None
     ) -> Stream:
         """A new stream of this process with the named specification; as `Client.stream`."""
-        return await self._runner.request(
-            partial(self._client.stream, name, device=device, priority=priority, timeout=timeout)
-        )
+        return await self._runner.request(partial(self._client.stream, name, device=device, priority=priority), timeout)
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
@@ -296,34 +292,34 @@ class AsyncClient:
         self, prefix: str = "", *, node: str | None = None, timeout: float | None = None
     ) -> list[EventInfo]:
         """The shared events whose names begin with `prefix`, those in quarantine included; as `Client.list_events`."""
-        return await self._runner.request(partial(self._client.list_events, prefix, node=node, timeout=timeout))
+        return await self._runner.request(partial(self._client.list_events, prefix, node=node), timeout)
 
     async def nodes(self, *, timeout: float | None = None) -> list[NodeInfo]:
         """The nodes of the fleet; as `Client.nodes`."""
-        return await self._runner.request(partial(self._client.nodes, timeout=timeout))
+        return await self._runner.request(self._client.nodes, timeout)
 
     async def bridge(self, *, timeout: float | None = None) -> BridgeInfo:
         """The bridge beside this coordinator; as `Client.bridge`."""
-        return await self._runner.request(partial(self._client.bridge, timeout=timeout))
+        return await self._runner.request(self._client.bridge, timeout)
 
     async def list_sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """The live sessions; as `Client.list_sessions`."""
-        return await self._runner.request(partial(self._client.list_sessions, timeout=timeout))
+        return await self._runner.request(self._client.list_sessions, timeout)
 
     async def list_attachments(
         self, prefix: str = "", *, limit: int = 100_000, timeout: float | None = None
     ) -> list[AttachmentInfo]:
         """Who records and who waits on which events; as `Client.list_attachments`."""
-        return await self._runner.request(partial(self._client.list_attachments, prefix, limit=limit, timeout=timeout))
+        return await self._runner.request(partial(self._client.list_attachments, prefix, limit=limit), timeout)
 
     @positional_timeout
     async def stats(self, *, timeout: float | None = None) -> Stats:
         """The coordinator's counts, and this client's under `client`; as `Client.stats`."""
-        return await self._runner.request(partial(self._client.stats, timeout=timeout))
+        return await self._runner.request(self._client.stats, timeout)
 
     async def check(self, device: DeviceLike | None = None, *, timeout: float | None = None) -> EngineChecks:
         """Which engines work between this process and the coordinator on a device; as `Client.check`."""
-        return await self._runner.request(partial(self._client.check, device, timeout=timeout))
+        return await self._runner.request(partial(self._client.check, device), timeout)
 
     async def watch(self, prefix: str = "", *, timeout: float | None = None) -> AsyncGenerator[Notice, None]:
         """A snapshot as notices, then every change in order; as `Client.watch`.

@@ -97,7 +97,7 @@ class AsyncSharedEvent:
         self._event._check()
         ordinal = self._event.device.index
         chosen = resolve(stream, ordinal)
-        point = await self._runner.record(self._event, chosen, stream, timeout, [each._point for each in after])
+        point = await self._runner.record(self._event, chosen, stream, timeout, await attached(after))
         return AsyncPoint(point, self._runner)
 
     def at(self, generation: int) -> AsyncPoint:
@@ -151,8 +151,9 @@ class AsyncPoint:
         def left() -> float | None:
             return None if timeout is None else left_of(deadline)
 
-        attached = await runner.request(lambda: attach(runner.session, key, left()))  # once it is a thread's turn
-        self._point = Point(attached, key.generation)
+        # `left` is asked once it is a thread's turn.
+        attachment = await runner.request(lambda timeout: attach(runner.session, key, left()))  # noqa: ARG005
+        self._point = Point(attachment, key.generation)
         self._runner = runner
         return runner, self._point, left()
 
@@ -237,6 +238,16 @@ class AsyncPoint:
 
     def __reduce__(self) -> tuple[Any, tuple[Point]]:
         return _unpickle, (self._point,)
+
+
+async def attached(points: Iterable[AsyncPoint]) -> list[Point]:
+    """The points without `Async`, each attached now if it was not. TypeError for anything else."""
+    plain = []
+    for point in points:
+        if not isinstance(point, AsyncPoint):
+            raise TypeError(f"an asynchronous client's points are AsyncPoints, but got {type(point).__name__}")
+        plain.append((await point._bound())[1])
+    return plain
 
 
 def _unpickle(point: Point) -> AsyncPoint:

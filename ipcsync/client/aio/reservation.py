@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ipcsync._native import fork
 from ipcsync._native.stream import resolve
 from ipcsync.client.aio._runner import Runner, run_alone
-from ipcsync.client.aio.event import AsyncPoint
+from ipcsync.client.aio.event import AsyncPoint, attached
 from ipcsync.client.reservation import Reservation
 from ipcsync.typing import StreamLike
 
@@ -36,7 +36,7 @@ class AsyncReservation:
     async def record(self, stream: StreamLike | None = None, *, after: Iterable[AsyncPoint] = ()) -> AsyncPoint:
         """Record after all work submitted to `stream` so far, once; as `Reservation.record`."""
         chosen = resolve(stream, self._reservation.point.device.index)
-        points = [each._point for each in after]
+        points = await attached(after)
         point = await self._runner.drive(partial(self._reservation.record, chosen, after=points), chosen, stream)
         return AsyncPoint(point, self._runner)
 
