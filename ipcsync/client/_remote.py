@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ipcsync._deadline import deadline_of, left_of
-from ipcsync._native.context import current_ordinal, uuid_of
+from ipcsync._native import device as devices
+from ipcsync._native.context import uuid_of
 from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
 from ipcsync._wire import messages, nodes
 from ipcsync.client._opening import Wanted, open_events
 from ipcsync.client.event import SharedEvent
-from ipcsync.errors import EngineMismatch, WaitTimeout
+from ipcsync.errors import DeviceMismatch, EngineMismatch, WaitTimeout
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 
@@ -28,6 +29,7 @@ def check_node(node: str) -> None:
 def open_on_node(session: Session, wanted: Wanted, openings: Sequence[Opening], node: str) -> list[SharedEvent]:
     """Open events of a node for waiting. As for `open_events`, the caller abandons the openings at an exception."""
     session.check()
+    wanted.check()
     check_node(node)
     if wanted.is_recorder:
         raise ValueError("an event of another node is recorded there: here it is opened for waiting only")
@@ -40,6 +42,7 @@ def open_in_fleet(session: Session, wanted: Wanted, opening: Opening) -> SharedE
 
     As for `open_events`, the caller abandons the opening at an exception. RecorderTaken if another node has the name.
     """
+    wanted.check()
     _raise_if_event(wanted)
     return _claim(session, wanted, opening) if wanted.is_recorder else _find(session, wanted, opening)
 
@@ -78,10 +81,16 @@ def _find(session: Session, wanted: Wanted, opening: Opening) -> SharedEvent:
 
 def _open_to_wait(session: Session, wanted: Wanted, openings: Sequence[Opening], node: str) -> list[SharedEvent]:
     """`node`: "" for whichever node has the fleet's event of a name."""
-    default = uuid_of(current_ordinal())
-    bodies = [messages.Remote("open", node, name, default_device=default) for name in wanted.names]
+    device = devices.parse(wanted.device)
+    bodies = [messages.Remote("open", node, name, default_device=uuid_of(device)) for name in wanted.names]
     session.open_remote(bodies, openings, wanted.timeout)
-    return [SharedEvent(opening, is_recorder=False) for opening in openings]
+    opened = [SharedEvent(opening, is_recorder=False) for opening in openings]
+    for event in opened:
+        if wanted.device is not None and event.device.index != device:
+            raise DeviceMismatch(
+                f"{event.name!r} of node {event.node!r} is waited for on {event.device} here, not on device {device}"
+            )
+    return opened
 
 
 def _raise_if_event(wanted: Wanted) -> None:

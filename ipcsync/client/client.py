@@ -213,6 +213,8 @@ class Client:
     def _open(
         self, wanted: Wanted, openings: Sequence[Opening], node: str | None, *, fleet: bool = False
     ) -> list[SharedEvent]:
+        if node is not None and fleet:
+            raise ValueError("an event is one of a node, or of the whole fleet: give `node` or `fleet`, not both")
         if node is not None:
             return self._naming.asking(lambda: _remote.open_on_node(self._session, wanted, openings, node))
         if fleet:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -147,6 +149,20 @@ def test_a_fleet_name_that_nobody_has_is_waited_for(pair: tuple[Node, Node]) -> 
     assert [event.node for event in found] == ["a"]
 
 
+def test_waits_for_names_of_the_fleet_keep_no_other_call_of_asyncio_waiting(pair: tuple[Node, Node]) -> None:
+    async def scenario() -> None:
+        async with ipcsync.aconnect(pair[0].coordinator.endpoint) as client:
+            waits = [asyncio.create_task(client.event(f"later{n}", fleet=True, timeout=WAIT_S)) for n in range(20)]
+            await asyncio.sleep(0)
+            assert await client.stats(timeout=WAIT_S / 2)
+            assert not any(wait.done() for wait in waits)
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.thorough
 def test_unknown_nodes_are_lost_and_wrong_calls_say_so(pair: tuple[Node, Node], new_node: Callable[..., Node]) -> None:
     b = pair[1].client()
@@ -158,6 +174,16 @@ def test_unknown_nodes_are_lost_and_wrong_calls_say_so(pair: tuple[Node, Node], 
         b.event("kv", node="a", recorder=True)
     with pytest.raises(ipcsync.EngineMismatch):
         b.event("kv", node="a", engine="event")
+    options: dict[str, Any]
+    for options in ({"node": "a"}, {"fleet": True}, {"fleet": True, "recorder": True}):
+        with pytest.raises(ValueError, match="depth is from 1 to 1024"):
+            b.event("kv", depth=0, **options)
+        with pytest.raises(ValueError, match="engine is 'auto'"):
+            b.event("kv", engine="bogus", **options)  # type: ignore[arg-type]
+        with pytest.raises(ipcsync.InvalidDevice):
+            b.event("kv", device=99, **options)
+    with pytest.raises(ValueError, match="not both"):
+        b.event("kv", node="a", fleet=True)
     with pytest.raises(ipcsync.NoBridge, match="ipcsync bridge"):
         new_node("alone", has_bridge=False).client().event("kv", node="a")
 
