@@ -7,7 +7,7 @@ import os
 
 import click
 
-from ipcsync.cli.output import one_line_for_errors
+from ipcsync.cli.output import one_line_for_errors, open_closed_streams
 
 COMMANDS = {
     "bench": "ipcsync.cli.programs:bench",
@@ -44,6 +44,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the subcommand; an IpcSyncError becomes one line on stderr, and exit status 1."""
+        open_closed_streams()
         with one_line_for_errors():
             return super().invoke(ctx)
 

@@ -36,6 +36,26 @@ class WrongCall(Failed):
     exit_code = 2
 
 
+def open_closed_streams() -> None:
+    """Have /dev/null for each standard stream that was closed, as by `>&-`: what is executed here expects three."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(_nowhere(fd), "w" if fd else "r"))  # noqa: SIM115 - for as long as the process lives
+
+
+def _nowhere(fd: int) -> int:
+    """A descriptor of /dev/null: `fd`, if no other file has that number by now."""
+    opened = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.fstat(fd)
+    except OSError:
+        os.dup2(opened, fd)
+        os.close(opened)
+        return fd
+    os.set_inheritable(opened, opened == fd)
+    return opened
+
+
 @contextmanager
 def one_line_for_errors() -> Iterator[None]:
     """Turn an IpcSyncError, or a stdout without room, into one line on stderr and exit status 1."""
@@ -47,11 +67,11 @@ def one_line_for_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL or error.filename is not None:
             raise
-        _forget_output()
+        forget_output()
         raise Failed(f"cannot write the output: {error.strerror}") from None
 
 
-def _forget_output() -> None:
+def forget_output() -> None:
     """Discard buffered output, which the interpreter would try to write again at its exit."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ipcsync.cli.output import Failed, WrongCall, echo
+from ipcsync.cli.output import Failed, WrongCall, echo, forget_output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,12 +54,15 @@ def merge(directory: str, output: str) -> None:
         merged = Merge(_read(directory))
         if output == "-":
             summary = merged.write(sys.stdout)
+            sys.stdout.flush()
         else:
             with open(output, "w", encoding="utf-8") as file:
                 summary = merged.write(file)
     except TraceError as error:
         raise Failed(str(error)) from None
     except OSError as error:
+        if output == "-":
+            forget_output()
         raise WrongCall(f"cannot write {output}: {error.strerror}") from None
     echo(_told(summary, output), err=True)
 

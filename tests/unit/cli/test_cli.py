@@ -23,7 +23,7 @@ from ipcsync._board import runtime_dir
 from ipcsync.cli import COMMANDS, main
 from ipcsync.cli.output import Failed
 from tests.kit.until import DEADLINE_S
-from tests.kit.zygote import IPCSYNC
+from tests.kit.zygote import EXEC, IPCSYNC
 
 _EXAMPLE = re.compile(r"^ {2,}((?:[A-Z_]+=\S+ )*)ipcsync ?(.*?)(?: {2,}.*)?$", re.MULTILINE)
 
@@ -283,6 +283,35 @@ def test_an_output_that_is_full_is_one_line_and_status_1(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", [("status",), ("doctor", "--json"), ("demo", "--workers", "1")])
+def test_an_output_that_is_closed_is_one_to_nowhere(
+    coordinator: ipcsync.Coordinator, arguments: tuple[str, ...]
+) -> None:
+    command = " ".join(map(shlex.quote, [*IPCSYNC, *arguments]))
+    done = subprocess.run(
+        ["sh", "-c", f"{command} >&- <&-"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "IPCSYNC_ENDPOINT": coordinator.endpoint},
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.process
+def test_a_merged_trace_that_cannot_be_written_is_one_line_and_status_2(
+    coordinator: ipcsync.Coordinator, tmp_path: Path
+) -> None:
+    with ipcsync.connect(coordinator.endpoint, trace=tmp_path) as client:
+        client.record().synchronize()
+    with open("/dev/full", "w") as full:
+        command = [*IPCSYNC, "trace", "merge", str(tmp_path), "-o", "-"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "ipcsync: cannot write -: No space left on device\n")
+
+
 def test_what_turns_a_line_round_or_moves_the_cursor_does_not_reach_the_terminal(
     coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client]
 ) -> None:
@@ -326,9 +355,35 @@ def test_colours_and_lines_are_for_terminals(
 
 
 @pytest.mark.process
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
+@pytest.mark.parametrize("arguments", [("coordinator", "--help"), ("demo", "--workers", "1")])
+def test_what_a_command_executes_imports_nothing_from_the_working_directory(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    for module in ("click", "queue", "msgspec", "ipcsync_coordinator"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('imported from the working directory')")
+    done = subprocess.run(
+        [sys.executable, "-P", *IPCSYNC[1:], *arguments],
+        cwd=tmp_path,
+        env={**os.environ, **EXEC},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reload_from_another_pid_namespace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = runtime_dir.Serving(os.getpid(), runtime_dir.KEEPER, 1)
+    monkeypatch.setattr(runtime_dir, "who_serves", lambda _: serving)
+    with pytest.raises(Failed, match="in another pid namespace"):
+        _command("reload").main([], standalone_mode=False)
+
+
+@pytest.mark.process
 def test_a_reload_of_a_coordinator_that_has_just_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    monkeypatch.setattr(runtime_dir, "who_serves", lambda _: (ended.pid, runtime_dir.KEEPER))
+    monkeypatch.setattr(runtime_dir, "who_serves", lambda _: runtime_dir.Serving(ended.pid, runtime_dir.KEEPER, 0))
     with pytest.raises(Failed, match=r"^the coordinator has just ended$"):
         _command("reload").main([], standalone_mode=False)
