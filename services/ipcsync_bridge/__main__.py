@@ -28,7 +28,14 @@ _ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": _FENCED}
 @click.command("bridge", context_settings={"show_default": True, "auto_envvar_prefix": options.VARIABLES})
 @options.connection
 @click.option("--link-ttl", default=5.0, type=float, metavar="S", help="Silence after which a node is lost; from 1.")
-@click.option("--export", "exports", multiple=True, metavar="PREFIX", help="Names that others may wait for. [all]")
+@click.option(
+    "--export",
+    "exports",
+    envvar=f"{options.VARIABLES}_EXPORT",
+    multiple=True,
+    metavar="PREFIX",
+    help="Names that others may wait for. [all]",
+)
 @click.option("--replicas", default=1, type=click.IntRange(1, 5), metavar="N", help="Of the bucket of names, if new.")
 @click.option("--max-nodes", default=256, type=click.IntRange(1, 65_536), metavar="N", help="Linked at most.")
 @click.option("--max-links", default=4096, type=click.IntRange(1, 5_000), metavar="N", help="Events linked at most.")
@@ -45,6 +52,9 @@ def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: 
 
     It is an ordinary client of the coordinator, with one more right. It needs the extra ipcsync[fleet]. SIGHUP has it
     go on with the code and the certificates that are on disk now, and no link is lost.
+
+    Each option can be a variable, IPCSYNC_BRIDGE_LINK_TTL for --link-ttl; what may be given more than once is separated
+    by blanks.
 
     Exit status: 0 when it was told to stop, 1 when it failed or its coordinator ended, 3 when another machine has taken
     the node's name.

@@ -20,7 +20,13 @@ VARIABLES = "IPCSYNC_BRIDGE"
 _CONNECTION = (
     click.option("--node", required=True, metavar="NAME", help="What this node is called in the fleet."),
     click.option(
-        "--nats", "servers", required=True, multiple=True, metavar="URL", help="A server; more than once for more."
+        "--nats",
+        "servers",
+        envvar=f"{VARIABLES}_NATS",
+        required=True,
+        multiple=True,
+        metavar="URL",
+        help="A server; more than once for more.",
     ),
     click.option("--fleet", default="main", metavar="NAME", help="Which fleet of those on the servers."),
     click.option("--runtime-dir", metavar="DIR", help="Where the coordinator serves. [the user's]"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ipcsync_bridge.__main__ import main as bridge
 from tests.unit.deploy.deploying import (
     DEPLOY,
     parse,
@@ -54,11 +55,12 @@ def test_the_machines_units_are_hardened(name: str) -> None:
 def test_the_observers_unit_looks_at_the_coordinator_of_its_user() -> None:
     settings = _settings(DEPLOY / "systemd" / _OBSERVER)
     (start,) = settings["ExecStart"]
-    program, *words = start.split()
+    variables = dict(variable.split("=", 1) for variable in settings["Environment"])
+    program, *words = start.replace("${PORT}", variables.pop("PORT")).split()
     assert program == f"{_INSTALLED}/ipcsync"
     parse(words)
     directories = _settings(DEPLOY / "systemd" / "ipcsync@.service")["RuntimeDirectory"]
-    assert settings["Environment"] == [f"IPCSYNC_RUNTIME_DIR=/run/{directory}" for directory in directories]
+    assert [variables] == [{"IPCSYNC_RUNTIME_DIR": f"/run/{directory}"} for directory in directories]
     assert settings["Wants"] == settings["After"] == ["ipcsync@%i.service"]
 
 
@@ -84,12 +86,21 @@ def test_the_bridges_unit_starts_what_there_is_with_variables_that_it_reads(monk
     unit = DEPLOY / "systemd" / _BRIDGE_UNIT
     settings = _settings(unit)
     for name in re.findall(r"IPCSYNC_BRIDGE_\w+", unit.read_text()):
-        monkeypatch.setenv(name, "nats://127.0.0.1:4222" if name.endswith("SERVERS") else "a")
+        monkeypatch.setenv(name, "nats://127.0.0.1:4222" if name.endswith("NATS") else "a")
     (start,) = settings["ExecStart"]
     program, *words = start.split()
     assert program == f"{_INSTALLED}/ipcsync"
     parse(words)
     assert settings["RestartPreventExitStatus"] == ["3"]
+
+
+def test_each_option_of_the_bridge_can_be_a_variable_of_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPCSYNC_BRIDGE_NODE", "a")
+    monkeypatch.setenv("IPCSYNC_BRIDGE_NATS", "nats://127.0.0.1:4222 nats://127.0.0.1:4223")
+    monkeypatch.setenv("IPCSYNC_BRIDGE_EXPORT", "kv/ weights/")
+    given = bridge.make_context("bridge", []).params
+    assert given["servers"] == ("nats://127.0.0.1:4222", "nats://127.0.0.1:4223")
+    assert given["exports"] == ("kv/", "weights/")
 
 
 def test_the_configuration_of_nats_lets_each_node_speak_as_itself_only() -> None:
