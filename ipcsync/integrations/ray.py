@@ -4,7 +4,7 @@
 
     register()  # before a class names it, in the process that creates the actors
 
-    @ray.remote(enable_tensor_transport=True)
+    @ray.remote(enable_tensor_transport=True)  # receivers too
     class Encoder:
         @ray.method(tensor_transport="ipcsync")
         def encode(self, batch): ...
@@ -179,14 +179,18 @@ class PointTransport(TensorTransportManager):
         communicator_metadata: object,  # noqa: ARG002
         target_buffers: Sequence[torch.Tensor] | None = None,
     ) -> Transfer:
-        """Open the tensors. On a GPU the current stream waits for them, and the host waits for nothing."""
+        """Open the tensors. On a GPU the default and the current stream wait for them, and the host waits for nothing.
+
+        Ray receives on a thread of its own, whose current stream is the default one, whatever a method's is.
+        """
         metadata = tensor_transport_metadata
         if not metadata.tensor_meta:
             return Transfer(obj_id, [])
         point = ipcsync.default_client().point(metadata.point)
         if metadata.memory is None:
             device = torch.device("cuda", point.device.index)
-            point.wait(torch.cuda.current_stream(device))
+            for stream in {torch.cuda.default_stream(device), torch.cuda.current_stream(device)}:
+                point.wait(stream)
             return Transfer(obj_id, _placed([_rebuilt(*how, device) for how in metadata.cuda], target_buffers))
         transfer = Transfer(obj_id, opened(metadata.memory, metadata.tensor_meta, point), point, target_buffers)
         self._waited_for[obj_id] = transfer

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +90,22 @@ def test_tensors_arrive_as_they_were_sent(cluster: ipcsync.Coordinator) -> None:
         assert ray.get(receiver.total.remote(sender.make.remote(value)), timeout=_DEADLINE_S) == 15 * value + 21
     with ipcsync.connect(cluster.endpoint) as observer:
         assert sum(event.generation for event in observer.list_events()) == 3
+
+
+def test_the_pages_program_runs_twice_over(cluster: ipcsync.Coordinator) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+    (program,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Encoder" in text)
+    program = program.replace("num_gpus=0.5, ", "").replace('device="cuda"', 'device="cpu"')
+    last = program.splitlines()[-1]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"{program}{last}\n"],
+        env={**os.environ, "IPCSYNC_ENDPOINT": cluster.endpoint, "IPCSYNC_DRIVER": "host", "RAY_ADDRESS": ""},
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+    )
+    assert done.stdout == "1024.0\n" * 2, done.stderr
 
 
 def test_the_receiver_waits_for_a_record_that_is_held_back(cluster: ipcsync.Coordinator) -> None:
