@@ -95,14 +95,14 @@ def run(
         coordinator = stack.enter_context(ipcsync.launch(driver=driver, log_level="error", keeper=kill_coordinator))
         interrupt.check()
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint, name="demo"))
-        stages = Stages(plan)
+        stages = Stages(plan, coordinator)
         stack.callback(stages.close)
         stack.callback(memory.open_all_gates)  # before the rest: a process with held work may not be able to end
-        stages.start(coordinator.endpoint, driver, memory.fd)
+        stages.start(driver, memory.fd)
         pipeline = Pipeline(plan, stages, memory, client, source, interrupt)
         try:
             return pipeline.run(driver, progress, kill_coordinator=kill_coordinator)
-        except ipcsync.RecorderLost as error:
+        except (ipcsync.RecorderLost, ipcsync.CoordinatorLost) as error:
             raise stages.blame(str(error)) from error
         except NeighbourGoneError as error:
             raise stages.blame("a stage has closed its link") from error

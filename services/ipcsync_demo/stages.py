@@ -6,6 +6,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ipcsync import Coordinator
 from ipcsync._linux.child import Child, in_words
 from ipcsync.cli.output import Failed
 from ipcsync_demo import stage
@@ -19,13 +20,14 @@ _PAUSE_S = 0.01
 class Stages:
     """All stages, a process each. `first` and `last` are this process's ends of the first and the last link."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, coordinator: Coordinator) -> None:
         self._plan = plan
+        self._coordinator = coordinator
         self._children: list[Child] = []
         self.first: Link | None = None
         self.last: Link | None = None
 
-    def start(self, endpoint: str, driver: str, memory_fd: int) -> None:
+    def start(self, driver: str, memory_fd: int) -> None:
         """Start every stage."""
         first, up = pair()
         self.first = Link(first)
@@ -37,7 +39,7 @@ class Stages:
                     stage.main,
                     self._plan,
                     number,
-                    endpoint,
+                    self._coordinator.endpoint,
                     fds,
                     env={"IPCSYNC_DRIVER": driver},
                     fds=list(fds.values()),
@@ -76,12 +78,14 @@ class Stages:
             raise NeighbourGoneError from error
 
     def blame(self, otherwise: str) -> Failed:
-        """The error that names the dead stage, else one with `otherwise`. A death may be seen before it is reaped."""
+        """The error that names the dead process, else one with `otherwise`. A death may be seen before it is reaped."""
         deadline = time.monotonic() + _END_S
         while time.monotonic() < deadline:
             for number, child in enumerate(self._children, 1):
                 if child.status is not None:
                     return Failed(f"stage {number} (pid {child.pid}) died: {in_words(child.status)}")
+            if not self._coordinator.is_running:
+                return Failed(f"the coordinator (pid {self._coordinator.pid}) has died")
             time.sleep(_PAUSE_S)
         return Failed(otherwise)
 
