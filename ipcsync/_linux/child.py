@@ -98,15 +98,11 @@ def serve(connection: Connection) -> None:
 
 def environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's variables with `settings` over them, and its import path: a child imports what this one does."""
-    return {**os.environ, "PYTHONPATH": import_path(), **(settings or {})}
-
-
-def import_path() -> str:
-    """Where this process imports from, as PYTHONPATH says it."""
     here = ""
     with contextlib.suppress(FileNotFoundError):  # it was removed
         here = os.getcwd()  # which "" stands for
-    return os.pathsep.join(filter(None, (entry or here for entry in sys.path)))
+    path = os.pathsep.join(filter(None, (entry or here for entry in sys.path)))
+    return {**os.environ, "PYTHONPATH": path, **(settings or {})}
 
 
 def read_line(fd: int, seconds: float) -> str | None:

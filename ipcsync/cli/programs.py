@@ -30,11 +30,10 @@ def _program(name: str, summary: str) -> click.Command:
 
 def become(module: str, *arguments: str) -> NoReturn:
     """Go on as `python -m module`, so that a supervisor's signals, or Ctrl-C, reach the program itself."""
-    from ipcsync._linux.child import PYTHON, import_path
+    from ipcsync._linux.child import PYTHON
 
     sys.stdout.flush()
     sys.stderr.flush()
-    os.environ["PYTHONPATH"] = import_path()
     try:
         os.execv(sys.executable, [*PYTHON, "-m", module, *arguments])  # noqa: S606 - no shell
     except OSError as error:

@@ -93,7 +93,7 @@ def _fixed(settings: config.Settings) -> Fixed:
 
 def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: str | None) -> None:
     """Exec, so that a supervisor's signals reach the keeper; each coordinator gets the same flags."""
-    from ipcsync._linux.child import PYTHON, import_path
+    from ipcsync._linux.child import PYTHON
     from ipcsync_keeper.keeper import Plan
 
     command = [*PYTHON, *PROGRAM, *_without_own(sys.argv[1:])]
@@ -102,7 +102,6 @@ def _become_keeper(settings: config.Settings, ready_fd: int | None, exit_with: s
         os.set_inheritable(ready_fd, True)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.environ["PYTHONPATH"] = import_path()
     keeper = [*PYTHON, "-m", "ipcsync_keeper", msgspec.json.encode(plan).decode()]
     os.execv(sys.executable, keeper)  # noqa: S606 - no shell
 
