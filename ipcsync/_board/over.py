@@ -15,6 +15,7 @@ from ipcsync._board.board import Board
 from ipcsync._board.session_line import SessionLine
 from ipcsync._linux.last_lock import LastLock
 from ipcsync._locks import CallLock, under
+from ipcsync._shared import items_of
 
 log = logging.getLogger("ipcsync")
 
@@ -41,7 +42,7 @@ def hold(board: Board, line: SessionLine, *, by_exec: bool = False) -> None:
 def _hold(board: Board, serial: int, by_exec: bool) -> None:
     held = _held.get(board.epoch)
     if held is None:
-        for epoch, other in list(_held.items()):
+        for epoch, other in items_of(_held):
             if not other.is_held_by_others(_COORDINATOR):  # it is dead, so its board is not used any more
                 del _held[epoch]
                 other.drop()

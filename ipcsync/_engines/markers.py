@@ -14,6 +14,7 @@ from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING
 from ipcsync._engines.compiled import is_parked
 from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._shared import items_of
 
 _MANY = 16
 
@@ -70,7 +71,7 @@ class Markers:
 
     def add_doubtful(self) -> bool:
         """Record the markers that an exception prevented; whether every stream has its marker now."""
-        for stream_id, (handle, ordinal) in list(self.doubtful.items()):
+        for stream_id, (handle, ordinal) in items_of(self.doubtful):
             if int(handle) in LEGACY:
                 return False  # the handle may mean another stream on this thread
             self.add(handle, stream_id, ordinal)
@@ -94,11 +95,11 @@ class Markers:
 
     def has_any_parked(self) -> bool:
         """Whether a thread is in the driver's wait for one of them, which may not be destroyed then."""
-        return any(map(is_parked, self._events.values()))
+        return any(map(is_parked, list(self._events.values())))
 
     def drop_complete(self) -> bool:
         """Destroy those that are complete; whether all were."""
-        for stream_id, marker in list(self._events.items()):
+        for stream_id, marker in items_of(self._events):
             if self._use.is_done(marker) and not is_parked(marker):
                 self._destroy(stream_id)
         return not self._events

@@ -22,6 +22,7 @@ from ipcsync._locks import holding
 from ipcsync._native import context
 from ipcsync._native.capture import refuse_capturing, relaxed_call
 from ipcsync._native.context import OnDevice
+from ipcsync._shared import items_of
 from ipcsync.errors import Reentered
 
 T = TypeVar("T")
@@ -205,7 +206,7 @@ class _Table:
 
 
 def _places(held: dict[int, Wait], wait: Wait) -> list[int]:
-    return [place for place, each in list(held.items()) if each is wait]
+    return [place for place, each in items_of(held) if each is wait]
 
 
 def _listed(key: int | None) -> list[Wait]:

@@ -15,6 +15,7 @@ from ipcsync._engines.behind import Behind
 from ipcsync._engines.loss import Loss
 from ipcsync._native import context
 from ipcsync._native.capture import relaxed_call
+from ipcsync._shared import items_of
 
 _NONE: frozenset[int] = frozenset()
 
@@ -185,7 +186,7 @@ class Lost(Wait):
     def is_passed(self, mine: int) -> bool:
         """Whether all streams that it stands for are past it, `mine` aside; asks the driver."""
         query = context.driver().cuEventQuery
-        markers = (marker for stream, marker in self._unpassed.items() if stream != mine)
+        markers = (marker for stream, marker in items_of(self._unpassed) if stream != mine)
         return all(relaxed_call(query, marker)[0] is SUCCESS for marker in markers)
 
     def end(self) -> None:

@@ -21,6 +21,7 @@ from ipcsync._session.draining import Draining, note_failure
 from ipcsync._session.making import EngineMaker
 from ipcsync._session.references import AttachmentRef, Key, Opening
 from ipcsync._session.waits import Waits
+from ipcsync._shared import items_of
 from ipcsync._wire.messages import Attachment, Break, Close
 from ipcsync.errors import (
     ClientClosed,
@@ -223,7 +224,7 @@ class AttachmentTable:
         self._since_beat = 0
         # After the coordinator's death the driver must not be asked about its events, and nobody waits for the answer.
         is_alive = self._guard.coordinator_is_alive()
-        for key, engine in list(self._engines.items()):
+        for key, engine in items_of(self._engines):
             if is_alive:
                 self._publish_completed(engine)
                 engine.park_pending()

@@ -16,6 +16,7 @@ from zmq.backend import zmq_poll
 
 from ipcsync._locks import CallLock, holding, trying
 from ipcsync._session.owner import check_endpoint, check_server
+from ipcsync._shared import items_of
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Failure, Message
 from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, Reentered, SessionLost, WaitTimeout
@@ -280,7 +281,7 @@ class Connection:
         self._send_late_again(self._socket)
         self._receive(self._socket, {})
         now = time.monotonic_ns()
-        for id_, request in list(self._late.items()):
+        for id_, request in items_of(self._late):
             if request.reply is not None:
                 if request.on_late is not None:
                     request.on_late(request.reply)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
 from ipcsync._engines import Engine
 from ipcsync._locks import CallLock, holding
 from ipcsync._session.closes import PendingCloses
+from ipcsync._shared import WeakList
 from ipcsync.errors import IpcSyncError
 
 log = logging.getLogger("ipcsync")
@@ -39,17 +39,12 @@ class Draining:
         self._lock = lock
         self.closes = closes
         self.engines: list[Engine] = closes.draining
-        self._makings: list[weakref.ref[Making]] = []
+        self._makings: WeakList[Making] = WeakList()
 
     def making(self) -> Making:
         """Have `has_any` be true within the `with` block over the result, however that ends."""
-        for each in list(self._makings):
-            if each() is None:
-                with suppress(ValueError):  # another thread was first
-                    self._makings.remove(each)
         making = Making()
-        # The block alone holds it. A callback at its end, as of a WeakSet, might be interrupted and leave it in.
-        self._makings.append(weakref.ref(making))
+        self._makings.add(making)  # the block alone holds it
         return making
 
     @property
@@ -60,7 +55,7 @@ class Draining:
     @property
     def is_making(self) -> bool:
         """Whether a call is within a `making`."""
-        return any((making := each()) is not None and making.is_inside for each in list(self._makings))
+        return any(making.is_inside for making in self._makings.living())
 
     def add(self, engine: Engine) -> None:
         """Add a use that is about to be closed, or was."""

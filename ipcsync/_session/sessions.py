@@ -6,11 +6,10 @@ import atexit
 import functools
 import logging
 import threading
-import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ipcsync._native import fork
+from ipcsync._shared import WeakList
 from ipcsync.errors import ClientClosed, ConnectError, EventClosed
 
 if TYPE_CHECKING:
@@ -39,23 +38,20 @@ class Member(Protocol):
         """End the session."""
 
 
-_sessions: list[weakref.ref[Member]] = []  # changed in single steps: sessions begin and end on threads of their own
-_leases: weakref.WeakSet[SessionLease] = weakref.WeakSet()  # some are still draining after their session was closed
+_sessions: WeakList[Member] = WeakList()  # they begin and end on threads of their own
+_leases: WeakList[SessionLease] = WeakList()  # some are still draining after their session was closed
 
 
 def add(session: Member) -> None:
     """Add a session, until `remove`, and its lease, as long as that has a thread."""
-    _sessions.append(weakref.ref(session))
+    _sessions.add(session)
     _leases.add(session.lease)
     _arm_exit()
 
 
 def remove(session: Member) -> None:
-    """Remove a session, and those that are gone."""
-    for reference in list(_sessions):
-        if reference() in {None, session}:
-            with suppress(ValueError):  # another thread was first
-                _sessions.remove(reference)
+    """Remove a session."""
+    _sessions.remove(session)
 
 
 def session_of(epoch: bytes) -> Member:
@@ -64,17 +60,12 @@ def session_of(epoch: bytes) -> Member:
     For another node's epoch: the process's session, if all its sessions are of one coordinator.
     """
     fork.check()
-    known = _known()
+    known = _sessions.living()
     is_of_one = len({session.epoch for session in known}) == 1
     for session in [session for session in known if session.epoch == epoch] or (known if is_of_one else []):
         if session.is_connected:
             return session
     raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
-
-
-def _known() -> list[Member]:
-    sessions = (reference() for reference in list(_sessions))
-    return [session for session in sessions if session is not None]
 
 
 def _hush_daemons() -> None:
@@ -92,7 +83,7 @@ def _hush_daemons() -> None:
 def _close_at_exit() -> None:
     """Close the sessions that the program left open: an exit without a goodbye counts as a death."""
     _hush_daemons()
-    for session in _known():
+    for session in _sessions.living():
         _close(session)
 
 
@@ -105,7 +96,7 @@ def _close(session: Member) -> None:
 
 def _announce_death() -> None:
     """Announce the death of draining sessions: C's exit handlers, a driver's too, come next and may take long."""
-    for lease in list(_leases):
+    for lease in _leases.living():
         lease.announce_death()
 
 

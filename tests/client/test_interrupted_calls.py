@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._session import connection, sessions
+from ipcsync import _shared
+from ipcsync._session import connection
 from ipcsync._session.attachments import AttachmentTable
 from ipcsync._session.connection import Connection
 from ipcsync._session.draining import Draining
@@ -175,12 +176,12 @@ def test_a_session_that_begins_while_another_one_ends_is_known(
 ) -> None:
     first = new_client("first")
 
-    def refer(session: Session) -> weakref.ref[Session]:
-        if session.name == "second":
+    def refer(thing: object) -> weakref.ref[object]:
+        if isinstance(thing, Session) and thing.name == "second":
             first.close()  # on a thread of its own, at this very moment
-        return weakref.ref(session)
+        return weakref.ref(thing)
 
-    monkeypatch.setattr(sessions, "weakref", SimpleNamespace(ref=refer, WeakSet=weakref.WeakSet))
+    monkeypatch.setattr(_shared, "weakref", SimpleNamespace(ref=refer))
     second = new_client("second")
     point = second.event("e", recorder=True).record(ipcsync.Stream())
     pickle.loads(pickle.dumps(point)).synchronize(10)

@@ -28,6 +28,7 @@ from ipcsync._native.stream import Stream
 from ipcsync._session.references import AttachmentRef
 from ipcsync._session.session import Session
 from ipcsync._session.waits import Pending
+from ipcsync._shared import WeakList
 from ipcsync._worker import start
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point
@@ -205,7 +206,7 @@ class Runner:
         return fn() if is_of_this_thread(stream) else await self.threads.drive(partial(_with, owner, fn))
 
 
-runners: weakref.WeakSet[Runner] = weakref.WeakSet()
+runners: WeakList[Runner] = WeakList()
 """The runners of this process: an unpickled point looks for its own among them."""
 
 

@@ -256,7 +256,7 @@ def _unpickle(point: Point) -> AsyncPoint:
 
 def _runner_of(epoch: bytes) -> Runner:
     fork.check()
-    for runner in list(runners):
+    for runner in runners.living():
         if runner.session.epoch == epoch and runner.session.is_connected:
             return runner
     raise ConnectError("this point needs an asynchronous client of its coordinator here: await ipcsync.aconnect()")

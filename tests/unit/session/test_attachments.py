@@ -443,4 +443,4 @@ def test_a_making_ends_with_its_block_though_the_exception_that_ended_it_is_kept
     assert not draining.has_any, "it holds nothing before its block"
     del unused, kept
     with draining.making():
-        assert len(draining._makings) == 1, "those that are over are forgotten"
+        assert len(draining._makings._references) == 1, "those that are over are forgotten"
