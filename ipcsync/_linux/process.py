@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import select
@@ -84,7 +85,7 @@ class Process:
     Threads may ask at the same time: the descriptor stays open until `close`, or until the object is collected.
     """
 
-    __slots__ = ("_fd", "_is_gone", "pid", "started")
+    __slots__ = ("_fd", "_file", "_is_gone", "pid", "started")
 
     def __init__(self, pid: int, started: int) -> None:
         self.pid = pid
@@ -92,7 +93,8 @@ class Process:
         self._fd = -1
         try:
             # In this order: the descriptor belongs to one process for good, and the start time is then read by the pid.
-            self._fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+            self._file = io.FileIO(f"/proc/{pid}/statm")  # which closes itself where an exception keeps `close` from it
+            self._fd = self._file.fileno()
             self._is_gone = start_time(pid) != started or not self._has_memory()
         except (FileNotFoundError, ProcessLookupError):
             self._is_gone = True
@@ -117,7 +119,7 @@ class Process:
         """Close the descriptor; afterwards the process counts as dead. Only while no other thread asks."""
         self._is_gone = True
         if self._fd >= 0:
-            os.close(self._fd)
+            self._file.close()
             self._fd = -1
 
 
