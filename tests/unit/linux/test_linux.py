@@ -241,6 +241,26 @@ def test_a_closed_process_counts_as_dead() -> None:
     assert not process.is_alive()
 
 
+class _Interrupted(Process):
+    """One whose end an exception keeps from closing anything."""
+
+    def close(self) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_process_that_is_watched_no_more_has_no_descriptor_whatever_its_finalizer_meets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    before = descriptors()
+    watched = _Interrupted(os.getpid(), start_time(os.getpid()) or 0)
+    assert watched.is_alive()
+    assert len(descriptors()) == len(before) + 1
+    del watched
+    assert descriptors() == before
+
+
 @pytest.mark.process
 def test_a_closed_pidfd_may_be_closed_again(sleeper: subprocess.Popen[bytes]) -> None:
     pidfd = PidFd(sleeper.pid)
@@ -362,23 +382,3 @@ def test_a_forked_child_keeps_its_parents_lock_until_it_closes_the_descriptor(
 ) -> None:
     open_file()
     assert peer.call(_fork_with_lock, str(tmp_path / "file")) == ([True, True], [False])
-
-
-class _Interrupted(Process):
-    """One whose end an exception keeps from closing anything."""
-
-    def close(self) -> None:
-        raise KeyboardInterrupt
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_process_that_is_watched_no_more_has_no_descriptor_whatever_its_finalizer_meets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    before = descriptors()
-    watched = _Interrupted(os.getpid(), start_time(os.getpid()) or 0)
-    assert watched.is_alive()
-    assert len(descriptors()) == len(before) + 1
-    del watched
-    assert descriptors() == before
