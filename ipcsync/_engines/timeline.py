@@ -56,11 +56,11 @@ class TimelineEngine(Engine):
     @holding("_lock")
     def open_first(self) -> None:
         """Register the word's page on the event's device, to test that this works. Raises DriverError."""
-        with OnDevice(self.ordinal) as inside, inside:
-            self._pointer()
+        self._pointer()
 
     def _pointer(self) -> int:
-        self._address = pinned.word(self.line.completed_address)
+        with OnDevice(self.ordinal) as inside, inside:  # the caller's thread may have no context yet
+            self._address = pinned.word(self.line.completed_address)
         return self._address
 
     def _driver_record(self, handle: DriverObject, generation: int) -> None:

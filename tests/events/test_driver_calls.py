@@ -189,7 +189,8 @@ def test_what_the_driver_refuses_is_said_by_name_and_the_next_try_works(
 # --- no more than is needed -------------------------------------------------------------------------------------------
 
 _CAPTURING, _ID, _FLAGS = "cuStreamIsCapturing", "cuStreamGetId", "cuStreamGetFlags"
-_DEVICE, _MODE, _MAPPED = "cuCtxGetDevice", "cuThreadExchangeStreamCaptureMode", "cuMemHostGetDevicePointer"
+_DEVICE, _MODE = "cuCtxGetDevice", "cuThreadExchangeStreamCaptureMode"
+_MAPPED = [_DEVICE, "cuMemHostGetDevicePointer"]  # of the word, once for each use
 _OPEN = [_DEVICE, _MODE, "cuIpcOpenEventHandle", _MODE]  # of the ring, each once in a process
 _LOOK = [_MODE, "cuEventQuery", _MODE]
 _MARK = [_DEVICE, "cuEventCreate", "cuEventRecord"]  # once for each stream
@@ -203,7 +204,7 @@ _RECORD, _WAIT, _WRITE, _WAIT_VALUE = (
 _ASKED: dict[Case, dict[str, list[str]]] = {
     _first_record: {
         "event": [_CAPTURING, _ID, *_OPEN, _RECORD],
-        "timeline": [_CAPTURING, _ID, _MAPPED, _WRITE, *_MARK],
+        "timeline": [_CAPTURING, _ID, *_MAPPED, _WRITE, *_MARK],
     },
     _further_record: {
         "event": [_CAPTURING, *_OPEN, _RECORD],
@@ -215,15 +216,15 @@ _ASKED: dict[Case, dict[str, list[str]]] = {
     },
     _record_on_the_default_stream: {
         "event": [_DEVICE, _CAPTURING, _ID, *_OPEN, _RECORD],
-        "timeline": [_DEVICE, _CAPTURING, _ID, _MAPPED, _WRITE, *_MARK],
+        "timeline": [_DEVICE, _CAPTURING, _ID, *_MAPPED, _WRITE, *_MARK],
     },
     _record_behind_a_wait: {
         "event": [_CAPTURING, _ID, _FLAGS, *_OPEN, _RECORD],
-        "timeline": [_CAPTURING, _ID, _FLAGS, _MAPPED, _WRITE, *_MARK],
+        "timeline": [_CAPTURING, _ID, _FLAGS, *_MAPPED, _WRITE, *_MARK],
     },
     _wait_on_a_stream: {
         "event": [_CAPTURING, _ID, _FLAGS, _WAIT, *_MARK],
-        "timeline": [_CAPTURING, _ID, _FLAGS, _MAPPED, _WAIT_VALUE, *_MARK],
+        "timeline": [_CAPTURING, _ID, _FLAGS, *_MAPPED, _WAIT_VALUE, *_MARK],
     },
     _wait_once_more: {
         "event": [_CAPTURING, _WAIT, "cuEventRecord"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -285,3 +286,19 @@ def test_a_client_that_closes_gives_its_boards_pages_back_to_cuda(coordinator: i
     driver = _drivers.load()
     assert code(driver.cuMemHostRegister(page, PAGE, 0)) == 0
     assert code(driver.cuMemHostUnregister(page)) == 0
+
+
+def test_a_thread_without_a_context_may_be_the_first_to_use_a_words_page(client: ipcsync.Client) -> None:
+    events = [client.event(f"e{number}", recorder=True, engine="timeline") for number in range(40)]
+    stream = ipcsync.Stream()
+    events[0].record(stream)
+    made: list[int] = []
+
+    def record() -> None:
+        made.append(events[-1].record(stream).generation)
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    thread.join()
+    assert made == [1]  # the last one's page had no other user
+    events[-1].at(1).synchronize(10)

@@ -17,7 +17,7 @@ import pytest
 
 from ipcsync._board import BROKEN, CLOSED, INT64_MAX, OPEN, Board, slot_line
 from ipcsync._drivers import SUCCESS
-from ipcsync._engines import EventEngine, TimelineEngine, base, imports, markers, queued, slot_use, slot_view
+from ipcsync._engines import EventEngine, TimelineEngine, base, imports, markers, queued, slot_use, slot_view, timeline
 from ipcsync._native import capture, pinned
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, EventClosed, RecorderLost
@@ -394,7 +394,8 @@ def new_rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setattr("ipcsync._native.context.driver", lambda: rig)
         monkeypatch.setattr(base, "stream_handle", lambda *_: (_STREAM, 0))
         monkeypatch.setattr(capture, "_status", rig.cuStreamIsCapturing)
-        monkeypatch.setattr(markers, "OnDevice", lambda _: contextlib.nullcontext(contextlib.nullcontext()))
+        for module in (markers, timeline):
+            monkeypatch.setattr(module, "OnDevice", lambda _: contextlib.nullcontext(contextlib.nullcontext()))
         monkeypatch.setattr(slot_view, "peer_of", lambda *_: rig)
         monkeypatch.setattr(queued, "lists", {})
         monkeypatch.setattr(imports, "acquire", lambda *_: "ring")
