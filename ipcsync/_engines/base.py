@@ -84,7 +84,7 @@ class Engine(SlotUse):
 
     def _is_complete_and_judged(self, generation: int) -> bool:
         """`is_complete`; the recorder itself first judges what its records stand behind."""
-        if self.chain.entries:
+        if self.chain.is_open:
             self.publish_completed()
         return self.is_complete(generation)
 

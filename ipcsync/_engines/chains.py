@@ -43,6 +43,7 @@ class Chain:
         self.has_asked: bool = False
         self.judge_at = _MANY  # with so many entries a record judges first
         self._is_holder = False
+        self._is_stored = True  # as far as it was judged
         self._in_hand: list[Wait] = []  # held until the entry with them is there
 
     @property
@@ -64,6 +65,11 @@ class Chain:
         self._entries = entries
         if not entries and self._loss is None:
             self._view.has_chain = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to judge, or an exception kept `store` from saying that it was judged."""
+        return bool(self._entries) or not self._is_stored
 
     @property
     def loss(self) -> Loss | None:
@@ -197,6 +203,7 @@ class Chain:
         # A signal's handler may have recorded within this call: its entries stay, for the next judgement. No call comes
         # between the comparison and the store.
         if self._entries is before:
+            self._is_stored = False
             self._entries = left
         if not self._entries and self._loss is None:
             view.has_chain = False
@@ -260,12 +267,16 @@ class Chain:
     def store(self) -> None:
         """Store the judgement on the board; `completed` was stored before."""
         line, base = self._view.line, self._view.base
-        first = self.entries[0].first if self.entries else 0
-        if self._view.behind.first != first:
-            line.store_behind(base + first if first else 0)
-        line.store_bits(self._bits())
+        stored = None
+        while stored is not self._entries:  # a signal's handler may record within this call: its entries are stored too
+            stored = self._entries
+            first = stored[0].first if stored else 0
+            if self._view.behind.first != first:
+                line.store_behind(base + first if first else 0)
+            line.store_bits(self._bits())
         if self.loss is not None and not self._view.behind.is_lost(self.lost_from):
             line.lose(base + self.lost_from, self.loss.serial)
+        self._is_stored = True
 
     def _bits(self) -> int:
         bits = 0

@@ -232,7 +232,7 @@ class EventEngine(Engine):
             else:
                 while done + 1 < self._recorded and self._driver_query(done + 1):
                     done += 1
-        if not self.chain.entries:
+        if not self.chain.is_open:
             self._store(done)
         elif not self._is_orphaned and self.line.state != BROKEN:  # a broken one's watermark says what counts
             self._store(self.chain.judge(done))

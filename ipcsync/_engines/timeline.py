@@ -100,7 +100,7 @@ class TimelineEngine(Engine):
         return super()._board_completed() if self._words[self._state_index] == BROKEN else done
 
     def _publish_completed(self) -> None:
-        if not self.chain.entries:
+        if not self.chain.is_open:
             return
         count = self.line.completed
         if self.line.state != BROKEN and count != INT64_MAX and not self._is_orphaned:

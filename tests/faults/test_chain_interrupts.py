@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 import ipcsync
+from ipcsync._board import SlotLine
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
 from tests.faults import chain_actions as do
 from tests.faults.chain_line import Line, NewPeer, of_events
 from tests.kit.peer import PeerError
@@ -143,3 +148,65 @@ def test_row_03_the_next_use_of_a_slot_stands_behind_nothing_of_the_last_one(lin
     point = d.call(do.record, again)
     assert c.call(do.await_end, point) is None
     assert d.call(do.await_end, point) is None
+
+
+def test_what_was_judged_is_said_though_an_exception_came_before_it(
+    new_client: Callable[..., ipcsync.Client], engine: EngineName
+) -> None:
+    a, b, c = (new_client(name, lease_ttl=60) for name in "abc")
+    first = a.event("a", recorder=True, engine=engine)
+    second, seen = b.event("b", recorder=True, engine=engine), c.event("b")
+    ours, theirs = ipcsync.Stream(), ipcsync.Stream()
+    chain = second._attached.engine.chain
+
+    def store() -> None:
+        del chain.__dict__["store"]
+        raise KeyboardInterrupt
+
+    def is_interrupted() -> bool:
+        with StreamGate(theirs) as gate:
+            data = bytes(first.record(theirs))
+            b.point(data).wait(ours)
+            point = second.record(ours)
+            gate.open()
+        ours.synchronize()
+        chain.__dict__["store"] = store
+        try:
+            point.query()
+        except KeyboardInterrupt:
+            return True
+        chain.__dict__.pop("store", None)
+        return False  # a beat was first
+
+    until(is_interrupted, "a judgement was interrupted")
+    a.close()
+    point = second.record(ours)
+    point.synchronize(10)
+    seen.at(point.generation).synchronize(10)
+    until(lambda: second._attached.engine.line.behind == 0, "nobody is told to ask whom it stood behind")
+
+
+def test_a_handlers_record_amid_the_end_of_a_judgement_is_said_to_stand_behind_its_wait(
+    new_client: Callable[..., ipcsync.Client], engine: EngineName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = (new_client(name, lease_ttl=60) for name in "ab")
+    first, second = (client.event(client.name, recorder=True, engine=engine) for client in (a, b))
+    ours, theirs, held = (ipcsync.Stream() for _ in range(3))
+    line = second._attached.engine.line
+    with StreamGate(theirs) as gate, StreamGate(held):
+        b.point(bytes(first.record(theirs))).wait(ours)
+        point = second.record(ours)
+        real = SlotLine.store_behind
+        handled: list[ipcsync.Point] = []
+
+        def store_behind(of: SlotLine, count: int) -> None:
+            if of is line and not count and not handled:
+                b.point(bytes(first.record(held))).wait(ours)
+                handled.append(second.record(ours))
+            real(of, count)
+
+        monkeypatch.setattr(SlotLine, "store_behind", store_behind)
+        gate.open()
+        until(lambda: point.query() and handled, "the judgement ended, and a handler recorded in it")
+        assert line.behind == handled[0].generation + second._attached.engine.base
+        assert line.bits
