@@ -37,7 +37,13 @@ _contexts: dict[None, zmq.Context[zmq.Socket[bytes]]] = {}
 def zmq_context() -> zmq.Context[zmq.Socket[bytes]]:
     """The ZeroMQ context of this process's clients."""
     # One I/O thread for all clients. Two first calls at the same time make two contexts, of which one is used.
-    return _contexts.get(None) or _contexts.setdefault(None, zmq.Context())
+    if (known := _contexts.get(None)) is not None:
+        return known
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    used = _contexts.setdefault(None, made)
+    if used is not made:
+        made.term()
+    return used
 
 
 def dealer(endpoint: str) -> zmq.Socket[bytes]:
