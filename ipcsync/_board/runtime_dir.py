@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import stat
+import time
 from typing import NamedTuple
 
 from ipcsync._board.board import is_abandoned
@@ -23,6 +24,7 @@ OUTCOME = "reload.json"  # the result of the last reload, in the directory
 _NEW = ".new"  # after its name while it is written
 SHUT = ".full"  # after the name of a socket while no client may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
+_LONGEST_LOOK_S = 5.0  # for which a coordinator that starts waits for processes that only look who serves
 
 
 class RuntimeDirError(Exception):
@@ -112,12 +114,19 @@ class RuntimeDir:
             fd = os.open(self._lock_path, flags, 0o600)
         except OSError as error:
             raise RuntimeDirError(f"cannot open {self._lock_path}: {error.strerror}") from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.pread(fd, 32, 0).decode(errors="replace").partition("\n")[0] or "unknown"
-            os.close(fd)
-            raise RuntimeDirError(f"another coordinator (pid {pid}) serves {self.path}") from None
+        until = time.monotonic() + _LONGEST_LOOK_S
+        while not _locks(fd, fcntl.LOCK_EX):
+            if not _locks(fd, fcntl.LOCK_SH):
+                pid = os.pread(fd, 32, 0).decode(errors="replace").partition("\n")[0] or "unknown"
+                os.close(fd)
+                raise RuntimeDirError(f"another coordinator (pid {pid}) serves {self.path}")
+            fcntl.flock(fd, fcntl.LOCK_UN)  # only `who_serves` of other processes has it, for a moment
+            if time.monotonic() >= until:
+                os.close(fd)
+                raise RuntimeDirError(
+                    f"no coordinator serves {self.path}, but a process locks {self._lock_path}: end it"
+                )
+            time.sleep(0.001)
         return fd
 
     def _check_socket(self, path: str) -> None:
@@ -230,13 +239,21 @@ def who_serves(path: str) -> Serving | None:
     except OSError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if _locks(fd, fcntl.LOCK_SH):
+            return None
         pid, role, namespace, *_ = [*os.pread(fd, 64, 0).decode(errors="replace").split("\n"), "", ""]
         return Serving(int(pid), role, int(namespace) if namespace.isdigit() else 0) if pid.isdigit() else None
     finally:
         os.close(fd)
-    return None
+
+
+def _locks(fd: int, kind: int) -> bool:
+    """Take that lock, unless another process has one that excludes it; whether it was taken."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _gone_is_fine() -> contextlib.suppress:

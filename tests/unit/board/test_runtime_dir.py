@@ -7,13 +7,14 @@ import fcntl
 import os
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from ipcsync._board import Board
+from ipcsync._board import Board, runtime_dir
 from ipcsync._board.board import is_abandoned
-from ipcsync._board.runtime_dir import RuntimeDir, RuntimeDirError
+from ipcsync._board.runtime_dir import RuntimeDir, RuntimeDirError, who_serves
 from ipcsync._wire import endpoints
 from ipcsync.errors import ConnectError
 
@@ -85,6 +86,40 @@ def test_a_lock_of_a_file_that_is_no_longer_there_excludes_nobody(path: Path, mo
     with pytest.raises(RuntimeDirError, match="another coordinator"):
         RuntimeDir(str(path))
     late.close()
+
+
+def test_one_that_only_looks_who_serves_does_not_refuse_one_that_starts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RuntimeDir(str(path)).close()
+    path.mkdir(0o700)
+    looking = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    sleep = time.sleep
+    slept: list[float] = []
+
+    def look_for_a_while(seconds: float) -> None:
+        slept.append(seconds)
+        sleep(seconds)
+        if len(slept) == 3:
+            os.close(looking)
+
+    monkeypatch.setattr(time, "sleep", look_for_a_while)
+    started = RuntimeDir(str(path))
+    assert len(slept) == 3
+    assert who_serves(str(path)) == (os.getpid(), "", 0)
+    started.close()
+
+
+def test_one_that_looks_for_ever_is_named_as_that(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_dir, "_LONGEST_LOOK_S", 0.01)
+    path.mkdir(0o700, parents=True)
+    looking = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    with pytest.raises(RuntimeDirError, match=f"no coordinator serves {path}, but a process locks {path}/lock: end it"):
+        RuntimeDir(str(path))
+    assert who_serves(str(path)) is None
+    os.close(looking)
 
 
 def _start(path: Path, barrier: threading.Barrier, made: list[RuntimeDir], refused: list[str]) -> None:
