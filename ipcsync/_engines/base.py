@@ -308,6 +308,12 @@ class Engine(SlotUse):
                 self._doubt(handle, stream_id, self.ordinal)
             raise
 
+    def _raise_refused(self, stream: StreamLike, stream_id: int, code: int, call: str) -> None:
+        """Raise the driver's error of a shortcut, which may have queued work on the stream."""
+        handle, ordinal = stream_handle(stream)
+        self._doubt(handle, stream_id, ordinal)
+        self.unwrap((code,), call)
+
     @holding("_lock")
     def _unprove(self, generation: int) -> None:
         """The driver was not asked for this record: the next one of that number may be on another stream."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=type)
 
-INTERFACE = 14
+INTERFACE = 15
 """The interface's version, which a binary must have too; raised with each change of the interface."""
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
+from cuda.bindings import cydriver
 
 import ipcsync
-from ipcsync._engines import queued
+from ipcsync._engines import compiled, queued
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.shortcuts import has_shortcuts, why_none
 from tests.kit.until import until
+
+if has_shortcuts():
+    from ipcsync._engines import core
 
 pytestmark = [
     pytest.mark.core,
@@ -38,6 +43,35 @@ class Foreign:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._stream.cuda_stream
+
+
+_UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
+_pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_in.restype, _pointer_in.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+@pytest.fixture
+def refuse() -> Iterator[Callable[[str], None]]:
+    """Has the driver refuse the shortcuts' next call of a function, behind which the stream may have work."""
+    addresses = {name: _pointer_in(cydriver.__pyx_capi__[name], kind) for name, kind in core.FUNCTIONS.items()}
+    arguments = {"cuEventRecord": (ctypes.c_void_p,) * 2}
+    kept: list[Any] = []
+
+    def refuse(name: str) -> None:
+        kinds = arguments.get(name, (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int))
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)
+        real = kind(addresses[name])
+        asked: list[None] = []
+
+        def call(*args: Any) -> int:
+            asked.append(None)
+            return _UNKNOWN if len(asked) == 1 else int(real(*args))
+
+        kept.append(kind(call))
+        core.bind_functions({**addresses, name: ctypes.cast(kept[-1], ctypes.c_void_p).value})
+
+    yield refuse
+    compiled.bind_driver()
 
 
 def taken(client: ipcsync.Client, call: Callable[[], object], times: int = 1) -> tuple[int, int]:
@@ -230,3 +264,54 @@ def test_threads_that_record_together_leave_no_gap(
     assert sorted(number for numbers in made for number in numbers) == list(range(1, last + 1))
     assert fallen == []
     until(lambda: event.completed == last, "all of them complete")
+
+
+_WRITES = {"event": ["cuEventRecord"], "timeline": ["cuStreamWriteValue64", "cuEventRecord"]}
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_record_that_the_driver_refuses_once_is_an_error_and_takes_one_number(
+    client: ipcsync.Client, engine: EngineName, refuse: Callable[[str], None], number: int, is_behind: bool
+) -> None:
+    other = ipcsync.connect(client._session.endpoint)
+    stream, busy = ipcsync.Stream(), ipcsync.Stream()
+    event = client.event("e", recorder=True, engine=engine, depth=8)
+    with other, other.event("above", recorder=True, engine=engine) as above:
+        for _ in range(8):
+            event.record(stream).synchronize(10)
+            client.point(bytes(above.record(busy))).synchronize(10)
+        with StreamGate(busy) as gate:
+            if is_behind:
+                client.point(bytes(above.record(busy))).wait(stream)
+            event.record(stream)  # makes the first entry of the chain
+            refuse(_WRITES[engine][number])
+            with pytest.raises(ipcsync.DriverError, match=r"failed: CUDA_ERROR_UNKNOWN \(999\)") as refused:
+                event.record(stream)
+            assert refused.value.call == _WRITES[engine][number]
+            assert event.generation == 9
+            gate.open()
+        point = event.record(stream)  # behind one more of the number that the driver may have
+        assert point.generation == 11
+        point.synchronize(10)
+
+
+def test_a_wait_whose_marker_the_driver_refuses_once_is_an_error_and_is_kept(
+    client: ipcsync.Client, engine: EngineName, refuse: Callable[[str], None]
+) -> None:
+    other = ipcsync.connect(client._session.endpoint)
+    stream, waiting = ipcsync.Stream(), ipcsync.Stream()
+    event = client.event("e", recorder=True, engine=engine)
+    with other:
+        with StreamGate(stream) as gate:
+            seen = other.point(bytes(event.record(stream)))
+            seen.wait(waiting)  # makes the marker
+            waits = len(queued.lists)
+            refuse("cuEventRecord")
+            with pytest.raises(ipcsync.DriverError, match="cuEventRecord failed"):
+                seen.wait(waiting)
+            assert len(queued.lists) == waits
+            assert not waiting.query()
+            gate.open()
+        waiting.synchronize()
+        seen.synchronize(10)

@@ -70,6 +70,10 @@ class NotOpenError(Exception):
     """The record was made, on an event that is not open any more."""
 
 
+class RefusedError(Exception):
+    """The driver refused what a stream may have all the same: which stream, the driver's code, and its function."""
+
+
 class Rig:
     """One slot of a board, one core over it, one driver."""
 
@@ -113,6 +117,9 @@ class Rig:
 
             def _raise_no_record(self) -> None:
                 raise NotOpenError
+
+            def _raise_refused(self, stream: int, *refused: object) -> None:
+                raise RefusedError(stream, *refused)
 
             def _note_wait(self, stream_id: int, key: int, generation: int) -> Wait:
                 return Wait(self, generation, key, stream_id)
@@ -197,6 +204,8 @@ class Rig:
                 outcome = str(calls[self.case.call]())
             except (NotMeError, QueuedError, NotOpenError) as error:
                 outcome = type(error).__name__
+            except RefusedError as error:
+                outcome = str(error)
         return self.log, outcome
 
     @property

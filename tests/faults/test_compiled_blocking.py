@@ -97,6 +97,38 @@ def test_other_threads_run_while_a_drivers_call_blocks(rig: Rig, engine: EngineN
     assert outcome == ["done"]
 
 
+_AMONG_WAITS = """
+import ctypes, os, signal, threading
+from pathlib import Path
+from tests.faults.compiled_rig import _POINTER, _SIGNATURES
+from tests.faults.test_board_order import Case
+from tests.faults.test_compiled_blocking import _Semaphore, _libc
+from tests.faults.test_compiled_chains import Chain
+from tests.faults.test_compiled_order import core
+from tests.kit.until import until
+
+signal.alarm(20)  # a call with the GIL that waits for another thread ends with no exception
+function = os.environ["FUNCTION"]
+rig = Chain(core, Path(os.environ["DIRECTORY"]), Case("record", recorded=1, made=1))  # a full ring
+semaphore = _Semaphore()
+addresses = {
+    name: ctypes.cast(call, _POINTER).value for name, call in zip(_SIGNATURES, rig._functions, strict=True)
+}
+core.bind_functions({**addresses, function: ctypes.cast(_libc.sem_wait, _POINTER).value})
+rig.engine._keep_event(0, semaphore.address)
+thread = threading.Thread(target=rig.event.record, args=[semaphore.address], daemon=True)
+thread.start()
+until(lambda: semaphore.is_awaited_by(thread.native_id), "the driver's call blocks")
+os._exit(0)  # the thread goes on waiting
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("function", ["cuEventQuery", "cuStreamGetId"])
+def test_other_threads_run_while_the_driver_is_asked_for_a_record_among_waits(tmp_path: Path, function: str) -> None:
+    run(_AMONG_WAITS, FUNCTION=function, DIRECTORY=str(tmp_path))
+
+
 _ASKED_UNLOCKED = """
 import ctypes, os, signal
 from ipcsync._engines import core

@@ -4,13 +4,14 @@
 
 A shortcut takes the steps of the Python engine, in its order and over the same words and attributes; or it changes
 nothing and says "not me", and the Python engine begins anew. So it leaves all that is rare to that one: errors, full
-rings, captures, default streams, other kernels, interrupted records. Each access to a word of the board, each lock,
+rings, captures, default streams, other kernels, interrupted records. Only if the driver refuses what the stream may have
+all the same does it raise the driver's error itself: begun anew, a record would take a second number. Each access to a word of the board, each lock,
 wake, sleep and driver call goes through a function that first looks at `hook`, which is null but in tests.
 
 One extension of these parts, in this order, each of which needs only those before it.
 """
 
-INTERFACE = 14  # as in `core_python`
+INTERFACE = 15  # as in `core_python`
 
 include "words.pxi"    # the board's words
 include "steps.pxi"    # the names of the steps, and the hook

@@ -3,8 +3,11 @@
 cdef class Core(Chained):
     """As in `core_python`: what an engine is made over."""
 
-    cdef int64_t record_on(self, Handle stream) noexcept nogil:
-        """The generation; 0: not me; -1: recorded, but the event is not open any more. Holds the record lock."""
+    cdef int64_t record_on(self, Handle stream, Refusal *refusal) noexcept nogil:
+        """The generation; 0: not me, or refused; -1: recorded, but the event is not open any more.
+
+        Called with the record lock.
+        """
         cdef unsigned long long stream_id = 0
         cdef int64_t generation
         if not self.is_usable(stream) or self._begun != self._recorded or self._is_interrupted:
@@ -23,7 +26,7 @@ cdef class Core(Chained):
         ):
             self.give()
             return 0
-        return self.record_and_give(stream, stream_id, generation)
+        return self.record_and_give(stream, stream_id, generation, refusal)
 
     cdef inline bint follows(self, uint64_t stream_id, int64_t generation) noexcept nogil:
         """Whether the stream is to wait for the record before, which was made on another one."""
@@ -37,11 +40,13 @@ cdef class Core(Chained):
             return False
         return self.event(generation) != NULL
 
-    cdef int64_t record_and_give(self, Handle stream, uint64_t stream_id, int64_t generation) noexcept nogil:
+    cdef int64_t record_and_give(
+        self, Handle stream, uint64_t stream_id, int64_t generation, Refusal *refusal
+    ) noexcept nogil:
         """The rest of it, behind all that may say "not me"; releases the lock."""
         cdef bint is_made
         cdef bint is_awaited = MISTAKE == 11 and self.is_awaited()
-        is_made = self.record_and_publish(stream, stream_id, generation)
+        is_made = self.record_and_publish(stream, stream_id, generation, refusal)
         self.give()
         if not is_made:
             return 0
@@ -51,23 +56,27 @@ cdef class Core(Chained):
             return -1
         return generation
 
-    cdef inline bint record_and_publish(self, Handle stream, uint64_t stream_id, int64_t generation) noexcept nogil:
+    cdef inline bint record_and_publish(
+        self, Handle stream, uint64_t stream_id, int64_t generation, Refusal *refusal
+    ) noexcept nogil:
         if self.follows(stream_id, generation) and self.queue(stream, generation - 1) != 0:
             return False
         self._stream = stream_id
         self._begun = generation
+        refusal.stream = stream_id
         if MISTAKE == 1:
             self.publish(generation)
         if self.is_timeline:
             step(WRITE_VALUE)
-            self._is_interrupted = cuStreamWriteValue64(stream, self._address, self.base + generation, 0) != 0
-            if not self._is_interrupted:
+            refusal.write = cuStreamWriteValue64(stream, self._address, self.base + generation, 0)
+            if refusal.write == 0:
                 step(MARK)
-                self._is_interrupted = cuEventRecord(self.marker(stream_id), stream) != 0
+                refusal.record = cuEventRecord(self.marker(stream_id), stream)
         else:
             step(EVENT_RECORD)
-            self._is_interrupted = cuEventRecord(self.event(generation), stream) != 0
-        if self._is_interrupted:  # the driver's error: the next call, which is this one's slow half, makes it again
+            refusal.record = cuEventRecord(self.event(generation), stream)
+        self._is_interrupted = is_refused(refusal)
+        if self._is_interrupted:  # the driver may have the record: the next call makes it again
             return False
         self._recorded = generation
         if MISTAKE == 2:
@@ -93,24 +102,27 @@ cdef class Core(Chained):
         self.give()
         return generation <= self._room
 
-    cdef int64_t record_among_waits(self, Handle stream) except -9:
+    cdef int64_t record_among_waits(self, Handle stream, Refusal *refusal) except -9:
         """As `record_on`, where streams of this process wait for others, or the event stands behind some."""
         cdef unsigned long long stream_id = 0
         cdef int64_t key = 0, generation = 0
+        cdef bint is_named
         if self.behind_all or self.changed or not self.is_usable(stream):
             return 0
         step(GET_ID)
-        if cuStreamGetId(stream, &stream_id) != 0 or not self.find_list(stream_id, &key):
+        with nogil:
+            is_named = cuStreamGetId(stream, &stream_id) == 0
+        if not is_named or not self.find_list(stream_id, &key):
             return 0  # it is not known what the stream waits for
         if self.has_chain or key in self.waits:
-            return self.record_behind(stream, stream_id, key)
+            return self.record_behind(stream, stream_id, key, refusal)
         if self.record_lock.take():
             with nogil:
-                generation = self.record_on(stream)
+                generation = self.record_on(stream, refusal)
             self.record_lock.give()
         return generation
 
-    cdef int64_t record_behind(self, Handle stream, uint64_t stream_id, int64_t key) except -9:
+    cdef int64_t record_behind(self, Handle stream, uint64_t stream_id, int64_t key, Refusal *refusal) except -9:
         """As `record_on`, on a stream that waits for others, or for an event that stands behind some.
 
         What makes objects is done before the locks are taken: it may start a garbage collection, and that any call.
@@ -121,6 +133,7 @@ cdef class Core(Chained):
         cdef list entries, later
         cdef dict before = None
         cdef int64_t made
+        cdef bint can_begin
         if self.has_chain and not self.is_timeline and generation > self._room:
             self._try_publish()
         chain = self.chain
@@ -144,13 +157,11 @@ cdef class Core(Chained):
             before = {place: self.make_wait(self, generation - 1, key, stream_id)}
         if not self.record_lock.take():
             return 0
-        if (
-            self._begun != generation - 1
-            or self._recorded != generation - 1
-            or self._is_interrupted
-            or not (self.is_timeline or generation <= self._room or self.has_room(generation))
-            or not self.take()
-        ):
+        can_begin = self._begun == generation - 1 == self._recorded and not self._is_interrupted
+        if can_begin and not self.is_timeline and generation > self._room:
+            with nogil:
+                can_begin = self.has_room(generation)
+        if not can_begin or not self.take():
             self.record_lock.give()
             return 0
         # Every change of the chain is a new list, so the same one shows that it is as it was when it was looked at.
@@ -181,9 +192,9 @@ cdef class Core(Chained):
             self.record_lock.give()
             raise
         with nogil:
-            made = self.record_and_give(stream, stream_id, generation)
+            made = self.record_and_give(stream, stream_id, generation, refusal)
         self.record_lock.give()
-        if made != 0 and followed is not None and followed.generation == generation - 1:
+        if (made != 0 or is_refused(refusal)) and followed is not None and followed.generation == generation - 1:
             followed.is_queued = True
         if MISTAKE == 9 and later is not None:
             self.store_links(&links, generation)
@@ -192,17 +203,20 @@ cdef class Core(Chained):
     cdef int64_t try_record(self, stream) except -9:
         cdef int64_t generation = 0
         cdef uintptr_t address
+        cdef Refusal refusal = Refusal(0, 0, 0)
         if self.session is None or not self.is_recorder or not self.good():
             return 0
         address = address_of(stream)
         if address == 0:
             return 0
         if self.has_chain or self.waits or self.changed:
-            generation = self.record_among_waits(<Handle>address)
+            generation = self.record_among_waits(<Handle>address, &refusal)
         elif self.record_lock.take():
             with nogil:
-                generation = self.record_on(<Handle>address)
+                generation = self.record_on(<Handle>address, &refusal)
             self.record_lock.give()
+        if is_refused(&refusal):
+            self.raise_refused(stream, &refusal)
         if generation > 0:
             self.session.shortcuts += 1
         elif generation < 0:

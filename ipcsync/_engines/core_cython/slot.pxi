@@ -13,6 +13,16 @@ cdef struct Marker:
     Handle event
 
 
+cdef struct Refusal:  # the driver's errors from calls of which the stream may have work all the same; 0: none
+    uint64_t stream
+    int write
+    int record
+
+
+cdef inline bint is_refused(const Refusal *refusal) noexcept nogil:
+    return refusal.write != 0 or refusal.record != 0
+
+
 cdef class State:
     """The attributes of an engine, which are its own: no state is held twice. And the steps, one function for each."""
 
@@ -249,6 +259,14 @@ cdef class State:
             return cuStreamWaitValue64(stream, self._address, self.base + generation, 0)
         step(STREAM_WAIT)
         return cuStreamWaitEvent(stream, self.event(generation), 0)
+
+    cdef int raise_refused(self, stream, const Refusal *refusal) except -1:
+        """Raise the driver's error here, as the Python engine does: a second attempt would have another number."""
+        if refusal.write != 0:
+            self._raise_refused(stream, refusal.stream, refusal.write, "cuStreamWriteValue64")
+        else:
+            self._raise_refused(stream, refusal.stream, refusal.record, "cuEventRecord")
+        return 0
 
     cdef inline bint is_known(self, uint64_t stream) noexcept nogil:
         """Whether this event was recorded on the stream lately, which then is of its device."""

@@ -25,8 +25,10 @@ cdef class Waits(Queries):
         id[0] = stream_id
         return 2
 
-    cdef int queue_behind(self, Handle stream, uint64_t stream_id, int64_t generation) noexcept nogil:
-        """1: queued; 2: complete by now; 0: not me; -1: queued, and something is wrong."""
+    cdef int queue_behind(
+        self, Handle stream, uint64_t stream_id, int64_t generation, Refusal *refusal
+    ) noexcept nogil:
+        """1: queued; 2: complete by now; 0: not me; -1: queued, and something is wrong, or its marker is refused."""
         cdef Handle marker
         cdef bint is_queued = False
         cdef int result = 0
@@ -56,12 +58,14 @@ cdef class Waits(Queries):
             if result == 0:
                 if is_queued and MISTAKE != 4:
                     step(MARK)
-                    is_queued = cuEventRecord(marker, stream) == 0
+                    refusal.stream, refusal.record = stream_id, cuEventRecord(marker, stream)
         self.give()
         if result == 1:
             return 2
         if not is_queued:
             return 0
+        if is_refused(refusal):
+            return -1
         if MISTAKE != 8 and (not self.is_open() or not self.is_clear(generation)):
             return -1
         return 1 if self.recorder_lives() and not self.closed() and self.session.coordinator_is_good() else -1
@@ -92,6 +96,7 @@ cdef class Waits(Queries):
         cdef uint64_t guess = 0
         cdef int64_t key = 0
         cdef int result
+        cdef Refusal refusal = Refusal(0, 0, 0)
         if self.session is None or not self.good():
             return False
         address = address_of(stream)
@@ -115,9 +120,11 @@ cdef class Waits(Queries):
             if wait is None:
                 return False
             with nogil:
-                result = self.queue_behind(<Handle>address, stream_id, generation)
+                result = self.queue_behind(<Handle>address, stream_id, generation, &refusal)
             if result != 0 and result != 2 and wait.generation == generation:
                 wait.is_queued = True
+            if is_refused(&refusal):
+                self.raise_refused(stream, &refusal)
             if result < 0:
                 self._check_after_wait(generation)
         if result != 0:
