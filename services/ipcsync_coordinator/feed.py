@@ -15,7 +15,8 @@ from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement
 
 MAX_SUBSCRIPTION = 512  # bytes that a subscriber may send; ZeroMQ's own greeting needs some 300
-UNREAD_SUBSCRIPTIONS = 16  # of one connection
+# Of one connection. While it finds one ZeroMQ reads on, before it gives any to us: with 16 that cost up to 300 MB.
+UNREAD_SUBSCRIPTIONS = 1
 _BUDGET = 256
 _SUBSCRIBES = b"\x01"
 

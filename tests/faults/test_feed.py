@@ -335,11 +335,10 @@ def test_row_23_a_subscription_to_more_than_a_topic_may_be_costs_no_memory(
 def test_row_23_many_topics_cost_bounded_memory(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
     """There are no topics: who subscribes to one is cut off. ZeroMQ keeps some memory for each of their bytes.
 
-    Without that these would cost 470 MB. What libzmq takes in before the connection is shut down is some 24 MB at most.
+    Without that these would cost 470 MB. ZeroMQ takes some in before the connection is shut down.
     """
     watcher = Watcher(client)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    with context.socket(zmq.XSUB) as wordy:
+    with zmq.Context() as context, context.socket(zmq.XSUB) as wordy:
         wordy.linger = 0
         wordy.sndhwm = 0
         wordy.connect(f"ipc://{coordinator.runtime_dir}/feed.sock")
@@ -350,4 +349,3 @@ def test_row_23_many_topics_cost_bounded_memory(coordinator: ipcsync.Coordinator
         client.event("e/a", recorder=True)
         watcher.go_on(("opened", "e/a"))
         assert resident_kib(coordinator.pid) - before < 64 * 1024
-    context.term()
