@@ -286,6 +286,7 @@ class Engine(SlotUse):
                 if queued.changed or queued.lists or self.chain.entries or after or behind:
                     followed = self._stand_behind(handle, stream_id, generation, after, behind)
                 if generation == self._begun:
+                    self._doubt_unmarked()
                     self._follow_begun(handle, stream_id)
                 elif stream_id != self._last_stream and generation > 1:
                     self._driver_stream_wait(handle, generation - 1)
@@ -308,10 +309,9 @@ class Engine(SlotUse):
                 self._doubt(handle, stream_id, self.ordinal)
             raise
 
-    def _raise_refused(self, stream: StreamLike, stream_id: int, code: int, call: str) -> None:
-        """Raise the driver's error of a shortcut, which may have queued work on the stream."""
-        handle, ordinal = stream_handle(stream)
-        self._doubt(handle, stream_id, ordinal)
+    def _raise_refused(self, code: int, call: str) -> None:
+        """Raise the driver's error of a shortcut, of which the stream may have work all the same."""
+        self._mark_unmarked()
         self.unwrap((code,), call)
 
     @holding("_lock")

@@ -84,6 +84,12 @@ class Core:
     _room: int
     """Up to this generation a record has nothing to wait for."""
 
+    _unmarked = 0
+    """The address of a stream that may have work of a refused shortcut, and no marker behind it; 0: there is none."""
+
+    _unmarked_id = 0
+    """Its id."""
+
     _sleepers = 0
     """How many shortcuts sleep on an import of this use, which may not be destroyed meanwhile."""
 

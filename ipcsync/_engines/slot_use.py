@@ -54,6 +54,7 @@ class SlotUse(SlotView, ABC):
         self._begun = self._recorded
         self._is_interrupted = False  # an exception ended a record, which may be made and not published
         self.chain: Chain = Chain(self)
+        self.earlier: SlotUse | None = None  # the use whose chain that is, if not this one's
         self._markers: Markers = Markers(self._driver, self)
 
     @property
@@ -114,6 +115,21 @@ class SlotUse(SlotView, ABC):
         with suppress(Exception):  # the caller raises its own exception; `try_release` tries again
             self._markers.add(handle, stream_id, ordinal)
             del self._markers.doubtful[stream_id]
+
+    @holding("_lock")
+    def _mark_unmarked(self) -> None:
+        self._doubt_unmarked()
+        with suppress(Exception):  # the caller raises its own; `try_release` tries again
+            self._markers.add_doubtful()
+
+    def _doubt_unmarked(self) -> None:
+        """Note a stream that may have work of a refused shortcut. Called with the lock, before the markers are trusted.
+
+        It had a marker then, so its device does not matter.
+        """
+        if self._unmarked:
+            self._markers.doubtful[self._unmarked_id] = (self._driver.CUstream(self._unmarked), self.ordinal)
+            self._unmarked = 0
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -181,6 +197,7 @@ class SlotUse(SlotView, ABC):
         if self._inside or self._sleepers:
             return False
         are_decided = False
+        self._doubt_unmarked()
         try:
             if self.guard.coordinator_is_alive() and not (
                 self._markers.add_doubtful()
@@ -217,6 +234,7 @@ class SlotUse(SlotView, ABC):
             return False
         if not self.guard.coordinator_is_alive():  # then the driver must not be asked about its events
             return False
+        self._doubt_unmarked()
         return self._markers.add_doubtful() and self._is_drained() and self._is_begun_drained()
 
     def _is_drained(self) -> bool:
@@ -265,6 +283,7 @@ class SlotUse(SlotView, ABC):
 
     @trying("_lock")
     def _try_passed(self, stream: int) -> bool:
+        self._doubt_unmarked()
         return self._markers.has_passed(stream)
 
     def give_unpassed(self, streams: Iterable[int]) -> dict[int, Any]:

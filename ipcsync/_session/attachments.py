@@ -40,6 +40,10 @@ _CALL_S = 1.0  # for another thread's call, when its event is closed
 _SLICE_S = 0.05  # between beats
 
 
+class ClosedMeanwhile(Exception):  # noqa: N818 - not an error: the request is made anew
+    """A reply is of a use that its recorder, this session, has closed since, and the coordinator did not know."""
+
+
 class AttachmentTable:
     """All attachments of one client, by (slot, incarnation).
 
@@ -108,7 +112,7 @@ class AttachmentTable:
     def add(self, reply: Attachment, opening: Opening | None = None) -> AttachmentRef:
         """Add the coordinator's reply, for an event object's `opening` or for a point. Called in a `change`.
 
-        Raises as `EngineMaker.make` and `EngineMaker.test`.
+        Raises ClosedMeanwhile: the caller calls `finish_close`, and asks anew; and as `EngineMaker.make` and `.test`.
         """
         key = (reply.slot, reply.incarnation)
         with self.draining.making():
@@ -116,6 +120,9 @@ class AttachmentTable:
                 self._raise_if_closed()
                 engine = self._engines.get(key)
                 if engine is None or engine.is_closed:
+                    # Two recorder's uses of one slot would undo each other's words, and the close would never be told.
+                    if reply.recorder and self._is_being_closed(key):
+                        raise ClosedMeanwhile
                     engine = self._make_anew(key, reply)
                 try:
                     self._maker.test(engine, reply)  # not under the lock: a driver's call may block
@@ -128,6 +135,24 @@ class AttachmentTable:
                 if attached is not None:
                     return attached
 
+    def _is_being_closed(self, key: Key) -> bool:
+        """Whether a recorder's close of that use has begun, and the coordinator was not told."""
+        for old in list(self.draining.engines):  # first: from there it goes to the pending closes
+            if (old.slot, old.incarnation) == key and old.is_recorder and old.is_closed and not old.has_told_closed:
+                return True
+        return self.closes.has_recorders(key)
+
+    def finish_close(self, key: Key, timeout: float) -> None:
+        """Tell the coordinator of the close of that use. Called in a `change`."""
+        deadline = deadline_of(timeout)
+        known = self._engines.get(key)
+        if known is not None and known.is_closed:  # its close was interrupted
+            self._begin_close(key)
+        for old in list(self.draining.engines):
+            if (old.slot, old.incarnation) == key:
+                self.draining.end(old)
+        self.closes.flush_all(timeout, deadline)
+
     def _raise_if_closed(self) -> None:
         if self._is_closed:
             raise ClientClosed("the client was closed while the event was opened")
@@ -138,7 +163,7 @@ class AttachmentTable:
             # What this session recorded there, attached to again: both share the chain. Of a use that only waited, the
             # chain ends with it, and this one may record.
             if (old.slot, old.incarnation) == key and old.is_recorder:
-                engine.chain = old.chain
+                engine.chain, engine.earlier = old.chain, old
         return engine
 
     @holding("_lock")

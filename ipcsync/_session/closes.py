@@ -97,14 +97,22 @@ class PendingCloses:
                 raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
             with lock:
                 lock.release()
-                while self._pending:  # a call within this one may add one at any moment
-                    if not self._flush(left_of(deadline)):
-                        text = f"the coordinator did not take an earlier close within {timeout} s"
-                        raise WaitTimeout(text, timeout=timeout)
+                self.flush_all(timeout, deadline)
                 return fn()
         except BaseException:
             lock.unwind()
             raise
+
+    def flush_all(self, timeout: float, deadline: int) -> None:
+        """Send all pending closes, within a change. WaitTimeout, with `timeout`, if that is not done by `deadline`."""
+        while self._pending:  # a call within this one may add one at any moment
+            if not self._flush(left_of(deadline)):
+                text = f"the coordinator did not take an earlier close within {timeout} s"
+                raise WaitTimeout(text, timeout=timeout)
+
+    def has_recorders(self, key: Key) -> bool:
+        """Whether a close of that use by its recorder is pending."""
+        return any(whose == "recorder" and (body.slot, body.incarnation) == key for body, whose in list(self._pending))
 
     def flush(self, *, wait: bool, timeout: float | None = None) -> None:
         """Send the pending closes; a later beat repeats those that the coordinator does not take in `timeout` seconds.

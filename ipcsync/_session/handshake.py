@@ -59,8 +59,8 @@ def greet(
     return expect(reply, Welcome)
 
 
-def open_board(welcome: Welcome, endpoint: str, timeout: float) -> Board:
-    """The coordinator's board, with the lifeline held: the lock that shows that this process lives."""
+def open_board(welcome: Welcome, endpoint: str) -> Board:
+    """The coordinator's board."""
     try:
         board = Board.open(welcome.board)
     except OSError as error:
@@ -71,13 +71,9 @@ def open_board(welcome: Welcome, endpoint: str, timeout: float) -> Board:
         if error.code != "version":
             raise
         raise _other_version("the coordinator's board", error, endpoint) from None
-    try:
-        if board.epoch != welcome.epoch:
-            raise ConnectError(f"the board {welcome.board} belongs to another coordinator", endpoint=endpoint)
-        _hold_lifeline(board, welcome.line, endpoint, timeout)
-    except BaseException:
+    if board.epoch != welcome.epoch:
         board.close()
-        raise
+        raise ConnectError(f"the board {welcome.board} belongs to another coordinator", endpoint=endpoint)
     return board
 
 
@@ -94,8 +90,8 @@ def _other_version(what: str, error: ProtocolError, endpoint: str) -> ConnectErr
     )
 
 
-def _hold_lifeline(board: Board, index: int, endpoint: str, timeout: float) -> None:
-    """Take the lock of the line, which its last session releases only after its goodbye."""
+def hold_lifeline(board: Board, index: int, endpoint: str, timeout: float) -> None:
+    """Take the lock of the line, which shows that this process lives. The last session there has it to its goodbye."""
     line = board.session(index)
     deadline = deadline_of(timeout)
     while not board.hold_lifeline(line):

@@ -259,10 +259,6 @@ class SessionLease:
         """Mark this process as dead for its peers: it is about to end, though this session may still drain."""
         self._life.give_up()
 
-    def drop_in_child(self) -> None:
-        """In a forked child: close the lifeline's descriptor, and nothing else."""
-        self.board.drop_descriptor()
-
 
 def _slowly(reference: weakref.ref[SessionLease]) -> Callable[[], None]:
     """The function for a quick look that finds a problem. The lease holds it, so it has a weak reference only."""

@@ -20,7 +20,7 @@ from ipcsync._native import device as devices
 from ipcsync._native import fork
 from ipcsync._native.context import count, current_ordinal, uuid_of
 from ipcsync._session import feed, handshake, sessions
-from ipcsync._session.attachments import AttachmentTable
+from ipcsync._session.attachments import AttachmentTable, ClosedMeanwhile
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.feed import Notice
 from ipcsync._session.lease import SessionLease
@@ -135,8 +135,12 @@ class Session:
         check = self._check_wanted_or_greeted
         welcome = handshake.greet(connection, self.name, timeout, lease_ttl, check, driver=_drivers.name())
         undo.callback(handshake.take_leave, connection, welcome.token)
-        board = handshake.open_board(welcome, self.endpoint, timeout)
+        board = handshake.open_board(welcome, self.endpoint)
         undo.callback(board.close)  # which releases the lifeline, so that the line can be given to another session
+        # Another thread may fork from here on, and the child's copy of the descriptor would keep the lifeline.
+        forget_child = fork.at_child(board.drop_descriptor)
+        undo.callback(forget_child)
+        handshake.hold_lifeline(board, welcome.line, self.endpoint, timeout)
         self.epoch: bytes = welcome.epoch
         self.lease_ttl: float = welcome.lease_ttl
         self.id: str = welcome.session
@@ -149,13 +153,12 @@ class Session:
         self.lease.stands_behind_all = self._behind_all
         undo.callback(self.lease.stop)
         self.attachments = AttachmentTable(board, self.lease, self._send_close, self.waits, tracing, self._shown)
-        self._shutdown = Shutdown(connection, welcome.token, self.lease, self.attachments)
+        self._shutdown = Shutdown(connection, welcome.token, self.lease, self.attachments, forget_child)
         if not outliving.may_be_served():
             over.hold(board, board.session(welcome.line), by_exec=outliving.files_survive_exec())
         connection.request(messages.Ready(), self.token, timeout, self._beat_and_check)
         self.lease.show()
         self._check_wanted()
-        self._shutdown.forget_child = fork.at_child(self.lease.drop_in_child)
         devices.collectors.append(self.attachments.collect)
         sessions.add(self)
 
@@ -299,16 +302,32 @@ class Session:
         `left` seconds are left of the call's `timeout`.
         """
         self.check()
+        deadline = deadline_of(left)
         requests = [Request(body, self._give_back) for body in bodies]
         try:
             self.connection.exchange(requests, self.token, left, self.check_liveness)
-            for request, opening in zip(requests, openings, strict=True):
-                reply = self.connection.result_of(request, timeout)
-                self.attachments.add(expect(reply, messages.Attachment), opening)
-                request.is_taken = True
+            for index, opening in enumerate(openings):
+                self._take(requests, index, opening, timeout, deadline)
         except BaseException:
             self._abandon(requests)
             raise
+
+    def _take(
+        self, requests: list[Request], index: int, opening: Opening | None, timeout: float, deadline: int
+    ) -> AttachmentRef:
+        """Attach by the reply to a request; if the event was closed here meanwhile, tell that, and ask anew."""
+        while True:
+            reply = expect(self.connection.result_of(requests[index], timeout), messages.Attachment)
+            try:
+                attached = self.attachments.add(reply, opening)
+            except ClosedMeanwhile:
+                self.attachments.finish_close((reply.slot, reply.incarnation), left_of(deadline))
+            else:
+                requests[index].is_taken = True
+                return attached
+            requests[index].is_taken = True  # its attachment ended with that close
+            requests[index] = Request(requests[index].body, self._give_back)
+            self.connection.exchange([requests[index]], self.token, left_of(deadline), self.check_liveness)
 
     def _abandon(self, requests: Sequence[Request]) -> None:
         """Have the thread, which no exception ends, close what these requests attach to and no caller took."""
@@ -350,16 +369,14 @@ class Session:
         else:
             device = uuid_of(current_ordinal())
             body = messages.Remote("attach", "", "", key.epoch, key.slot, key.incarnation, device)
-        request = Request(body, self._give_back)
+        deadline = deadline_of(left)
+        requests = [Request(body, self._give_back)]
         try:
-            self.connection.exchange([request], self.token, left, self.check_liveness)
-            reply = self.connection.result_of(request, timeout)
-            attached = self.attachments.add(expect(reply, messages.Attachment))
-            request.is_taken = True
+            self.connection.exchange(requests, self.token, left, self.check_liveness)
+            return self._take(requests, 0, None, timeout, deadline)
         except BaseException:
-            self._abandon([request])
+            self._abandon(requests)
             raise
-        return attached
 
     def _give_back(self, late: Message) -> None:
         """Release an attachment whose request was given up."""

@@ -18,17 +18,24 @@ log = logging.getLogger("ipcsync")
 class Shutdown:
     """Ends one session once its client is closed, on the heartbeat's thread.
 
-    `forget_child` unregisters the session's function for forked children.
+    `forget_child` ends that forked children close the board's descriptor.
     """
 
-    def __init__(self, connection: Connection, token: bytes, lease: SessionLease, attachments: AttachmentTable) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        token: bytes,
+        lease: SessionLease,
+        attachments: AttachmentTable,
+        forget_child: Callable[[], None],
+    ) -> None:
         self._connection = connection
         self._token = token
         self._lease = lease
         self._attachments = attachments
         self._has_said_goodbye = False
         self._has_begun = False
-        self.forget_child: Callable[[], None] = lambda: None
+        self._forget_child = forget_child
 
     def begin(self, beat: Callable[[], None]) -> None:
         """Say goodbye, if the coordinator lives. Everything that could be released was released before."""
@@ -74,7 +81,6 @@ class Shutdown:
         self._attachments.closes.end()
         self._lease.stop()
         self._connection.close()
-        self.forget_child()
         # While the coordinator lives, attachments are released only once none of their work is queued. If it is lost,
         # work queued here may still write the board's words: then those pages stay registered and mapped.
         board, is_quiet = self._lease.board, self._lease.coordinator_is_alive()
@@ -82,3 +88,4 @@ class Shutdown:
         is_pinned = pinned.is_any(board.address, board.length)
         is_unpinned = not is_pinned or (is_quiet and pinned.unpin(board.address, board.length))
         board.close(keep_mapping=is_making or not is_unpinned)
+        self._forget_child()  # only now: a child's copy of the descriptor keeps the lifeline

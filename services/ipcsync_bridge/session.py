@@ -70,8 +70,9 @@ class Desk:
             undo.callback(connection.close)
             welcome = handshake.greet(connection, name, timeout, None, lambda: None, driver="", role="bridge")
             undo.callback(handshake.take_leave, connection, welcome.token)
-            board = handshake.open_board(welcome, endpoint, timeout)
+            board = handshake.open_board(welcome, endpoint)
             undo.callback(board.close)
+            handshake.hold_lifeline(board, welcome.line, endpoint, timeout)
             connection.starts = lambda: board.starts
             desk = cls(connection, welcome, board)
             undo.callback(desk._stop)

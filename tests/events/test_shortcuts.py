@@ -51,13 +51,13 @@ _pointer_in.restype, _pointer_in.argtypes = ctypes.c_void_p, (ctypes.py_object, 
 
 
 @pytest.fixture
-def refuse() -> Iterator[Callable[[str], None]]:
-    """Has the driver refuse the shortcuts' next call of a function, behind which the stream may have work."""
+def refuse() -> Iterator[Callable[..., None]]:
+    """Has the driver say of the shortcuts' next call of a function that it was refused, which it made or did not."""
     addresses = {name: _pointer_in(cydriver.__pyx_capi__[name], kind) for name, kind in core.FUNCTIONS.items()}
     arguments = {"cuEventRecord": (ctypes.c_void_p,) * 2}
     kept: list[Any] = []
 
-    def refuse(name: str) -> None:
+    def refuse(name: str, *, is_made: bool) -> None:
         kinds = arguments.get(name, (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int))
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)
         real = kind(addresses[name])
@@ -65,7 +65,8 @@ def refuse() -> Iterator[Callable[[str], None]]:
 
         def call(*args: Any) -> int:
             asked.append(None)
-            return _UNKNOWN if len(asked) == 1 else int(real(*args))
+            result = int(real(*args)) if is_made or len(asked) > 1 else _UNKNOWN
+            return _UNKNOWN if len(asked) == 1 else result
 
         kept.append(kind(call))
         core.bind_functions({**addresses, name: ctypes.cast(kept[-1], ctypes.c_void_p).value})
@@ -266,52 +267,106 @@ def test_threads_that_record_together_leave_no_gap(
     until(lambda: event.completed == last, "all of them complete")
 
 
+class Refused:
+    """Two sessions, streams on which shortcuts are taken, and a call of the driver that is refused once."""
+
+    def __init__(self, client: ipcsync.Client, engine: EngineName, name: str) -> None:
+        self.client, self.other = client, ipcsync.connect(client._session.endpoint)
+        self.stream, self.busy, self.third = ipcsync.Stream(), ipcsync.Stream(), ipcsync.Stream()
+        self.event = client.event(name, recorder=True, engine=engine, depth=8)
+        self.above = self.other.event(f"{name}/above", recorder=True, engine=engine)
+        for stream in (self.third, self.stream) * 4:
+            self.event.record(stream).synchronize(10)
+            client.point(bytes(self.above.record(self.busy))).synchronize(10)
+
+    def is_said(self, call: Callable[[], object], function: str) -> bool:
+        """Whether the driver's error was raised; False: a beat had the lock, so that the call was no shortcut."""
+        errors: list[ipcsync.DriverError] = []
+
+        def attempt() -> None:
+            try:
+                call()
+            except ipcsync.DriverError as error:
+                errors.append(error)
+
+        was_left = taken(self.client, attempt)[1] > 0
+        assert bool(errors) != was_left
+        for error in errors:
+            assert str(error) == f"{function} failed: CUDA_ERROR_UNKNOWN (999)"
+        return bool(errors)
+
+    def close(self) -> None:
+        self.event.close()
+        self.other.close()
+
+
 _WRITES = {"event": ["cuEventRecord"], "timeline": ["cuStreamWriteValue64", "cuEventRecord"]}
 
 
 @pytest.mark.parametrize("is_behind", [False, True])
-@pytest.mark.parametrize("number", [0, -1])
+@pytest.mark.parametrize("goes_on", [False, True], ids=["on another stream", "on the same stream"])
 def test_a_record_that_the_driver_refuses_once_is_an_error_and_takes_one_number(
-    client: ipcsync.Client, engine: EngineName, refuse: Callable[[str], None], number: int, is_behind: bool
+    client: ipcsync.Client, engine: EngineName, refuse: Callable[..., None], goes_on: bool, is_behind: bool
 ) -> None:
-    other = ipcsync.connect(client._session.endpoint)
-    stream, busy = ipcsync.Stream(), ipcsync.Stream()
-    event = client.event("e", recorder=True, engine=engine, depth=8)
-    with other, other.event("above", recorder=True, engine=engine) as above:
-        for _ in range(8):
-            event.record(stream).synchronize(10)
-            client.point(bytes(above.record(busy))).synchronize(10)
-        with StreamGate(busy) as gate:
+    for number in range(4 * len(_WRITES[engine])):
+        function = _WRITES[engine][number % len(_WRITES[engine])]
+        made = Refused(client, engine, f"e{number}")
+        event, stream = made.event, made.stream
+        with StreamGate(made.busy) as gate:
             if is_behind:
-                client.point(bytes(above.record(busy))).wait(stream)
-            event.record(stream)  # makes the first entry of the chain
-            refuse(_WRITES[engine][number])
-            with pytest.raises(ipcsync.DriverError, match=r"failed: CUDA_ERROR_UNKNOWN \(999\)") as refused:
-                event.record(stream)
-            assert refused.value.call == _WRITES[engine][number]
-            assert event.generation == 9
-            gate.open()
-        point = event.record(stream)  # behind one more of the number that the driver may have
-        assert point.generation == 11
+                client.point(bytes(made.above.record(made.busy))).wait(stream)
+            last = event.record(stream)  # makes the first entry of the chain
+            with StreamGate(stream) as held:
+                refuse(function, is_made=True)
+                is_said = made.is_said(lambda event=event, stream=stream: event.record(stream), function)  # type: ignore[misc]
+                compiled.bind_driver()
+                assert event.generation == (9 if is_said else 10)
+                assert not event._engine._markers.doubtful
+                point = event.record(stream if goes_on else made.third)  # behind one more of the number in doubt
+                assert point.generation == 11
+                gate.open()
+                last.synchronize(10)
+                if not goes_on:
+                    ahead = ipcsync.Event()
+                    ahead.record(made.third)
+                    assert not ahead.query(), "it waits for the stream that may have the refused record"
+                assert not point.query()
+                held.open()
         point.synchronize(10)
+        stream.synchronize()
+        assert event.completed == 11
+        assert event._engine.line.completed - event._engine.base == 11, "no later write sets the word back"
+        made.close()
+        if is_said and number + 1 >= len(_WRITES[engine]):
+            return
+    pytest.fail("no record was a shortcut")
 
 
-def test_a_wait_whose_marker_the_driver_refuses_once_is_an_error_and_is_kept(
-    client: ipcsync.Client, engine: EngineName, refuse: Callable[[str], None]
+def test_a_wait_whose_marker_the_driver_refuses_once_is_an_error_and_has_its_marker(
+    client: ipcsync.Client, engine: EngineName, refuse: Callable[..., None]
 ) -> None:
-    other = ipcsync.connect(client._session.endpoint)
-    stream, waiting = ipcsync.Stream(), ipcsync.Stream()
-    event = client.event("e", recorder=True, engine=engine)
-    with other:
-        with StreamGate(stream) as gate:
-            seen = other.point(bytes(event.record(stream)))
-            seen.wait(waiting)  # makes the marker
-            waits = len(queued.lists)
-            refuse("cuEventRecord")
-            with pytest.raises(ipcsync.DriverError, match="cuEventRecord failed"):
-                seen.wait(waiting)
-            assert len(queued.lists) == waits
-            assert not waiting.query()
+    for number in range(4):
+        made = Refused(client, engine, f"e{number}")
+        waiting = made.client.event(f"e{number}/above")
+        with StreamGate(made.busy) as first:
+            seen = [waiting.at(made.above.record(made.busy).generation)]
+            gate = StreamGate(made.busy)
+            seen.append(waiting.at(made.above.record(made.busy).generation))
+            seen[0].wait(made.third)  # makes the marker
+            between = ipcsync.Event()
+            between.record(made.third)
+            refuse("cuEventRecord", is_made=False)
+            is_said = made.is_said(lambda seen=seen, made=made: seen[1].wait(made.third), "cuEventRecord")  # type: ignore[misc]
+            compiled.bind_driver()
+            assert not waiting._engine._markers.doubtful
+            first.open()
+            between.synchronize()  # so is the marker of the first wait
+            assert not waiting._engine.has_passed(waiting._engine._id_of(made.third._handle))
             gate.open()
-        waiting.synchronize()
-        seen.synchronize(10)
+        made.third.synchronize()
+        assert waiting._engine.has_passed(waiting._engine._id_of(made.third._handle))
+        waiting.close()
+        made.close()
+        if is_said:
+            return
+    pytest.fail("no wait was a shortcut")

@@ -292,14 +292,13 @@ def stop_in_heartbeat() -> None:
 
 def stop_in_connect(endpoint: str, lease_ttl: float) -> None:
     """SIGSTOP once the board is mapped and the lifeline held, before the coordinator hears of it."""
-    open_board = handshake.open_board
+    hold = handshake.hold_lifeline
 
-    def open_and_stop(*args: Any) -> Any:
-        board = open_board(*args)
+    def hold_and_stop(*args: Any) -> None:
+        hold(*args)
         os.kill(os.getpid(), signal.SIGSTOP)
-        return board
 
-    handshake.open_board = open_and_stop  # type: ignore[assignment]
+    handshake.hold_lifeline = hold_and_stop  # type: ignore[assignment]
     connect(endpoint, "stopped", lease_ttl)
 
 

@@ -71,7 +71,7 @@ class NotOpenError(Exception):
 
 
 class RefusedError(Exception):
-    """The driver refused what a stream may have all the same: which stream, the driver's code, and its function."""
+    """The driver refused what a stream may have: its code and function, and the stream that is without a marker."""
 
 
 class Rig:
@@ -118,8 +118,10 @@ class Rig:
             def _raise_no_record(self) -> None:
                 raise NotOpenError
 
-            def _raise_refused(self, stream: int, *refused: object) -> None:
-                raise RefusedError(stream, *refused)
+            def _raise_refused(self, *refused: object) -> None:
+                unmarked = (int(getattr(self, "_unmarked")), self._unmarked_id)  # noqa: B009 - mypy has no type of it
+                self._unmarked = 0
+                raise RefusedError(*refused, *unmarked)
 
             def _note_wait(self, stream_id: int, key: int, generation: int) -> Wait:
                 return Wait(self, generation, key, stream_id)

@@ -100,6 +100,8 @@ REFUSALS = [
     Refusal("chain: record, timeline", _WRITE, (*_LINKS, _WRITE), _LEFT),
     Refusal("chain: record, timeline", _RECORD, (*_LINKS, _WRITE, "mark"), _LEFT),
     Refusal("chain: record on another stream, timeline", _WAIT_VALUE, (*_LINKS, _WAIT_VALUE), _LEFT),
+    Refusal("chain: record on another stream, timeline", _WRITE, (*_LINKS, _WAIT_VALUE, _WRITE), _LEFT),
+    Refusal("chain: record on another stream, timeline", _RECORD, (*_LINKS, _WAIT_VALUE, _WRITE, "mark"), _LEFT),
     Refusal("wait: recorded", _CAPTURING, (), "ok"),
     Refusal("wait: recorded", _ID, (), "ok"),
     Refusal("wait: recorded", _WAIT, ("store visited", _WAIT), "ok"),
@@ -184,13 +186,14 @@ def _expect_refused(made: Rig, refusal: Refusal) -> None:
     case, engine = made.case, made.engine
     steps, outcome = made.call()
     assert refusal.function in made.asked, "the driver was asked"
-    assert outcome == (str((STREAM, case.stream, _UNKNOWN, refusal.function)) if refusal.is_on_stream else _LEFT)
+    unmarked = (0, 0) if (case.call, case.engine) == ("record", "event") else (STREAM, case.stream)
+    assert outcome == (str((_UNKNOWN, refusal.function, *unmarked)) if refusal.is_on_stream else _LEFT)
     assert _changes(steps) == refusal.changes
     assert (made.word("recorded"), made.word("completed")) == (case.meanwhile.get("recorded", case.recorded), 0)
     assert (engine._recorded, engine._begun) == (case.made, case.made + refusal.is_doubtful)
     assert (engine._is_interrupted, engine._completed, engine.known_complete) == (refusal.is_doubtful, 0, 0)
     queued = [wait.is_queued for held in made.waits.values() for wait in held.values() if wait.view is engine]
-    is_noted = case.call == "wait" or (isinstance(made, Chain) and _WAIT in refusal.changes)
+    is_noted = case.call == "wait" or (isinstance(made, Chain) and bool({_WAIT, _WAIT_VALUE} & {*refusal.changes}))
     assert any(queued) == (is_noted and refusal.is_on_stream)
     assert (made.session_check.shortcuts, made.session_check.slow_calls) == (0, int(outcome == _LEFT))
     _expect_free(made)

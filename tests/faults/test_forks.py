@@ -20,6 +20,7 @@ import ipcsync
 from ipcsync._board import Board
 from ipcsync._engines.queued_wait import Wait
 from ipcsync._linux import locks
+from ipcsync._session import handshake
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults.forking import FORKS as FORK_BY
@@ -514,6 +515,31 @@ def test_row_31_a_living_child_does_not_hide_its_parents_death(
             assert {another.session_id, third.session_id} <= {each.id for each in another.list_sessions()}
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def _fork_while_another_thread_connects(endpoint: str) -> tuple[bool, bool]:
+    """Whether the line's lock is held before the parent's session ends, and behind that, while the child lives."""
+    hold = handshake.hold_lifeline
+    held: list[tuple[Child, str, int]] = []
+
+    def hold_and_fork(board: Board, index: int, *args: Any) -> None:
+        hold(board, index, *args)
+        held.append((Child("os.fork", _wait_for_signals), board.path, board.session(index).offset))
+
+    handshake.hold_lifeline = hold_and_fork  # type: ignore[assignment]
+    try:
+        with ipcsync.connect(endpoint):
+            child, path, offset = held[0]
+            was_held = _has_lock(path, offset)
+        return was_held, _has_lock(path, offset)
+    finally:
+        handshake.hold_lifeline = hold
+        for child, *_ in held:
+            child.end()
+
+
+def test_row_31_a_child_forked_while_another_thread_connects_keeps_no_lifeline(endpoint: str, peer: Peer) -> None:
+    assert peer.call(_fork_while_another_thread_connects, endpoint) == (True, False)
 
 
 def test_row_31_the_board_is_another_open_file_than_the_lifeline(tmp_path: Any) -> None:

@@ -154,3 +154,70 @@ def test_row_52_threads_that_open_and_close_one_name_do_not_end_each_others_even
         thread.join()
     assert not errors, errors[:3]
     assert min(rounds) > 0
+
+
+def test_row_52_an_opening_amid_the_last_close_of_its_name_is_of_a_new_event(
+    client: ipcsync.Client, new_client: Callable[..., ipcsync.Client], engine: EngineName, monkeypatch: Any
+) -> None:
+    """The close comes between the request and its reply, while work is pending."""
+    waiting = new_client("waiting")
+    first, stream, table = client.event("shared", recorder=True, engine=engine), ipcsync.Stream(), _table(client)
+    add, point = table.add, first.record(stream)
+    point.synchronize(10)
+
+    def close_first(*args: Any) -> Any:
+        first.close()
+        return add(*args)
+
+    with StreamGate(stream) as gate:
+        seen = [waiting.point(bytes(first.record(stream)))]
+        monkeypatch.setattr(table, "add", close_first)
+        second = client.event("shared", recorder=True, engine=engine)
+        monkeypatch.undo()
+        assert (second._engine.slot, second._engine.incarnation) != (first._engine.slot, first._engine.incarnation)
+        seen.append(waiting.point(bytes(second.record(ipcsync.Stream()))))
+        seen[1].synchronize(10)
+        assert not seen[0].query()
+        gate.open()
+    seen[0].synchronize(10)
+    second.close()
+    until(lambda: not table.draining.has_any, "both have drained")
+    assert {info.state for info in client.list_events()} == {"closed"}
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_row_52_a_point_attached_amid_the_close_of_its_event_does_not_keep_it_open(
+    client: ipcsync.Client,
+    new_client: Callable[..., ipcsync.Client],
+    engine: EngineName,
+    monkeypatch: Any,
+    is_released: bool,
+) -> None:
+    """The close has begun, and is not told yet."""
+    event, stream, table = client.event("shared", recorder=True, engine=engine), ipcsync.Stream(), _table(client)
+    waiting, points = new_client("waiting").event("shared"), list[ipcsync.Point]()
+    end = table.draining.end
+
+    def attach_first(used: Any) -> bool:
+        monkeypatch.undo()
+        points.append(client.point(data))
+        return bool(end(used))
+
+    with StreamGate(stream) as gate:
+        data = bytes(event.record(stream))
+        if is_released:
+            gate.open()
+            waiting.at(1).synchronize(10)
+        monkeypatch.setattr(table.draining, "end", attach_first)
+        event.close()
+        with pytest.raises(ipcsync.RecorderLost) as lost:
+            waiting.at(2).synchronize(10)
+        assert lost.value.cause == "closed"
+        assert client.event("shared", recorder=True, engine=engine).generation == 0, "the name is free"
+        gate.open()
+    points[0].synchronize(10)
+    waiting.at(1).synchronize(10)
+
+
+def _table(client: ipcsync.Client) -> Any:
+    return client._session.attachments

@@ -63,7 +63,6 @@ cdef class Core(Chained):
             return False
         self._stream = stream_id
         self._begun = generation
-        refusal.stream = stream_id
         if MISTAKE == 1:
             self.publish(generation)
         if self.is_timeline:
@@ -77,6 +76,8 @@ cdef class Core(Chained):
             refusal.record = cuEventRecord(self.event(generation), stream)
         self._is_interrupted = is_refused(refusal)
         if self._is_interrupted:  # the driver may have the record: the next call makes it again
+            if self.is_timeline:
+                self.leave_unmarked(stream, stream_id)
             return False
         self._recorded = generation
         if MISTAKE == 2:
@@ -164,25 +165,22 @@ cdef class Core(Chained):
         if not can_begin or not self.take():
             self.record_lock.give()
             return 0
-        # Every change of the chain is a new list, so the same one shows that it is as it was when it was looked at.
-        if (
-            self.closed()
-            or not self.is_open()
-            or chain._entries is not entries
-            or chain._loss is not None
-            or self.follows(stream_id, generation) != follows
-            or not self.can_record(stream_id, generation)
-            or self.changed
-            or not self.are_listed(key, pending)
-            or (before is not None and not self.table_lock.take())
-        ):
-            self.give()
-            self.record_lock.give()
-            return 0
         try:
-            if before is not None:
+            # Every change of the chain is a new list, so the same one shows that it is as it was when it was looked at.
+            can_begin = not (
+                self.closed()
+                or not self.is_open()
+                or chain._entries is not entries
+                or chain._loss is not None
+                or self.follows(stream_id, generation) != follows
+                or not self.can_record(stream_id, generation)
+                or self.changed
+                or not self.are_listed(key, pending)
+                or (before is not None and not self.table_lock.take())
+            )
+            if can_begin and before is not None:
                 followed = self.put_wait(key, place, generation - 1, stream_id, before)
-            if later is not None:
+            if can_begin and later is not None:
                 self.has_chain = True
                 chain._entries = later
                 if MISTAKE != 9:
@@ -191,6 +189,10 @@ cdef class Core(Chained):
             self.give()
             self.record_lock.give()
             raise
+        if not can_begin:
+            self.give()
+            self.record_lock.give()
+            return 0
         with nogil:
             made = self.record_and_give(stream, stream_id, generation, refusal)
         self.record_lock.give()
@@ -203,7 +205,7 @@ cdef class Core(Chained):
     cdef int64_t try_record(self, stream) except -9:
         cdef int64_t generation = 0
         cdef uintptr_t address
-        cdef Refusal refusal = Refusal(0, 0, 0)
+        cdef Refusal refusal = Refusal(0, 0)
         if self.session is None or not self.is_recorder or not self.good():
             return 0
         address = address_of(stream)
@@ -216,7 +218,7 @@ cdef class Core(Chained):
                 generation = self.record_on(<Handle>address, &refusal)
             self.record_lock.give()
         if is_refused(&refusal):
-            self.raise_refused(stream, &refusal)
+            self.raise_refused(&refusal)
         if generation > 0:
             self.session.shortcuts += 1
         elif generation < 0:

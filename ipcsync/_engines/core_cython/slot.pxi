@@ -14,7 +14,6 @@ cdef struct Marker:
 
 
 cdef struct Refusal:  # the driver's errors from calls of which the stream may have work all the same; 0: none
-    uint64_t stream
     int write
     int record
 
@@ -30,6 +29,7 @@ cdef class State:
     cdef public int64_t _lost_from, _recorded, _begun, _room, _completed
     cdef public uint64_t incarnation, base, _address
     cdef public bint is_closed, is_recorder, _is_interrupted
+    cdef public uint64_t _unmarked, _unmarked_id
     cdef public int depth
     cdef public int _sleepers
     cdef patience patience
@@ -260,13 +260,18 @@ cdef class State:
         step(STREAM_WAIT)
         return cuStreamWaitEvent(stream, self.event(generation), 0)
 
-    cdef int raise_refused(self, stream, const Refusal *refusal) except -1:
+    cdef int raise_refused(self, const Refusal *refusal) except -1:
         """Raise the driver's error here, as the Python engine does: a second attempt would have another number."""
         if refusal.write != 0:
-            self._raise_refused(stream, refusal.stream, refusal.write, "cuStreamWriteValue64")
+            self._raise_refused(refusal.write, "cuStreamWriteValue64")
         else:
-            self._raise_refused(stream, refusal.stream, refusal.record, "cuEventRecord")
+            self._raise_refused(refusal.record, "cuEventRecord")
         return 0
+
+    cdef inline void leave_unmarked(self, Handle stream, uint64_t stream_id) noexcept nogil:
+        """With the lock: the stream may have work of this use that no marker is behind."""
+        self._unmarked = <uint64_t><uintptr_t>stream
+        self._unmarked_id = stream_id
 
     cdef inline bint is_known(self, uint64_t stream) noexcept nogil:
         """Whether this event was recorded on the stream lately, which then is of its device."""

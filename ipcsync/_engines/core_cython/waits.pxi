@@ -35,7 +35,7 @@ cdef class Waits(Queries):
         if not self.take():
             return 0
         marker = self.marker(stream_id)
-        if not self.closed() and self.session.fork_mark[0] and marker != NULL and (
+        if not self.closed() and self._unmarked == 0 and self.session.fork_mark[0] and marker != NULL and (
             self._address != 0 if self.is_timeline else self.event(generation) != NULL
         ):
             if not self.is_timeline:
@@ -58,7 +58,9 @@ cdef class Waits(Queries):
             if result == 0:
                 if is_queued and MISTAKE != 4:
                     step(MARK)
-                    refusal.stream, refusal.record = stream_id, cuEventRecord(marker, stream)
+                    refusal.record = cuEventRecord(marker, stream)
+                    if refusal.record != 0:
+                        self.leave_unmarked(stream, stream_id)
         self.give()
         if result == 1:
             return 2
@@ -96,7 +98,7 @@ cdef class Waits(Queries):
         cdef uint64_t guess = 0
         cdef int64_t key = 0
         cdef int result
-        cdef Refusal refusal = Refusal(0, 0, 0)
+        cdef Refusal refusal = Refusal(0, 0)
         if self.session is None or not self.good():
             return False
         address = address_of(stream)
@@ -124,7 +126,7 @@ cdef class Waits(Queries):
             if result != 0 and result != 2 and wait.generation == generation:
                 wait.is_queued = True
             if is_refused(&refusal):
-                self.raise_refused(stream, &refusal)
+                self.raise_refused(&refusal)
             if result < 0:
                 self._check_after_wait(generation)
         if result != 0:

@@ -45,6 +45,7 @@ def _refuse_ready(patch: pytest.MonkeyPatch) -> None:
 
 STEPS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "the board": lambda patch: patch.setattr(handshake, "open_board", _fail),
+    "the lifeline": lambda patch: patch.setattr(handshake, "hold_lifeline", _fail),
     "the lease's pipe": lambda patch: patch.setattr(os, "pipe2", _fail),
     "watching the coordinator": lambda patch: patch.setattr(SessionLease, "_watch_coordinator", _fail),
     "the socket for requests": lambda patch: patch.setattr(requests, "dealer", _fail),

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 import ipcsync
 from ipcsync._drivers import describe
 from ipcsync._engines import TimelineEngine
+from ipcsync._session.attachments import ClosedMeanwhile
 from ipcsync._session.references import Opening
 from ipcsync._session.waits import Pending
 from ipcsync._wire import messages
@@ -118,6 +119,60 @@ def test_what_is_attached_anew_while_it_drains_is_judged_as_one(scene: Scene) ->
     stream.synchronize()
     for opening in (again, other):
         opening.close()
+
+
+def test_what_was_closed_before_the_reply_came_is_told_and_asked_for_anew(scene: Scene) -> None:
+    first, stream = scene.open(recorder=True), ipcsync.Stream()
+    assert first.attached is not None
+    engine = first.attached.engine
+
+    def reply() -> None:
+        first.close()
+        for opening in (Opening(), None):
+            with pytest.raises(ClosedMeanwhile):
+                scene.table.add(scene.reply(recorder=True), opening)
+        assert scene.coordinator.heard() == []
+        scene.table.finish_close((0, 1), 1)
+        assert scene.coordinator.heard() == [Close(0, 1, released=False)]
+        again = scene.table.add(scene.reply(recorder=True))  # of a point: the coordinator knows that it is closed
+        assert again.engine.chain is engine.chain
+        assert again.engine.earlier is engine
+
+    with StreamGate(stream):
+        engine.record(stream._handle, engine.ordinal, 1)
+        scene.table.closes.change(1, reply)
+    stream.synchronize()
+
+
+def test_a_close_that_was_interrupted_is_finished_before_it_is_asked_for_anew(scene: Scene) -> None:
+    opening = scene.open(recorder=True)
+    assert opening.attached is not None
+    engine = opening.attached.engine
+    scene.table.draining.add(engine)
+    engine.close()  # as far as a close has come
+
+    def reply() -> None:
+        with pytest.raises(ClosedMeanwhile):
+            scene.table.add(scene.reply(recorder=True), Opening())
+        scene.table.finish_close((0, 1), 1)
+
+    scene.table.closes.change(1, reply)
+    assert scene.coordinator.heard() == [Close(0, 1)]
+    assert scene.table.find((0, 1)) is None
+
+
+def test_a_close_that_the_coordinator_does_not_take_lets_nothing_be_asked_for_anew(scene: Scene) -> None:
+    opening = scene.open(recorder=True)
+
+    def reply() -> None:
+        opening.close()
+        scene.coordinator.refusal = WaitTimeout("no answer")
+        scene.table.finish_close((0, 1), 1)
+
+    with pytest.raises(WaitTimeout, match="did not take an earlier close within 1 s"):
+        scene.table.closes.change(1, reply)
+    assert scene.table.closes.has_recorders((0, 1))
+    assert not scene.table.closes.has_recorders((1, 1))
 
 
 def test_of_a_context_that_is_broken_each_event_is_warned_of_once_and_keeps_no_other_back(

@@ -35,5 +35,5 @@ def test_a_board_stays_mapped_while_a_gpu_may_write_to_it_or_a_call_may_register
     draining = SimpleNamespace(is_making=is_making)
     table: Any = SimpleNamespace(draining=draining, closes=SimpleNamespace(end=_ignore))
     connection: Any = SimpleNamespace(close=_ignore)
-    Shutdown(connection, b"", lease, table).end()
+    Shutdown(connection, b"", lease, table, _ignore).end()
     assert kept == [keeps]
