@@ -10,7 +10,7 @@ IpcSyncError(RuntimeError)
 ├── ConnectError                no coordinator, or one that does not fit: .endpoint
 │   └── NoBridge                no bridge to other nodes runs beside the coordinator
 ├── SessionLost                 the session is over, connect again: .endpoint
-│   ├── CoordinatorLost         the coordinator died, stopped or restarted: .pid .cause
+│   ├── CoordinatorLost         the coordinator died or stopped: .pid .cause
 │   └── SessionExpired          this process was silent for longer than its TTL: .session
 ├── ClientClosed                the client was closed: .client .endpoint
 ├── EventClosed                 the event was closed, or a point of an earlier use of its slot: .event
@@ -123,7 +123,7 @@ class ConnectError(IpcSyncError):
 
 
 class NoBridge(ConnectError):
-    """No bridge runs beside the coordinator at `endpoint`: start one with `ipcsync bridge` to reach other nodes."""
+    """No bridge runs beside the coordinator at `endpoint`: `ipcsync bridge` starts one, which reaches other nodes."""
 
 
 class SessionLost(IpcSyncError):
@@ -135,7 +135,7 @@ class SessionLost(IpcSyncError):
 
 
 class CoordinatorLost(SessionLost):
-    """The coordinator died, stopped or restarted: everything of its epoch is void.
+    """The coordinator died or was stopped: everything of its epoch is void. Or a point is of one that serves no more.
 
     `pid` is its process id in its own pid namespace (0: not known); `cause` says what became of it (None: not known).
     """
@@ -146,7 +146,7 @@ class CoordinatorLost(SessionLost):
         *,
         endpoint: str = "",
         pid: int = 0,
-        cause: Literal["died", "stopped", "restarted"] | None = None,
+        cause: Literal["died", "stopped"] | None = None,
     ) -> None:
         super().__init__(message, endpoint=endpoint)
         self.pid = pid
@@ -266,7 +266,7 @@ class RecorderTaken(NotRecorder):
 
 
 class DeviceMismatch(IpcSyncError):
-    """The event lives on another device than asked for, or on one that this process does not see."""
+    """The event is on another device than asked for, or on one that this process or the coordinator does not see."""
 
 
 class EngineMismatch(IpcSyncError):
@@ -281,7 +281,7 @@ class Reentered(IpcSyncError):
 
 
 class QuotaExceeded(IpcSyncError):
-    """A limit of the coordinator is reached: `limit` is its value."""
+    """A limit of the coordinator, of a bridge or of the machine is reached: `limit` is its value (0: see the text)."""
 
     def __init__(self, message: str = "", *, limit: int = 0) -> None:
         super().__init__(message)

@@ -22,6 +22,7 @@ __all__ = [
     "HasCudaStream",
     "HasDeviceId",
     "HasHandle",
+    "HasId",
     "HasIndex",
     "HasPtr",
     "Latency",
@@ -96,20 +97,32 @@ class HasIndex(Protocol):
 
 
 class HasDeviceId(Protocol):
-    """A device as cuda.core and cupy have it."""
+    """A device as cuda.core has it."""
 
     @property
     def device_id(self) -> int:
         """The device's ordinal."""
 
 
+class HasId(Protocol):
+    """A device as cupy has it."""
+
+    @property
+    def id(self) -> int:
+        """The device's ordinal."""
+
+
 StreamLike: TypeAlias = SupportsIndex | SupportsCudaStream | HasCudaStream | HasPtr
-"""A stream of any library, or its address. `None`, where allowed, is torch's current stream, else this thread's."""
+"""A stream of any library, or its address. `None`, where allowed, is the current one.
+
+That is torch's once torch has initialised CUDA, but for a thread that has called `ipcsync.set_stream`, or is inside
+`with ipcsync.stream(…)`; else it is `ipcsync.current_stream()`.
+"""
 
 EventLike: TypeAlias = SupportsIndex | HasCudaEvent | HasHandle | Waitable
 """An event of any library, or its address."""
 
-DeviceLike: TypeAlias = SupportsIndex | str | HasIndex | HasDeviceId
+DeviceLike: TypeAlias = SupportsIndex | str | HasIndex | HasDeviceId | HasId
 """A device: an ordinal, "cuda", "cuda:1", a UUID, or a device object of any library."""
 
 

@@ -117,7 +117,8 @@ def _index(device: DeviceLike | None) -> int | None:
     """The number in an int or in a device object; None in an object that names the current one."""
     if isinstance(device, bool):
         raise TypeError(f"a device is an int, a string or a device object, but got {device!r}")
-    candidates: tuple[Any, ...] = (device, getattr(device, "index", _MISSING), getattr(device, "device_id", _MISSING))
+    names = ("index", "device_id", "id")  # torch's, cuda.core's, cupy's
+    candidates: tuple[Any, ...] = (device, *(getattr(device, name, _MISSING) for name in names))
     for candidate in candidates:
         if candidate is None and candidate is not device:
             return None

@@ -11,9 +11,7 @@ from ipcsync.cli.output import Failed, echo, print_json, print_table
 
 @click.command("nodes")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
-@click.option(
-    "--runtime-dir", metavar="DIR", help="Where the coordinator serves. [IPCSYNC_RUNTIME_DIR, else the user's]"
-)
+@click.option("--runtime-dir", metavar="DIR", help="Where the coordinator serves. [IPCSYNC_ENDPOINT, else the user's]")
 @click.option("--timeout", default=5.0, type=click.FloatRange(0.1, 600), metavar="S", show_default=True)
 def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
     """Show the nodes of the fleet, this one first.

@@ -23,15 +23,17 @@ def connect(
 
     `endpoint` is $IPCSYNC_ENDPOINT by default, else the coordinator's socket in the runtime directory. `name` is the
     session's name for others. `timeout` in seconds, also for a daemon that is just starting; later requests have
-    `client.timeout`. `lease_ttl` in seconds asks for another TTL than the coordinator's default, which clamps it;
-    `client.lease_ttl` is the granted one. `trace` is a directory for a trace of this process's calls on shared events,
-    $IPCSYNC_TRACE by default, "" for none. `chains` is "stream", or "session": each record then stands behind every
-    wait of the process, whatever its stream. `prefix` is put before the name of every event and stream that this client
-    opens, lists and watches, and is left out in what it returns: two jobs with their own prefixes share a coordinator
-    and never see each other's names.
+    `client.timeout`. `lease_ttl` in seconds asks for another TTL than the coordinator's default;
+    `client.lease_ttl` is the granted one, from 0.2 to 3600. `trace` is a directory for a trace of this process's calls
+    on shared events, $IPCSYNC_TRACE by default, "" for none. `chains` is "stream", or "session": each record then
+    stands behind every wait of the process, whatever its stream. `prefix` is put before the name of every event and
+    stream that this client opens, lists and watches, and is left out in what it returns: two jobs with their own
+    prefixes share a coordinator and never see each other's names.
 
-    Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; ValueError for
-    a timeout that is negative or NaN; OSError if the trace's directory is not writable.
+    Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; QuotaExceeded
+    if it has as many sessions as it may; ProtocolError for an invalid name, prefix or TTL; ValueError for a timeout
+    that is negative or NaN, and for another `chains`; OSError if the trace's directory is not writable; NoDriver, and
+    ForkedProcessError in a process forked after CUDA or ipcsync was used.
     """
     fork.arm()
     client = Client.__new__(Client)

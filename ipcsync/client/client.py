@@ -326,8 +326,9 @@ class Client:
 
         `timeout` in seconds, for the coordinator's reply; `client.timeout` by default.
 
-        Raises ProtocolError for invalid bytes, CoordinatorLost for a point of another coordinator or epoch, EventClosed
-        for one whose event is gone.
+        Raises ProtocolError for invalid bytes, EventClosed if the event is gone. For a point of another node or of an
+        earlier coordinator: NodeLost if that node is lost or not known, NoBridge if no bridge runs, CoordinatorLost if
+        there never was one.
         """
         self._session.check()
         key = wire.unpack(data)

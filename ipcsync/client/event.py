@@ -104,7 +104,7 @@ class SharedEvent(EventBase):
 
     @property
     def state(self) -> EventState:
-        """One of "open", "broken" (the recorder died) and "closed"."""
+        """One of "open", "broken" (its recorder, or what that stood behind, was lost) and "closed"."""
         fork.check()
         return self._engine.state if self._is_open else "closed"
 

@@ -28,7 +28,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],  # without what a distributor adds
         "python": platform.python_version(),
         "compiled": ipcsync.__compiled__,
         "driver": ipcsync.driver_name(),

@@ -36,9 +36,15 @@ _ENDS = {"stopped": 0, "restarted": 1, "expired": 1, "replaced": _FENCED}
     metavar="PREFIX",
     help="Names that others may wait for. [all]",
 )
-@click.option("--replicas", default=1, type=click.IntRange(1, 5), metavar="N", help="Of the bucket of names, if new.")
-@click.option("--max-nodes", default=256, type=click.IntRange(1, 65_536), metavar="N", help="Linked at most.")
-@click.option("--max-links", default=4096, type=click.IntRange(1, 5_000), metavar="N", help="Events linked at most.")
+@click.option(
+    "--replicas",
+    default=1,
+    type=click.IntRange(1, 5),
+    metavar="N",
+    help="Copies of the store of names, if this bridge makes it.",
+)
+@click.option("--max-nodes", default=256, type=click.IntRange(1, 65_536), metavar="N", help="The most nodes linked.")
+@click.option("--max-links", default=4096, type=click.IntRange(1, 5_000), metavar="N", help="The most events linked.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
 @click.option("--try-handover", hidden=True, help="Only say whether a bridge of these formats can be gone on with.")
@@ -51,10 +57,11 @@ def main(runtime_dir: str | None, log_level: str, log_json: bool, try_handover: 
       ipcsync bridge --node prefill-0 --nats tls://nats:4222 --tls-ca ca.pem --tls-cert node.pem --tls-key node.key
 
     It is an ordinary client of the coordinator, with one more right. It needs the extra ipcsync[fleet]. SIGHUP has it
-    go on with the code and the certificates that are on disk now, and no link is lost.
+    go on with the code and the certificates that are on disk now, and no link is lost. If it has a terminal, SIGUSR2
+    does that, and SIGHUP ends it.
 
     Each option can be a variable, IPCSYNC_BRIDGE_LINK_TTL for --link-ttl; what may be given more than once is separated
-    by blanks.
+    by spaces.
 
     Exit status: 0 when it was told to stop, 1 when it failed or its coordinator ended, 3 when another machine has taken
     the node's name.

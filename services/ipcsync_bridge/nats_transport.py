@@ -311,8 +311,8 @@ class NatsTransport:
     async def _confirm(self, bucket: KeyValue, key: str, revision: int) -> None:
         """Conflict if another write that expected the same was accepted too, and replaced this one.
 
-        Of several servers the leader checks what a write expects, and then they agree on it (nats-server's issue 4320,
-        in 2.9 at least): so of writes that come at the same time it accepts more than one, and the last one stays. They
+        Of several servers the leader checks what a write expects, and then they agree on it (seen with
+        nats-server 2.9): so of writes that come at the same time it accepts more than one, and the last one stays. They
         stand before any later write. So once one of ours is done, the key says whose it is.
         """
         await bucket.put(f"names.={self._settings.node}", b"")  # "=" is in no name's key

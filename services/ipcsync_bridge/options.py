@@ -29,9 +29,11 @@ _CONNECTION = (
         help="A server; more than once for more.",
     ),
     click.option("--fleet", default="main", metavar="NAME", help="Which fleet of those on the servers."),
-    click.option("--runtime-dir", metavar="DIR", help="Where the coordinator serves. [the user's]"),
+    click.option(
+        "--runtime-dir", metavar="DIR", help="Where the coordinator serves. [IPCSYNC_RUNTIME_DIR, else the user's]"
+    ),
     click.option("--insecure", is_flag=True, help="Speak in the clear to servers that are not on this machine."),
-    click.option("--tls-ca", default="", metavar="FILE", help="By which the servers' certificates are known."),
+    click.option("--tls-ca", default="", metavar="FILE", help="The CA certificate that verifies the servers."),
     click.option("--tls-cert", default="", metavar="FILE", help="This node's certificate; its name is the node's."),
     click.option("--tls-key", default="", metavar="FILE", help="Its key, mode 0600."),
     click.option("--credentials", default="", metavar="FILE", help="NATS credentials (JWT and NKEY), mode 0600."),

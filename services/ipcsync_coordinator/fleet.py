@@ -161,7 +161,9 @@ class Fleet:
                 "this point belongs to another coordinator, or to one that has restarted since; if it belongs to "
                 "another node, a bridge must run here (ipcsync bridge)"
             )
-        raise NoBridge("no bridge to other nodes runs beside this coordinator: start one with `ipcsync bridge`")
+        raise NoBridge(
+            "no bridge to other nodes runs beside this coordinator: start `ipcsync bridge --node NAME --nats URL`"
+        )
 
     def _want(self, entry: SessionEntry, request: Request, body: messages.Remote, routing: bytes) -> None:
         if len(self._owed) >= MOST_WANTS:

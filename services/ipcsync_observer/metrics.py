@@ -54,7 +54,7 @@ BRIDGE_COUNTS = {
 
 
 class CoordinatorCollector(Collector):
-    """The metrics of the last sample. While the coordinator is not ready, only `ipcsync_up` (0): old values mislead."""
+    """The metrics of the last sample. While there is no coordinator, only the observer's own: old values mislead."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler

@@ -4,8 +4,8 @@
 Without ipcsync, the process that exported the events may be restarted itself. What its peers had opened is
 undefined from then on, and a wait on it may pass or hang. Here everything of the old coordinator raises
 CoordinatorLost, within a second, also in calls that block; nothing of it is ever taken for something of the new one,
-since each start has its own epoch. So the rule is: connect, open, and work in one function; when CoordinatorLost or
-SessionExpired comes out of it, do the step that was not confirmed once more, with a new client.
+since each start has its own epoch. So the rule is: connect, open, and work in one function; when SessionLost
+(CoordinatorLost or SessionExpired) comes out of it, do the step that was not confirmed once more, with a new client.
 
     python services/recipes/survive_restart.py        (always with a coordinator of its own, which it kills)
 """
@@ -45,7 +45,7 @@ class Survivor:
         while True:
             try:
                 return step(self._client)
-            except (ipcsync.CoordinatorLost, ipcsync.SessionExpired) as error:  # noqa: PERF203 - once a restart
+            except ipcsync.SessionLost as error:  # noqa: PERF203 - once a restart
                 if time.monotonic() > deadline:
                     raise
                 print(f"{self._name}: {type(error).__name__}, connecting again", flush=True)

@@ -85,6 +85,7 @@ TYPING = [
     "HasCudaStream",
     "HasDeviceId",
     "HasHandle",
+    "HasId",
     "HasIndex",
     "HasPtr",
     "Latency",

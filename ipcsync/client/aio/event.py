@@ -78,7 +78,7 @@ class AsyncSharedEvent:
 
     @property
     def state(self) -> EventState:
-        """One of "open", "broken" (the recorder died) and "closed"."""
+        """One of "open", "broken" (its recorder, or what that stood behind, was lost) and "closed"."""
         return self._event.state
 
     @property

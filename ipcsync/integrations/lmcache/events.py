@@ -75,7 +75,10 @@ class IpcSyncEventBackend:
         return event.ipc_handle()
 
     def import_event(self, handle: bytes, device: object) -> IpcSyncEvent:  # noqa: ARG002
-        """The event that another process exported. Raises ProtocolError for other bytes, RecorderLost if it ended."""
+        """The event that another process exported. Raises ProtocolError for other bytes, EventClosed if it is gone.
+
+        If its recorder was lost, the first wait raises RecorderLost.
+        """
         return IpcSyncEvent(ipcsync.default_client().point(handle))
 
     def wait_event(self, event: IpcSyncEvent, stream: StreamLike) -> None:

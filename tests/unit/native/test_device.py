@@ -36,6 +36,13 @@ class WithId:
     device_id: int
 
 
+@dataclasses.dataclass(frozen=True)
+class WithShortId:
+    """What cupy.cuda.Device is to us."""
+
+    id: int
+
+
 class WithNumber:
     """What numpy's integers are to us."""
 
@@ -52,7 +59,8 @@ def test_there_is_a_driver_and_a_device() -> None:
 
 def test_each_way_of_naming_a_device_gives_its_ordinal() -> None:
     uuid = ipcsync.get_device_properties(0).uuid
-    ways: list[Any] = [0, "cuda:0", WithNumber(), Torchlike("cuda", 0), WithId(0), ipcsync.Device(0)]
+    ways: list[Any] = [0, "cuda:0", WithNumber(), Torchlike("cuda", 0), WithId(0)]
+    ways += [WithShortId(0), ipcsync.Device(0)]
     ways += [uuid, f"GPU-{uuid}", uuid.upper(), f"gpu-{uuid}", uuid.replace("-", "")]
     assert {parse(way) for way in ways} == {0}
 
