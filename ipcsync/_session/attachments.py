@@ -252,14 +252,14 @@ class AttachmentTable:
         for key, engine in items_of(self._engines):
             if is_alive:
                 self._publish_completed(engine)
-                engine.park_pending()
+                self._park_pending(engine)
             openings = self._opened.get(key)
             is_unusable = engine.state != "open" or key in self._abandoned
             if engine.is_closed or (not openings if openings is not None else is_unusable):
                 self._drop_if_unused(key)
         self.draining.release_all()
         for closed in list(self.draining.engines) if is_alive else ():
-            closed.park_pending()
+            self._park_pending(closed)
         for lost in [*self._engines.values(), *self.draining.engines]:
             if lost.chain.wants_break:
                 self.closes.ask_for_break(lost)
@@ -270,6 +270,13 @@ class AttachmentTable:
             engine.publish_completed()
         except DriverError as error:
             note_failure(engine, "publish what is complete of", error)
+
+    def _park_pending(self, engine: Engine) -> None:
+        """Have a thread wait for what is pending; an event that cannot be opened here must not end the session."""
+        try:
+            engine.park_pending()
+        except DriverError as error:
+            note_failure(engine, "wait for what is pending of", error)
 
     @trying("_lock")
     def _drop_if_unused(self, key: Key) -> None:

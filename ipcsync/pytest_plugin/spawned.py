@@ -125,7 +125,8 @@ class Child:
     def close(self) -> None:
         """Kill it if it runs, and close its files; warns of an exception if `result` was never called."""
         if not self._was_asked and self._answer is None and self._failure is None and self._child.connection.poll(0):
-            with contextlib.suppress(EOFError, ConnectionResetError):  # it ended in the middle of its answer
+            # It ended in the middle of its answer, or that cannot be rebuilt here: nobody has asked for it.
+            with contextlib.suppress(Exception):
                 self._answer = self._child.connection.recv()
         self.kill()
         self._child.close()

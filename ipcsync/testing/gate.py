@@ -74,6 +74,8 @@ class StreamGate:
     def open(self) -> None:
         """Let the stream go on; a second call does nothing."""
         fork.check()
+        if not self._finalizer.alive:
+            return  # its word may be another gate's by now
         self._word.release()
         if self._finalizer.detach() is not None:
             _put_by(self._word)
@@ -137,7 +139,10 @@ _held: set[_Word] = set()
 def _take(ordinal: int) -> _Word:
     """A word of the device that is 0 and has no queued wait."""
     for _ in range(len(_opened)):
-        word = _opened.popleft()
+        try:
+            word = _opened.popleft()
+        except IndexError:
+            break  # another thread has taken the rest
         (_free[word.ordinal] if word.is_passed() else _opened).append(word)
     free = _free.setdefault(ordinal, deque())
     while True:

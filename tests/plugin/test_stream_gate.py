@@ -253,3 +253,30 @@ def test_a_capturing_stream_is_refused_and_its_capture_is_unharmed() -> None:
     finally:
         graph = unwrap(driver.cuStreamEndCapture(stream.cuda_stream), "cuStreamEndCapture")
     unwrap(driver.cuGraphDestroy(graph), "cuGraphDestroy")
+
+
+def test_a_second_opening_does_not_open_the_gate_that_has_the_word_by_then() -> None:
+    first_stream, second_stream = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(first_stream) as first:
+        first.open()
+        first_stream.synchronize()
+        second = StreamGate(second_stream)
+        assert second._word is first._word
+    assert not second.is_open
+    assert not second_stream.query()
+    second.open()
+    second_stream.synchronize()
+
+
+def test_a_gate_that_is_made_while_another_thread_makes_one_has_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [StreamGate(ipcsync.Stream()) for _ in range(2)]
+    for gate in words:
+        gate.open()
+
+    def take_the_rest(_: object) -> bool:
+        gate_module._opened.clear()
+        return False
+
+    monkeypatch.setattr(gate_module._Word, "is_passed", take_the_rest)
+    with StreamGate(ipcsync.Stream()) as gate:
+        assert not gate.is_open

@@ -193,6 +193,24 @@ def test_of_a_context_that_is_broken_each_event_is_warned_of_once_and_keeps_no_o
     assert engine.line.completed - engine.base == 1
 
 
+def test_an_event_that_cannot_be_waited_for_ends_no_beat(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, other, stream = scene.open(recorder=True), scene.open(1), ipcsync.Stream()
+    assert broken.attached is not None
+    with monkeypatch.context() as patch, StreamGate(stream):
+        error = _failing(scene, "park_pending", broken, patch)
+        scene.table.beat()
+        broken.attached.engine.record(stream._handle, broken.attached.engine.ordinal, 1)
+        broken.close()
+        scene.table.beat()
+    assert [each.getMessage() for each in caplog.records] == [
+        f"cannot wait for what is pending of the event 'e0': {error}"
+    ]
+    stream.synchronize()
+    other.close()
+
+
 def test_what_the_driver_cannot_say_is_not_told_to_be_over(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
