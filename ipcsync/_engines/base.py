@@ -286,7 +286,8 @@ class Engine(SlotUse):
                 if queued.changed or queued.lists or self.chain.entries or after or behind:
                     followed = self._stand_behind(handle, stream_id, generation, after, behind)
                 if generation == self._begun:
-                    self._doubt_unmarked()
+                    if self._unmarked:
+                        self._mark_unmarked()
                     self._follow_begun(handle, stream_id)
                 elif stream_id != self._last_stream and generation > 1:
                     self._driver_stream_wait(handle, generation - 1)

@@ -142,16 +142,21 @@ class AttachmentTable:
                 return True
         return self.closes.has_recorders(key)
 
-    def finish_close(self, key: Key, timeout: float) -> None:
-        """Tell the coordinator of the close of that use. Called in a `change`."""
-        deadline = deadline_of(timeout)
-        known = self._engines.get(key)
-        if known is not None and known.is_closed:  # its close was interrupted
-            self._begin_close(key)
+    def finish_close(self, key: Key, timeout: float, deadline: int) -> None:
+        """Tell the coordinator of the close of that use. Called in a `change`; WaitTimeout as `PendingCloses.tell`."""
+        self._complete_close(key)
         for old in list(self.draining.engines):
             if (old.slot, old.incarnation) == key:
                 self.draining.end(old)
-        self.closes.flush_all(timeout, deadline)
+        self.closes.tell(timeout, deadline, key)  # of no other: another reply may be of a use that is closed too
+
+    @holding("_lock")
+    def _complete_close(self, key: Key) -> None:
+        """Do what an exception, or a handler within `_put`, left of it."""
+        known = self._engines.get(key)
+        if known is None or known.is_closed:
+            self._begin_close(key)
+            self._opened.pop(key, None)
 
     def _raise_if_closed(self) -> None:
         if self._is_closed:

@@ -97,22 +97,33 @@ class PendingCloses:
                 raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
             with lock:
                 lock.release()
-                self.flush_all(timeout, deadline)
+                self.tell(timeout, deadline)
                 return fn()
         except BaseException:
             lock.unwind()
             raise
 
-    def flush_all(self, timeout: float, deadline: int) -> None:
-        """Send all pending closes, within a change. WaitTimeout, with `timeout`, if that is not done by `deadline`."""
-        while self._pending:  # a call within this one may add one at any moment
-            if not self._flush(left_of(deadline)):
+    def tell(self, timeout: float, deadline: int, key: Key | None = None) -> None:
+        """Send the pending closes, or only those of one use, within a change.
+
+        WaitTimeout, with the `timeout` of the call, if that is not done by `deadline`.
+        """
+        while pending := self._pending_of(key)[:1]:  # a call within this one may add one at any moment
+            if not self._flush_one(*pending[0], left_of(deadline)):
                 text = f"the coordinator did not take an earlier close within {timeout} s"
                 raise WaitTimeout(text, timeout=timeout)
+            self._forget(pending[0])
+
+    def _pending_of(self, key: Key | None) -> list[tuple[Close, _Whose]]:
+        return [each for each in list(self._pending) if key is None or (each[0].slot, each[0].incarnation) == key]
+
+    def _forget(self, close: tuple[Close, _Whose]) -> None:
+        with suppress(ValueError):  # the goodbye, on the session's thread, sent it meanwhile
+            self._pending.remove(close)
 
     def has_recorders(self, key: Key) -> bool:
         """Whether a close of that use by its recorder is pending."""
-        return any(whose == "recorder" and (body.slot, body.incarnation) == key for body, whose in list(self._pending))
+        return any(whose == "recorder" for _, whose in self._pending_of(key))
 
     def flush(self, *, wait: bool, timeout: float | None = None) -> None:
         """Send the pending closes; a later beat repeats those that the coordinator does not take in `timeout` seconds.
@@ -140,8 +151,7 @@ class PendingCloses:
         while pending := self._pending[:1]:
             if not self._flush_one(*pending[0], timeout):
                 return False
-            with suppress(ValueError):  # the goodbye, on the session's thread, sent it meanwhile
-                self._pending.remove(pending[0])
+            self._forget(pending[0])
         return True
 
     def _flush_one(self, body: Close, whose: _Whose, timeout: float) -> bool:
@@ -149,7 +159,7 @@ class PendingCloses:
         engine = self._engines.get(key)  # first: a use drains before it is taken out there
         # A released use stands in the list until its close was added, which may be the very one that is sent here.
         is_draining = any((old.slot, old.incarnation) == key and not old.is_released for old in list(self.draining))
-        if engine is not None and (whose != "recorder" or engine.is_recorder):
+        if engine is not None and not engine.is_closed and (whose != "recorder" or engine.is_recorder):
             return True  # attached again since: to the coordinator the two uses are one
         if whose == "late" and is_draining:
             return True  # the use that still drains is sent later

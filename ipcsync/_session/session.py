@@ -321,13 +321,17 @@ class Session:
             try:
                 attached = self.attachments.add(reply, opening)
             except ClosedMeanwhile:
-                self.attachments.finish_close((reply.slot, reply.incarnation), left_of(deadline))
+                self.attachments.finish_close((reply.slot, reply.incarnation), timeout, deadline)
             else:
                 requests[index].is_taken = True
                 return attached
-            requests[index].is_taken = True  # its attachment ended with that close
-            requests[index] = Request(requests[index].body, self._give_back)
-            self.connection.exchange([requests[index]], self.token, left_of(deadline), self.check_liveness)
+            # What these replies attached to has ended with that close.
+            ended = [number for number in range(index, len(requests)) if _is_of_use(requests[number].reply, reply)]
+            for number in ended:
+                requests[number].is_taken = True
+                requests[number] = Request(requests[number].body, self._give_back)
+            again = [requests[number] for number in ended]
+            self.connection.exchange(again, self.token, left_of(deadline), self.check_liveness)
 
     def _abandon(self, requests: Sequence[Request]) -> None:
         """Have the thread, which no exception ends, close what these requests attach to and no caller took."""
@@ -421,3 +425,8 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<session {self.name!r} {'connected' if self.is_connected else 'closed'} {self.endpoint}>"
+
+
+def _is_of_use(reply: Message | None, other: messages.Attachment) -> bool:
+    """Whether a reply attaches to the same use of a slot as another one."""
+    return isinstance(reply, messages.Attachment) and (reply.slot, reply.incarnation) == (other.slot, other.incarnation)

@@ -174,7 +174,7 @@ def test_row_52_an_opening_amid_the_last_close_of_its_name_is_of_a_new_event(
         monkeypatch.setattr(table, "add", close_first)
         second = client.event("shared", recorder=True, engine=engine)
         monkeypatch.undo()
-        assert (second._engine.slot, second._engine.incarnation) != (first._engine.slot, first._engine.incarnation)
+        assert _use(second) != _use(first)
         seen.append(waiting.point(bytes(second.record(ipcsync.Stream()))))
         seen[1].synchronize(10)
         assert not seen[0].query()
@@ -183,6 +183,30 @@ def test_row_52_an_opening_amid_the_last_close_of_its_name_is_of_a_new_event(
     second.close()
     until(lambda: not table.draining.has_any, "both have drained")
     assert {info.state for info in client.list_events()} == {"closed"}
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["a", "a"]], ids=["two names", "one name twice"])
+def test_row_52_events_opened_amid_their_last_closes_are_new_ones(
+    client: ipcsync.Client, engine: EngineName, monkeypatch: Any, names: list[str]
+) -> None:
+    table = _table(client)
+    olds, add = [client.event(name, recorder=True, engine=engine) for name in dict.fromkeys(names)], table.add
+
+    def close_first(*args: Any) -> Any:
+        for old in olds:
+            old.close()
+        return add(*args)
+
+    monkeypatch.setattr(table, "add", close_first)
+    news = client.events(names, recorder=True, engine=engine)
+    monkeypatch.undo()
+    assert {_use(new) for new in news}.isdisjoint(map(_use, olds))
+    for new in news:
+        new.record(ipcsync.Stream()).synchronize(10)
+    assert {info.name for info in client.list_events() if info.state == "open"} == set(names)
+    for new in news:
+        new.close()
+    until(lambda: client.list_events() == [], "nothing is left open")
 
 
 @pytest.mark.parametrize("is_released", [False, True])
@@ -196,11 +220,12 @@ def test_row_52_a_point_attached_amid_the_close_of_its_event_does_not_keep_it_op
     """The close has begun, and is not told yet."""
     event, stream, table = client.event("shared", recorder=True, engine=engine), ipcsync.Stream(), _table(client)
     waiting, points = new_client("waiting").event("shared"), list[ipcsync.Point]()
-    end = table.draining.end
+    end, is_begun = table.draining.end, list[bool]()
 
     def attach_first(used: Any) -> bool:
-        monkeypatch.undo()
-        points.append(client.point(data))
+        if threading.current_thread() is threading.main_thread() and not is_begun:  # and not the heartbeat's
+            is_begun.append(True)
+            points.append(client.point(data))
         return bool(end(used))
 
     with StreamGate(stream) as gate:
@@ -217,6 +242,10 @@ def test_row_52_a_point_attached_amid_the_close_of_its_event_does_not_keep_it_op
         gate.open()
     points[0].synchronize(10)
     waiting.at(1).synchronize(10)
+
+
+def _use(event: ipcsync.SharedEvent) -> tuple[int, int]:
+    return event._engine.slot, event._engine.incarnation
 
 
 def _table(client: ipcsync.Client) -> Any:

@@ -35,7 +35,7 @@ cdef class Core(Chained):
     cdef inline bint can_record(self, uint64_t stream_id, int64_t generation) noexcept nogil:
         """Whether all is there that the driver's calls need."""
         if self.is_timeline:
-            return self._address != 0 and self.marker(stream_id) != NULL
+            return self._address != 0 and self._unmarked == 0 and self.marker(stream_id) != NULL
         if self.follows(stream_id, generation) and self.event(generation - 1) == NULL:
             return False
         return self.event(generation) != NULL

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 import ipcsync
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import describe
 from ipcsync._engines import TimelineEngine
 from ipcsync._session.attachments import ClosedMeanwhile
@@ -132,7 +134,7 @@ def test_what_was_closed_before_the_reply_came_is_told_and_asked_for_anew(scene:
             with pytest.raises(ClosedMeanwhile):
                 scene.table.add(scene.reply(recorder=True), opening)
         assert scene.coordinator.heard() == []
-        scene.table.finish_close((0, 1), 1)
+        scene.table.finish_close((0, 1), 1, deadline_of(1))
         assert scene.coordinator.heard() == [Close(0, 1, released=False)]
         again = scene.table.add(scene.reply(recorder=True))  # of a point: the coordinator knows that it is closed
         assert again.engine.chain is engine.chain
@@ -154,11 +156,72 @@ def test_a_close_that_was_interrupted_is_finished_before_it_is_asked_for_anew(sc
     def reply() -> None:
         with pytest.raises(ClosedMeanwhile):
             scene.table.add(scene.reply(recorder=True), Opening())
-        scene.table.finish_close((0, 1), 1)
+        scene.table.finish_close((0, 1), 1, deadline_of(1))
 
     scene.table.closes.change(1, reply)
     assert scene.coordinator.heard() == [Close(0, 1)]
     assert scene.table.find((0, 1)) is None
+
+
+@pytest.mark.parametrize("is_recorder", [False, True])
+def test_of_several_replies_no_other_ones_close_is_told(scene: Scene, is_recorder: bool) -> None:
+    first, second = scene.open(recorder=True), scene.open(1, recorder=is_recorder)
+
+    def reply() -> None:
+        first.close()
+        second.close()
+        with pytest.raises(ClosedMeanwhile):
+            scene.table.add(scene.reply(recorder=True), Opening())
+        scene.table.finish_close((0, 1), 1, deadline_of(1))
+        assert scene.coordinator.heard() == [Close(0, 1)]
+        if is_recorder:
+            with pytest.raises(ClosedMeanwhile):
+                scene.table.add(scene.reply(1, recorder=True), Opening())
+        else:
+            scene.table.add(scene.reply(1), again)
+
+    again = Opening()
+    scene.table.closes.change(1, reply)
+    scene.table.closes.flush(wait=True, timeout=1)
+    assert scene.coordinator.heard() == ([Close(1, 1)] if is_recorder else [])
+
+
+def test_a_handler_that_closes_the_event_amid_the_reply_leaves_no_opening_behind(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, hold = scene.open(recorder=True), Opening(), scene.table._hold
+
+    def close_first(*args: Any) -> Any:
+        held = hold(*args)
+        monkeypatch.undo()
+        first.close()
+        return held
+
+    def reply() -> None:
+        with pytest.raises(ClosedMeanwhile):
+            scene.table.add(scene.reply(recorder=True), second)
+        scene.table.finish_close((0, 1), 1, deadline_of(1))
+
+    monkeypatch.setattr(scene.table, "_hold", close_first)
+    scene.table.closes.change(1, reply)
+    heard = scene.coordinator.heard()
+    assert heard == [Close(0, 1)] * len(heard) != [], "a second one does nothing"
+    assert not scene.table._opened
+    assert scene.table.find((0, 1)) is None
+
+
+def test_a_close_that_was_interrupted_is_told_while_its_use_drains(scene: Scene) -> None:
+    opening, stream = scene.open(recorder=True), ipcsync.Stream()
+    assert opening.attached is not None
+    engine = opening.attached.engine
+    with StreamGate(stream):
+        engine.record(stream._handle, engine.ordinal, 1)
+        scene.table.draining.add(engine)
+        engine.close()  # as far as a close has come
+        scene.table.draining.release_all()
+        scene.table.closes.flush(wait=True, timeout=1)
+        assert scene.coordinator.heard() == [Close(0, 1, released=False)]
+    stream.synchronize()
 
 
 def test_a_close_that_the_coordinator_does_not_take_lets_nothing_be_asked_for_anew(scene: Scene) -> None:
@@ -167,7 +230,7 @@ def test_a_close_that_the_coordinator_does_not_take_lets_nothing_be_asked_for_an
     def reply() -> None:
         opening.close()
         scene.coordinator.refusal = WaitTimeout("no answer")
-        scene.table.finish_close((0, 1), 1)
+        scene.table.finish_close((0, 1), 1, deadline_of(1))
 
     with pytest.raises(WaitTimeout, match="did not take an earlier close within 1 s"):
         scene.table.closes.change(1, reply)
