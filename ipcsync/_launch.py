@@ -145,6 +145,7 @@ def _start(command: list[str], runtime_dir: str | None) -> Coordinator:
     if runtime_dir is None:
         _remove_abandoned()
         runtime_dir = tempfile.mkdtemp(prefix=f"{directory_prefix()}{os.getpid()}-{start_time(os.getpid())}-")
+        os.chmod(runtime_dir, 0o700)  # a folder with the set-group-ID bit hands that on
     command += ["--runtime-dir", runtime_dir, "--exit-with", f"{os.getpid()}:{start_time(os.getpid())}"]
     from ipcsync._drivers import WARNED
 

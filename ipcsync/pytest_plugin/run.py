@@ -136,7 +136,8 @@ def _make_private(directory: Path) -> None:
     with contextlib.suppress(FileExistsError):  # another worker came first
         directory.mkdir(mode=0o700)
     status = os.lstat(directory)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
+    # A directory with the set-group-ID bit hands it on, which gives nobody a right.
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o777 != 0o700:
         raise ConnectError(f"{directory} is not a directory of mode 0700 of this user: remove it")
 
 

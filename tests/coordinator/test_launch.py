@@ -45,6 +45,19 @@ def test_a_launch_in_another_pid_namespace_removes_nothing_of_ours(
         assert client.is_connected
 
 
+def test_a_launch_works_where_new_directories_get_the_set_group_id_bit(
+    new_coordinator: Callable[..., ipcsync.Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # a short path, as sockets need
+        Path(folder).chmod(0o2700)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        coordinator = new_coordinator()
+        assert Path(coordinator.runtime_dir).parent == Path(folder)
+        with ipcsync.connect(coordinator.endpoint) as client:
+            assert client.is_connected
+        assert coordinator.stop() == 0
+
+
 @pytest.mark.parametrize("keeper", [False, True])
 def test_an_endpoint_is_good_in_any_working_directory(
     new_coordinator: Callable[..., ipcsync.Coordinator], monkeypatch: pytest.MonkeyPatch, *, keeper: bool

@@ -199,6 +199,12 @@ def test_workers_whose_controller_is_unknown_here_meet_by_their_parent(told: dic
     assert "/" not in found.token
 
 
+def test_a_directory_that_inherits_the_set_group_id_bit_is_private(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2700)
+    run._make_private(tmp_path / "run")
+    assert (tmp_path / "run").stat().st_mode & 0o7777 == 0o2700
+
+
 def test_a_directory_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     mine = run.own()
