@@ -297,7 +297,7 @@ class Engine(SlotUse):
                 self._begun = generation
                 self._driver_record(handle, generation)
                 if self.marks_records:
-                    self._markers.add(handle, stream_id, self.ordinal)
+                    self._mark(handle, stream_id, self.ordinal)
                 self._recorded = generation
                 self.line.publish(self.base + generation)
         except BaseException:
@@ -422,7 +422,7 @@ class Engine(SlotUse):
                     return None
                 if listed.generation == generation:
                     listed.is_queued = True
-                self._markers.add(handle, stream_id, ordinal)
+                self._mark(handle, stream_id, ordinal)
         except BaseException:
             if not within:
                 lock.unwind()

@@ -68,6 +68,7 @@ class Markers:
         result = self._driver.cuEventRecord(marker, handle)
         if result[0] is not SUCCESS:
             self._use.unwrap(result, "cuEventRecord")
+        self.doubtful.pop(stream_id, None)
 
     def add_doubtful(self) -> bool:
         """Record the markers that an exception prevented; whether every stream has its marker now."""
@@ -75,7 +76,6 @@ class Markers:
             if int(handle) in LEGACY:
                 return False  # the handle may mean another stream on this thread
             self.add(handle, stream_id, ordinal)
-            del self.doubtful[stream_id]
         return True
 
     def has_passed(self, stream_id: int) -> bool:
@@ -98,9 +98,9 @@ class Markers:
         return any(map(is_parked, list(self._events.values())))
 
     def drop_complete(self) -> bool:
-        """Destroy those that are complete; whether all were."""
+        """Destroy those that are complete, unless their streams are in doubt; whether none is left."""
         for stream_id, marker in items_of(self._events):
-            if self._use.is_done(marker) and not is_parked(marker):
+            if stream_id not in self.doubtful and self._use.is_done(marker) and not is_parked(marker):
                 self._destroy(stream_id)
         return not self._events
 

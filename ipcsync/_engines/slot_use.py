@@ -114,7 +114,11 @@ class SlotUse(SlotView, ABC):
         self._markers.doubtful[stream_id] = (handle, ordinal)  # here: a deeper call may find the stack at its end
         with suppress(Exception):  # the caller raises its own exception; `try_release` tries again
             self._markers.add(handle, stream_id, ordinal)
-            del self._markers.doubtful[stream_id]
+
+    def _mark(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
+        """Record the stream's marker behind the work just queued. Called with the lock held."""
+        self._doubt_unmarked()
+        self._markers.add(handle, stream_id, ordinal)
 
     @holding("_lock")
     def _mark_unmarked(self) -> None:

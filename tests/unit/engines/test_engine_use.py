@@ -56,6 +56,19 @@ def test_streams_that_come_and_go_leave_no_more_than_a_few_markers(row: Row) -> 
     assert row.mine.try_release()
 
 
+def test_a_stream_in_doubt_keeps_its_marker_which_knows_its_device(row: Row) -> None:
+    streams = [ipcsync.Stream() for _ in range(40)]
+    for number, stream in enumerate(streams):
+        _record(row.mine, stream)
+        stream.synchronize()
+        if number == 0:  # as a shortcut leaves it whose marker was refused
+            row.mine._unmarked, row.mine._unmarked_id = stream.cuda_stream, stream.stream_id
+    assert row.mine._markers.get(streams[0].stream_id) is not None
+    assert list(row.mine._markers.doubtful) == [streams[0].stream_id]
+    _record(row.mine, streams[0])
+    assert not row.mine._markers.doubtful
+
+
 @pytest.mark.parametrize(("can", "flag"), [(0, 0), (1, STREAM_WAIT_VALUE_FLUSH)])
 def test_waits_for_a_mirror_see_what_a_network_card_wrote_where_the_device_can(
     row: Row, monkeypatch: pytest.MonkeyPatch, can: int, flag: int
