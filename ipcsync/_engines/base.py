@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import NoReturn
 
 from ipcsync import _drivers
@@ -124,42 +124,30 @@ class Engine(SlotUse):
         if self.generation < generation:
             self._raise_if_finished(generation)
             return False
-        lock = self._lock
-        within = lock.is_mine() and lock.is_held_below()
-        try:
-            with lock:
-                self._raise_if_closed()
-                done = self._driver_query(generation)
-        except BaseException:
-            if not within:
-                lock.unwind()
-            raise
-        if done and self._confirm(generation):
+        if self._in_driver(self._driver_query, generation, 0) and self._confirm(generation):
             return True
         self._raise_if_finished(generation)
         return False
 
     def _wait_in_driver(self, generation: int, deadline_ns: int) -> bool:
-        """`_driver_wait`, during which the import is not destroyed."""
+        return self._in_driver(partial(self._driver_wait, deadline_ns=deadline_ns), generation, deadline_ns)
+
+    def _in_driver(self, ask: Callable[[int], bool], generation: int, deadline_ns: int) -> bool:
+        """`ask(generation)`, during which the import is not destroyed; False if it is not open by the deadline.
+
+        It does not wait for the lock, unless the import is not open yet: another thread may have it for as long as a
+        record's driver call blocks, since a stream's queue is full.
+        """
         me = object()
         try:
-            self._enter_driver(me, generation)
-            done = self._driver_wait(generation, deadline_ns)
-            self._leave_driver(me)
+            self._inside[me] = None
+            self._raise_if_closed()  # in this order: a release looks at `_inside` after the close
+            is_done = self._has_import(generation, deadline_ns) and ask(generation)
+            del self._inside[me]
         except BaseException:
             self._inside.pop(me, None)
             raise
-        return done
-
-    @holding("_lock")
-    def _enter_driver(self, me: object, generation: int) -> None:
-        self.check()
-        self._open_import(generation)
-        self._inside[me] = None
-
-    @holding("_lock")
-    def _leave_driver(self, me: object) -> None:
-        del self._inside[me]
+        return is_done
 
     # --- stream work --------------------------------------------------------------------------------------------------
 
@@ -506,8 +494,9 @@ class Engine(SlotUse):
         if self._begun > 1:
             self._driver_stream_wait(handle, self._begun - 1)
 
-    def _open_import(self, generation: int) -> None:
-        """Open what a wait for `generation` needs. Called with the lock held."""
+    def _has_import(self, generation: int, deadline_ns: int) -> bool:  # noqa: ARG002 - the event engine's
+        """Whether what a wait for `generation` needs is open; False if a thread has the lock until the deadline."""
+        return True
 
     def _make_room(self, generation: int, timeout: float | None, began: int) -> bool:  # noqa: ARG002 - there always is
         """Wait until there is room for a record of `generation`, `timeout` seconds from now or from `began` in ns.

@@ -68,8 +68,22 @@ class EventEngine(Engine):
             self._keep_event(index, event)
         return event
 
-    def _open_import(self, generation: int) -> None:
-        self._event(generation)
+    def _has_import(self, generation: int, deadline_ns: int) -> bool:
+        if self._ring[(generation - 1) % self.depth] is not None:
+            return True
+        lock = self._lock
+        within = lock.is_mine() and lock.is_held_below()
+        try:
+            if not lock.acquire(timeout=min(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9), SLICE_NS / 1e9)):
+                return False
+            with lock:
+                lock.release()
+                self._event(generation)
+        except BaseException:
+            if not within:
+                lock.unwind()
+            raise
+        return True
 
     def _make_room(self, generation: int, timeout: float | None, began: int) -> bool:
         lock = self._lock
@@ -251,7 +265,7 @@ class EventEngine(Engine):
             self._completed = done
         self._note_complete(done)
 
-    @holding("_lock")
+    @trying("_lock")
     def _publish_known(self, generation: int) -> None:
         if not self.is_closed:  # else it may be released, and the slot used by another event
             self._store(generation)

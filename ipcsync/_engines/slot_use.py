@@ -47,7 +47,7 @@ class SlotUse(SlotView, ABC):
         self._is_released = False
         # Set by the client: the drained close was sent; a failed release was logged.
         self.has_told_closed = self.has_told_drained = self.has_failed = False
-        self._inside: dict[object, None] = {}  # waits in the driver that run now, without the lock
+        self._inside: dict[object, None] = {}  # questions to the driver and waits in it that run now, without the lock
         # Generations recorded by this session, an earlier use of the same event included.
         self._recorded = max(self.line.recorded - self.base, 0) if attachment.recorder else 0
         # The last number given to a record, whether it was made or an exception interrupted it.

@@ -51,7 +51,7 @@ class Records(Waits):
             if generation - self.scenario.depth <= done:
                 break
             del done
-            yield from self.in_driver(me, "r", generation - self.scenario.depth)
+            yield from self.in_driver(me, generation - self.scenario.depth, self.driver_wait)
             yield from self.guard(me, "guard.check_liveness")
             yield from self.under_lock(me, "r", self.publish_if_open, me)
         del done

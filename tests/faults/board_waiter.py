@@ -272,38 +272,37 @@ class Waits(SlotView):
             return "False"
         del recorded
         yield from self.ask_early(me, generation)
-        if (yield from self.under_lock(me, thread, self.ask_driver, me, generation)):
+        if self.scenario.locks:
+            done = yield from self.under_lock(me, thread, self.query_driver, me, generation)
+        else:
+            done = yield from self.in_driver(me, generation, self.driver_query)
+        if done:
             yield from self.confirm(me, generation)
             return "True"
         yield from self.raise_if_finished(me, generation)
         return "False"
 
-    def ask_driver(self, me: int, generation: int) -> Program:
+    def query_driver(self, me: int, generation: int) -> Program:
         yield from self.raise_if_closed(me)
         done = yield from self.driver_query(me, generation)
         return done
 
-    def in_driver(self, me: int, thread: str, generation: int) -> Program:
-        yield from self.under_lock(me, thread, self.enter_driver, me)
+    def in_driver(self, me: int, generation: int, ask: Callable[[int, int], Program]) -> Program:
+        if not self.has("let go while inside") and not self.has("inside after the look"):
+            yield self.keep(me, "inside", 1)
         problem = ""
         done = False
         try:
-            done = yield from self.driver_wait(me, generation)
+            yield from self.raise_if_closed(me)
+            if self.has("inside after the look"):
+                yield self.keep(me, "inside", 1)
+            done = yield from ask(me, generation)
         except Ended as ended:
             problem = str(ended)
-        yield from self.under_lock(me, thread, self.leave_driver, me)
+        yield self.keep(me, "inside", 0)
         if problem:
             raise Ended(problem)
         return done
-
-    def enter_driver(self, me: int) -> Program:
-        yield from self.check(me)
-        yield self.keep(me, "inside", 0 if self.has("let go while inside") else 1)
-        return ""
-
-    def leave_driver(self, me: int) -> Program:
-        yield self.keep(me, "inside", 0)
-        return ""
 
     def synchronize(self, me: int, thread: str, generation: int) -> Program:
         yield from self.check(me)
@@ -315,7 +314,7 @@ class Waits(SlotView):
                 return "ok"
             yield from self.raise_if_finished(me, generation)
             yield from self.ask_early(me, generation)
-            if (yield from self.in_driver(me, thread, generation)):
+            if (yield from self.in_driver(me, generation, self.driver_wait)):
                 yield from self.confirm(me, generation)
                 return "ok"
             yield from self.check_liveness(me, generation)

@@ -11,7 +11,7 @@ FREE, OPEN, BROKEN, CLOSED = 0, 1, 2, 3
 MAX = 99  # stands for INT64_MAX
 RECORDER = 0  # the number of the recorder's process; the waiters' follow
 
-LOCKED = {"made", "inside", "has_import", "room"}  # touched with the engine's lock held only
+LOCKED = {"made", "has_import", "room"}  # touched with the engine's lock held only
 
 MISTAKES = {
     "publish before record": "`recorded` is stored before the driver's call",
@@ -29,6 +29,7 @@ MISTAKES = {
     "no following": "a stream is recorded on that does not wait for the record on another one before",
     "no last look": "nothing looks whether this use was closed once the words were read",
     "let go while inside": "an import is destroyed while a thread waits in the driver for it",
+    "inside after the look": "a thread looks whether this use was closed, then says that it is in the driver for it",
     "release before state": "a timeline's word is released before the state says that it was",
     "release once": "a released word is not released again when a queued write pulled it down",
     "no look at the coordinator": "what the driver says of the coordinator's events counts whether or not it lives",
@@ -118,6 +119,7 @@ class Scenario:
     heartbeat: bool = False  # the recorder's other thread harvests
     reuse: bool = False  # the slot is used anew once it is free
     asks: bool = False  # the recorder wakes only if anybody waits, as the compiled core does
+    locks: bool = False  # a query asks the driver with the lock held, as the compiled core does
     mistakes: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

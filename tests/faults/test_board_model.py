@@ -82,6 +82,13 @@ SCENARIOS |= {
         calls=((("wait", 1), ("wait", 2)),), streams=(1, 1, 1), recorded=1, heartbeat=True
     ),
 }
+SCENARIOS |= {
+    f"{_name}, with the lock": dataclasses.replace(SCENARIOS[_name], locks=True)
+    for _name in (
+        "query, another thread closes, the recorder dies, reuse",
+        "query, a ring of one, the heartbeat harvests, the coordinator dies",
+    )
+}
 SCENARIOS["two sleep, the recorder looks who waits"] = Scenario(
     calls=((("synchronize", 1),), (("synchronize", 2),)), depth=2, streams=(1, 1), asks=True
 )
@@ -152,6 +159,7 @@ FOUND_IN: dict[str, Scenario] = {
     "no following": SCENARIOS["two records"],
     "no last look": SCENARIOS["query, another thread closes, the recorder dies, reuse"],
     "let go while inside": SCENARIOS["synchronize, another thread closes, the recorder dies, reuse"],
+    "inside after the look": SCENARIOS["query, another thread closes, the recorder dies, reuse"],
     "release before state": TIMELINES["ahead, the recorder expires"],
     "release once": TIMELINES["ahead, another thread closes, the recorder expires"],
     "no look at the coordinator": SCENARIOS["wait, a ring of one, the heartbeat harvests, the coordinator dies"],

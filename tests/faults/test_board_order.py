@@ -315,7 +315,7 @@ class Rig:
         return (SUCCESS,)
 
     def cuEventQuery(self, _event: str) -> Any:  # noqa: N802 - the driver's name
-        if not self.depth:
+        if self.case.call == "synchronize" and not self.depth:
             return (slot_use._NOT_READY,)  # the first look of a bounded wait, which as a whole is one step
         self.log.append("cuEventQuery")
         return (SUCCESS if self.case.says_complete else slot_use._NOT_READY,)
@@ -377,6 +377,7 @@ def _engine(rig: Rig) -> Any:
     engine._recorded = engine._begun = rig.case.made
     engine._completed = rig.case.done
     if rig.case.engine == "event":
+        engine._ring = ["ring"] * rig.case.depth  # as after their first use
         engine._room, engine._watched = rig.case.done + rig.case.depth, {}
     engine._last_stream = 1
     engine._is_closed = rig.case.is_closed
@@ -444,7 +445,7 @@ def _run_code(rig: Rig) -> tuple[list[str], str]:
 def _run_model(case: Case, *, asks: bool = False) -> tuple[list[str], str]:
     orphans = case.is_orphaned
     scenario = Scenario(
-        engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True, orphans=orphans, asks=asks
+        engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True, orphans=orphans, asks=asks, locks=asks
     )
     model = Model(scenario)
     process = Process(is_closed=case.is_closed, made=case.made, done=case.done, room=case.done + case.depth)

@@ -81,7 +81,7 @@ def expected(case: Case) -> tuple[list[str], str]:
         steps, outcome = _run_model(case, asks=True)
         # Asked once for each stream, by the Python engine: where it was not, the wait is none for a shortcut.
         return [step for step in steps if step != "cuStreamGetFlags"], outcome
-    model = Model(Scenario(engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True))
+    model = Model(Scenario(engine=case.engine, depth=case.depth, dies=True, closes=True, reuse=True, locks=True))
     world = World(
         state=case.state,
         recorded=case.recorded,

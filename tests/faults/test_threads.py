@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -72,6 +74,78 @@ def test_row_47_a_drivers_call_that_blocks_for_longer_than_the_ttl_costs_no_sess
     event.record(stream).synchronize(10)
     assert client.is_connected
     assert "slow" in [row.name for row in peer.list_sessions()]
+
+
+@contextlib.contextmanager
+def _amid_a_drivers_call(event: ipcsync.SharedEvent) -> Iterator[None]:
+    """As while another thread's record of `event` blocks in the driver: that thread has the engine's lock."""
+    lock, is_inside, is_over = event._engine._lock, threading.Event(), threading.Event()
+
+    def block() -> None:
+        with lock:
+            is_inside.set()
+            is_over.wait(100)
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    assert is_inside.wait(10)
+    try:
+        yield
+        assert thread.is_alive(), "else the call that blocked was waited for"
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("role", ["recorder", "waiter"])
+def test_row_47_a_drivers_call_that_blocks_keeps_no_wait_on_the_host_past_its_timeout(
+    new_client: NewClient, engine: EngineName, role: str
+) -> None:
+    recorder = new_client("recorder")
+    stream = ipcsync.Stream()
+    event = recorder.event("e", recorder=True, engine=engine)
+    # The waiter's first call: what it asks the driver about is not open yet.
+    used = event if role == "recorder" else new_client("waiter").event("e")
+    with StreamGate(stream) as gate:
+        event.record(stream)
+        with _amid_a_drivers_call(used):
+            assert not used.at(1).query()
+            with pytest.raises(ipcsync.WaitTimeout):
+                used.at(1).synchronize(0.1)
+        gate.open()
+        used.at(1).synchronize(10)
+        event.record(stream).synchronize(10)
+
+
+def test_row_47_what_is_complete_is_seen_amid_a_drivers_call_that_blocks(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    stream = ipcsync.Stream()
+    event = client.event("e", recorder=True, engine=engine)
+    point = event.record(stream)
+    with _amid_a_drivers_call(event):
+        point.synchronize(10)
+        assert point.query()
+    assert event.record(stream).generation == 2
+    until(lambda: event.completed == 2, "complete")
+
+
+def test_row_47_a_drivers_call_that_blocks_keeps_no_other_event_from_its_callbacks(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    blocked = client.event("blocked", recorder=True, engine=engine)
+    free = client.event("free", recorder=True, engine=engine)
+    called: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with StreamGate(stream) as gate, StreamGate(other) as other_gate:
+        points = blocked.record(stream), free.record(other)
+        with _amid_a_drivers_call(blocked):
+            for point in points:
+                point.add_done_callback(lambda point: called.put(point.event_name))
+            other_gate.open()
+            assert called.get(timeout=10) == "free"
+        gate.open()
+        assert called.get(timeout=10) == "blocked"
 
 
 # --- row 51 -----------------------------------------------------------------------------------------------------------
