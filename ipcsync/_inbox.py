@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
@@ -17,7 +19,7 @@ T = TypeVar("T")
 class Inbox(Generic[T]):
     """Has the running loop call `take` for each thing that a thread puts in, in their order."""
 
-    def __init__(self, take: Callable[[T], None]) -> None:
+    def __init__(self, take: Callable[[T], object]) -> None:
         self._take = take
         self._loop = asyncio.get_running_loop()
         self._things: deque[T] = deque()
@@ -26,8 +28,10 @@ class Inbox(Generic[T]):
     def put(self, thing: T) -> None:
         """Put it in, on any thread; without effect once the loop is closed."""
         self._things.append(thing)
-        if self._is_called:
-            return
+        if not self._is_called:
+            self._call()
+
+    def _call(self) -> None:
         self._is_called = True
         try:
             self._loop.call_soon_threadsafe(self._empty)
@@ -37,5 +41,31 @@ class Inbox(Generic[T]):
 
     def _empty(self) -> None:
         self._is_called = False  # first: what comes from here on calls again
-        while self._things:
-            self._take(self._things.popleft())
+        try:
+            while self._things:
+                self._take(self._things.popleft())
+        finally:
+            if self._things:  # an exception ends this call
+                self._call()
+
+
+class LoopCalls:
+    """Has the running loop call functions, on behalf of any thread and in their order."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        inbox = _inboxes.get(loop)
+        if inbox is None:
+            inbox = _inboxes[loop] = Inbox(partial(_call_next, loop))
+        self._inbox: Inbox[Callable[[], object]] = inbox  # it lives as long as anybody may use it
+
+    def soon(self, fn: Callable[..., object], *args: Any) -> None:
+        """Have the loop call `fn(*args)`, on any thread; without effect once the loop is closed."""
+        self._inbox.put(partial(fn, *args))
+
+
+def _call_next(loop: asyncio.AbstractEventLoop, fn: Callable[[], object]) -> None:
+    loop.call_soon(fn)  # an exception of it is for the loop's handler
+
+
+_inboxes: WeakValueDictionary[asyncio.AbstractEventLoop, Inbox[Callable[[], object]]] = WeakValueDictionary()

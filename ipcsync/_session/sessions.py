@@ -6,7 +6,8 @@ import atexit
 import functools
 import logging
 import threading
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ipcsync._native import fork
 from ipcsync._shared import WeakList
@@ -38,6 +39,8 @@ class Member(Protocol):
         """End the session."""
 
 
+_S = TypeVar("_S", bound=Member)
+
 _sessions: WeakList[Member] = WeakList()  # they begin and end on threads of their own
 _leases: WeakList[SessionLease] = WeakList()  # some are still draining after their session was closed
 
@@ -55,17 +58,20 @@ def remove(session: Member) -> None:
 
 
 def session_of(epoch: bytes) -> Member:
-    """This process's session of an epoch, the first if there are several. ConnectError if there is none.
-
-    For another node's epoch: the process's session, if all its sessions are of one coordinator.
-    """
+    """This process's session for a point's epoch, as `first_of` finds it. ConnectError if there is none."""
     fork.check()
-    known = _sessions.living()
-    is_of_one = len({session.epoch for session in known}) == 1
-    for session in [session for session in known if session.epoch == epoch] or (known if is_of_one else []):
-        if session.is_connected:
-            return session
-    raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
+    session = first_of(epoch, _sessions.living())
+    if session is None:
+        raise ConnectError("this point needs a client of its coordinator in this process: call ipcsync.connect() first")
+    return session
+
+
+def first_of(epoch: bytes, sessions: Iterable[_S]) -> _S | None:
+    """Of those that live, the first of an epoch; for another node's, the first, if all are of one coordinator."""
+    living = [session for session in sessions if session.is_connected]
+    of_epoch = [session for session in living if session.epoch == epoch]
+    is_of_one = len({session.epoch for session in living}) == 1
+    return next(iter(of_epoch or (living if is_of_one else [])), None)
 
 
 def _hush_daemons() -> None:

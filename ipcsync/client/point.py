@@ -28,8 +28,8 @@ class Point(PointBase):
     """A record of a shared event, made already or not. Immutable and hashable; equal points are the same record.
 
     `bytes(point)` is 48 bytes to send in a message; `client.point(data)` makes a point of them, in any process with a
-    client of the same coordinator. It pickles too: an unpickled point belongs to the process's client of that epoch,
-    and its use raises ConnectError if there is none.
+    client of the same coordinator. It pickles too: an unpickled point belongs to the process's client of that
+    coordinator, and its use raises ConnectError if there is none.
 
     Each use raises EventClosed if the event was closed in this process or another event has its slot, CoordinatorLost
     or SessionExpired if the client's session is over, and ForkedProcessError in a forked child.

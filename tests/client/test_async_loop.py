@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,6 +23,8 @@ from ipcsync.typing import EngineName
 from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, turns_until, two_clients
 from tests.kit.scripts import run
 from tests.kit.until import until
+
+_MANY = 1000  # the loop's own socket holds some 280 wake-ups
 
 # --- nothing blocks the loop ------------------------------------------------------------------------------------------
 
@@ -150,6 +155,45 @@ def test_hundreds_of_waits_take_no_threads_and_keep_none_from_others(coordinator
                         await event.record(stream, timeout=LONG_S)
                 await asyncio.gather(*waits)
             other.synchronize()
+
+    asyncio.run(scenario())
+
+
+def test_a_signal_beside_a_thousand_waits_that_end_is_seen(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, ended.set)
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            stream, called = ipcsync.Stream(), list[AsyncPoint]()
+            with StreamGate(stream) as gate:
+                point = await client.record(stream)
+                waits = [asyncio.create_task(point.synchronize(LONG_S)) for _ in range(_MANY)]
+                for _ in range(_MANY):
+                    point.add_done_callback(called.append)
+                await turns()
+                gate.open()
+                session = client._client._session
+                until(lambda: not session.waits.count, "all have ended")  # the loop is busy meanwhile
+                os.kill(os.getpid(), signal.SIGUSR1)
+                await asyncio.wait_for(ended.wait(), LONG_S)
+                await asyncio.gather(*waits)
+                await turns_until(lambda: len(called) == _MANY, "all callbacks were called")
+
+    asyncio.run(scenario())
+
+
+def test_a_signal_beside_a_thousand_requests_that_end_is_seen(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, ended.set)
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            before = client.messages_sent
+            requests = [asyncio.create_task(client.list_sessions()) for _ in range(_MANY)]
+            await turns()
+            until(lambda: client.messages_sent == before + _MANY, "all are sent")  # the loop is busy meanwhile
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await asyncio.wait_for(ended.wait(), LONG_S)
+            await asyncio.gather(*requests)
 
     asyncio.run(scenario())
 
@@ -322,6 +366,53 @@ def test_a_close_goes_on_though_it_is_cancelled_before_it_began(
                 return (len(client.list_events()), len(client.list_sessions())) == left
 
             await asyncio.to_thread(until, is_closed, "it is closed", LONG_S)
+
+    asyncio.run(scenario())
+
+
+class _Foreign:
+    """Another library's stream, which is destroyed with this object."""
+
+    def __init__(self) -> None:
+        self._stream = ipcsync.Stream()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream.cuda_stream
+
+
+@pytest.mark.parametrize("what", ["resume", "record_all"])
+def test_the_stream_of_a_cancelled_call_lives_until_that_has_ended(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> None:
+        begun.set()
+        go_on.wait(LONG_S)
+        ended.set()
+        raise RuntimeError("nobody awaits this")
+
+    def use(client: ipcsync.AsyncClient, stream: _Foreign) -> Coroutine[Any, Any, Any]:
+        if what == "resume":
+            monkeypatch.setattr(client._client, "resume", slow)
+            return client.resume(stream)
+        monkeypatch.setattr(client._client._everything, "join", slow)
+        return client.record_all(streams=(each for each in [stream]))
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = _Foreign()
+            lives = weakref.ref(stream)
+            task = asyncio.create_task(use(client, stream))
+            del stream
+            await turns_until(begun.is_set, "it is under way")
+            await cancel(task)
+            del task
+            gc.collect()
+            assert lives() is not None
+            go_on.set()
+            await turns_until(_collects(lambda: lives() is None), "it is let go")
+            assert ended.is_set()
 
     asyncio.run(scenario())
 

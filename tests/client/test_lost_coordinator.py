@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,10 +14,15 @@ import pytest
 
 import ipcsync
 from ipcsync._native import pinned
+from ipcsync._wire import point as wire
+from ipcsync._wire.point import PointKey
+from ipcsync.client.aio.event import AsyncPoint
+from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import chain_actions as do
 from tests.kit.peer import Peer
+from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
 
@@ -48,6 +55,24 @@ def test_a_client_closes_although_its_last_record_was_not_seen_complete(
     client.close()
     with pytest.raises(ipcsync.ClientClosed):
         client.record(stream)
+
+
+def test_a_client_that_was_lost_and_not_closed_hides_no_later_one_from_points_of_other_nodes(
+    client: ipcsync.Client, kill: Callable[[], None], new_coordinator: Callable[..., ipcsync.Coordinator]
+) -> None:
+    kill()
+    until(lambda: not client.is_connected, "its loss is seen")
+    data = wire.pack(PointKey(os.urandom(16), 1, 1, 1))  # of another node
+    endpoint = new_coordinator().endpoint
+
+    async def query() -> None:
+        async with ipcsync.aconnect(endpoint):
+            await pickle.loads(pickle.dumps(AsyncPoint(_unpickle(data), None))).query()
+
+    with ipcsync.connect(endpoint), pytest.raises(ipcsync.CoordinatorLost, match="another coordinator"):
+        _unpickle(data).query()
+    with pytest.raises(ipcsync.CoordinatorLost, match="another coordinator"):
+        asyncio.run(query())
 
 
 def test_pages_that_a_gpu_may_still_write_stay_mapped(

@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream
@@ -158,9 +159,8 @@ class Runner:
     async def over(self, attached: AttachmentRef, pending: Pending) -> None:
         """Wait until the point is complete or recorded; raises the error that ends the wait."""
         fork.check()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        entry = attached.when_done(pending, lambda error: soon(loop, _resolve, future, error))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = attached.when_done(pending, partial(LoopCalls().soon, _resolve, future))
         try:
             await future
         finally:
@@ -203,7 +203,7 @@ class Runner:
 
     async def drive(self, fn: Callable[[], T], stream: Stream, owner: object) -> T:
         """A driver call that does not wait; `owner` lives until it is made, also if this is cancelled meanwhile."""
-        return fn() if is_of_this_thread(stream) else await self.threads.drive(partial(_with, owner, fn))
+        return fn() if is_of_this_thread(stream) else await self.threads.drive(partial(with_owner, owner, fn))
 
 
 runners: WeakList[Runner] = WeakList()
@@ -227,7 +227,9 @@ async def run(
             # The executor was shut, since the client is closed: the call itself says so. Or no further thread could be
             # started for it: it is made here, unless a thread that is there has it.
             call.make()
-        return await asyncio.wrap_future(call.future)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        call.future.add_done_callback(partial(LoopCalls().soon, _resolve_as, future))
+        return await future
     except BaseException:
         if not call.future.cancel() and undo is not None:
             call.future.add_done_callback(partial(_undo, undo))
@@ -277,16 +279,8 @@ def is_of_this_thread(stream: Stream) -> bool:
     return stream.stream_id == _PER_THREAD
 
 
-def soon(loop: asyncio.AbstractEventLoop, fn: Callable[..., object], *args: Any) -> None:
-    """Have the loop call `fn`; does nothing if the loop is closed, since no task waits in it."""
-    try:
-        loop.call_soon_threadsafe(fn, *args)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
-
-
-def _with(_owner: object, fn: Callable[[], T]) -> T:
+def with_owner(_owner: object, fn: Callable[[], T]) -> T:
+    """Return `fn()`, which uses what belongs to `owner`: that lives until then, also if the task is cancelled."""
     return fn()
 
 
@@ -295,5 +289,17 @@ def _resolve(future: asyncio.Future[None], error: Exception | None) -> None:
         return  # cancelled meanwhile
     if error is None:
         future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _resolve_as(future: asyncio.Future[T], done: Future[T]) -> None:
+    """`future` has what came of the call, which is done."""
+    if future.done():
+        return  # cancelled meanwhile
+    if done.cancelled():
+        future.cancel()
+    elif (error := done.exception()) is None:
+        future.set_result(done.result())
     else:
         future.set_exception(error)

@@ -27,7 +27,7 @@ from ipcsync.client._connecting import connect
 from ipcsync.client._former import positional_timeout
 from ipcsync.client._record_all import chosen
 from ipcsync.client._unnamed import UNNAMED_DEPTH
-from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone
+from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
 from ipcsync.client.aio.reservation import AsyncReservation
 from ipcsync.client.client import Client
@@ -242,7 +242,8 @@ class AsyncClient:
         """
         self._client._session.check()
         points = bound(await attached(after))
-        ordinal, named = parse(device), chosen(streams)
+        owners = None if streams is None else list(streams)
+        ordinal, named = parse(device), chosen(owners)
         everything = self._client._everything
         is_ours = any(is_of_this_thread(stream) for stream in named or ())
         made = everything.join(ordinal, named) if is_ours else None
@@ -251,7 +252,7 @@ class AsyncClient:
             joined, gathered = made or everything.join(ordinal, named)
             return everything.record(joined, gathered, engine, timeout, points)
 
-        return AsyncPoint(await run_alone(record, surely=True), self._runner)
+        return AsyncPoint(await run_alone(partial(with_owner, owners, record), surely=True), self._runner)
 
     async def reserve(
         self, *, device: DeviceLike | None = None, engine: EngineChoice = "auto", timeout: float | None = None
@@ -263,7 +264,7 @@ class AsyncClient:
     async def resume(self, stream: StreamLike | None = None, timeout: float | None = None) -> None:
         """Wait until `stream` is past the waits that were lost, and forget them; as `Client.resume`."""
         chosen = resolve(stream)
-        await run_alone(partial(self._client.resume, chosen, timeout))
+        await run_alone(partial(with_owner, stream, partial(self._client.resume, chosen, timeout)))
 
     async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ipcsync._deadline import deadline_of, left_of
+from ipcsync._inbox import LoopCalls
 from ipcsync._native import fork
 from ipcsync._native.device import Device
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import resolve
+from ipcsync._session import sessions
 from ipcsync._session.waits import Pending
-from ipcsync.client.aio._runner import Runner, run_alone, runners, soon
+from ipcsync.client.aio._runner import Runner, run_alone, runners
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, attach
 from ipcsync.errors import ConnectError, IpcSyncError
@@ -131,7 +132,7 @@ class AsyncPoint:
     """A record of a shared event, made already or not, for asyncio; see `Point`. Immutable, hashable, and pickles.
 
     `bytes(point)` are the same 48 bytes as of `Point`. An unpickled one belongs to the process's asynchronous client of
-    its epoch; it must be awaited once before `event_name`, `device` and `is_recorded` are known.
+    its coordinator; it must be awaited once before `event_name`, `device` and `is_recorded` are known.
     """
 
     __slots__ = ("__weakref__", "_point", "_runner")
@@ -216,8 +217,8 @@ class AsyncPoint:
         """Have `fn(point)` called once by the running loop, when the point is complete or can never be."""
         if not callable(fn):
             raise TypeError(f"a callback is callable, but got {type(fn).__name__}")
-        loop = asyncio.get_running_loop()
-        self._known().add_done_callback(lambda _: soon(loop, fn, self))
+        calls = LoopCalls()
+        self._known().add_done_callback(lambda _: calls.soon(fn, self))
 
     async def exception(self) -> IpcSyncError | None:
         """Why the point can never be complete; None if it is, or still can be."""
@@ -256,7 +257,8 @@ def _unpickle(point: Point) -> AsyncPoint:
 
 def _runner_of(epoch: bytes) -> Runner:
     fork.check()
-    for runner in runners.living():
-        if runner.session.epoch == epoch and runner.session.is_connected:
-            return runner
-    raise ConnectError("this point needs an asynchronous client of its coordinator here: await ipcsync.aconnect()")
+    by_session = {runner.session: runner for runner in runners.living()}
+    session = sessions.first_of(epoch, by_session)
+    if session is None:
+        raise ConnectError("this point needs an asynchronous client of its coordinator here: await ipcsync.aconnect()")
+    return by_session[session]
