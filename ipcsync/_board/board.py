@@ -73,6 +73,7 @@ class Board:
         self.running_header[layout.H_STATE] = layout.RUNNING
         self.has_mark = 0 < owner < OWNER_DIED
         self._life: DeathMark | None = None
+        self._lifeline: int | None = None  # the offset of the lock that shows that this session's process lives
         self.page_of_slots: int = self.address + layout.slots_offset(self.sessions)
 
     @classmethod
@@ -244,7 +245,10 @@ class Board:
 
     def hold_lifeline(self, line: SessionLine) -> bool:
         """Take the lock that shows that this session's process lives; False if another process has it (client)."""
-        return locks.try_lock(self._fd, line.offset)
+        if not locks.try_lock(self._fd, line.offset):
+            return False
+        self._lifeline = line.offset
+        return True
 
     def has_lifeline(self, line: SessionLine) -> bool:
         """Whether another process holds the lifeline of `line`; False once this board was closed."""
@@ -276,12 +280,14 @@ class Board:
             os.close(descriptor)
 
     def close(self, *, keep_mapping: bool = False) -> None:
-        """Close the descriptor, which releases the lifeline. The mapping stays while lines of it are in use.
+        """Release the lifeline and close the descriptor. The mapping stays while lines of it are in use.
 
         `keep_mapping`: it stays until the process ends. Pages that are registered with CUDA must not be unmapped.
         """
         if keep_mapping:
             _kept.append(self._map)
+        if self._lifeline is not None and self._fd >= 0:
+            locks.unlock(self._fd, self._lifeline)  # a child forked just here may keep the file open
         self.drop_descriptor()
         if self._life is not None:
             self._life.end()

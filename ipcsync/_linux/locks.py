@@ -18,6 +18,11 @@ def try_lock(fd: int, offset: int) -> bool:
     return True
 
 
+def unlock(fd: int, offset: int) -> None:
+    """Release the lock of the byte at `offset`, for every descriptor of this open file, those of children too."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, offset, 1, 0))
+
+
 def share(fd: int, offset: int) -> None:
     """Take a shared lock of the byte at `offset`, for which reading is enough. Raises OSError."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, offset, 1, 0))

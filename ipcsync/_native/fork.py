@@ -11,17 +11,26 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from ipcsync._linux.fork import ForkMark
 from ipcsync.errors import ForkedProcessError
 
-__all__ = ["arm", "at_child", "check", "is_in_bad_fork", "mark"]
+__all__ = ["arm", "at_child", "check", "is_in_bad_fork", "keep_from_children", "mark"]
 
 log = logging.getLogger("ipcsync")
 
+T = TypeVar("T")
+
+_TRIES = 1000
+_PAUSE_S = 0.001
+
 _mark: ForkMark | None = None
 _in_child: list[Callable[[], None]] = []
+_begun = _over = 0  # forks of this process, by Python
 
 
 def check() -> None:
@@ -71,7 +80,37 @@ def at_child(function: Callable[[], None]) -> Callable[[], None]:
     return forget
 
 
+def keep_from_children(make: Callable[[], T], drop: Callable[[T], None]) -> tuple[T, Callable[[], None]]:
+    """What `make()` returns, for which `drop` is called in each child, by `at_child`; and what takes that back.
+
+    Another thread may fork between the two: then it is dropped here too, and made anew. Not for ever: some function
+    that is called before a fork may wait for this very thread.
+    """
+    for _ in range(_TRIES):
+        begun, over = _begun, _over
+        made = make()
+        forget = at_child(partial(drop, made))
+        if begun == over == _begun:
+            break
+        forget()
+        drop(made)
+        time.sleep(_PAUSE_S)
+    return made, forget
+
+
+def _note_begun() -> None:
+    global _begun  # noqa: PLW0603 - one count a process
+    _begun += 1
+
+
+def _note_over() -> None:
+    global _over  # noqa: PLW0603 - one count a process
+    _over += 1
+
+
 def _run_in_child() -> None:
+    global _over  # noqa: PLW0603 - one count a process
+    _over = _begun  # no other thread's fork is under way here
     for function in tuple(_in_child):
         try:
             function()
@@ -79,4 +118,4 @@ def _run_in_child() -> None:
             log.exception("%r failed in a forked child", function)
 
 
-os.register_at_fork(after_in_child=_run_in_child)
+os.register_at_fork(before=_note_begun, after_in_parent=_note_over, after_in_child=_run_in_child)

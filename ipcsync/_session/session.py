@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from ipcsync import _drivers
-from ipcsync._board import over
+from ipcsync._board import Board, over
 from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import outliving
 from ipcsync._native import device as devices
@@ -135,11 +135,12 @@ class Session:
         check = self._check_wanted_or_greeted
         welcome = handshake.greet(connection, self.name, timeout, lease_ttl, check, driver=_drivers.name())
         undo.callback(handshake.take_leave, connection, welcome.token)
-        board = handshake.open_board(welcome, self.endpoint)
-        undo.callback(board.close)  # which releases the lifeline, so that the line can be given to another session
-        # Another thread may fork from here on, and the child's copy of the descriptor would keep the lifeline.
-        forget_child = fork.at_child(board.drop_descriptor)
+        # Another thread may fork at any time, and the child's copy of the descriptor would keep the lifeline.
+        board, forget_child = fork.keep_from_children(
+            lambda: handshake.open_board(welcome, self.endpoint), Board.drop_descriptor
+        )
         undo.callback(forget_child)
+        undo.callback(board.close)  # which releases the lifeline, so that the line can be given to another session
         handshake.hold_lifeline(board, welcome.line, self.endpoint, timeout)
         self.epoch: bytes = welcome.epoch
         self.lease_ttl: float = welcome.lease_ttl

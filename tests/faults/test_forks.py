@@ -517,29 +517,48 @@ def test_row_31_a_living_child_does_not_hide_its_parents_death(
         os.kill(child, signal.SIGKILL)
 
 
-def _fork_while_another_thread_connects(endpoint: str) -> tuple[bool, bool]:
-    """Whether the line's lock is held before the parent's session ends, and behind that, while the child lives."""
-    hold = handshake.hold_lifeline
-    held: list[tuple[Child, str, int]] = []
+def _fork_while_another_thread_connects(endpoint: str, step: str) -> tuple[int, str, int]:
+    """A child forked right behind a step of `connect`, which goes on; and where the session's lifeline is."""
+    real, children, lifelines = getattr(handshake, step), list[Child](), list[int]()
+    hold = Board.hold_lifeline
 
-    def hold_and_fork(board: Board, index: int, *args: Any) -> None:
-        hold(board, index, *args)
-        held.append((Child("os.fork", _wait_for_signals), board.path, board.session(index).offset))
+    def step_and_fork(*args: Any) -> Any:
+        result = real(*args)
+        if not children:
+            children.append(Child("os.fork", _wait_for_signals))
+        return result
 
-    handshake.hold_lifeline = hold_and_fork  # type: ignore[assignment]
+    def hold_and_note(board: Board, line: Any) -> bool:
+        lifelines.append(line.offset)
+        return hold(board, line)
+
+    setattr(handshake, step, step_and_fork)
+    Board.hold_lifeline = hold_and_note  # type: ignore[method-assign,assignment]
+    kept["client"] = client = ipcsync.connect(endpoint)
+    return children[0].pid, client._session.lease.board.path, lifelines[-1]
+
+
+def _close_kept() -> None:
+    kept.pop("client").close()
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+@pytest.mark.parametrize("step", ["open_board", "hold_lifeline"])
+def test_row_31_a_child_forked_while_another_thread_connects_keeps_no_lifeline(
+    endpoint: str, new_peer: Callable[..., Peer], step: str, end: str
+) -> None:
+    parent = new_peer()
+    child, path, offset = parent.call(_fork_while_another_thread_connects, endpoint, step)
     try:
-        with ipcsync.connect(endpoint):
-            child, path, offset = held[0]
-            was_held = _has_lock(path, offset)
-        return was_held, _has_lock(path, offset)
+        assert _has_lock(path, offset)
+        if end == "close":
+            parent.call(_close_kept)
+        else:
+            parent.kill()
+        os.kill(child, 0)  # it lives on
+        until(lambda: not _has_lock(path, offset), "the lifeline is released")
     finally:
-        handshake.hold_lifeline = hold
-        for child, *_ in held:
-            child.end()
-
-
-def test_row_31_a_child_forked_while_another_thread_connects_keeps_no_lifeline(endpoint: str, peer: Peer) -> None:
-    assert peer.call(_fork_while_another_thread_connects, endpoint) == (True, False)
+        os.kill(child, signal.SIGKILL)
 
 
 def test_row_31_the_board_is_another_open_file_than_the_lifeline(tmp_path: Any) -> None:

@@ -52,6 +52,18 @@ def test_the_coordinators_lifeline_goes_with_its_descriptor(board: Board) -> Non
     assert not other.coordinator_holds_lifeline
 
 
+def test_a_closed_board_keeps_no_lifeline_by_a_childs_copy_of_its_file(board: Board) -> None:
+    other = Board.open(board.path)
+    line = board.session(2)
+    assert other.hold_lifeline(line)
+    copy = os.dup(other.descriptor)  # as a child has that was forked in the middle of the close
+    try:
+        other.close()
+        assert not board.has_lifeline(line)
+    finally:
+        os.close(copy)
+
+
 def test_what_is_not_there_is_not_abandoned(tmp_path: Path) -> None:
     assert not is_abandoned(str(tmp_path / "nothing"))
 

@@ -265,6 +265,30 @@ def test_functions_asked_for_are_called_in_the_child_once_and_one_that_fails_sto
     assert out == "called\n"
 
 
+def test_what_was_made_amid_a_fork_is_made_anew() -> None:
+    out = run(
+        """
+        from ipcsync._native import fork
+        made, dropped = [], []
+        def make():
+            made.append(len(made) + 1)
+            if made[-1] < 3:
+                assert status_of(lambda: None) == 0
+            return made[-1]
+        kept, forget = fork.keep_from_children(make, dropped.append)
+        print(kept, made, dropped)
+        def child():
+            assert dropped == [1, 2, 3], dropped
+        assert status_of(child) == 0
+        forget()
+        def later():
+            assert dropped == [1, 2], dropped
+        assert status_of(later) == 0
+        """
+    )
+    assert out == "3 [1, 2, 3] [1, 2]\n"
+
+
 def test_an_exec_of_the_same_program_is_no_bad_fork() -> None:
     run(
         """
