@@ -36,6 +36,8 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
     the present client, at once, and once with each later one, by the call that connects it. That call raises its
     exceptions; the next one then tells those that were not told yet.
 
+    Of threads that ask at the same time one connects and tells; the others wait until it has, and get the same client.
+
     In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked
     afterwards, and the errors of `connect`.
     """

@@ -156,6 +156,7 @@ def ipcsync_client(
     """A client of the run's coordinator, with every name in the test's namespace."""
     from ipcsync.pytest_plugin import namespaced
 
+    ipcsync_coordinator.check()
     with namespaced.connect(
         ipcsync_coordinator.endpoint, ipcsync_namespace, "test", pytestconfig.getoption("--ipcsync-timeout")
     ) as client:
@@ -173,6 +174,7 @@ def ipcsync_spawn(
     """
     from ipcsync.pytest_plugin.spawned import Children
 
+    ipcsync_coordinator.check()
     children = Children(ipcsync_coordinator.endpoint, ipcsync_namespace, pytestconfig.getoption("--ipcsync-timeout"))
     try:
         yield children.spawn

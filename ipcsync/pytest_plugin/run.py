@@ -68,6 +68,15 @@ class RunCoordinator:
         """Whether the daemon lives."""
         return is_running(self.pid, self.started)
 
+    def check(self) -> None:
+        """Raise ConnectError if the daemon has ended; the message has the end of its log."""
+        if not self.is_running:
+            raise ConnectError(
+                f"the run's coordinator (pid {self.pid}) has ended; its log is {self.log}, which ends with:\n"
+                + tail(self.log),
+                endpoint=self.endpoint,
+            )
+
 
 def own() -> Run:
     """A run of this process itself."""
@@ -101,12 +110,7 @@ def join(run: Run, driver: str, log: Path) -> RunCoordinator:
         if found is None:
             found = _start(run, driver, log)
             _write(run, found)
-    if not found.is_running:
-        raise ConnectError(
-            f"the run's coordinator (pid {found.pid}) has ended; its log is {found.log}, which ends with:\n"
-            + tail(found.log),
-            endpoint=found.endpoint,
-        )
+    found.check()
     return found
 
 

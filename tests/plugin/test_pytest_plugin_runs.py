@@ -288,6 +288,30 @@ def test_a_run_that_is_killed_takes_its_coordinator_with_it(
         await_gone(pid, started)  # under xdist once execnet has ended the worker
 
 
+def test_tests_behind_the_coordinators_death_say_so_at_once(
+    pytester: pytest.Pytester, suite: Callable[[str], Path]
+) -> None:
+    suite(
+        """
+import signal
+def test_kills(ipcsync_coordinator, ipcsync_client):
+    tell(ipcsync_coordinator)
+    os.kill(ipcsync_coordinator.pid, signal.SIGKILL)
+    while ipcsync_coordinator.is_running:
+        time.sleep(0.01)
+
+def test_connects(ipcsync_client):
+    pass
+
+def test_spawns(ipcsync_spawn):
+    pass
+"""
+    )
+    result = pytester.runpytest_subprocess("--ipcsync-timeout=1000", timeout=LONG_S)
+    result.assert_outcomes(passed=1, errors=2)
+    result.stdout.fnmatch_lines(["*ConnectError: the run's coordinator (pid *) has ended; its log is *"] * 2)
+
+
 def test_a_failure_names_the_log_and_shows_the_childs_traceback(
     pytester: pytest.Pytester, suite: Callable[[str], Path]
 ) -> None:
