@@ -16,8 +16,9 @@ leaves it held. So each block stands in a function of this shape, which costs ab
         raise
 
 `within` says that this call interrupts another one of its own thread that holds the lock; the function decides what it
-may do then. `under` is the same as a function, `holding` and `trying` as decorators. The block has no `try` of its own:
-CPython covers the first instruction of one by no handler, so what a trace function raises there would pass both.
+may do then. `under`, `under_within` and `attempt` are the same as functions, `holding` and `trying` as decorators. The
+block has no `try` of its own: CPython covers the first instruction of one by no handler, so what a trace function
+raises there would pass both.
 
 A call that cannot wait for the lock in `with`, since it has a timeout, takes it before, and hands it over to the block:
 
@@ -39,7 +40,7 @@ from _thread import RLock
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-__all__ = ["CallLock", "HeldBelow", "holding", "trying", "under"]
+__all__ = ["CallLock", "HeldBelow", "attempt", "holding", "trying", "under", "under_within"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,6 +104,30 @@ def under(lock: CallLock, function: Callable[P, T], *args: P.args, **kwargs: P.k
         if not within:
             lock.unwind()
         raise
+
+
+def under_within(
+    lock: CallLock, seconds: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T | None:
+    """As `under`; but None, and nothing is done, if another thread keeps the lock for `seconds`."""
+    if lock.is_mine() and lock.is_held_below():
+        return function(*args, **kwargs)
+    try:
+        if not lock.acquire(timeout=seconds):
+            return None
+        with lock:
+            lock.release()
+            return function(*args, **kwargs)
+    except BaseException:
+        lock.unwind()
+        raise
+
+
+def attempt(lock: CallLock, seconds: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """As `under_within`; but None also within a call that holds the lock."""
+    if lock.is_mine() and lock.is_held_below():
+        return None
+    return under_within(lock, seconds, function, *args, **kwargs)
 
 
 def holding(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:

@@ -26,7 +26,7 @@ from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued_wait import Wait
 from ipcsync._engines.slot_use import SlotUse
 from ipcsync._engines.slot_view import Guard
-from ipcsync._locks import holding
+from ipcsync._locks import attempt, holding
 from ipcsync._native import capture
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
@@ -38,6 +38,7 @@ from ipcsync.typing import EngineName, StreamLike
 log = logging.getLogger("ipcsync")
 
 _MANY_ENTRIES = 16
+PATIENCE_S = 0.05  # for the lock: longer than any call has it whose driver call does not block
 
 
 class Engine(SlotUse):
@@ -82,20 +83,20 @@ class Engine(SlotUse):
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
         """For a trace: a task of an asynchronous client has waited for `generation` since `began`."""
 
-    def _is_complete_and_judged(self, generation: int) -> bool:
-        """`is_complete`; the recorder itself first judges what its records stand behind."""
-        if self.chain.is_open:
-            self.publish_completed()
+    def _is_complete_and_judged(self, generation: int, patience_s: float = PATIENCE_S) -> bool:
+        """`is_complete`; the recorder itself first judges what its records stand behind, if it gets the lock for it."""
+        if self.is_recorder and self.chain.is_open:
+            attempt(self._lock, patience_s, self._publish)
         return self.is_complete(generation)
 
-    def _confirm(self, generation: int) -> bool:
+    def _confirm(self, generation: int, patience_s: float = PATIENCE_S) -> bool:
         """After the driver said complete: whether that counts. Recorder and coordinator must live now, after it.
 
         What the generation stands behind must be good too: False while that is unknown.
         """
         if self.behind.stands(generation):
             if self.is_recorder:
-                return self._is_judged(generation)
+                return self._is_judged(generation, patience_s)
             if not self._is_clear(generation):
                 return False
         is_alive = self.recorder_is_alive() and self.line.state != BROKEN
@@ -109,31 +110,37 @@ class Engine(SlotUse):
             self._raise_unless_good(generation)
         return True
 
-    def _is_judged(self, generation: int) -> bool:
+    def _is_judged(self, generation: int, patience_s: float) -> bool:
         """Whether this recorder finds that `generation`, which stands behind something, counts."""
-        if self._is_complete_and_judged(generation):
+        if self._is_complete_and_judged(generation, patience_s):
             return True
         self.behind.nudge(self.recorder)  # the recorder may have to judge its other events first
         return False
 
-    def query(self, generation: int) -> bool:
-        """Whether `generation` is complete."""
+    def query(self, generation: int, patience_s: float = PATIENCE_S) -> bool:
+        """Whether `generation` is complete.
+
+        Another thread's driver call that blocks may keep what has to be opened or judged first. It is waited for
+        `patience_s` seconds, then this is False.
+        """
         self.check()
-        if generation <= self.known_complete or self._is_complete_and_judged(generation):
+        if generation <= self.known_complete or self._is_complete_and_judged(generation, patience_s):
             return True
         if self.generation < generation:
             self._raise_if_finished(generation)
             return False
-        if self._in_driver(self._driver_query, generation, 0) and self._confirm(generation):
+        is_done = self._in_driver(self._driver_query, generation, patience_s)
+        if is_done and self._confirm(generation, patience_s):
             return True
         self._raise_if_finished(generation)
         return False
 
     def _wait_in_driver(self, generation: int, deadline_ns: int) -> bool:
-        return self._in_driver(partial(self._driver_wait, deadline_ns=deadline_ns), generation, deadline_ns)
+        """`_driver_wait`, during which the import is not destroyed."""
+        return self._in_driver(partial(self._driver_wait, deadline_ns=deadline_ns), generation, PATIENCE_S)
 
-    def _in_driver(self, ask: Callable[[int], bool], generation: int, deadline_ns: int) -> bool:
-        """`ask(generation)`, during which the import is not destroyed; False if it is not open by the deadline.
+    def _in_driver(self, ask: Callable[[int], bool], generation: int, patience_s: float) -> bool:
+        """`ask(generation)`, during which the import is not destroyed; False if that cannot be opened now.
 
         It does not wait for the lock, unless the import is not open yet: another thread may have it for as long as a
         record's driver call blocks, since a stream's queue is full.
@@ -141,8 +148,8 @@ class Engine(SlotUse):
         me = object()
         try:
             self._inside[me] = None
-            self._raise_if_closed()  # in this order: a release looks at `_inside` after the close
-            is_done = self._has_import(generation, deadline_ns) and ask(generation)
+            self.check()  # in this order: a release looks at `_inside` after the close
+            is_done = self._has_import(generation, patience_s) and ask(generation)
             del self._inside[me]
         except BaseException:
             self._inside.pop(me, None)
@@ -285,7 +292,7 @@ class Engine(SlotUse):
                 self._begun = generation
                 self._driver_record(handle, generation)
                 if self.marks_records:
-                    self._mark(handle, stream_id, self.ordinal)
+                    self._markers.add(handle, stream_id, self.ordinal)
                 self._recorded = generation
                 self.line.publish(self.base + generation)
         except BaseException:
@@ -410,7 +417,7 @@ class Engine(SlotUse):
                     return None
                 if listed.generation == generation:
                     listed.is_queued = True
-                self._mark(handle, stream_id, ordinal)
+                self._markers.add(handle, stream_id, ordinal)
         except BaseException:
             if not within:
                 lock.unwind()
@@ -494,8 +501,8 @@ class Engine(SlotUse):
         if self._begun > 1:
             self._driver_stream_wait(handle, self._begun - 1)
 
-    def _has_import(self, generation: int, deadline_ns: int) -> bool:  # noqa: ARG002 - the event engine's
-        """Whether what a wait for `generation` needs is open; False if a thread has the lock until the deadline."""
+    def _has_import(self, generation: int, patience_s: float) -> bool:  # noqa: ARG002 - the event engine's
+        """Whether what a wait for `generation` needs is open; False if another thread has the lock for so long."""
         return True
 
     def _make_room(self, generation: int, timeout: float | None, began: int) -> bool:  # noqa: ARG002 - there always is
@@ -506,7 +513,7 @@ class Engine(SlotUse):
         return False
 
     def _publish_known(self, generation: int) -> None:
-        """Store in `completed` what the recorder itself found complete."""
+        """Store in `completed` what the recorder itself found complete; a later look does if a driver call blocks."""
 
     def _raise_if_ahead(self) -> None:
         """Raise EngineMismatch if this engine cannot wait ahead of a record."""

@@ -17,9 +17,9 @@ from ipcsync._board.fence import fence
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject
 from ipcsync._engines import imports
-from ipcsync._engines.base import Engine
+from ipcsync._engines.base import PATIENCE_S, Engine
 from ipcsync._engines.slot_view import SLICE_NS, Guard
-from ipcsync._locks import holding, trying
+from ipcsync._locks import holding, trying, under_within
 from ipcsync._native import capture, fork
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DriverError, EngineMismatch, Reentered
@@ -55,35 +55,25 @@ class EventEngine(Engine):
         """Open the ring's first handle, to test that handles open in this process. Raises HandleError."""
         self._event(1)
 
-    def _event(self, generation: int) -> DriverObject:
+    def _event(self, generation: int, patience_s: float | None = None) -> DriverObject:
+        """The generation's CUevent, opened now if it was not; None if another thread opens one for `patience_s`."""
         index = (generation - 1) % self.depth
         event = self._ring[index]
         if event is None:
             try:
-                event = imports.acquire(self, self._key(index), self.handles[index], self.ordinal)
+                event = imports.acquire(self, self._key(index), self.handles[index], self.ordinal, patience_s)
             except DriverError:
                 self.guard.check_liveness()  # a lost coordinator explains the error
                 raise
-            self._ring[index] = event
-            self._keep_event(index, event)
+            if event is not None:
+                self._ring[index] = event
+                self._keep_event(index, event)
         return event
 
-    def _has_import(self, generation: int, deadline_ns: int) -> bool:
+    def _has_import(self, generation: int, patience_s: float) -> bool:
         if self._ring[(generation - 1) % self.depth] is not None:
             return True
-        lock = self._lock
-        within = lock.is_mine() and lock.is_held_below()
-        try:
-            if not lock.acquire(timeout=min(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9), SLICE_NS / 1e9)):
-                return False
-            with lock:
-                lock.release()
-                self._event(generation)
-        except BaseException:
-            if not within:
-                lock.unwind()
-            raise
-        return True
+        return under_within(self._lock, patience_s, self._event, generation, patience_s) is not None
 
     def _make_room(self, generation: int, timeout: float | None, began: int) -> bool:
         lock = self._lock
@@ -265,8 +255,10 @@ class EventEngine(Engine):
             self._completed = done
         self._note_complete(done)
 
-    @trying("_lock")
     def _publish_known(self, generation: int) -> None:
+        under_within(self._lock, PATIENCE_S, self._store_known, generation)
+
+    def _store_known(self, generation: int) -> None:
         if not self.is_closed:  # else it may be released, and the slot used by another event
             self._store(generation)
 

@@ -14,7 +14,7 @@ from cuda.bindings.driver import CUipcEventHandle
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._engines.compiled import is_parked
-from ipcsync._locks import CallLock, holding, trying
+from ipcsync._locks import CallLock, trying, under, under_within
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice
 from ipcsync.errors import HandleError
@@ -30,12 +30,19 @@ class Imports:
         self._events: dict[_Key, Any] = {}
         self._users: dict[_Key, set[object]] = {}
 
-    @holding("_lock")
-    def acquire(self, user: object, key: _Key, handle: bytes, ordinal: int) -> DriverObject:
+    def acquire(
+        self, user: object, key: _Key, handle: bytes, ordinal: int, patience_s: float | None = None
+    ) -> DriverObject:
         """The CUevent behind a handle; opened on the device `ordinal` if this process has not opened it yet.
 
-        Raises HandleError if the driver does not open it.
+        None if another thread has the table for `patience_s` seconds, since its driver call takes long. Raises
+        HandleError if the driver does not open it.
         """
+        if patience_s is None:
+            return under(self._lock, self._acquire, user, key, handle, ordinal)
+        return under_within(self._lock, patience_s, self._acquire, user, key, handle, ordinal)
+
+    def _acquire(self, user: object, key: _Key, handle: bytes, ordinal: int) -> DriverObject:
         self._users.setdefault(key, set()).add(user)
         if key not in self._events:
             with OnDevice(ordinal) as inside, inside:

@@ -22,6 +22,10 @@ _MANY = 16
 class Use(Protocol):
     """The part of a use that its markers need."""
 
+    @property
+    def unmarked_stream(self) -> int:
+        """The id of a stream that may have work and no marker behind it; 0 if there is none."""
+
     def is_done(self, event: DriverObject) -> bool:
         """Whether an event is complete; asks the driver."""
 
@@ -65,10 +69,12 @@ class Markers:
                 marker = unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
             marker = self._events.setdefault(stream_id, marker)
             self._use.keep_marker(stream_id, marker)
+        doubt = self.doubtful.get(stream_id)
         result = self._driver.cuEventRecord(marker, handle)
         if result[0] is not SUCCESS:
             self._use.unwrap(result, "cuEventRecord")
-        self.doubtful.pop(stream_id, None)
+        if doubt is not None and self.doubtful.get(stream_id) is doubt:  # a handler may have left a newer one
+            self.doubtful.pop(stream_id, None)
 
     def add_doubtful(self) -> bool:
         """Record the markers that an exception prevented; whether every stream has its marker now."""
@@ -98,9 +104,10 @@ class Markers:
         return any(map(is_parked, list(self._events.values())))
 
     def drop_complete(self) -> bool:
-        """Destroy those that are complete, unless their streams are in doubt; whether none is left."""
+        """Destroy those that are complete, unless their streams may have later work; whether none is left."""
+        kept = {*self.doubtful, self._use.unmarked_stream}
         for stream_id, marker in items_of(self._events):
-            if stream_id not in self.doubtful and self._use.is_done(marker) and not is_parked(marker):
+            if stream_id not in kept and self._use.is_done(marker) and not is_parked(marker):
                 self._destroy(stream_id)
         return not self._events
 

@@ -41,7 +41,7 @@ class SlotUse(SlotView, ABC):
         super().__init__(board, guard, attachment)
         self.ordinal = ordinal
         self._driver = context.driver()
-        self._lock = CallLock()  # short: around each use of an import
+        self._lock = CallLock()  # of what changes this use; held during a record's or a wait's driver call
         # Nothing of it is in use any more: its imports are being destroyed, and the driver is not asked about them.
         self._is_unused = False
         self._is_released = False
@@ -81,6 +81,9 @@ class SlotUse(SlotView, ABC):
 
     @trying("_lock")
     def _try_publish(self) -> None:
+        self._publish()
+
+    def _publish(self) -> None:
         if not self._is_unused:  # the slot may be another event's by now
             self._publish_recorded()
             self._publish_completed()
@@ -115,16 +118,16 @@ class SlotUse(SlotView, ABC):
         with suppress(Exception):  # the caller raises its own exception; `try_release` tries again
             self._markers.add(handle, stream_id, ordinal)
 
-    def _mark(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
-        """Record the stream's marker behind the work just queued. Called with the lock held."""
-        self._doubt_unmarked()
-        self._markers.add(handle, stream_id, ordinal)
-
     @holding("_lock")
     def _mark_unmarked(self) -> None:
         self._doubt_unmarked()
         with suppress(Exception):  # the caller raises its own; `try_release` tries again
             self._markers.add_doubtful()
+
+    @property
+    def unmarked_stream(self) -> int:
+        """The id of a stream that may have work of a refused shortcut; 0 if there is none."""
+        return self._unmarked_id if self._unmarked else 0
 
     def _doubt_unmarked(self) -> None:
         """Note a stream that may have work of a refused shortcut. Called with the lock, before the markers are trusted.
@@ -138,7 +141,7 @@ class SlotUse(SlotView, ABC):
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def await_calls(self, seconds: float) -> bool:
-        """Wait until no other thread is inside a record or a driver's call; whether none is, within `seconds`."""
+        """Wait until no other thread is in a record's or a wait's driver call; whether none is, within `seconds`."""
         lock = self._lock
         if lock.is_mine() and lock.is_held_below():
             return True

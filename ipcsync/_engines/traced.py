@@ -197,7 +197,7 @@ class Traced(Engine):
     def _outcome(self, generation: int) -> int | None:
         """How a queued wait for `generation` ended, None if it did not."""
         try:
-            return _OK if self.query(generation) else None
+            return _OK if self.query(generation, 0) else None
         except EventClosed:
             return None if self.is_closed else _UNSEEN
         except RecorderLost:

@@ -56,7 +56,7 @@ class Pending:
 
     def _is_there(self) -> bool:
         if not self._recorded:
-            return self._engine.query(self._generation)
+            return self._engine.query(self._generation, 0)  # this thread has other waits to look at
         self._engine.check()
         try:
             self._engine.await_recorded(self._generation, 0, self._timeout)

@@ -13,7 +13,6 @@ from typing import Any
 
 import ipcsync
 from ipcsync._board import SessionLine, SlotLine
-from ipcsync._deadline import FOREVER
 from ipcsync._engines import compiled, slot_use
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
@@ -170,7 +169,7 @@ def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
     left = [number]
     if has_shortcuts():
         with engine._lock:
-            engine._has_import(engine._recorded + 1, FOREVER)  # else the record is none for a shortcut
+            engine._event(engine._recorded + 1)  # else the record is none for a shortcut
         awaited, _ = engine.line.waiters_indices
         engine.line._words[awaited] = 1  # as by one who sleeps: else nobody is woken
         signal_at_compiled_step(

@@ -293,7 +293,7 @@ class Waits(SlotView):
         problem = ""
         done = False
         try:
-            yield from self.raise_if_closed(me)
+            yield from self.check(me)
             if self.has("inside after the look"):
                 yield self.keep(me, "inside", 1)
             done = yield from ask(me, generation)

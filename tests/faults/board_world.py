@@ -11,7 +11,7 @@ FREE, OPEN, BROKEN, CLOSED = 0, 1, 2, 3
 MAX = 99  # stands for INT64_MAX
 RECORDER = 0  # the number of the recorder's process; the waiters' follow
 
-LOCKED = {"made", "has_import", "room"}  # touched with the engine's lock held only
+LOCKED = {"made", "has_import", "room"}  # stored with the engine's lock held only
 
 MISTAKES = {
     "publish before record": "`recorded` is stored before the driver's call",

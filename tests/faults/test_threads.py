@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._engines import imports
+from ipcsync._locks import CallLock, under_within
 from ipcsync._native import context
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
@@ -77,9 +79,9 @@ def test_row_47_a_drivers_call_that_blocks_for_longer_than_the_ttl_costs_no_sess
 
 
 @contextlib.contextmanager
-def _amid_a_drivers_call(event: ipcsync.SharedEvent) -> Iterator[None]:
-    """As while another thread's record of `event` blocks in the driver: that thread has the engine's lock."""
-    lock, is_inside, is_over = event._engine._lock, threading.Event(), threading.Event()
+def _amid_a_drivers_call(lock: CallLock) -> Iterator[threading.Event]:
+    """As while another thread's record of an event blocks in the driver: that thread has the engine's lock."""
+    is_inside, is_over = threading.Event(), threading.Event()
 
     def block() -> None:
         with lock:
@@ -90,16 +92,17 @@ def _amid_a_drivers_call(event: ipcsync.SharedEvent) -> Iterator[None]:
     thread.start()
     assert is_inside.wait(10)
     try:
-        yield
-        assert thread.is_alive(), "else the call that blocked was waited for"
+        yield is_over
+        assert thread.is_alive() or is_over.is_set(), "else the call that blocked was waited for"
     finally:
         is_over.set()
         thread.join()
 
 
+@pytest.mark.parametrize("call", ["a record", "an opening"])
 @pytest.mark.parametrize("role", ["recorder", "waiter"])
 def test_row_47_a_drivers_call_that_blocks_keeps_no_wait_on_the_host_past_its_timeout(
-    new_client: NewClient, engine: EngineName, role: str
+    new_client: NewClient, engine: EngineName, role: str, call: str
 ) -> None:
     recorder = new_client("recorder")
     stream = ipcsync.Stream()
@@ -108,7 +111,7 @@ def test_row_47_a_drivers_call_that_blocks_keeps_no_wait_on_the_host_past_its_ti
     used = event if role == "recorder" else new_client("waiter").event("e")
     with StreamGate(stream) as gate:
         event.record(stream)
-        with _amid_a_drivers_call(used):
+        with _amid_a_drivers_call(used._engine._lock if call == "a record" else imports._imports._lock):
             assert not used.at(1).query()
             with pytest.raises(ipcsync.WaitTimeout):
                 used.at(1).synchronize(0.1)
@@ -123,11 +126,33 @@ def test_row_47_what_is_complete_is_seen_amid_a_drivers_call_that_blocks(
     stream = ipcsync.Stream()
     event = client.event("e", recorder=True, engine=engine)
     point = event.record(stream)
-    with _amid_a_drivers_call(event):
+    with _amid_a_drivers_call(event._engine._lock):
         point.synchronize(10)
         assert point.query()
     assert event.record(stream).generation == 2
     until(lambda: event.completed == 2, "complete")
+
+
+@pytest.mark.parametrize("role", ["recorder", "waiter"])
+def test_row_47_a_lock_that_another_thread_has_for_a_moment_changes_no_answer(
+    new_client: NewClient, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    stream = ipcsync.Stream()
+    event = new_client("recorder").event("e", recorder=True, engine="event")
+    used = event if role == "recorder" else new_client("waiter").event("e")
+    event.record(stream)
+    stream.synchronize()
+    with _amid_a_drivers_call(used._engine._lock) as is_over:
+
+        def take(*args: Any, **kwargs: Any) -> Any:
+            is_over.set()  # now that this one waits for it
+            return under_within(*args, **kwargs)
+
+        monkeypatch.setattr("ipcsync._engines.event.under_within", take)
+        assert used.at(1).query()
+    if role == "recorder":
+        engine: Any = event._engine
+        assert engine._completed == 1, "and the board says so"
 
 
 def test_row_47_a_drivers_call_that_blocks_keeps_no_other_event_from_its_callbacks(
@@ -139,7 +164,7 @@ def test_row_47_a_drivers_call_that_blocks_keeps_no_other_event_from_its_callbac
     called: queue.SimpleQueue[str] = queue.SimpleQueue()
     with StreamGate(stream) as gate, StreamGate(other) as other_gate:
         points = blocked.record(stream), free.record(other)
-        with _amid_a_drivers_call(blocked):
+        with _amid_a_drivers_call(blocked._engine._lock):
             for point in points:
                 point.add_done_callback(lambda point: called.put(point.event_name))
             other_gate.open()

@@ -64,9 +64,9 @@ def test_a_stream_in_doubt_keeps_its_marker_which_knows_its_device(row: Row) -> 
         if number == 0:  # as a shortcut leaves it whose marker was refused
             row.mine._unmarked, row.mine._unmarked_id = stream.cuda_stream, stream.stream_id
     assert row.mine._markers.get(streams[0].stream_id) is not None
-    assert list(row.mine._markers.doubtful) == [streams[0].stream_id]
-    _record(row.mine, streams[0])
-    assert not row.mine._markers.doubtful
+    row.mine.close()
+    until(row.mine.try_release, "all is over")
+    assert not row.mine.unmarked_stream
 
 
 @pytest.mark.parametrize(("can", "flag"), [(0, 0), (1, STREAM_WAIT_VALUE_FLUSH)])
