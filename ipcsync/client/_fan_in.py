@@ -57,6 +57,11 @@ def _each(
         raise ValueError(f"lost is 'raise' or 'skip', but got {lost!r}")
     deadline = deadline_of(timeout)
     waiting = list(points)
+    for point in waiting:
+        if not isinstance(point, Point):
+            hint = ": an asynchronous client's are awaited, together by asyncio.gather"
+            name = type(point).__name__
+            raise TypeError(f"points are ipcsync.Points, but got {name}{hint if name == 'AsyncPoint' else ''}")
     order = {id(point): index for index, point in enumerate(waiting)}
     skipped: list[Point] = []
 

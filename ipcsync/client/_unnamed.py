@@ -61,8 +61,7 @@ class UnnamedEvents:
     def _take(self, key: StreamKey, depth: int, openings: list[Opening], deadline: int) -> SharedEvent:
         event = self.events.get(key)
         if event is not None and event.is_lost:
-            event.close()  # first: an exception in between must leave it to be found again
-            self.events.pop(key, None)
+            self._drop(key, event)
             event = None
         if event is None and len(self.events) >= _MANY:
             event = self._take_over(key, depth)
@@ -72,24 +71,35 @@ class UnnamedEvents:
         try:
             (event,) = open_events(self._session, Wanted([""], True, key[2], key[3], depth, left), openings)
         except QuotaExceeded:
-            idle = self._take_over(key, depth)
+            idle = self._take_over(key, depth, looks=len(self.events))
             if idle is None:
                 raise
             return idle
         self.events[key] = event
         return event
 
-    def _take_over(self, key: StreamKey, depth: int) -> SharedEvent | None:
+    def _drop(self, key: StreamKey, event: SharedEvent) -> None:
+        event.close()  # first: an exception in between must leave it to be found again
+        self.events.pop(key, None)
+
+    def _take_over(self, key: StreamKey, depth: int, looks: int = _LOOKS) -> SharedEvent | None:
         """An event of the same kind whose work is complete, taken from its stream; None if there is none.
 
         Its points stay valid: a generation is complete once all before it are, on whichever stream it was recorded. The
-        other stream's next record gets an event as a new stream does.
+        other stream's next record gets an event as a new stream does. Lost events are closed: nobody may ever record on
+        their streams again.
         """
         others = list(self.events)
         # From another place each time, so that busy ones are not looked at again at once.
-        self._look_from = (self._look_from + _LOOKS) % max(len(others), 1)
-        for other in (others[self._look_from :] + others)[:_LOOKS]:
+        self._look_from = (self._look_from + looks) % max(len(others), 1)
+        for other in others[self._look_from :] + others[: self._look_from]:
             event = self.events[other]
+            if event.is_lost:
+                self._drop(other, event)
+                continue
+            if not looks:
+                break
+            looks -= 1
             if other[2:] == key[2:] and _is_idle(event) and (event.depth == depth or event.engine == "timeline"):
                 self.events[key] = event
                 del self.events[other]

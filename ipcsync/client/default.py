@@ -34,7 +34,8 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
     program and its pid ("trainer-4711"), which is what others read in lists and errors. Events and points of a lost
     session stay lost: compare `client.session_id` with the one you kept, or give `on_connect`. It is called once with
     the present client, at once, and once with each later one, by the call that connects it. That call raises its
-    exceptions; the next one then tells those that were not told yet.
+    exceptions; the next one then tells those that were not told yet. It is kept for the life of the process: give a
+    function of a module, not a new one each time.
 
     Of threads that ask at the same time one connects and tells; the others wait until it has, and get the same client.
 

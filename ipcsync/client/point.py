@@ -16,6 +16,8 @@ from ipcsync.errors import IpcSyncError, Reentered, WaitTimeout
 from ipcsync.typing import StreamLike
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ipcsync._engines import Engine
     from ipcsync._native.device import Device
     from ipcsync._session.references import AttachmentRef
@@ -169,6 +171,14 @@ class Point(PointBase):
         key = self._key
         name = self._attached.engine.name if self._attached is not None else ""
         return f"<ipcsync.Point {name or f'slot {key.slot}'} generation={key.generation}>"
+
+    def __copy__(self) -> Self:
+        """Itself: it is immutable. An unpickled one may be of another client of the process."""
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
+        """The same."""
+        return self
 
     def __reduce__(self) -> tuple[Any, tuple[bytes]]:
         return _unpickle, (bytes(self),)

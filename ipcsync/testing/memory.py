@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from cuda.bindings.driver import CUipcMemHandle
 
@@ -78,6 +78,8 @@ class Memory:
     def fill(self, value: int, stream: StreamLike | None = None) -> None:
         """Have `stream` set every byte to `value`, 0 to 255: a stand-in for a kernel."""
         self._check()
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"a byte is an int, but got {type(value).__name__}")
         if not 0 <= value <= 255:
             raise ValueError(f"a byte is from 0 to 255, but got {value}")
         handle, ordinal = stream_handle(stream)
@@ -87,6 +89,8 @@ class Memory:
     def copy_from(self, other: Memory, stream: StreamLike | None = None) -> None:
         """Have `stream` copy all of `other` to here. ValueError if that is of another size."""
         self._check()
+        if not isinstance(other, Memory):
+            raise TypeError(f"memory is copied from a Memory, but got {type(other).__name__}")
         other._check()
         if other.size != self.size:
             raise ValueError(f"this memory is {self.size} bytes, but the other is {other.size}")
@@ -97,6 +101,8 @@ class Memory:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Store `data`, of exactly its size, now; no stream may be using the memory."""
         self._check()
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"data are bytes, but got {type(data).__name__}")
         content = bytes(data)
         if len(content) != self.size:
             raise ValueError(f"this memory is {self.size} bytes, but got {len(content)}")
@@ -148,6 +154,11 @@ class Memory:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "memory is not copied and not sent: send memory.handle(), and open Memory(size, handle=...) there"
+        )
 
     def __repr__(self) -> str:
         state = f"0x{self.address:x}" if self.address else "closed"

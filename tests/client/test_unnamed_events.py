@@ -10,10 +10,21 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.kit.peer import Peer
 
 pytestmark = pytest.mark.driver
 
 NewClient = Callable[..., ipcsync.Client]
+
+
+_held: list[object] = []
+
+
+def _held_record(endpoint: str) -> bytes:
+    """The point of a record that is not complete while this process lives."""
+    client, stream = ipcsync.connect(endpoint), ipcsync.Stream()
+    _held.extend([client, stream, StreamGate(stream)])
+    return bytes(client.record(stream))
 
 
 def test_each_stream_has_an_unnamed_event_leased_once(new_client: NewClient, engine: EngineName) -> None:
@@ -76,6 +87,27 @@ def test_threads_that_record_on_one_stream_share_its_event(client: ipcsync.Clien
         thread.join(20)
     assert sorted(point.generation for point in made) == list(range(1, 41))
     assert len(client.list_events()) == 1
+
+
+def test_events_of_streams_that_are_lost_and_gone_are_closed_and_cause_no_more(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]
+) -> None:
+    with ipcsync.connect(coordinator.endpoint) as client:
+        for _ in range(3):
+            peer = new_peer()
+            point = client.point(peer.call(_held_record, coordinator.endpoint))
+            for _ in range(20):
+                stream = ipcsync.Stream()
+                point.wait(stream)
+                client.record(stream)
+            peer.kill()
+            with pytest.raises(ipcsync.RecorderLost):
+                point.synchronize(10)
+            for _ in range(60):
+                client.record(ipcsync.Stream()).synchronize(10)
+        events = client._unnamed.events.values()
+        assert sum(event.is_lost for event in events) <= 20, "those of the last loss at most"
+        assert sum(not event.is_lost for event in events) <= 32
 
 
 def test_a_program_that_makes_a_stream_for_each_record_does_not_use_up_the_pool(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -115,3 +116,19 @@ def test_bad_arguments_are_refused(client: ipcsync.Client) -> None:
                     ipcsync.synchronize_all([point], **options)
         assert ipcsync.synchronize_all([]) == []
         assert ipcsync.wait_all([], stream) == []
+
+
+@pytest.mark.parametrize("wait", [ipcsync.synchronize_all, ipcsync.wait_all])
+def test_what_is_no_point_is_refused_and_an_asynchronous_one_said_how_to_await(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, wait: Callable[[Any], object]
+) -> None:
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as other:
+            point = await other.record(ipcsync.Stream())
+            with pytest.raises(TypeError, match=r"but got AsyncPoint: .* asyncio\.gather"):
+                wait([client.record(), point])
+
+    asyncio.run(scenario())
+    for wrong in (None, b"48 bytes", bytes(client.record())):
+        with pytest.raises(TypeError, match=r"points are ipcsync\.Points, but got"):
+            wait([wrong])

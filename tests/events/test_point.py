@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import pickle
 import threading
 from collections.abc import Callable
@@ -323,3 +325,21 @@ def test_a_record_is_not_made_behind_itself_by_another_clients_point(
         with pytest.raises(ValueError, match="cannot stand behind its generation 1"):
             event.record(ipcsync.Stream(), after=[same])
     event.close()
+
+
+def test_a_copy_is_the_point_itself_of_the_same_client(coordinator: ipcsync.Coordinator) -> None:
+    with ipcsync.connect(coordinator.endpoint) as first, ipcsync.connect(coordinator.endpoint) as second:
+        point = second.record(ipcsync.Stream())
+        message: dict[str, Any] = copy.deepcopy({"after": [point], "shallow": copy.copy(point)})
+        first.point(bytes(point))
+        first.close()
+        assert message == {"after": [point], "shallow": point}
+        message["after"][0].synchronize(10)
+
+        async def again() -> None:
+            async with ipcsync.aconnect(coordinator.endpoint) as client:
+                awaited = await client.record(ipcsync.Stream())
+                assert copy.deepcopy(awaited) is awaited
+                assert copy.copy(awaited) is awaited
+
+        asyncio.run(again())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,3 +126,24 @@ def test_wrong_arguments_are_refused() -> None:
         memory.fill(256)
     with pytest.raises(ipcsync.InvalidDevice):
         Memory(1, 1000)
+
+
+def test_memory_is_not_copied_and_not_sent() -> None:
+    with Memory(SIZE) as memory:
+        for take in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"send memory\.handle\(\), and open"):
+                take(memory)
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        pytest.param(lambda memory: memory.write(SIZE), id="write a size"),
+        pytest.param(lambda memory: memory.fill(1.5), id="fill with no int"),
+        pytest.param(lambda memory: memory.fill(True), id="fill with a bool"),
+        pytest.param(lambda memory: memory.copy_from(None), id="copy from nothing"),
+    ],
+)
+def test_what_no_memory_takes_is_refused(misuse: Callable[[Memory], None]) -> None:
+    with Memory(SIZE) as memory, pytest.raises(TypeError, match="but got"):
+        misuse(memory)

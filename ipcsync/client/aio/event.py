@@ -237,6 +237,14 @@ class AsyncPoint:
     def __repr__(self) -> str:
         return repr(self._point).replace("Point", "AsyncPoint", 1)
 
+    def __copy__(self) -> Self:
+        """Itself: it is immutable. An unpickled one may be of another client of the process."""
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
+        """The same."""
+        return self
+
     def __reduce__(self) -> tuple[Any, tuple[Point]]:
         return _unpickle, (self._point,)
 
