@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -31,13 +32,23 @@ class Inbox(Generic[T]):
         if not self._is_called:
             self._call()
 
+    def call_anyway(self) -> None:
+        """On the loop's thread: have it emptied though that was asked for.
+
+        An exception of a signal's handler may have ended the loop just then, and the program may run it again.
+        """
+        if self._is_called:
+            self._loop.call_soon(self._empty)
+
     def _call(self) -> None:
         self._is_called = True
         try:
             self._loop.call_soon_threadsafe(self._empty)
-        except RuntimeError:
-            if not self._loop.is_closed():
+        except BaseException as error:
+            self._is_called = False
+            if not (isinstance(error, RuntimeError) and self._loop.is_closed()):
                 raise
+            self._things.clear()
 
     def _empty(self) -> None:
         self._is_called = False  # first: what comes from here on calls again
@@ -50,22 +61,25 @@ class Inbox(Generic[T]):
 
 
 class LoopCalls:
-    """Has the running loop call functions, on behalf of any thread and in their order."""
+    """Has the running loop call functions on behalf of any thread, in their order, with the present context."""
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        inbox = _inboxes.get(loop)
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        inbox = _inboxes.get(self._loop)
         if inbox is None:
-            inbox = _inboxes[loop] = Inbox(partial(_call_next, loop))
+            inbox = _inboxes[self._loop] = Inbox(_make)
+        inbox.call_anyway()
         self._inbox: Inbox[Callable[[], object]] = inbox  # it lives as long as anybody may use it
 
     def soon(self, fn: Callable[..., object], *args: Any) -> None:
         """Have the loop call `fn(*args)`, on any thread; without effect once the loop is closed."""
-        self._inbox.put(partial(fn, *args))
+        # An exception of it is for the loop's handler.
+        self._inbox.put(partial(self._loop.call_soon, fn, *args, context=self._context))
 
 
-def _call_next(loop: asyncio.AbstractEventLoop, fn: Callable[[], object]) -> None:
-    loop.call_soon(fn)  # an exception of it is for the loop's handler
+def _make(call: Callable[[], object]) -> None:
+    call()
 
 
 _inboxes: WeakValueDictionary[asyncio.AbstractEventLoop, Inbox[Callable[[], object]]] = WeakValueDictionary()

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import stat
 import struct
 import time
 from typing import Literal
@@ -286,9 +287,11 @@ class Board:
         """
         if keep_mapping:
             _kept.append(self._map)
-        if self._lifeline is not None and self._fd >= 0:
-            locks.unlock(self._fd, self._lifeline)  # a child forked just here may keep the file open
-        self.drop_descriptor()
+        try:
+            if self._lifeline is not None and self._fd >= 0:
+                locks.unlock(self._fd, self._lifeline)  # a child forked just here may keep the file open
+        finally:
+            self.drop_descriptor()
         if self._life is not None:
             self._life.end()
 
@@ -299,12 +302,17 @@ class Board:
 
 
 def is_abandoned(path: str) -> bool:
-    """Whether the board file at `path` has no living coordinator."""
+    """Whether `path` is a board file of this user that has no living coordinator.
+
+    Others may make files of any name on /dev/shm.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False  # gone, or another user's
     try:
-        return not locks.is_locked(fd, _LIFELINE)
+        status = os.fstat(fd)
+        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        return is_own and not locks.is_locked(fd, _LIFELINE)
     finally:
         os.close(fd)

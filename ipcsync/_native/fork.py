@@ -9,6 +9,7 @@ before the first use has no mark, and arms its own.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -25,12 +26,15 @@ log = logging.getLogger("ipcsync")
 
 T = TypeVar("T")
 
-_TRIES = 1000
+_PATIENCE_S = 0.3
 _PAUSE_S = 0.001
 
 _mark: ForkMark | None = None
 _in_child: list[Callable[[], None]] = []
-_begun = _over = 0  # forks of this process, by Python
+# Forks by Python, since this was loaded and here or in an ancestor. C counts them: an exception of a signal's handler
+# within a function of Python's would be lost, and the count be wrong for ever.
+_begun, _over = itertools.count(), itertools.count()
+_ahead = 0  # how much less the second one counted in ancestors
 
 
 def check() -> None:
@@ -83,34 +87,29 @@ def at_child(function: Callable[[], None]) -> Callable[[], None]:
 def keep_from_children(make: Callable[[], T], drop: Callable[[T], None]) -> tuple[T, Callable[[], None]]:
     """What `make()` returns, for which `drop` is called in each child, by `at_child`; and what takes that back.
 
-    Another thread may fork between the two: then it is dropped here too, and made anew. Not for ever: some function
-    that is called before a fork may wait for this very thread.
+    Another thread may fork between the two, and its child have what was made: then it is dropped here, and made anew.
+    After 0.3 s the last one stays all the same: a function that some library has called before a fork may wait for this
+    very thread.
     """
-    for _ in range(_TRIES):
-        begun, over = _begun, _over
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        before, is_quiet = _count_of(_begun), _count_of(_begun) == _count_of(_over) + _ahead
         made = make()
         forget = at_child(partial(drop, made))
-        if begun == over == _begun:
-            break
+        if (is_quiet and _count_of(_begun) == before) or time.monotonic() >= until:
+            return made, forget
         forget()
         drop(made)
         time.sleep(_PAUSE_S)
-    return made, forget
 
 
-def _note_begun() -> None:
-    global _begun  # noqa: PLW0603 - one count a process
-    _begun += 1
-
-
-def _note_over() -> None:
-    global _over  # noqa: PLW0603 - one count a process
-    _over += 1
+def _count_of(count: itertools.count[int]) -> int:
+    return int(repr(count).removeprefix("count(").removesuffix(")"))
 
 
 def _run_in_child() -> None:
-    global _over  # noqa: PLW0603 - one count a process
-    _over = _begun  # no other thread's fork is under way here
+    global _ahead  # noqa: PLW0603 - one a process
+    _ahead = _count_of(_begun) - _count_of(_over)  # no other thread's fork is under way here
     for function in tuple(_in_child):
         try:
             function()
@@ -118,4 +117,4 @@ def _run_in_child() -> None:
             log.exception("%r failed in a forked child", function)
 
 
-os.register_at_fork(before=_note_begun, after_in_parent=_note_over, after_in_child=_run_in_child)
+os.register_at_fork(before=_begun.__next__, after_in_parent=_over.__next__, after_in_child=_run_in_child)

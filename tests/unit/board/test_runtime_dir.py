@@ -211,6 +211,17 @@ def test_a_file_that_is_gone_or_a_link_is_not_judged_abandoned(tmp_path: Path) -
     (tmp_path / "link").symlink_to(tmp_path / "target")
     (tmp_path / "target").write_bytes(bytes(4096))
     assert not is_abandoned(str(tmp_path / "link"))
+    os.mkfifo(tmp_path / "pipe")
+    assert not is_abandoned(str(tmp_path / "pipe"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
+def test_a_file_of_another_user_is_not_judged_abandoned(tmp_path: Path) -> None:
+    theirs = tmp_path / "board"
+    theirs.write_bytes(bytes(4096))
+    assert is_abandoned(str(theirs))
+    os.chown(theirs, 54322, 54322)
+    assert not is_abandoned(str(theirs))
 
 
 def test_a_directory_whose_name_is_a_pattern_is_taken_literally(tmp_path: Path) -> None:

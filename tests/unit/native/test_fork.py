@@ -289,6 +289,61 @@ def test_what_was_made_amid_a_fork_is_made_anew() -> None:
     assert out == "3 [1, 2, 3] [1, 2]\n"
 
 
+def test_what_was_made_amid_forks_that_never_end_stays() -> None:
+    out = run(
+        """
+        import threading, time
+        held, under_way = threading.Event(), threading.Event()
+        def wait_for_who_makes():
+            under_way.set()
+            held.wait(50)
+        os.register_at_fork(before=wait_for_who_makes)
+        from ipcsync._native import fork
+        fork._PATIENCE_S = 0.05
+        # The last one registered is called first: that of this package, then the one that waits.
+        forking = threading.Thread(target=lambda: status_of(lambda: None))
+        forking.start()
+        assert under_way.wait(50)
+        dropped = []
+        kept, forget = fork.keep_from_children(lambda: object(), dropped.append)
+        assert dropped and kept not in dropped, dropped
+        held.set()
+        forking.join()
+        seen = []
+        kept, _ = fork.keep_from_children(lambda: seen.append(1), seen.append)
+        print(seen)
+        """
+    )
+    assert out == "[1]\n"
+
+
+@pytest.mark.parametrize("where", ["before", "after_in_parent"])
+def test_an_exception_amid_a_fork_costs_one_board_at_most(where: str) -> None:
+    """CPython prints and drops what a function raises that is called around a fork."""
+    out = run(
+        f"""
+        import signal, itertools
+        from ipcsync._native import fork
+        class Raised(Exception):
+            pass
+        def handler(*_):
+            raise Raised
+        signal.signal(signal.SIGUSR1, handler)
+        os.register_at_fork({where}=lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        sys.unraisablehook = lambda _: None
+        for _ in range(20):
+            try:
+                assert status_of(lambda: None) == 0
+            except Raised:
+                os.wait()
+        seen = []
+        fork.keep_from_children(lambda: seen.append(1), seen.append)
+        print(seen)
+        """
+    )
+    assert out == "[1]\n"
+
+
 def test_an_exec_of_the_same_program_is_no_bad_fork() -> None:
     run(
         """
