@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -167,7 +168,7 @@ def _remove_abandoned() -> None:
     for entry in os.listdir(root):
         if not entry.startswith(directory_prefix()):
             continue
-        pid, _, rest = entry.removeprefix(directory_prefix()).partition("-")
-        started = rest.partition("-")[0]
-        if pid.isdigit() and started.isdigit() and not is_running(int(pid), int(started)):
+        # Others may make directories of any name there.
+        found = re.match(r"([0-9]{1,9})-([0-9]{1,18})-", entry.removeprefix(directory_prefix()))
+        if found is not None and not is_running(int(found[1]), int(found[2])):
             shutil.rmtree(os.path.join(root, entry), ignore_errors=True)

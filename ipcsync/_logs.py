@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import select
 import sys
 import time
 from collections import Counter
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,~-]+")
 _MOST_TEXTS = 1000
+_MOMENT_MS = 100
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -116,9 +119,57 @@ class Seldom(logging.Filter):
         return is_round(count)
 
 
+class Unwaiting(logging.Handler):
+    """Writes to a descriptor, and never waits for its reader: a line for which there is no room is dropped.
+
+    Else a reader that stopped (a pipe that nobody reads, Ctrl-S in a terminal) would stop the whole service. The next
+    line that is written says how many were dropped.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+        self._dropped = 0
+        self._is_cut = False  # the last line has no end
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it, or drop it."""
+        if not self._has_room():
+            self._dropped += 1
+            return
+        try:
+            if self._dropped:
+                vars(record).update(fields(**getattr(record, "fields", {}), dropped=self._dropped))
+            text = f"{chr(10) * self._is_cut}{self.format(record)}\n"
+            self._is_cut = not self._write(text.encode(errors="backslashreplace"))
+            self._dropped = 0
+        except Exception:  # noqa: BLE001 - as logging does it
+            self.handleError(record)
+
+    def _has_room(self) -> bool:
+        """Whether a part of PIPE_BUF bytes is taken at once; a reader that is just slow gets a moment."""
+        return bool(self._poll.poll(0 if self._dropped else _MOMENT_MS))
+
+    def _write(self, data: bytes) -> bool:
+        for at in range(0, len(data), select.PIPE_BUF):
+            if at and not self._has_room():
+                return False
+            os.write(self._descriptor, data[at : at + select.PIPE_BUF])
+        return True
+
+
+def _to_stderr() -> logging.Handler:
+    try:
+        return Unwaiting(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # it is no file
+        return logging.StreamHandler(sys.stderr)
+
+
 def configure(level: str, *, as_json: bool, libraries: Sequence[str] = ("asyncio", "py.warnings")) -> None:
     """Send this process's log to stderr: ipcsync's own from `level` up, and the warnings of `libraries`."""
-    ours, theirs = logging.StreamHandler(sys.stderr), logging.StreamHandler(sys.stderr)
+    ours, theirs = _to_stderr(), _to_stderr()
     for handler in (ours, theirs):
         handler.setFormatter(Json() if as_json else KeyValue())
     theirs.addFilter(Seldom())

@@ -176,7 +176,12 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
     manager = ServiceManager()
     try:
         what = given.make(_fixed(settings))
-        server = Server(settings, what, done, manager.alive)
+        try:
+            server = Server(settings, what, done, manager.alive)
+        except BaseException:
+            if what.holdings is not None:
+                what.holdings.close()
+            raise
     except RuntimeDirError as error:
         log.error("cannot start", extra=fields(why=error))
         return 1

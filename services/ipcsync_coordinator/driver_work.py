@@ -70,6 +70,7 @@ class KeepersDriver:
         self._numbers = numbers
         self._then: dict[int, Callable[[Any], None]] = {}
         self._timelines: dict[str, str | None] = {}
+        self._late = -1  # the last question that was not answered in time
 
     def make(self, device: str, count: int) -> Made:
         """New events; waits for them. Events that come too late are destroyed."""
@@ -121,6 +122,10 @@ class KeepersDriver:
 
     def _ask(self, op: str, *arguments: Any, if_late: Callable[[Any], None] = lambda _: None) -> Any:
         answers: list[Any] = []
+        if self._late in self._then:
+            self._drain_or_end()
+        if self._late in self._then:  # the answers come in order, and the loop must not wait for each once more
+            raise WaitTimeout("the keeper has not answered an earlier request yet", timeout=_PATIENCE_S)
         number = self._post(op, list(arguments), answers.append)
         deadline = time.monotonic() + _PATIENCE_S
         while not answers:
@@ -130,11 +135,17 @@ class KeepersDriver:
             except EOFError:
                 _end_at_once()
             if not has_one:
-                self._then[number] = if_late
+                self._then[number], self._late = if_late, number
                 raise WaitTimeout(f"the keeper did not answer within {_PATIENCE_S:g} s", timeout=_PATIENCE_S)
         if isinstance(answers[0], IpcSyncError):
             raise answers[0]
         return answers[0]
+
+    def _drain_or_end(self) -> None:
+        try:
+            self.drain()
+        except EOFError:
+            _end_at_once()
 
     def _take_one(self, timeout: float) -> bool:
         message = self._link.receive(timeout)

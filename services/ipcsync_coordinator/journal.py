@@ -45,6 +45,15 @@ class JournalError(Exception):
     """The journal cannot be read; the message says where it is invalid."""
 
 
+def _read(log: int, size: int) -> bytes:
+    """The first `size` bytes, or as many as there are; one call reads 2 GiB at most."""
+    parts, at = [], 0
+    while at < size and (part := os.pread(log, size - at, at)):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
 class Journal:
     """Appends to the current log, and starts the other one when it has grown too long. `whole` records everything."""
 
@@ -67,7 +76,7 @@ class Journal:
 
     def read(self) -> tuple[list[Record], bool]:
         """All records, and whether the effects of the last one were carried out. Raises JournalError."""
-        data = memoryview(os.pread(self._log, self._end, 0))
+        data = memoryview(_read(self._log, self._end))
         if len(data) != self._end:
             raise JournalError(f"the log has {len(data)} bytes, and {self._end} are said to be valid")
         records, at = [], 0
@@ -101,10 +110,13 @@ class Journal:
     def _write(self, log: int, record: Record, at: int) -> int:
         body = self._encode(record)
         frame = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
-        done = os.pwrite(log, frame, at)
-        if done != len(frame):
-            raise OSError(f"only {done} of a record's {len(frame)} bytes were written")
-        return at + done
+        left = memoryview(frame)
+        while left:  # one call writes 2 GiB at most
+            done = os.pwrite(log, left, at)
+            if not done:
+                raise OSError(f"{len(left)} of a record's {len(frame)} bytes were not written")
+            left, at = left[done:], at + done
+        return at
 
     def carried_out(self) -> None:
         """Store that the effects of the last record were carried out: no later start repeats them."""

@@ -196,6 +196,9 @@ class Keeper:
                 self._reloads.end(f"the new code ended before it served ({how}); trying again")
             words[KILLED_FROM_OUTSIDE] = from_outside = status == -signal.SIGKILL and not child.was_killed
             has_replied, lived_s = child.was_told and words[REPLIES] > 0, now - child.began
+            if child.versions is None:  # it has read nothing of what is held: its settings or its code do not load
+                self._restarts.see_none_started(now)
+                return
             is_hopeless = self._restarts.see_end(lived_s, now, has_replied=has_replied, is_own_doing=not from_outside)
             if status == UNREADABLE or is_hopeless:
                 self._give_up()
@@ -267,9 +270,9 @@ class Keeper:
         if beat != self._beat or was_late or child is None or child.is_asking or not child.has_terms:
             self._beat, self._beat_at = beat, now
         elif now - self._beat_at > _PATIENCE_S:
-            log.error("the coordinator hangs, and is killed", extra=fields(pid=child.pid))
             child.has_hung, self._beat_at = True, now
             child.kill()
+            log.error("the coordinator hung, and was killed", extra=fields(pid=child.pid))
 
     def _stop(self) -> None:
         """Store the end on the board, end the coordinator, remove the files."""

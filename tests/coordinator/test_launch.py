@@ -45,6 +45,20 @@ def test_a_launch_in_another_pid_namespace_removes_nothing_of_ours(
         assert client.is_connected
 
 
+def test_directories_that_others_made_under_like_names_are_left_alone(
+    new_coordinator: Callable[..., ipcsync.Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests = ["\u00b2-1-x", "1-\u0662-x", "1e3-1-x", "-1-x", "x", f"{'9' * 200}-1-x"]
+    with tempfile.TemporaryDirectory() as folder:  # a short path, as sockets need
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        theirs = [Path(folder, f"{directory_prefix()}{rest}") for rest in rests]
+        for each in theirs:
+            each.mkdir()
+        coordinator = new_coordinator()
+        assert all(each.exists() for each in theirs)
+        assert coordinator.stop() == 0
+
+
 def test_a_launch_works_where_new_directories_get_the_set_group_id_bit(
     new_coordinator: Callable[..., ipcsync.Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:

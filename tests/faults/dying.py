@@ -1,10 +1,11 @@
 """A coordinator that dies where a script says: run by `tests.faults.patched scripted`, with or without a keeper.
 
 The script is a file of one line. "die N": SIGKILL at the N-th step from then on that a transition takes, once: the file
-is emptied before. "crash": end at the start. "version": speak another version of the journal. "noise": greet the keeper
-as no coordinator does. "dismissed": at the next events that a request makes it waits until the keeper has let go of it,
-once. What is not there, or empty, says nothing. Whatever it says, a request for an event whose name
-begins with "poison" ends it, and one with "out of memory" has it killed.
+is emptied before. "crash": end at the start, with an x in the file "crashes". "unread": end at the journal. "version":
+speak another version of the journal. "noise": greet the keeper as no coordinator does. "dismissed": at the next events
+that a request makes it waits until the keeper has let go of it, once. What is not there, or empty, says nothing.
+Whatever it says, a request for an event whose name begins with "poison" ends it, and one with "out of memory" has it
+killed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def follow(path: str) -> None:
     script = Path(path)
     words = _words(script)
     if words[0] == "crash":
+        with script.with_name("crashes").open("a") as crashes:
+            crashes.write("x")
         sys.exit(7)
     if words[0] == "noise":
         from ipcsync_coordinator import given
@@ -38,6 +41,8 @@ def follow(path: str) -> None:
     from ipcsync_coordinator.journal import Journal
     from ipcsync_coordinator.sessions import SessionTable
 
+    if words[0] == "unread":
+        Journal.read = lambda _: os._exit(7)  # type: ignore[method-assign,assignment]
     steps = _Steps(script)
     Journal._write = steps.after(Journal._write)  # type: ignore[method-assign] # written, and not valid yet
     Effects._store = steps.before(Effects._store)  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 import ipcsync
 from ipcsync import _logs as logs
-from ipcsync._logs import Json, KeyValue, fields, is_round, quoted
+from ipcsync._logs import Json, KeyValue, Unwaiting, fields, is_round, quoted
 from tests.kit.examples import examples
 from tests.kit.until import until
 
@@ -203,3 +204,43 @@ def test_a_full_runs_log_has_every_session_and_no_token(
     assert {line["name"] for line in lines if "name" in line} == {name, ""}
     assert {line["event"] for line in lines if line.get("slot") is not None} == {"event opened", "event closed"}
     assert logs.is_round(1)
+
+
+def test_a_reader_that_stopped_costs_lines_and_no_time_and_is_told_how_many() -> None:
+    read, write = os.pipe()
+    try:
+        handler = Unwaiting(write)
+        handler.setFormatter(KeyValue())
+        logger = logging.Logger("ipcsync.test")
+        logger.addHandler(handler)
+        for number in range(2000):  # more than a pipe holds; written with a wait, this never ends
+            logger.error("line", extra=fields(number=number, text="x" * 100))
+        held = os.read(read, 1 << 20).decode()
+        logger.error("after", extra=fields(name="n"))
+        rest = os.read(read, 1 << 20).decode()
+    finally:
+        os.close(read)
+        os.close(write)
+    lines = held.splitlines()
+    assert [_parsed(line)["number"] for line in lines[:-1]] == [str(number) for number in range(len(lines) - 1)]
+    last = _parsed(rest.splitlines()[-1])
+    assert (last["event"], last["name"]) == ("after", "n")
+    assert 2000 - len(lines) <= int(last["dropped"]) <= 2000 - len(lines) + 1
+
+
+def test_a_line_that_is_longer_than_a_pipe_holds_is_cut_and_the_next_one_whole() -> None:
+    read, write = os.pipe()
+    try:
+        handler = Unwaiting(write)
+        handler.setFormatter(KeyValue())
+        logger = logging.Logger("ipcsync.test")
+        logger.addHandler(handler)
+        logger.error("long", extra=fields(text="x" * (1 << 20)))
+        cut = os.read(read, 1 << 20).decode()
+        logger.error("next")
+        rest = os.read(read, 1 << 20).decode()
+    finally:
+        os.close(read)
+        os.close(write)
+    assert cut.endswith("x")
+    assert _parsed(rest.lstrip("\n").rstrip("\n"))["event"] == "next"

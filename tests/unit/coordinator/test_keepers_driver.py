@@ -1,0 +1,43 @@
+"""The keeper's driver as its coordinator asks it: what happens while the keeper does not answer."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+
+import pytest
+
+from ipcsync.errors import WaitTimeout
+from ipcsync_coordinator import driver_work
+from ipcsync_coordinator.driver_work import KeepersDriver
+from ipcsync_holdings.link import Link
+
+_PATIENCE_S = 0.2
+
+
+def test_behind_a_question_that_is_not_answered_the_next_ones_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_work, "_PATIENCE_S", _PATIENCE_S)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        driver, keeper = KeepersDriver(Link(ours), itertools.count()), Link(theirs)
+        with pytest.raises(WaitTimeout, match="did not answer within"):
+            driver.probe("gpu")
+        monkeypatch.setattr(driver_work, "_PATIENCE_S", 1000.0)  # who waits once more does so for ever
+        for _ in range(3):
+            with pytest.raises(WaitTimeout, match="has not answered an earlier request yet"):
+                driver.make("gpu", 1)
+        number, *_ = keeper.receive(5.0) or [None]
+        assert keeper.receive(0.0) is None, "those that were refused were not sent"
+        keeper.send(number, False, b"late")
+        answering = threading.Thread(target=_answer_one, args=(keeper,))
+        answering.start()
+        assert driver.probe("gpu") == b"handle"
+        answering.join()
+
+
+def _answer_one(keeper: Link) -> None:
+    number, *_ = keeper.receive(30.0) or [None]
+    keeper.send(number, False, b"handle")
