@@ -35,11 +35,15 @@ def copied(tensors: Sequence[torch.Tensor]) -> tuple[int, HostMemory]:
         size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
     size = max(size, 1)
     descriptor = os.memfd_create("ipcsync-tensors")
-    os.ftruncate(descriptor, size)
-    memory = HostMemory(os.getpid(), descriptor, os.fstat(descriptor).st_ino, offsets, size)
-    with_layout = [(tensor.shape, tensor.dtype) for tensor in tensors]
-    for copy, tensor in zip(_views(mmap.mmap(descriptor, size), offsets, with_layout), tensors, strict=True):
-        copy.copy_(tensor)
+    try:
+        os.ftruncate(descriptor, size)
+        memory = HostMemory(os.getpid(), descriptor, os.fstat(descriptor).st_ino, offsets, size)
+        with_layout = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        for copy, tensor in zip(_views(mmap.mmap(descriptor, size), offsets, with_layout), tensors, strict=True):
+            copy.copy_(tensor)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor, memory
 
 

@@ -132,7 +132,11 @@ class PointTransport(TensorTransportManager):
             self._release(obj_id)
             self._memory[obj_id], metadata.memory = copied(tensors)
             stream = ipcsync.default_stream()
-        metadata.point = bytes(ipcsync.default_client().record(stream))
+        try:
+            metadata.point = bytes(ipcsync.default_client().record(stream))
+        except BaseException:
+            self._release(obj_id)  # Ray knows of no object, so it will not ask for that
+            raise
         return metadata
 
     def send_multiple_tensors(

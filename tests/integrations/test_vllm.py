@@ -160,6 +160,16 @@ def _begin_sending() -> str:
     return update
 
 
+def _send_and_stay() -> str:
+    """A trainer that has sent an update whose weights are complete."""
+    _told.clear()
+    trainer = _trainer(_Keeping(), _Source())
+    threading.Thread(target=trainer.send_weights, daemon=True).start()
+    update = until(lambda: _told and _told[0], "the update is sent")
+    assert isinstance(update, str)
+    return update
+
+
 def _let_go() -> None:
     _held[0].open()
 
@@ -194,7 +204,9 @@ def test_a_record_that_is_held_back_holds_up_the_worker(two: tuple[Peer, Peer]) 
     assert worker.result(120) == {"a": [1.0] * 4, "b": [1.0] * 3}
 
 
-def test_the_death_of_the_trainer_ends_the_workers_update(two: tuple[Peer, Peer]) -> None:
+def test_the_death_of_the_trainer_ends_the_workers_update_and_no_later_one(
+    two: tuple[Peer, Peer], coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]
+) -> None:
     trainer, worker = two
     update = trainer.call(_begin_sending, timeout=120)
     assert not worker.call(_is_complete, update, timeout=120)
@@ -203,6 +215,10 @@ def test_the_death_of_the_trainer_ends_the_workers_update(two: tuple[Peer, Peer]
     os.kill(trainer.pid, signal.SIGKILL)
     with pytest.raises(PeerError, match="RecorderLost"):
         worker.result(60)
+    another = new_peer(IPCSYNC_ENDPOINT=coordinator.endpoint, PYTHONWARNINGS="ignore")
+    for _ in range(2):
+        worker.begin(_receive, another.call(_send_and_stay, timeout=120))
+        assert worker.result(60) == {"a": [1.0] * 4, "b": [1.0] * 3}, "the next trainer's updates arrive"
 
 
 def test_a_worker_on_another_device_is_told_so(process: None) -> None:

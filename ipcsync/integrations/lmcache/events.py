@@ -6,8 +6,14 @@ Here the coordinator owns the events, the bytes name one record, and a peer's de
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
 import ipcsync
+from ipcsync.errors import IpcSyncError, RecorderLost
 from ipcsync.typing import DeviceLike, StreamLike
+
+_RESUME_S = 1.0
 
 
 class IpcSyncEvent:
@@ -29,12 +35,17 @@ class IpcSyncEvent:
         return self._point
 
     def record(self, stream: StreamLike | None = None) -> None:
-        """Record after all work submitted to `stream` so far, with this process's default client."""
-        self._point = ipcsync.default_client().record(stream)
+        """Record after all work submitted to `stream` so far, with this process's default client.
+
+        Raises RecorderLost if any of that stood behind a peer that died; the next record on the stream does not.
+        """
+        with _failing_once(stream):
+            self._point = ipcsync.default_client().record(stream)
 
     def wait(self, stream: StreamLike | None = None) -> None:
         """Have the later work of `stream` wait for it. Raises RecorderLost if it will never be complete."""
-        self.point.wait(stream)
+        with _failing_once(stream):
+            self.point.wait(stream)
 
     def query(self) -> bool:
         """Whether it is complete. Raises RecorderLost if it never will be."""
@@ -97,8 +108,7 @@ class IpcSyncEventBackend:
 class CpuEventBackend(IpcSyncEventBackend):
     """The backend for LMCache's CPU device, whose streams are stand-ins and whose work is done within each call.
 
-    All records and waits go to the default stream of ipcsync's driver: a wait for a peer's work then delays this
-    process's later records, as on a GPU.
+    So a wait is one on the host, and records go to the default stream of ipcsync's driver.
     """
 
     device_type = "cpu"
@@ -112,8 +122,19 @@ class CpuEventBackend(IpcSyncEventBackend):
         event.record(ipcsync.default_stream())
 
     def wait_event(self, event: IpcSyncEvent, stream: object) -> None:  # noqa: ARG002
-        """Have the later work of the default stream wait for `event`."""
-        event.wait(ipcsync.default_stream())
+        """Block until `event` is complete: what follows is done within the next call."""
+        event.synchronize()
+
+
+@contextmanager
+def _failing_once(stream: StreamLike | None) -> Iterator[None]:
+    """Have a lost wait on `stream` fail the call that meets it, and no later one: other peers are served there too."""
+    try:
+        yield
+    except RecorderLost:
+        with suppress(IpcSyncError):  # WaitTimeout: the stream may never get past that wait
+            ipcsync.default_client().resume(stream, _RESUME_S)
+        raise
 
 
 def _raise_unless_one_works(device: DeviceLike | None) -> None:

@@ -1,4 +1,4 @@
-"""The inference worker's side: its stream waits for the trainer's point, then it loads the weights."""
+"""The inference worker's side: it waits for the trainer's point, then loads the weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
     """vLLM's transfer by CUDA IPC, with ordered updates, and waits that end if the trainer dies.
 
     Stock CUDA IPC orders only the first rebuild of a storage, by an event; later updates of the same storage are not
-    ordered. Here each update has a point, for which the worker's stream waits before it reads.
+    ordered. Here each update has a point, for which the worker waits before its stream reads. It waits on the host: a
+    stream that waited for a trainer that died would refuse the updates of the next one too.
     """
 
     init_info_cls = message.PointInitInfo
@@ -29,10 +30,10 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load one update, and return when the device has read it: the trainer may write again.
 
-        Raises RecorderLost if the trainer died; load the model's weights again then.
+        Raises RecorderLost if the trainer died; the weights are those before then, or part of the new ones if it died
+        while they were read. The next update replaces them.
         """
         self.receive_weights(self.parse_update_info(update_info))
-        # The trainer's point first: a synchronize of the device might never end if the trainer died.
         ipcsync.default_client().record(self._stream()).synchronize()
 
     def receive_weights(self, update_info: message.PointUpdateInfo) -> None:
@@ -41,7 +42,7 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         if place not in update_info.points:
             raise ValueError(f"no weights are on {place}; there are on {', '.join(update_info.points) or 'none'}")
         point = ipcsync.default_client().point(bytes.fromhex(update_info.points[place]))
-        point.wait(self._stream())
+        point.synchronize()
         told = update_info.tensors[place]
         if place != message.CPU:
             index = self.device.index
@@ -58,7 +59,6 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
             for shape, name in zip(update_info.shapes, update_info.dtype_names, strict=True)
         ]
         weights = opened(message.decode_memory(told), layouts, point)
-        point.synchronize()
         self.model.load_weights(list(zip(update_info.names, weights, strict=True)))
 
     def _place(self) -> str:
