@@ -57,7 +57,7 @@ def load() -> ModuleType:
 
 
 def _choose_once() -> ModuleType:
-    return _chosen if _chosen is not None else _choose(os.environ.get("IPCSYNC_DRIVER", "auto"))
+    return _chosen if _chosen is not None else _choose(os.environ.get("IPCSYNC_DRIVER") or "auto")
 
 
 def _choose(wanted: str) -> ModuleType:

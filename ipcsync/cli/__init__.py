@@ -71,6 +71,6 @@ def main() -> None:
 
     Exit status: 0 on success, 1 if the command failed, 2 for invalid arguments.
     """
-    driver = os.environ.get("IPCSYNC_DRIVER", "auto")
+    driver = os.environ.get("IPCSYNC_DRIVER") or "auto"
     if driver not in ("auto", "cuda", "host"):
         raise click.UsageError(f"IPCSYNC_DRIVER must be auto, cuda or host, but is {driver!r}")

@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from ipcsync.cli.output import Failed, echo, print_json, print_table
+from ipcsync.cli.output import Failed, Seconds, echo, print_json, print_table
 
 
 @click.command("nodes")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
 @click.option("--runtime-dir", metavar="DIR", help="Where the coordinator serves. [IPCSYNC_ENDPOINT, else the user's]")
-@click.option("--timeout", default=5.0, type=click.FloatRange(0.1, 600), metavar="S", show_default=True)
+@click.option("--timeout", default=5.0, type=Seconds(0.1, 600), metavar="S", show_default=True)
 def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
     """Show the nodes of the fleet, this one first.
 
@@ -49,7 +49,7 @@ def _ask(runtime_dir: str | None, timeout: float) -> list[dict[str, Any]]:
         where = endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint()
     except ValueError as error:
         raise Failed(str(error)) from None
-    with ipcsync.connect(where, name="ipcsync nodes", timeout=timeout) as client:
+    with ipcsync.connect(where, name="ipcsync nodes", timeout=timeout, trace="") as client:
         return [{**asdict(row), "epoch": row.epoch.hex()} for row in client.nodes(timeout=timeout)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,22 @@ class WrongCall(Failed):
     """The same with status 2: its arguments are invalid."""
 
     exit_code = 2
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds in a range, which NaN is not."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - the base class's signature
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """As of any type."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail("nan is not a number of seconds", param, ctx)
+        return seconds
 
 
 def open_closed_streams() -> None:

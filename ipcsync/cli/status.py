@@ -50,7 +50,7 @@ def _ask(endpoint: str | None) -> dict[str, Any]:
     # The user asks for the present state, so this does not wait for a daemon to start.
     if not os.path.exists(endpoints.socket_path(where)):
         raise Failed(f"no coordinator at {where}; start one with: ipcsync coordinator")
-    with ipcsync.connect(where, name="ipcsync status", timeout=_TIMEOUT_S) as client:
+    with ipcsync.connect(where, name="ipcsync status", timeout=_TIMEOUT_S, trace="") as client:
         return _collect(client)
 
 

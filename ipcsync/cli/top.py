@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipcsync._logs import printable
-from ipcsync.cli.output import Failed, echo, is_terminal, label_of, print_table
+from ipcsync.cli.output import Failed, Seconds, echo, is_terminal, label_of, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -37,9 +38,7 @@ _LINES_AROUND = 11  # lines for heads, blank lines, the summary, and the last li
 @click.command("top")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a sample, for a program.")
 @click.option("--once", is_flag=True, help="Look once, and end.")
-@click.option(
-    "--period", type=click.FloatRange(0.1, 3600), default=1.0, metavar="S", help="Seconds between samples. [1]"
-)
+@click.option("--period", type=Seconds(0.1, 3600), default=1.0, metavar="S", help="Seconds between samples. [1]")
 @click.option("--endpoint", metavar="ENDPOINT", help="Where it is. [IPCSYNC_ENDPOINT, else the runtime directory's]")
 def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> None:
     """Show the coordinator's events and sessions, live; q or Ctrl-C ends it.
@@ -113,7 +112,7 @@ class _Watcher:
             # The user asks for the present state, so this does not wait for a daemon to start.
             if not os.path.exists(endpoints.socket_path(self.endpoint)):
                 raise ipcsync.ConnectError(f"no coordinator at {self.endpoint}; start one with: ipcsync coordinator")
-            self._client = ipcsync.connect(self.endpoint, name="ipcsync top", timeout=_TIMEOUT_S)
+            self._client = ipcsync.connect(self.endpoint, name="ipcsync top", timeout=_TIMEOUT_S, trace="")
             self._tracks.clear()
         return self._client
 
@@ -191,6 +190,7 @@ def _show(watcher: _Watcher, period: float) -> None:
     from rich.live import Live
 
     console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the terminal is restored
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(_screen(watcher, console), refresh=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ipcsync.cli.output import Failed, WrongCall
+from ipcsync.cli.output import Failed, Seconds, WrongCall
 
 _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 
@@ -17,7 +17,7 @@ _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 @click.option(
     "--endpoint", metavar="ENDPOINT", help="The coordinator. [IPCSYNC_ENDPOINT, else the runtime directory's]"
 )
-@click.option("--period", default=1.0, type=click.FloatRange(0.1, 60), metavar="S", help="Seconds between samples.")
+@click.option("--period", default=1.0, type=Seconds(0.1, 60), metavar="S", help="Seconds between samples.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-json", is_flag=True, help="Log JSON instead of key=value.")
 def main(host: str, port: int, endpoint: str | None, period: float, log_level: str, log_json: bool) -> None:

@@ -141,7 +141,7 @@ class Sampler:
 
     def _connected(self) -> ipcsync.Client:
         if self._client is None:
-            self._client = ipcsync.connect(self._endpoint, name="ipcsync observer", timeout=READY_S)
+            self._client = ipcsync.connect(self._endpoint, name="ipcsync observer", timeout=READY_S, trace="")
             self._tracks.clear()
             self.connects += 1
             log.info("connected", extra=fields(endpoint=self._client.endpoint, epoch=self._client.epoch.hex()[:8]))

@@ -156,6 +156,39 @@ def test_on_a_terminal_it_is_live_and_q_ends_it(
     assert termios.tcgetattr(one.theirs)[3] == one.modes[3], "the terminal is left as it was"
 
 
+def test_sigterm_leaves_the_terminal_as_it_was(
+    coordinator: ipcsync.Coordinator, terminal: Callable[..., Terminal]
+) -> None:
+    one = terminal("--endpoint", coordinator.endpoint)
+    one.until(r"up \d+ s")
+    one.process.terminate()
+    assert one.wait() == 128 + signal.SIGTERM
+    assert termios.tcgetattr(one.theirs)[3] == one.modes[3]
+
+
+@pytest.mark.parametrize("command", ["top", "nodes"])
+def test_nan_is_no_number_of_seconds(command: str) -> None:
+    option = {"top": "--period", "nodes": "--timeout"}[command]
+    done = subprocess.run([*IPCSYNC, command, option, "nan"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"Invalid value for '{option}': nan is not a number of seconds" in done.stderr
+
+
+def test_a_trace_that_cannot_be_written_is_no_matter_of_a_command_that_only_looks(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPCSYNC_TRACE", "/proc/trace")
+    assert _json("--endpoint", coordinator.endpoint)["stats"]
+    done = subprocess.run(
+        [*IPCSYNC, "status", "--endpoint", coordinator.endpoint],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_on_a_terminal_it_waits_for_the_next_coordinator(
     new_coordinator: Callable[..., ipcsync.Coordinator], terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:

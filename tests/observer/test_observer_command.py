@@ -54,7 +54,9 @@ def test_a_port_in_use_is_one_line_and_status_1(coordinator: ipcsync.Coordinator
     assert done.stderr == f"ipcsync: cannot serve on 127.0.0.1 port {port}: Address already in use\n"
 
 
-@pytest.mark.parametrize("arguments", [("--endpoint", "tcp://a:1"), ("--port", "x"), ("--period", "0")])
+@pytest.mark.parametrize(
+    "arguments", [("--endpoint", "tcp://a:1"), ("--port", "x"), ("--period", "0"), ("--period", "nan")]
+)
 def test_a_wrong_call_has_status_2(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "ipcsync_observer", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -75,7 +75,7 @@ def connect(endpoint: str) -> dict[str, Any]:
 
 def _client(endpoint: str) -> ipcsync.Client:
     if endpoint not in _clients:
-        _clients[endpoint] = ipcsync.connect(endpoint, name="ipcsync doctor")
+        _clients[endpoint] = ipcsync.connect(endpoint, name="ipcsync doctor", trace="")
     return _clients[endpoint]
 
 

@@ -175,8 +175,8 @@ def _coordinator(context: Context) -> Outcome:
             _own_coordinator(context)
             return (
                 "warn",
-                f"none serves {context.wanted} ({error}); the rest is tried with one of the doctor's own",
-                "A coordinator serves its own uid and driver only. Is it running? Start one with: ipcsync coordinator",
+                f"no session with {context.wanted} ({error}); the rest is tried with a coordinator of the doctor's own",
+                "Is it running, of this uid and driver, and has it sessions left? If not: ipcsync coordinator",
             )
         context.endpoint = context.wanted
         found = f"pid {context.theirs['pid']} serves {context.wanted}"

@@ -178,6 +178,7 @@ def test_a_wrong_call_exits_2_and_says_so_on_stderr(arguments: tuple[str, ...]) 
 
 @pytest.mark.process
 def test_a_driver_that_does_not_exist_is_a_wrong_call() -> None:
+    assert run("trace", "--help", IPCSYNC_DRIVER="").returncode == 0
     done = run("status", IPCSYNC_DRIVER="vulkan")
     assert done.returncode == 2
     assert "IPCSYNC_DRIVER" in done.stderr
