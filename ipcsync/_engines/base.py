@@ -11,7 +11,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import NoReturn
 
 from ipcsync import _drivers
@@ -137,7 +137,7 @@ class Engine(SlotUse):
 
     def _wait_in_driver(self, generation: int, deadline_ns: int) -> bool:
         """`_driver_wait`, during which the import is not destroyed."""
-        return self._in_driver(partial(self._driver_wait, deadline_ns=deadline_ns), generation, PATIENCE_S)
+        return self._in_driver(lambda number: self._driver_wait(number, deadline_ns), generation, PATIENCE_S)
 
     def _in_driver(self, ask: Callable[[int], bool], generation: int, patience_s: float) -> bool:
         """`ask(generation)`, during which the import is not destroyed; False if that cannot be opened now.

@@ -135,6 +135,7 @@ class Keeper:
             self._see_end(ended, ended.end() or 0)
         now = time.monotonic()
         if self._serving is None and self._status is None and now >= self._restarts.at:
+            self._drop_bad_spare(now)  # it may have died beside the one that served
             self._serving, self._spare = self._spare or self._start(), None
         if (child := self._serving) is None:
             return
@@ -251,14 +252,18 @@ class Keeper:
 
     def _see_to_spare(self) -> None:
         """Keep a spare waiting with its modules imported, if that is wanted. Its death has no effect."""
-        now, spare = time.monotonic(), self._spare
-        if spare is not None and (spare.pidfd.is_dead or self._differing(spare)):
-            self._spare, self._spare_at, differing = None, now + _NO_SPARE_S, self._differing(spare)
-            log.warning("no spare", extra=fields(differs=differing, how=in_words(spare.end()), again_s=_NO_SPARE_S))
+        now = time.monotonic()
+        self._drop_bad_spare(now)
         is_quiet = self._serving is not None and self._serving.is_serving and not self._reloads.is_under_way
         if self._plan.spare and self._spare is None and is_quiet and now >= self._spare_at:
             self._spare = self._start()
             self._spare_at = now if self._spare else now + _NO_SPARE_S
+
+    def _drop_bad_spare(self, now: float) -> None:
+        spare = self._spare
+        if spare is not None and (spare.pidfd.is_dead or self._differing(spare)):
+            self._spare, self._spare_at, differing = None, now + _NO_SPARE_S, self._differing(spare)
+            log.warning("no spare", extra=fields(differs=differing, how=in_words(spare.end()), again_s=_NO_SPARE_S))
 
     # --- time, and the end --------------------------------------------------------------------------------------------
 

@@ -77,11 +77,11 @@ def test_a_look_that_fails_now_and_then_does_not_end_it(
 ) -> None:
     stream, calls, looks, ask = ipcsync.Stream(), Calls(), [0], event._engine.query
 
-    def query(generation: int) -> bool:
+    def query(generation: int, patience_s: float) -> bool:
         looks[0] += 1
         if looks[0] % 2:
             raise error
-        return ask(generation)
+        return ask(generation, patience_s)
 
     monkeypatch.setattr(event._engine, "query", query)
     with StreamGate(stream) as gate:
@@ -95,7 +95,7 @@ def test_a_look_that_fails_now_and_then_does_not_end_it(
 def test_a_look_that_fails_again_and_again_ends_it(event: ipcsync.SharedEvent, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls()
 
-    def query(_: int) -> bool:
+    def query(*_: float) -> bool:
         raise ipcsync.DriverError("for ever")
 
     monkeypatch.setattr(waits, "_FAILING_S", 0.05)

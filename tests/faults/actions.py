@@ -168,8 +168,7 @@ def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
     slot_line: Any = SlotLine
     left = [number]
     if has_shortcuts():
-        with engine._lock:
-            engine._event(engine._recorded + 1)  # else the record is none for a shortcut
+        engine._has_import(engine._recorded + 1, 30.0)  # else the record is none for a shortcut
         awaited, _ = engine.line.waiters_indices
         engine.line._words[awaited] = 1  # as by one who sleeps: else nobody is woken
         signal_at_compiled_step(

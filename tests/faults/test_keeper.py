@@ -185,7 +185,8 @@ def test_row_54_without_a_descriptor_to_start_another_with_the_keeper_waits_unti
     assert client.stats()["starts"] == 2
 
 
-def test_row_54_a_spare_that_dies_counts_for_nothing(script: Path) -> None:
+@pytest.mark.parametrize("when", ["before", "at once"])
+def test_row_54_a_spare_that_dies_counts_for_nothing(script: Path, when: str) -> None:
     with (
         fixtures.launch_patched("scripted", fixtures.private_dir(), "--keeper", "--spare") as kept,
         ipcsync.connect(kept.endpoint, timeout=20.0) as client,
@@ -193,9 +194,14 @@ def test_row_54_a_spare_that_dies_counts_for_nothing(script: Path) -> None:
     ):
         pid = _pid(client)
         (spare,) = until(lambda: set(children_of(kept.pid)) - {pid}, "a spare")
+        if when == "at once":  # the keeper sees both deaths when it goes on
+            os.kill(kept.pid, signal.SIGSTOP)
+            until(lambda: state_of(kept.pid) == "T", "the keeper has stopped")
         os.kill(spare, signal.SIGKILL)
         until(lambda: has_ended(spare), "the spare is dead")
-        assert _kill(client) == pid
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: has_ended(pid), "the coordinator is dead")
+        os.kill(kept.pid, signal.SIGCONT)
         event.record().synchronize(timeout=DEADLINE_S)
         assert client.stats()["starts"] == 2
         assert client.stats()["events"] == 1
