@@ -58,12 +58,15 @@ def test_streams_that_come_and_go_leave_no_more_than_a_few_markers(row: Row) -> 
 
 def test_a_stream_in_doubt_keeps_its_marker_which_knows_its_device(row: Row) -> None:
     streams = [ipcsync.Stream() for _ in range(40)]
-    for number, stream in enumerate(streams):
+    _record(row.mine, streams[0])
+    ((stream_id, marker),) = row.mine._markers._events.items()
+    # As a shortcut leaves it whose marker was refused.
+    row.mine._unmarked, row.mine._unmarked_id = streams[0].cuda_stream, stream_id
+    for stream in streams[1:]:
         _record(row.mine, stream)
         stream.synchronize()
-        if number == 0:  # as a shortcut leaves it whose marker was refused
-            row.mine._unmarked, row.mine._unmarked_id = stream.cuda_stream, stream.stream_id
-    assert row.mine._markers.get(streams[0].stream_id) is not None
+    assert len(row.mine._markers) <= 16
+    assert row.mine._markers.get(stream_id) is marker
     row.mine.close()
     until(row.mine.try_release, "all is over")
     assert not row.mine.unmarked_stream
