@@ -30,6 +30,8 @@ def connect(
     stream that this client opens, lists and watches, and is left out in what it returns: two jobs with their own
     prefixes share a coordinator and never see each other's names.
 
+    The client lives until its `close`, also if the program keeps no reference to it: leave a `with` block, or close it.
+
     Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; QuotaExceeded
     if it has as many sessions as it may; ProtocolError for an invalid name, prefix or TTL; ValueError for a timeout
     that is negative or NaN, and for another `chains`; OSError if the trace's directory is not writable; NoDriver, and

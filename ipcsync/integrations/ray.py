@@ -35,6 +35,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 import ipcsync
 from ipcsync.errors import IpcSyncError, WaitTimeout
 from ipcsync.integrations.host_memory import HostMemory, copied, opened
+from ipcsync.integrations.losses import failing_once
 
 __all__ = ["PointTransport", "TransferAborted", "register"]
 
@@ -116,7 +117,11 @@ class PointTransport(TensorTransportManager):
     # --- the sender ---------------------------------------------------------------------------------------------------
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[torch.Tensor]) -> PointMetadata:
-        """Record behind the tensors; returns the message to the receiver. ValueError if they are on several devices."""
+        """Record behind the tensors; returns the message to the receiver.
+
+        ValueError if they are on several devices. RecorderLost if they stand behind tensors of a sender that died; the
+        next call on the stream does not raise it again.
+        """
         tensors = rdt_object
         metadata = PointMetadata(tensor_meta=[(tensor.shape, tensor.dtype) for tensor in tensors])
         if not tensors:
@@ -133,7 +138,8 @@ class PointTransport(TensorTransportManager):
             self._memory[obj_id], metadata.memory = copied(tensors)
             stream = ipcsync.default_stream()
         try:
-            metadata.point = bytes(ipcsync.default_client().record(stream))
+            with failing_once(stream):
+                metadata.point = bytes(ipcsync.default_client().record(stream))
         except BaseException:
             self._release(obj_id)  # Ray knows of no object, so it will not ask for that
             raise
@@ -194,7 +200,8 @@ class PointTransport(TensorTransportManager):
         if metadata.memory is None:
             device = torch.device("cuda", point.device.index)
             for stream in {torch.cuda.default_stream(device), torch.cuda.current_stream(device)}:
-                point.wait(stream)
+                with failing_once(stream):
+                    point.wait(stream)
             return Transfer(obj_id, _placed([_rebuilt(*how, device) for how in metadata.cuda], target_buffers))
         transfer = Transfer(obj_id, opened(metadata.memory, metadata.tensor_meta, point), point, target_buffers)
         self._waited_for[obj_id] = transfer

@@ -221,6 +221,16 @@ def test_the_death_of_the_trainer_ends_the_workers_update_and_no_later_one(
         assert worker.result(60) == {"a": [1.0] * 4, "b": [1.0] * 3}, "the next trainer's updates arrive"
 
 
+def test_weights_on_several_devices_are_refused(process: None) -> None:
+    class Elsewhere(_Source):
+        def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for number, (name, tensor) in enumerate(super().iter_full()):
+                yield name, tensor.to("meta") if number else tensor
+
+    with pytest.raises(ValueError, match="must be on one device: some are on cpu, others on meta"):
+        _trainer(_Client(), Elsewhere()).send_weights()
+
+
 def test_a_worker_on_another_device_is_told_so(process: None) -> None:
     client = _Client()
     _trainer(client, _Source()).send_weights()

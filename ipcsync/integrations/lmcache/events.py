@@ -6,14 +6,9 @@ Here the coordinator owns the events, the bytes name one record, and a peer's de
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-
 import ipcsync
-from ipcsync.errors import IpcSyncError, RecorderLost
+from ipcsync.integrations.losses import failing_once
 from ipcsync.typing import DeviceLike, StreamLike
-
-_RESUME_S = 1.0
 
 
 class IpcSyncEvent:
@@ -39,12 +34,12 @@ class IpcSyncEvent:
 
         Raises RecorderLost if any of that stood behind a peer that died; the next record on the stream does not.
         """
-        with _failing_once(stream):
+        with failing_once(stream):
             self._point = ipcsync.default_client().record(stream)
 
     def wait(self, stream: StreamLike | None = None) -> None:
         """Have the later work of `stream` wait for it. Raises RecorderLost if it will never be complete."""
-        with _failing_once(stream):
+        with failing_once(stream):
             self.point.wait(stream)
 
     def query(self) -> bool:
@@ -124,17 +119,6 @@ class CpuEventBackend(IpcSyncEventBackend):
     def wait_event(self, event: IpcSyncEvent, stream: object) -> None:  # noqa: ARG002
         """Block until `event` is complete: what follows is done within the next call."""
         event.synchronize()
-
-
-@contextmanager
-def _failing_once(stream: StreamLike | None) -> Iterator[None]:
-    """Have a lost wait on `stream` fail the call that meets it, and no later one: other peers are served there too."""
-    try:
-        yield
-    except RecorderLost:
-        with suppress(IpcSyncError):  # WaitTimeout: the stream may never get past that wait
-            ipcsync.default_client().resume(stream, _RESUME_S)
-        raise
 
 
 def _raise_unless_one_works(device: DeviceLike | None) -> None:

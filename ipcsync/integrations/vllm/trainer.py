@@ -76,8 +76,16 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
 
 
 def _placed(tensors: list[torch.Tensor]) -> tuple[str, list[dict[str, Any]], int | None]:
-    """The device, where each tensor is on it, and the descriptor of a memory file if it is the CPU."""
+    """The device, where each tensor is on it, and the descriptor of a memory file if it is the CPU.
+
+    ValueError if they are on several: the point would be behind those of the first one only.
+    """
     device = tensors[0].device if tensors else torch.device(message.CPU)
+    others = {str(tensor.device) for tensor in tensors} - {str(device)}
+    if others:
+        raise ValueError(
+            f"the tensors of one rank must be on one device: some are on {device}, others on {min(others)}"
+        )
     if device.type != "cuda":
         descriptor, memory = copied(tensors)
         return message.CPU, message.encode_memory(memory), descriptor
