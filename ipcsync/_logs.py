@@ -11,10 +11,12 @@ import logging
 import os
 import re
 import select
+import stat
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,~-]+")
 _MOST_TEXTS = 1000
@@ -128,23 +130,26 @@ class Unwaiting(logging.Handler):
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._descriptor = descriptor
+        self._descriptor = _unblocking(descriptor)
         self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
+        self._poll.register(self._descriptor, select.POLLOUT)
         self._dropped = 0
         self._is_cut = False  # the last line has no end
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write it, or drop it."""
-        if not self._has_room():
-            self._dropped += 1
-            return
         try:
+            if not self._has_room():
+                self._dropped += 1
+                return
             if self._dropped:
                 vars(record).update(fields(**getattr(record, "fields", {}), dropped=self._dropped))
             text = f"{chr(10) * self._is_cut}{self.format(record)}\n"
             self._is_cut = not self._write(text.encode(errors="backslashreplace"))
-            self._dropped = 0
+            if not self._is_cut:
+                self._dropped = 0
+        except BlockingIOError:  # another process's line took the room
+            self._dropped += 1
         except Exception:  # noqa: BLE001 - as logging does it
             self.handleError(record)
 
@@ -158,6 +163,18 @@ class Unwaiting(logging.Handler):
                 return False
             os.write(self._descriptor, data[at : at + select.PIPE_BUF])
         return True
+
+
+def _unblocking(descriptor: int) -> int:
+    """Of a pipe or a terminal another open file, whose writes do not wait; else the same descriptor.
+
+    The open file that was given is the parent's too, and stays as it is.
+    """
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        with suppress(OSError):
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return descriptor
 
 
 def _to_stderr() -> logging.Handler:

@@ -63,33 +63,41 @@ class Engine(SlotUse):
 
     def synchronize(self, generation: int, timeout: float | None, began: int = 0) -> None:
         """Block until `generation` is complete, at most `timeout` seconds from now, or from `began` in ns."""
+        self.await_complete(generation, timeout, began)
+
+    def await_complete(
+        self, generation: int, timeout: float | None, began: int = 0, patience_s: float = PATIENCE_S
+    ) -> None:
+        """As `synchronize`, and for the client's own threads, of which a trace does not show it.
+
+        If another thread's driver call blocks, each step that needs its lock may take `patience_s` longer.
+        """
         deadline = deadline_of(timeout, began)
         self.check()
         if self.is_complete(generation):
             return
         self.await_recorded(generation, deadline, timeout)
-        while not self._is_complete_and_judged(generation):
+        while not self._is_complete_and_judged(generation, patience_s):
             self._raise_if_finished(generation)
-            if self._wait_in_driver(generation, min(deadline, time.monotonic_ns() + self.behind.slice_ns)):
-                if self._confirm(generation):
+            until = min(deadline, time.monotonic_ns() + self.behind.slice_ns)
+            if self._wait_in_driver(generation, until, patience_s):
+                if self._confirm(generation, patience_s):
                     return
                 self.behind.await_answer(deadline)
             self.check_liveness(generation)
             if time.monotonic_ns() >= deadline:  # only now: the driver is asked once even with a timeout of 0
                 self.raise_timeout(generation, timeout, "complete")
 
-    await_complete = synchronize  # for the client's own threads: a trace does not show it
-
     def synchronized(self, generation: int, began: int, *, is_complete: bool) -> None:
         """For a trace: a task of an asynchronous client has waited for `generation` since `began`."""
 
-    def _is_complete_and_judged(self, generation: int, patience_s: float = PATIENCE_S) -> bool:
+    def _is_complete_and_judged(self, generation: int, patience_s: float) -> bool:
         """`is_complete`; the recorder itself first judges what its records stand behind, if it gets the lock for it."""
         if self.is_recorder and self.chain.is_open:
             attempt(self._lock, patience_s, self._publish)
         return self.is_complete(generation)
 
-    def _confirm(self, generation: int, patience_s: float = PATIENCE_S) -> bool:
+    def _confirm(self, generation: int, patience_s: float) -> bool:
         """After the driver said complete: whether that counts. Recorder and coordinator must live now, after it.
 
         What the generation stands behind must be good too: False while that is unknown.
@@ -105,7 +113,7 @@ class Engine(SlotUse):
         if is_alive:
             self._note_complete(generation)
             if self.is_recorder:
-                self._publish_known(generation)
+                self._publish_known(generation, patience_s)
         else:
             self._raise_unless_good(generation)
         return True
@@ -120,8 +128,8 @@ class Engine(SlotUse):
     def query(self, generation: int, patience_s: float = PATIENCE_S) -> bool:
         """Whether `generation` is complete.
 
-        Another thread's driver call that blocks may keep what has to be opened or judged first. It is waited for
-        `patience_s` seconds, then this is False.
+        Another thread's driver call that blocks may keep what has to be opened or judged first. For each `patience_s`
+        seconds are waited, then this is False.
         """
         self.check()
         if generation <= self.known_complete or self._is_complete_and_judged(generation, patience_s):
@@ -135,9 +143,9 @@ class Engine(SlotUse):
         self._raise_if_finished(generation)
         return False
 
-    def _wait_in_driver(self, generation: int, deadline_ns: int) -> bool:
+    def _wait_in_driver(self, generation: int, deadline_ns: int, patience_s: float = PATIENCE_S) -> bool:
         """`_driver_wait`, during which the import is not destroyed."""
-        return self._in_driver(lambda number: self._driver_wait(number, deadline_ns), generation, PATIENCE_S)
+        return self._in_driver(lambda number: self._driver_wait(number, deadline_ns), generation, patience_s)
 
     def _in_driver(self, ask: Callable[[int], bool], generation: int, patience_s: float) -> bool:
         """`ask(generation)`, during which the import is not destroyed; False if that cannot be opened now.
@@ -512,7 +520,7 @@ class Engine(SlotUse):
         """
         return False
 
-    def _publish_known(self, generation: int) -> None:
+    def _publish_known(self, generation: int, patience_s: float) -> None:
         """Store in `completed` what the recorder itself found complete; a later look does if a driver call blocks."""
 
     def _raise_if_ahead(self) -> None:

@@ -17,7 +17,7 @@ from ipcsync._board.fence import fence
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject
 from ipcsync._engines import imports
-from ipcsync._engines.base import PATIENCE_S, Engine
+from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import SLICE_NS, Guard
 from ipcsync._locks import holding, trying, under_within
 from ipcsync._native import capture, fork
@@ -255,8 +255,8 @@ class EventEngine(Engine):
             self._completed = done
         self._note_complete(done)
 
-    def _publish_known(self, generation: int) -> None:
-        under_within(self._lock, PATIENCE_S, self._store_known, generation)
+    def _publish_known(self, generation: int, patience_s: float) -> None:
+        under_within(self._lock, patience_s, self._store_known, generation)
 
     def _store_known(self, generation: int) -> None:
         if not self.is_closed:  # else it may be released, and the slot used by another event

@@ -26,6 +26,9 @@ class Use(Protocol):
     def unmarked_stream(self) -> int:
         """The id of a stream that may have work and no marker behind it; 0 if there is none."""
 
+    def settle_unmarked(self) -> None:
+        """That stream has a marker behind its work now."""
+
     def is_done(self, event: DriverObject) -> bool:
         """Whether an event is complete; asks the driver."""
 
@@ -69,12 +72,14 @@ class Markers:
                 marker = unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
             marker = self._events.setdefault(stream_id, marker)
             self._use.keep_marker(stream_id, marker)
-        doubt = self.doubtful.get(stream_id)
+        doubt, was_unmarked = self.doubtful.get(stream_id), self._use.unmarked_stream == stream_id
         result = self._driver.cuEventRecord(marker, handle)
         if result[0] is not SUCCESS:
             self._use.unwrap(result, "cuEventRecord")
         if doubt is not None and self.doubtful.get(stream_id) is doubt:  # a handler may have left a newer one
             self.doubtful.pop(stream_id, None)
+        if was_unmarked:
+            self._use.settle_unmarked()
 
     def add_doubtful(self) -> bool:
         """Record the markers that an exception prevented; whether every stream has its marker now."""

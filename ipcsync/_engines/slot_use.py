@@ -129,6 +129,10 @@ class SlotUse(SlotView, ABC):
         """The id of a stream that may have work of a refused shortcut; 0 if there is none."""
         return self._unmarked_id if self._unmarked else 0
 
+    def settle_unmarked(self) -> None:
+        """That stream has a marker behind its work now."""
+        self._unmarked = 0
+
     def _doubt_unmarked(self) -> None:
         """Note a stream that may have work of a refused shortcut. Called with the lock, before the markers are trusted.
 

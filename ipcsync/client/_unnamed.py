@@ -95,7 +95,8 @@ class UnnamedEvents:
         for other in others[self._look_from :] + others[: self._look_from]:
             event = self.events[other]
             if event.is_lost:
-                self._drop(other, event)
+                event._opening.close(wait=False)  # first, as in `_drop`
+                self.events.pop(other, None)
                 continue
             if not looks:
                 break

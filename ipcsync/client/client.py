@@ -236,8 +236,8 @@ class Client:
         It blocks while `depth` records of the stream are in flight (1 to 1024; the depth of the stream's first record
         counts; no limit on the `timeline` engine), at most `timeout` seconds. The first record on a stream asks the
         coordinator, at most `client.timeout` seconds; later ones send nothing. Once the client has 32 such events, a
-        new stream takes over the event of one whose work is complete, and lost events are closed, so a program may make
-        a stream for each piece of work.
+        new stream takes over the event of one whose work is complete, and lost events are closed, points and all, so a
+        program may make a stream for each piece of work.
 
         It stands behind the same waits as `SharedEvent.record`. Once part of its work is lost, a new event takes its
         place. Raises as `SharedEvent.record`, and at a stream's first record as `event`.

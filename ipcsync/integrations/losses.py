@@ -14,7 +14,11 @@ _RESUME_S = 1.0
 
 @contextmanager
 def failing_once(stream: StreamLike | None) -> Iterator[None]:
-    """Have a lost wait on `stream` fail the call that meets it, and no later one: other peers are served there too."""
+    """Around a record on `stream`: have what is lost there fail this one, and no later one.
+
+    Other peers are served on it too. Not around a wait, whose error tells of one point only, while all that is lost on
+    the stream would be forgotten.
+    """
     try:
         yield
     except RecorderLost:

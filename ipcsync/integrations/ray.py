@@ -120,7 +120,7 @@ class PointTransport(TensorTransportManager):
         """Record behind the tensors; returns the message to the receiver.
 
         ValueError if they are on several devices. RecorderLost if they stand behind tensors of a sender that died; the
-        next call on the stream does not raise it again.
+        next call does not raise it again, once the stream is past the wait for that sender.
         """
         tensors = rdt_object
         metadata = PointMetadata(tensor_meta=[(tensor.shape, tensor.dtype) for tensor in tensors])
@@ -200,8 +200,7 @@ class PointTransport(TensorTransportManager):
         if metadata.memory is None:
             device = torch.device("cuda", point.device.index)
             for stream in {torch.cuda.default_stream(device), torch.cuda.current_stream(device)}:
-                with failing_once(stream):
-                    point.wait(stream)
+                point.wait(stream)
             return Transfer(obj_id, _placed([_rebuilt(*how, device) for how in metadata.cuda], target_buffers))
         transfer = Transfer(obj_id, opened(metadata.memory, metadata.tensor_meta, point), point, target_buffers)
         self._waited_for[obj_id] = transfer

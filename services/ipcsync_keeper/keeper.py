@@ -195,11 +195,11 @@ class Keeper:
             self._holdings.restarts["hung" if child.has_hung else "died"] += 1
             if self._reloads.is_under_way and self._candidate is None:
                 self._reloads.end(f"the new code ended before it served ({how}); trying again")
-            words[KILLED_FROM_OUTSIDE] = from_outside = status == -signal.SIGKILL and not child.was_killed
-            has_replied, lived_s = child.was_told and words[REPLIES] > 0, now - child.began
             if child.versions is None:  # it has read nothing of what is held: its settings or its code do not load
                 self._restarts.see_none_started(now)
                 return
+            words[KILLED_FROM_OUTSIDE] = from_outside = status == -signal.SIGKILL and not child.was_killed
+            has_replied, lived_s = child.was_told and words[REPLIES] > 0, now - child.began
             is_hopeless = self._restarts.see_end(lived_s, now, has_replied=has_replied, is_own_doing=not from_outside)
             if status == UNREADABLE or is_hopeless:
                 self._give_up()

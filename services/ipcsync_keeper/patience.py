@@ -29,6 +29,6 @@ class Restarts:
         return self._failures >= _MOST_FAILURES
 
     def see_none_started(self, now: float) -> None:
-        """Note that no process could be started, which does not count as a failure."""
+        """Note that none could be started, or that it ended before its greeting: neither counts as a failure."""
         self.at = now + min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._fruitless, 10))
         self._fruitless += 1

@@ -144,9 +144,9 @@ def test_row_47_a_lock_that_another_thread_has_for_a_moment_changes_no_answer(
     stream.synchronize()
     with _amid_a_drivers_call(used._engine._lock) as is_over:
 
-        def take(*args: Any, **kwargs: Any) -> Any:
+        def take(lock: CallLock, _seconds: float, *args: Any) -> Any:
             is_over.set()  # now that this one waits for it
-            return under_within(*args, **kwargs)
+            return under_within(lock, 30.0, *args)
 
         monkeypatch.setattr("ipcsync._engines.event.under_within", take)
         assert used.at(1).query()

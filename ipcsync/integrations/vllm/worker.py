@@ -30,8 +30,8 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load one update, and return when the device has read it: the trainer may write again.
 
-        Raises RecorderLost if the trainer died; the weights are those before then, or part of the new ones if it died
-        while they were read. The next update replaces them.
+        Raises RecorderLost if the trainer died before its weights were complete, and FileNotFoundError if the memory of
+        CPU tensors has gone with it. The next update arrives all the same.
         """
         self.receive_weights(self.parse_update_info(update_info))
         ipcsync.default_client().record(self._stream()).synchronize()
