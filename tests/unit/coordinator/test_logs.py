@@ -11,7 +11,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -206,41 +207,56 @@ def test_a_full_runs_log_has_every_session_and_no_token(
     assert logs.is_round(1)
 
 
-def test_a_reader_that_stopped_costs_lines_and_no_time_and_is_told_how_many() -> None:
+@dataclass
+class Pipe:
+    """A pipe that nobody reads, and a logger that writes to it."""
+
+    read: int
+    write: int
+    logger: logging.Logger
+    handler: Unwaiting
+
+    def content(self) -> str:
+        """What it holds, which it does not afterwards."""
+        return os.read(self.read, 1 << 20).decode()
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    """A pipe as a service's stderr."""
     read, write = os.pipe()
-    try:
-        handler = Unwaiting(write)
-        handler.setFormatter(KeyValue())
-        logger = logging.Logger("ipcsync.test")
-        logger.addHandler(handler)
-        for number in range(2000):  # more than a pipe holds; written with a wait, this never ends
-            logger.error("line", extra=fields(number=number, text="x" * 100))
-        held = os.read(read, 1 << 20).decode()
-        logger.error("after", extra=fields(name="n"))
-        rest = os.read(read, 1 << 20).decode()
-    finally:
-        os.close(read)
-        os.close(write)
-    lines = held.splitlines()
+    handler, logger = Unwaiting(write), logging.Logger("ipcsync.test")
+    handler.setFormatter(KeyValue())
+    logger.addHandler(handler)
+    yield Pipe(read, write, logger, handler)
+    for descriptor in {read, write, handler._descriptor}:
+        os.close(descriptor)
+
+
+def test_a_reader_that_stopped_costs_lines_and_no_time_and_is_told_how_many(pipe: Pipe) -> None:
+    for number in range(2000):  # more than a pipe holds; written with a wait, this never ends
+        pipe.logger.error("line", extra=fields(number=number, text="x" * 100))
+    lines = pipe.content().splitlines()
+    pipe.logger.error("after", extra=fields(name="n"))
+    last = _parsed(pipe.content().splitlines()[-1])
     assert [_parsed(line)["number"] for line in lines[:-1]] == [str(number) for number in range(len(lines) - 1)]
-    last = _parsed(rest.splitlines()[-1])
     assert (last["event"], last["name"]) == ("after", "n")
     assert 2000 - len(lines) <= int(last["dropped"]) <= 2000 - len(lines) + 1
 
 
-def test_a_line_that_is_longer_than_a_pipe_holds_is_cut_and_the_next_one_whole() -> None:
-    read, write = os.pipe()
-    try:
-        handler = Unwaiting(write)
-        handler.setFormatter(KeyValue())
-        logger = logging.Logger("ipcsync.test")
-        logger.addHandler(handler)
-        logger.error("long", extra=fields(text="x" * (1 << 20)))
-        cut = os.read(read, 1 << 20).decode()
-        logger.error("next")
-        rest = os.read(read, 1 << 20).decode()
-    finally:
-        os.close(read)
-        os.close(write)
-    assert cut.endswith("x")
-    assert _parsed(rest.lstrip("\n").rstrip("\n"))["event"] == "next"
+def test_a_line_that_is_longer_than_a_pipe_holds_is_cut_and_the_next_one_whole(pipe: Pipe) -> None:
+    pipe.logger.error("long", extra=fields(text="x" * (1 << 20)))
+    assert pipe.content().endswith("x")
+    pipe.logger.error("next")
+    assert _parsed(pipe.content().strip("\n"))["event"] == "next"
+
+
+def test_a_line_for_which_another_process_took_the_room_is_dropped(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert os.get_blocking(pipe.write), "the parent's own open file stays as it is"
+    pipe.logger.error("first", extra=fields(text="x" * (1 << 20)))
+    with monkeypatch.context() as patch:
+        patch.setattr(pipe.handler, "_has_room", lambda: True)  # as it was a moment ago
+        pipe.logger.error("dropped")
+    pipe.content()
+    pipe.logger.error("last")
+    assert _parsed(pipe.content().strip("\n"))["dropped"] == "1"

@@ -67,9 +67,11 @@ def test_a_stream_in_doubt_keeps_its_marker_which_knows_its_device(row: Row) -> 
         stream.synchronize()
     assert len(row.mine._markers) <= 16
     assert row.mine._markers.get(stream_id) is marker
+    assert row.mine.unmarked_stream == stream_id
+    _record(row.mine, streams[0])
+    assert not row.mine.unmarked_stream, "a marker is behind that work now"
     row.mine.close()
     until(row.mine.try_release, "all is over")
-    assert not row.mine.unmarked_stream
 
 
 @pytest.mark.parametrize(("can", "flag"), [(0, 0), (1, STREAM_WAIT_VALUE_FLUSH)])

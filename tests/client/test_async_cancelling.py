@@ -1,0 +1,377 @@
+"""The client for asyncio: a call that is cancelled, or whose loop is abandoned, leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.client.loops import LONG_S, cancel, stopped, threads_named, turns, turns_until, two_clients
+from tests.kit.scripts import run
+from tests.kit.until import until
+
+
+def test_a_cancelled_wait_leaves_nothing_behind(coordinator: ipcsync.Coordinator, engine: EngineName) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter):
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            event = await recorder.event("e", recorder=True, engine=engine)
+            seen = await waiter.event("e")
+            with StreamGate(stream) as gate:
+                await event.record(stream)
+                tasks = [
+                    asyncio.create_task(seen.at(1).synchronize()),
+                    asyncio.create_task(seen.at(2).synchronize()),
+                    asyncio.create_task(seen.at(2).wait(other)),
+                ]
+                await turns_until(lambda: waiter._client._session.waits.count == 3, "all of them wait")
+                for task in tasks:
+                    await cancel(task)
+                assert waiter._client._session.waits.count == 0
+                gate.open()
+                assert other.query()  # nothing was queued on it
+                await seen.at(1).synchronize(10)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(seen.at(2).synchronize(), 0.01)
+            assert waiter._client._session.waits.count == 0
+
+    asyncio.run(scenario())
+
+
+PENDING_AT_EXIT = """
+    import asyncio
+    import ipcsync
+    from ipcsync.testing import StreamGate
+
+    async def main():
+        client = await ipcsync.aconnect(ENDPOINT)
+        reservation, stream = await client.reserve(engine="timeline"), ipcsync.Stream()
+        gate = StreamGate(stream).__enter__()
+        await (await client.point(bytes(reservation.point))).wait(stream, ahead=True)
+        await reservation.close()  # what the stream is to wait for is lost, and it does not get there
+
+        async def watch():
+            async for notice in client.watch():
+                pass
+
+        tasks = [asyncio.create_task(watch()), asyncio.create_task(client.resume(stream))]
+        done, pending = await asyncio.wait(tasks, timeout=0.2)
+        assert len(pending) == 2, done
+        return client, gate, tasks
+
+    loop = asyncio.new_event_loop()
+    kept = loop.run_until_complete(main())  # not asyncio.run, which would cancel the tasks
+"""
+
+
+def test_an_interpreter_ends_with_calls_pending_that_last_as_long_as_the_session(
+    coordinator: ipcsync.Coordinator,
+) -> None:
+    run(PENDING_AT_EXIT.replace("ENDPOINT", repr(coordinator.endpoint)))
+
+
+def test_a_task_records_once_another_threads_record_is_made_whatever_is_complete(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    is_held, let_go = threading.Event(), threading.Event()
+
+    def hold(lock: Any) -> None:
+        with lock:
+            is_held.set()
+            let_go.wait(LONG_S)
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = ipcsync.Stream()
+            with StreamGate(stream):
+                async with await client.event("e", recorder=True, engine=engine) as event:
+                    holding = threading.Thread(target=hold, args=(event._event._engine._record_lock,))
+                    holding.start()
+                    is_held.wait(LONG_S)
+                    recording = asyncio.create_task(event.record(stream))
+                    with pytest.raises(ipcsync.WaitTimeout, match=r"another thread's record .* within 0\.01 s"):
+                        await event.record(stream, timeout=0.01)
+                    let_go.set()
+                    point = await asyncio.wait_for(recording, LONG_S)
+                    assert point.generation == 1
+                    assert not await point.query()
+                    holding.join()
+
+    asyncio.run(scenario())
+
+
+def test_a_record_that_is_cancelled_while_the_ring_is_full_is_not_made(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = ipcsync.Stream()
+            event = await client.event("e", recorder=True, engine="event", depth=1)
+            with StreamGate(stream) as gate:
+                await event.record(stream)
+                task = asyncio.create_task(event.record(stream))
+                await turns_until(lambda: client._client._session.waits.count, "the record waits for room")
+                await cancel(task)
+                gate.open()
+                await event.at(1).synchronize(10)
+            assert event.generation == 1
+            assert (await event.record(stream)).generation == 2
+
+    asyncio.run(scenario())
+
+
+def _await_notice(notices: Iterator[ipcsync.Notice], kind: str, name: str) -> None:
+    for notice in notices:
+        if (notice.kind, notice.name) == (kind, name):
+            return
+    raise AssertionError(f"{name} was not {kind} within the watch's time")
+
+
+def test_a_cancelled_event_is_closed_again(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint, name="other") as other:
+            with stopped(coordinator) as go_on:
+                before = other.messages_sent
+                task = asyncio.create_task(other.event("e", recorder=True, timeout=LONG_S))
+                await turns_until(lambda: other.messages_sent > before, "the request is sent")
+                await cancel(task)
+                go_on()
+            await asyncio.to_thread(_await_notice, notices, "opened", "e")
+            await asyncio.to_thread(_await_notice, notices, "closed", "e")
+            assert client.list_events("e") == []
+
+    asyncio.run(scenario())
+
+
+def test_an_event_that_is_there_when_the_cancellation_comes_is_closed_again(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as other:
+            task = asyncio.create_task(other.event("e"))
+            await asyncio.sleep(0)
+            _await_notice(notices, "opened", "e")  # blocks the loop, which does not learn of the answer meanwhile
+            await cancel(task)
+            await asyncio.to_thread(_await_notice, notices, "closed", "e")
+
+    asyncio.run(scenario())
+
+
+def test_a_close_goes_on_though_it_is_cancelled_before_it_began(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    async def scenario() -> None:
+        other = await ipcsync.aconnect(coordinator.endpoint)
+        event, reservation = await other.event("e", recorder=True), await other.reserve()
+        for closing, left in ((event.close, (1, 2)), (reservation.close, (0, 2)), (other.close, (0, 1))):
+            task = asyncio.create_task(closing())
+            await asyncio.sleep(0)
+            await cancel(task)
+
+            def is_closed(left: tuple[int, int] = left) -> bool:
+                return (len(client.list_events()), len(client.list_sessions())) == left
+
+            await asyncio.to_thread(until, is_closed, "it is closed", LONG_S)
+
+    asyncio.run(scenario())
+
+
+class _Foreign:
+    """Another library's stream, which is destroyed with this object."""
+
+    def __init__(self) -> None:
+        self._stream = ipcsync.Stream()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream.cuda_stream
+
+
+@pytest.mark.parametrize("what", ["resume", "record_all"])
+def test_the_stream_of_a_cancelled_call_lives_until_that_has_ended(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> None:
+        begun.set()
+        go_on.wait(LONG_S)
+        ended.set()
+        raise RuntimeError("nobody awaits this")
+
+    def use(client: ipcsync.AsyncClient, stream: _Foreign) -> Coroutine[Any, Any, Any]:
+        if what == "resume":
+            monkeypatch.setattr(client._client, "resume", slow)
+            return client.resume(stream)
+        monkeypatch.setattr(client._client._everything, "join", slow)
+        return client.record_all(streams=(each for each in [stream]))
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            stream = _Foreign()
+            lives = weakref.ref(stream)
+            task = asyncio.create_task(use(client, stream))
+            del stream
+            await turns_until(begun.is_set, "it is under way")
+            await cancel(task)
+            del task
+            gc.collect()
+            assert lives() is not None
+            go_on.set()
+            await turns_until(_collects(lambda: lives() is None), "it is let go")
+            assert ended.is_set()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("nothing_queued")
+def test_a_cancelled_record_of_everything_goes_on(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            task = asyncio.create_task(client.record_all())
+            await asyncio.sleep(0)
+            await cancel(task)
+            events = client._client._unnamed.events
+            await turns_until(lambda: [event.generation for event in events.values()] == [1], "it is recorded")
+            await turns_until(lambda: not client._client._everything._homes, "its stream is given back")
+
+    asyncio.run(scenario())
+
+
+def _abandon(call: Callable[[], Awaitable[object]], is_under_way: Callable[[], object]) -> None:
+    """Begin a call in a loop that is then closed."""
+
+    async def begin() -> None:
+        task = asyncio.ensure_future(call())
+        assert isinstance(task, asyncio.Task)
+        task._log_destroy_pending = False  # type: ignore[attr-defined] # which is what this is about
+        await turns_until(is_under_way, "it is under way")
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+
+
+def _collects(condition: Callable[[], object]) -> Callable[[], object]:
+    """The condition, asked after a collection: the thread that makes a call keeps its task until it has ended."""
+
+    def ask() -> object:
+        gc.collect()
+        return condition()
+
+    return ask
+
+
+@pytest.mark.parametrize("opens", ["event", "events"])
+def test_what_an_abandoned_loop_opens_is_closed_again(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, opens: str
+) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+    loop = asyncio.new_event_loop()
+    other = loop.run_until_complete(ipcsync.aconnect(coordinator.endpoint, timeout=LONG_S))
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "event": lambda: other.event("e", recorder=True, timeout=LONG_S),
+        "events": lambda: other.events(["e"], timeout=LONG_S),
+    }
+    try:
+        with stopped(coordinator):
+            before = other.messages_sent
+            _abandon(calls[opens], lambda: other.messages_sent > before)
+        _await_notice(notices, "opened", "e")
+        until(_collects(lambda: not client.list_events()), "it is closed", LONG_S)
+    finally:
+        loop.run_until_complete(other.close())
+        loop.close()
+
+
+def test_a_connect_of_an_abandoned_loop_closes_its_session(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client
+) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+    with stopped(coordinator):
+        before = threads_named("ipcsync-requests")
+        _abandon(
+            lambda: ipcsync.aconnect(coordinator.endpoint, name="late", timeout=LONG_S),
+            lambda: threads_named("ipcsync-requests") - before,
+        )
+    _await_notice(notices, "session_opened", "late")
+    until(_collects(lambda: len(client.list_sessions()) == 1), "it is closed", LONG_S)
+
+
+def test_a_call_is_made_once_though_no_further_thread_can_be_started_for_it(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool has it by then: one of its threads may make it, too."""
+
+    def none_left(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        async with ipcsync.aconnect(coordinator.endpoint) as client:
+            event, stream, goes_on = await client.event("e", recorder=True), ipcsync.Stream(), threading.Event()
+            busy = asyncio.create_task(client._runner.threads.drive(goes_on.wait))
+            await turns()
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", none_left)
+                await event.record(stream)
+            goes_on.set()
+            await busy
+            await client._runner.threads.drive(lambda: None)  # behind what the pool had
+            assert event.generation == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_exception_in_the_middle_of_a_submit_leaves_no_session(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interruption(BaseException):
+        pass
+
+    adjust = ThreadPoolExecutor._adjust_thread_count
+
+    def adjust_and_be_interrupted(pool: Any) -> None:
+        adjust(pool)
+        raise Interruption
+
+    async def connect() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadPoolExecutor, "_adjust_thread_count", adjust_and_be_interrupted)
+            await ipcsync.aconnect(coordinator.endpoint, name="late", lease_ttl=600.0)
+
+    with pytest.raises(Interruption):
+        asyncio.run(connect())
+    until(lambda: not threads_named("ipcsync-requests"), "the call is over")
+    until(lambda: "late" not in [row.name for row in client.list_sessions()], "no session is left")
+
+
+def test_a_cancelled_connect_closes_its_session(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
+    notices = client.watch(timeout=LONG_S)
+    _await_notice(notices, "session_opened", "main")
+
+    async def scenario() -> None:
+        with stopped(coordinator) as go_on:
+            before = threads_named("ipcsync-requests")
+            task = asyncio.create_task(ipcsync.aconnect(coordinator.endpoint, name="late", timeout=LONG_S))
+            await turns_until(lambda: threads_named("ipcsync-requests") - before, "it is under way")
+            await cancel(task)
+            go_on()
+        await asyncio.to_thread(_await_notice, notices, "session_opened", "late")
+        await asyncio.to_thread(_await_notice, notices, "session_closed", "late")
+
+    asyncio.run(scenario())
+    assert [session.name for session in client.list_sessions()] == ["main"]
