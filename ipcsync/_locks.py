@@ -22,7 +22,7 @@ raises there would pass both.
 
 A call that cannot wait for the lock in `with`, since it has a timeout, takes it before, and hands it over to the block:
 
-    if not lock.acquire(timeout=seconds):
+    if not take(lock, seconds):
         raise …
     with lock:
         lock.release()                                      # the one above
@@ -35,18 +35,25 @@ a signal's handler may raise another one before `unwind`.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from _thread import RLock
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-__all__ = ["CallLock", "HeldBelow", "attempt", "holding", "trying", "under", "under_within"]
+from ipcsync.errors import Reentered
+
+__all__ = ["CallLock", "HeldBelow", "attempt", "holding", "take", "taking", "trying", "under", "under_within"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
 
 Method = Callable[Concatenate[S, P], T]
+
+_PACKAGE = os.path.join(os.path.dirname(__file__), "")
+_PATIENCE_S = 0.5  # of a call within one that has a lock: nobody has a lock for so long who waits for nothing
 
 
 class HeldBelow(Exception):  # noqa: N818 - it is turned into an error that says what was called
@@ -94,11 +101,44 @@ class CallLock(Unwinding, RLock):  # type: ignore[misc] # final for typeshed alo
         is_mine = RLock._is_owned  # noqa: SLF001 - the C method that Condition uses too
 
 
+def take(lock: CallLock, seconds: float = -1.0) -> bool:
+    """Acquire the lock for a call that may wait, for at most `seconds` (-1: for ever); False if that was not enough.
+
+    A finalizer's or a signal handler's call, within a call that has a lock, waits half a second at most, then raises
+    Reentered: who has this lock may wait for that one.
+    """
+    if lock.acquire(False) or lock.acquire(timeout=_PATIENCE_S if seconds < 0 else min(seconds, _PATIENCE_S)):
+        return True
+    if 0 <= seconds <= _PATIENCE_S:
+        return False
+    if _interrupts_a_holder(sys._getframe(1)):  # noqa: SLF001 - the one way to it
+        raise Reentered(
+            "this call interrupts another one of its thread, which has a lock, and waits for one that another thread "
+            f"has had for {_PATIENCE_S:g} s"
+        )
+    return lock.acquire(timeout=-1 if seconds < 0 else seconds - _PATIENCE_S)
+
+
+def _interrupts_a_holder(frame: FrameType | None) -> bool:
+    """Whether a call of this package that has a lock runs below another program's frame, from `frame` down."""
+    is_below = False
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_name == "__del__":
+            is_below = True
+        elif is_below and any(isinstance(value, Unwinding) and value.is_mine() for value in frame.f_locals.values()):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def under(lock: CallLock, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`function(*args)` with the lock held; within a call that holds it, it just runs."""
+    """`function(*args)` with the lock held, as `take` takes it; within a call that holds it, it just runs."""
     within = lock.is_mine() and lock.is_held_below()
     try:
+        if not lock.acquire(False):
+            take(lock)
         with lock:
+            lock.release()
             return function(*args, **kwargs)
     except BaseException:
         if not within:
@@ -144,6 +184,19 @@ def holding(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:
                 if not within:
                     lock.unwind()
                 raise
+
+        return functools.update_wrapper(call, method)
+
+    return wrap
+
+
+def taking(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:
+    """As `holding`, by `take`: it may raise Reentered, so nothing that tidies up may call the method."""
+
+    def wrap(method: Method[S, P, T]) -> Method[S, P, T]:
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            lock: CallLock = getattr(self, name)
+            return under(lock, method, self, *args, **kwargs)
 
         return functools.update_wrapper(call, method)
 

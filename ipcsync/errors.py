@@ -274,9 +274,10 @@ class EngineMismatch(IpcSyncError):
 
 
 class Reentered(IpcSyncError):
-    """A finalizer or a signal's handler made this call within another one, of the same thread and object.
+    """A finalizer or a signal's handler made this call within another one, of the same thread.
 
-    The outer call goes on as if this one had not been made. Call again when it has returned.
+    That one works on the same object; or it has a lock while another thread has one that this call needs. The outer
+    call goes on as if this one had not been made. Call again when it has returned.
     """
 
 

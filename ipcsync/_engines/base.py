@@ -26,7 +26,7 @@ from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued_wait import Wait
 from ipcsync._engines.slot_use import SlotUse
 from ipcsync._engines.slot_view import Guard
-from ipcsync._locks import attempt, holding
+from ipcsync._locks import attempt, holding, take
 from ipcsync._native import capture
 from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
@@ -232,7 +232,7 @@ class Engine(SlotUse):
         return self.marks_records and self._begun != self._recorded
 
     def _await_turn(self, timeout: float | None) -> None:
-        if not self._record_lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+        if not take(self._record_lock, -1.0 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             self.raise_no_turn(timeout)
 
     def raise_no_turn(self, timeout: float | None, why: str = "another thread's record waits for room") -> NoReturn:
@@ -282,7 +282,10 @@ class Engine(SlotUse):
         lock = self._lock
         within = lock.is_mine() and lock.is_held_below()
         try:
+            if not lock.acquire(False):
+                take(lock)
             with lock:
+                lock.release()
                 if self.is_closed or self._words[self._state_index] != OPEN:
                     self._raise_no_record()
                 followed = None
@@ -417,7 +420,9 @@ class Engine(SlotUse):
         within = lock.is_mine() and lock.is_held_below()
         may_be_queued = False
         try:
+            take(lock)
             with lock:
+                lock.release()
                 self._raise_if_closed()  # while it is open, the import stays
                 listed = queued.add(self._key_of(handle, stream_id, ordinal), self, generation, stream_id)
                 may_be_queued = True

@@ -19,7 +19,7 @@ from ipcsync._drivers import DriverObject
 from ipcsync._engines import imports
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import SLICE_NS, Guard
-from ipcsync._locks import holding, trying, under_within
+from ipcsync._locks import holding, taking, trying, under_within
 from ipcsync._native import capture, fork
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DriverError, EngineMismatch, Reentered
@@ -140,7 +140,7 @@ class EventEngine(Engine):
         serial = self.board.session(session).serial
         return bool(serial) and peer_of(self.board, serial).is_alive()
 
-    @holding("_lock")
+    @taking("_lock")
     def _give_room(self, done: int) -> None:
         self._room = max(self._room, done + self.depth)
 
@@ -150,7 +150,7 @@ class EventEngine(Engine):
         if self._room < done + self.depth and not self._visits():
             self._room = max(self._room, done + self.depth)
 
-    @holding("_lock")
+    @taking("_lock")
     def _find_room(self, *, is_first: bool) -> None:
         if is_first:
             self._raise_if_closed()

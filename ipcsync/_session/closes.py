@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ipcsync._deadline import deadline_of, left_of
 from ipcsync._engines import Engine
-from ipcsync._locks import CallLock
+from ipcsync._locks import CallLock, take
 from ipcsync._session.references import Key
 from ipcsync._wire.messages import Attachment, Break, Close
 from ipcsync.errors import (
@@ -93,7 +93,7 @@ class PendingCloses:
         if lock.is_mine() and lock.is_held_below():
             raise Reentered("an event is opened or closed on this thread, which an opening here interrupts")
         try:
-            if not lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+            if not take(lock, min(timeout, threading.TIMEOUT_MAX)):
                 raise WaitTimeout(f"other requests of this client took all of the {timeout} s", timeout=timeout)
             with lock:
                 lock.release()

@@ -14,7 +14,7 @@ from typing import TypeVar
 import zmq
 from zmq.backend import zmq_poll
 
-from ipcsync._locks import CallLock, holding, trying
+from ipcsync._locks import CallLock, holding, take, trying
 from ipcsync._session.owner import check_endpoint, check_server
 from ipcsync._shared import items_of
 from ipcsync._wire import codec
@@ -128,7 +128,7 @@ class Connection:
         if lock.is_mine() and lock.is_held_below():
             raise Reentered("a request of this client is under way on this thread, which a request here interrupts")
         try:
-            if not lock.acquire(timeout=timeout):
+            if not take(lock, timeout):
                 raise WaitTimeout(
                     f"another request kept the connection to {self.endpoint} for {timeout} s", timeout=timeout
                 )

@@ -9,6 +9,7 @@ import select
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from threading import get_ident
 from time import monotonic_ns
 
 from ipcsync._board import LIVE, Board
@@ -65,6 +66,7 @@ class SessionLease:
         self.session_check.good_until = self._last_ns + self._ttl_ns
         self.check: Callable[[], None] = self.session_check.check
         self._line.heartbeat = self._last_ns
+        self._beats_on = 0  # the id of the thread that beats
         self._waking = CallLock()
         # By it peers see on the board when this process dies.
         self._life = DeathMark(self._line.owner_address, self._line.nudge, self.wake)
@@ -99,7 +101,12 @@ class SessionLease:
             self._diagnose()
 
     def check_liveness(self) -> None:
-        """`check`, and ask whether the coordinator's process lives."""
+        """`check`, and ask whether the coordinator's process lives. Each wait calls it now and then.
+
+        A finalizer may wait on the thread that beats: then this beats.
+        """
+        if self._beats_on == get_ident():
+            self.beat()
         self.check()
         if not self._has_said_goodbye and not self.coordinator_is_alive():
             self._diagnose()
@@ -172,7 +179,17 @@ class SessionLease:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Beat on the calling thread until `until()`, asked after each beat."""
+        """Beat on the calling thread until `until()`, asked after each beat.
+
+        A finalizer that the garbage collector calls here waits for no other thread's lock for long, since this call has
+        a lock itself.
+        """
+        self._beats_on = get_ident()
+        lock = CallLock()
+        with lock:
+            self._run(until)
+
+    def _run(self, until: Callable[[], bool]) -> None:
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         if self._pidfd is not None:

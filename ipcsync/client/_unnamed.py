@@ -6,7 +6,7 @@ import threading
 from typing import TypeAlias
 
 from ipcsync._deadline import deadline_of, left_of
-from ipcsync._locks import CallLock
+from ipcsync._locks import CallLock, take
 from ipcsync._session.references import Opening
 from ipcsync._session.session import Session
 from ipcsync.client._opening import Wanted, open_events
@@ -45,7 +45,7 @@ class UnnamedEvents:
         seconds, openings = self._session.timeout if timeout is None else timeout, [Opening()]
         deadline = deadline_of(seconds)
         try:
-            if not lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            if not take(lock, min(seconds, threading.TIMEOUT_MAX)):
                 raise WaitTimeout(
                     f"other threads' first records on streams took all of the {seconds} s", timeout=seconds
                 )

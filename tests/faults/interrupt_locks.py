@@ -44,6 +44,7 @@ LOCKS: dict[tuple[str, str], str] = {
     ("_session/attachments.py", "_lock"): "AttachmentTable._lock",
     ("_session/closes.py", "changing"): "PendingCloses.changing",
     ("_session/connection.py", "_lock"): "Connection._lock",
+    ("_session/lease.py", "lock"): THREADS_OWN,
     ("_session/lease.py", "_waking"): "SessionLease._waking",
     ("_trace/writer.py", "_opening"): "ipcsync._trace.writer._opening",
     ("_worker.py", "_lock"): LATCHS,

@@ -1,0 +1,157 @@
+"""A call in the middle of another one, as another thread is in the middle of its own: nobody waits for both. Row 42."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ipcsync
+from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.kit.until import DEADLINE_S, until
+
+pytestmark = pytest.mark.process
+
+_TTL_S = 3.0
+NewClient = Callable[..., ipcsync.Client]
+
+
+def _amid(owner: Any, method: str, call: Callable[[], object]) -> None:
+    """Have `owner.method`, the next time that it is called, make `call` first."""
+    original = getattr(owner, method)
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        delattr(owner, method)
+        call()
+        return original(*args, **kwargs)
+
+    setattr(owner, method, once)
+
+
+class _Both:
+    """Two threads that each make a call, and another one in the middle of it; the second ones begin together."""
+
+    def __init__(self) -> None:
+        self._meet = threading.Barrier(2)
+        self.raised: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+
+    def add(self, call: Callable[[], object], owner: object, method: str, within: Callable[[], object]) -> None:
+        """A thread for `call`, which makes `within` when it comes to that method."""
+
+        def second() -> None:
+            self._meet.wait(DEADLINE_S)
+            try:
+                within()
+            except ipcsync.IpcSyncError as error:
+                self.raised.append(error)
+
+        _amid(owner, method, second)
+        self._threads.append(threading.Thread(target=call, daemon=True))
+
+    def run(self) -> None:
+        """Run both to their end."""
+        for thread in self._threads:
+            thread.start()
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), "it waits for what the other one has"
+
+
+def test_row_42_records_within_each_others_records_end(client: ipcsync.Client, engine: EngineName) -> None:
+    first, second = (client.event(name, recorder=True, engine=engine) for name in ("first", "second"))
+    streams = [ipcsync.Stream(), ipcsync.Stream()]
+    both = _Both()
+    for stream, event, other in zip(streams, (first, second), (second, first), strict=True):
+        both.add(
+            lambda event=event, stream=stream: event.record(stream),  # type: ignore[misc]
+            event._engine,
+            "_driver_record",
+            lambda other=other, stream=stream: other.record(stream),  # type: ignore[misc]
+        )
+    both.run()
+    assert both.raised
+    assert {type(error) for error in both.raised} == {ipcsync.Reentered}
+    for event in (first, second):
+        event.record(streams[0]).synchronize(timeout=DEADLINE_S)
+
+
+def test_row_42_a_request_within_a_record_and_a_record_within_a_request_end(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    event, stream = client.event("e", recorder=True, engine=engine), ipcsync.Stream()
+    both = _Both()
+    both.add(
+        lambda: event.record(stream), event._engine, "_driver_record", lambda: client.stats(timeout=2 * DEADLINE_S)
+    )
+    both.add(client.stats, client._session.connection, "_try_send", lambda: event.record(stream))
+    both.run()
+    assert both.raised
+    assert {type(error) for error in both.raised} == {ipcsync.Reentered}
+    client.stats()
+    event.record(stream).synchronize(timeout=DEADLINE_S)
+
+
+class _OnTheHeartbeatsThread:
+    """A call that the collector's finalizer makes on the thread that keeps the session alive."""
+
+    def __init__(self, client: ipcsync.Client, call: Callable[[], object]) -> None:
+        self._call = call
+        self.raised: BaseException | None = None
+        self.has_ended = threading.Event()
+        _amid(client._session.attachments, "beat", self._run)
+        client._session.lease.wake()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except ipcsync.IpcSyncError as error:
+            self.raised = error
+        self.has_ended.set()
+
+
+def test_row_42_a_finalizer_on_the_heartbeats_thread_waits_for_no_thread_that_the_driver_holds_up(
+    new_client: NewClient, engine: EngineName
+) -> None:
+    client, stream = new_client(lease_ttl=_TTL_S), ipcsync.Stream()
+    event = client.event("e", recorder=True, engine=engine)
+    event.record(stream)
+    held_up = threading.Event()
+
+    def hold_up() -> None:  # as the driver does while a stream's queue is full
+        held_up.set()
+        finalizer.has_ended.wait(2 * _TTL_S)
+
+    _amid(event._engine, "_driver_record", hold_up)
+    thread = threading.Thread(target=lambda: event.record(stream), daemon=True)
+
+    def record() -> None:
+        held_up.wait(DEADLINE_S)
+        event.record(stream)
+
+    finalizer = _OnTheHeartbeatsThread(client, record)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert finalizer.has_ended.wait(DEADLINE_S)
+    assert isinstance(finalizer.raised, ipcsync.Reentered)
+    event.record(stream).synchronize(timeout=DEADLINE_S)
+    assert client.is_connected
+
+
+def test_row_42_a_finalizer_that_waits_on_the_heartbeats_thread_ends_no_session(
+    new_client: NewClient, engine: EngineName
+) -> None:
+    client, other, stream = new_client(lease_ttl=0.5), new_client(), ipcsync.Stream()
+    event = other.event("e", recorder=True, engine=engine)
+    with StreamGate(stream) as gate:
+        point = client.point(bytes(event.record(stream)))
+        finalizer = _OnTheHeartbeatsThread(client, lambda: point.synchronize(timeout=2.0))
+        until(finalizer.has_ended.is_set, "the wait's own end")
+        assert isinstance(finalizer.raised, ipcsync.WaitTimeout)
+        gate.open()
+    point.synchronize(timeout=DEADLINE_S)
+    assert client.is_connected
+    client.stats()
