@@ -92,6 +92,7 @@ def test_requests_do_not_block_the_loop(
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("nothing_queued")
 def test_points_that_were_unpickled_are_attached_to_without_blocking_the_loop(
     coordinator: ipcsync.Coordinator, client: ipcsync.Client
 ) -> None:
