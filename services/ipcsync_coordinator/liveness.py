@@ -58,8 +58,9 @@ class ProcessWatch:
                 return False
         except ProcessLookupError:
             return False
-        except OSError:
-            return True  # descriptors are short, which proves nothing: the TTL and the lifeline decide
+        except OSError:  # descriptors are short, which proves nothing: the TTL and the lifeline decide
+            self.close()
+            return True
         self._confirm(self._pidfd, loop, on_death)
         return True
 

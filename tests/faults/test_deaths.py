@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections import Counter
@@ -13,10 +14,12 @@ import ipcsync
 from ipcsync._linux.process import Process, is_running, pid_namespace, start_time
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from ipcsync_coordinator import liveness
 from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.liveness import ProcessWatch
 from tests.faults import actions, fixtures, pid_reuse
 from tests.faults.fixtures import Blocked, ForeignPeer, until_lost
+from tests.kit.descriptors import descriptors
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -284,6 +287,21 @@ def test_row_07_a_pidfd_counts_only_once_its_process_spoke_again_on_the_same_con
     assert len(loop.readers) == 1
     watch.close()
     assert not loop.readers
+
+
+def test_row_07_a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_keeps_none(
+    client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def has_none(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    board = client._session.lease.board
+    watch = ProcessWatch.resumed(os.getpid(), 1, board, 0, is_ready=True)
+    monkeypatch.setattr(liveness, "start_time", has_none)
+    before, loop = descriptors(), _Loop()
+    assert watch.watch_at_once(loop, lambda: None)  # type: ignore[arg-type] # as much of a loop as it needs
+    assert not loop.readers
+    assert descriptors() == before
 
 
 @pytest.mark.process
