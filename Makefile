@@ -110,20 +110,27 @@ test-gpu:
 ifdef WHEELS
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(GPU_SITE) $(WHEELS)/*.whl
 	cp -n $(GPU_SITE)/ipcsync/_engines/core*.so $(GPU_SITE)/ipcsync/_engines/core_build.txt ipcsync/_engines/
-	PYTHONPATH="$(GPU_SITE)" $(PYTHON) -m tests.gpu.run --out $(OUT) $(ARGS)
+	PYTHONPATH="$(GPU_SITE)" $(PYTHON) -m tests.gpu.run --out $(OUT) --lmcache $(WHEELS) $(ARGS)
 else
 	$(MAKE) -s install
 	$(BIN)/python -m tests.gpu.run --out $(OUT) $(ARGS)
 endif
 
-# What PYTHON_THERE lacks, and ipcsync itself with its compiled core.
+# What PYTHON_THERE lacks, and ipcsync itself with its compiled core. WITH_LMCACHE=1: LMCache too, and its tests of events.
 PYTHON_THERE ?= 3.12
 PLATFORMS := $(foreach glibc,2_17 2_24 2_26 2_27 2_28,--platform manylinux_$(glibc)_$(shell uname -m)) --platform manylinux2014_$(shell uname -m) --platform linux_$(shell uname -m)
-gpu-wheels: install
-	@test -n "$(WHEELS)" || { echo "usage: make gpu-wheels WHEELS=DIRECTORY [PYTHON_THERE=3.12]"; exit 2; }
+DOWNLOAD_THERE = $(BIN)/python -m pip download --quiet --only-binary=:all: --python-version $(PYTHON_THERE) \
+  --implementation cp $(PLATFORMS) --dest $(WHEELS)
+gpu-wheels: install $(if $(WITH_LMCACHE),build/lmcache/.installed)
+	@test -n "$(WHEELS)" || { echo "usage: make gpu-wheels WHEELS=DIRECTORY [PYTHON_THERE=3.12] [WITH_LMCACHE=1]"; exit 2; }
 	IPCSYNC_BUILD_CORE=1 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) .
-	$(BIN)/python -m pip download --quiet --only-binary=:all: --python-version $(PYTHON_THERE) --implementation cp $(PLATFORMS) \
-	  --dest $(WHEELS) $(WHEELS)/ipcsync-*.whl pytest pytest-timeout pytest-xdist hypothesis jsonschema
+	$(DOWNLOAD_THERE) $(WHEELS)/ipcsync-*.whl pytest pytest-timeout pytest-xdist hypothesis jsonschema
+ifdef WITH_LMCACHE
+	$(DOWNLOAD_THERE) --no-deps lmcache==$(LMCACHE_VERSION) cachetools nvtx psutil pyyaml importlib_metadata zipp \
+	  'opentelemetry-api<=1.40.0'
+	cp $(LMCACHE)/source/tests/v1/platform/devices/cuda/test_event_ipc_ordering.py $(WHEELS)
+	cp $(LMCACHE)/source/tests/v1/platform/devices/cuda/test_timeline_semaphore_event_ipc.py $(WHEELS)
+endif
 
 # On the software libcuda of tests/simcuda, with all work sent through the stream's thread and a dead process's work pending
 # for ever.

@@ -26,6 +26,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "pending": ("calls", "wait on a pending point"),
     "chained": ("calls", "wait on a pending point and record behind it"),
     "wake_up": ("wake_up", "a wait on the host for work that lasts milliseconds (not on the host driver)"),
+    "beside_torch": ("beside_torch", "record, wait and a tensor's hand-over beside torch's own (on a GPU with torch)"),
     "attach": ("start", "many processes attach to the same events"),
     "start": ("start", "import, coordinator ready, first event"),
     "memory": ("start", "the coordinator's, and a client's share"),

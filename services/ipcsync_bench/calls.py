@@ -17,8 +17,8 @@ from ipcsync_bench.rows import Row, Target, at_most_more, below, compare, interl
 from ipcsync_bench.workers import Worker
 
 
-def _each(call: Callable[[], object], count: int) -> float:
-    """Microseconds a call, less those of a call that does nothing."""
+def time_call(call: Callable[[], object], count: int) -> float:
+    """Microseconds a call, over `count` calls, less those of a call that does nothing."""
     seconds = []
     for each in (call, lambda: None):
         start = time.perf_counter()
@@ -93,7 +93,7 @@ def _compare(
     row: str, contest: Mapping[str, Callable[[], object]], count: int, rounds: int, targets: Mapping[str, Target]
 ) -> list[Row]:
     """Each call's microseconds beside the others'."""
-    timed = {name: lambda call=call: _each(call, count) for name, call in contest.items()}
+    timed = {name: lambda call=call: time_call(call, count) for name, call in contest.items()}
     return compare(row, interleave(timed, rounds), "µs", of_the_core(targets))
 
 
@@ -199,7 +199,7 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:
             def ours(engine: EngineName = engine) -> float:
                 point = client.point(recorder.call(_hold_and_record, coordinator.endpoint, engine))
                 point.wait(waiting)
-                figure = _each(lambda: point.wait(waiting), count)
+                figure = time_call(lambda: point.wait(waiting), count)
                 recorder.call(_release)
                 waiting.synchronize()
                 return figure
@@ -210,12 +210,12 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:
                     with StreamGate(held) as gate:
                         raw.record(held)
                         event = raw.cuda_event
-                        figure = _each(lambda: driver.cuStreamWaitEvent(handle, event, 0), count)
+                        figure = time_call(lambda: driver.cuStreamWaitEvent(handle, event, 0), count)
                         gate.open()
                 else:
                     unwrap(driver.cuStreamWriteValue64(held.cuda_stream, spare, 0, 0), "cuStreamWriteValue64")
                     held.synchronize()
-                    figure = _each(lambda: driver.cuStreamWaitValue64(handle, spare, 1, 0), count)
+                    figure = time_call(lambda: driver.cuStreamWaitValue64(handle, spare, 1, 0), count)
                     unwrap(driver.cuStreamWriteValue64(held.cuda_stream, spare, 1, 0), "cuStreamWriteValue64")
                 waiting.synchronize()
                 return figure
@@ -278,7 +278,7 @@ def chained(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a rin
 
                 for _ in streams:
                     work()  # the first one on each tells whom the event stands behind
-                figure = _each(work, _IN_FLIGHT - 1 - len(streams))
+                figure = time_call(work, _IN_FLIGHT - 1 - len(streams))
                 last = work()
                 above.call(_let_all_go)
                 last.synchronize(10)
@@ -297,7 +297,7 @@ def chained(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a rin
                             driver.cuStreamWaitEvent(handle, mine, 0)
                         driver.cuEventRecord(mine, handle)
 
-                    figure = _each(work, _IN_FLIGHT - 2)
+                    figure = time_call(work, _IN_FLIGHT - 2)
                     gate.open()
                 for stream in streams:
                     stream.synchronize()

@@ -101,7 +101,7 @@ def test_a_record_left_pending_by_a_dead_process_stays_pending_on_the_host_drive
     drv: ModuleType, stream: Any, event: Any, peer: Peer, third: Peer, kind: str
 ) -> None:
     if kind != "host":
-        pytest.skip("CUDA promises nothing here: test_probes asks, and the host driver alone has a fixed answer")
+        pytest.skip("CUDA promises nothing here: test_work_probes asks, and the host driver alone has a fixed answer")
     share(drv, event, peer, third)
     peer.call(actions.hold, "s")
     assert peer.call(actions.record, "e", "s") == kit.SUCCESS

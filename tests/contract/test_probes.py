@@ -5,9 +5,7 @@ What is accepted is what ipcsync can live with; `tests.gpu.probe_report` makes a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -19,12 +17,10 @@ from tests.contract.probes import say, write_down
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, complete, ok
 from tests.kit.peer import Peer
-from tests.kit.until import until
 
 pytestmark = [pytest.mark.driver, pytest.mark.process]
 
 New = Callable[..., Any]
-SETTLE_S = 10.0  # a driver that completes the work of the dead does so well within this
 
 
 def handle_of(drv: ModuleType, event: Any) -> bytes:
@@ -71,30 +67,6 @@ def test_exporting_twice_gives_handles_that_both_open(drv: ModuleType, event: An
     write_down("two exports give the same bytes", "yes" if handles[0] == handles[1] else "no")
     for each, handle in zip((peer, third), handles, strict=True):
         assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
-
-
-def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(
-    drv: ModuleType, event: Any, peer: Peer, kind: str
-) -> None:
-    assert peer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS
-    peer.call(actions.create_stream, "s")
-    peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
-    peer.kill()
-    never = kind == "host" or (kind == "software" and os.environ.get("SIMCUDA_DEATH") == "pending")
-    patience = 0.5 if never else SETTLE_S
-    with suppress(AssertionError):
-        until(lambda: code(drv.cuEventQuery(event)) != kit.NOT_READY, "an answer", patience)
-    answer = code(drv.cuEventQuery(event))
-    pending = answer == kit.NOT_READY
-    write_down(
-        "a process dies with a record pending",
-        f"still pending {patience:g} s later" if pending else f"query says {say(answer)}",
-    )
-    if never:
-        assert pending
-    elif kind == "software":
-        assert answer == kit.SUCCESS
 
 
 def test_opening_after_the_exporter_destroyed_the_event_is_refused(drv: ModuleType, ctx: Any, peer: Peer) -> None:

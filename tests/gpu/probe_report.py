@@ -3,8 +3,8 @@
     IPCSYNC_DRIVER=cuda python -m tests.gpu.probe_report --out tests/gpu/probed.md
 
 runs the probe tests of the contract suite and writes the table. With --answers FILE it makes the table of answers that
-an earlier run wrote there (IPCSYNC_PROBE_OUT=FILE pytest tests/contract/test_probes.py). The answers of the host driver
-or of a software libcuda are marked as such: they say nothing of a GPU.
+an earlier run wrote there (IPCSYNC_PROBE_OUT=FILE pytest tests/contract). The answers of the host driver or of a
+software libcuda are marked as such: they say nothing of a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_PROBES = "tests/contract/test_probes.py"
+PROBES = ("tests/contract/test_probes.py", "tests/contract/test_work_probes.py")
 _SOURCES = {
     "gpu": "Answers of a real GPU's driver.",
     "software": "**Not a real GPU.** These are the answers of a software libcuda; they say nothing of a GPU.",
@@ -51,7 +51,7 @@ def read(path: Path) -> list[Answer]:
 
 def run_probes(path: Path) -> int:
     """Run the probe tests, which write to `path`, on the driver that the environment selects; pytest's exit status."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "ipcsync", "-p", "timeout", _PROBES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "ipcsync", "-p", "timeout", *PROBES]
     settings = {**os.environ, "IPCSYNC_PROBE_OUT": str(path)}
     return subprocess.run(command, cwd=_ROOT, env=settings, check=False).returncode
 

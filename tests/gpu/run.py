@@ -1,10 +1,10 @@
 """Everything that a machine with a GPU can show, in one command that needs no network and ends in time.
 
-    python -m tests.gpu.run --out DIRECTORY [--minutes 9]
+    python -m tests.gpu.run --out DIRECTORY [--minutes 9] [--lmcache DIRECTORY]
 
 It leaves eight files there: summary.md, doctor.json, probed.md, tests.log, failures.md (the first failure of each kind,
-with its trace), bench.json, figures.txt (one figure a line) and demo.log. What has no time any more is left out, and
-the summary says so. Exit status 1 if anything failed.
+with its trace), bench.jsonl (a line for each benchmark), figures.txt (one figure a line) and demo.log. What has no time
+any more is left out, and the summary says so. Exit status 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from tests.gpu import lmcache_tests
+from tests.gpu.probe_report import PROBES
+
 ROOT = Path(__file__).parents[2]
 CLI = [sys.executable, "-m", "ipcsync"]
+_ROWS = ("beside_torch", "records", "pending", "completed", "chained", "wake_up", "hand_over")
 _MATRIX = ("tests/client", "tests/events", "tests/cli", "tests/plugin", "tests/docs", "tests/faults")
 _GRACE_S = 10.0  # for pytest to end by itself, with its report, once its time is over
 
@@ -48,17 +54,25 @@ def _pytest(*arguments: str, workers: int) -> list[str]:
     return [sys.executable, "-m", "pytest", "-q", *plugins, "--timeout=60", *spread, *arguments]
 
 
-def steps(out: Path, workers: int) -> list[Step]:
-    """What is run, in the order of what is most worth knowing."""
+def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
+    """What is run, in the order of what is most worth knowing; LMCache's own tests if `lmcache` has them."""
     matrix = [*_MATRIX, "-m", "driver and not thorough and not benchmark and not alone"]
     alone = ["tests/contract", "tests/events", "-m", "alone and not thorough"]
+    others = [f"--ignore={probes}" for probes in PROBES] + ["-m", "not alone"]
+    theirs = [sys.executable, "-m", "tests.gpu.lmcache_tests", str(lmcache)]
+    has_theirs = lmcache is not None and lmcache_tests.are_in(lmcache) and find_spec("lmcache") is not None
     return [
         Step("doctor", [*CLI, "doctor", "--json"], 60, file="doctor.json"),
-        Step("probes", [sys.executable, "-m", "tests.gpu.probe_report", "--out", str(out / "probed.md")], 60),
-        Step("gpu", _pytest("tests/contract", "tests/gpu", "-m", "not alone", workers=workers), 120, tests=True),
+        Step("probes", [sys.executable, "-m", "tests.gpu.probe_report", "--out", str(out / "probed.md")], 100),
+        Step("gpu", _pytest("tests/contract", "tests/gpu", *others, workers=workers), 120, tests=True),
         Step("alone", _pytest(*alone, workers=workers), 60, tests=True),
         Step("demo", [*CLI, "demo"], 45, file="demo.log"),
-        Step("bench", [*CLI, "bench", "--quick", "--json"], 150, file="bench.json"),
+        *(
+            Step(f"bench {name}", [*CLI, "bench", "--quick", "--json", "--only", name], 40, "bench.jsonl")
+            for name in _ROWS
+        ),
+        Step("driver calls", [sys.executable, "-m", "tests.benchmarks.driver_calls"], 45),
+        *([Step("lmcache", theirs, 100, tests=True)] if has_theirs else []),
         Step("suite", _pytest(*matrix, workers=workers), 400, tests=True),
     ]
 
@@ -180,10 +194,10 @@ def first_failures(outcomes: Sequence[Outcome]) -> str:
 
 def figures(bench: Path) -> str:
     """One figure a line: row, peer, ours, theirs, unit."""
-    try:
-        rows: list[dict[str, Any]] = json.loads(bench.read_text())["rows"]
-    except (OSError, ValueError, KeyError):
-        return ""
+    rows: list[dict[str, Any]] = []
+    for line in bench.read_text().splitlines():
+        with suppress(ValueError):  # a run that was killed amid its line
+            rows += json.loads(line)["rows"]
     return "".join(f"{row['row']}\t{row['peer']}\t{row['ours']}\t{row['theirs']}\t{row['unit']}\n" for row in rows)
 
 
@@ -193,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the directory for the eight files")
     parser.add_argument("--minutes", type=float, default=9.0, help="the time for all of it (9)")
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 2), help="of pytest (8 at most)")
+    parser.add_argument("--lmcache", type=Path, help="where LMCache's two tests of events on a GPU are")
     chosen = parser.parse_args(arguments)
     out: Path = chosen.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -205,16 +220,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.get("PYTHONPATH", ""),
     ]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    for name in ("tests.log", "doctor.json", "demo.log", "bench.json"):
+    for name in ("tests.log", "doctor.json", "demo.log", "bench.jsonl"):
         (out / name).write_bytes(b"")
     outcomes: list[Outcome] = []
-    for step in steps(out, chosen.workers):
+    lmcache: Path | None = chosen.lmcache and chosen.lmcache.resolve()
+    for step in steps(out, chosen.workers, lmcache):
         outcomes.append(run(step, out, out / "tests.log", ends))
         sys.stdout.write(f"{step.name}: {outcomes[-1].in_words()}\n")
         sys.stdout.flush()
         # After each step: if this is killed, what was found is there.
         (out / "failures.md").write_text(first_failures(outcomes))
-        (out / "figures.txt").write_text(figures(out / "bench.json"))
+        (out / "figures.txt").write_text(figures(out / "bench.jsonl"))
         (out / "summary.md").write_text(summary(outcomes, device()))
     return 0 if all(outcome.status == 0 for outcome in outcomes) else 1
 

@@ -78,6 +78,26 @@ def test_an_event_records_torchs_current_stream_behind_its_kernels(torch: Any) -
     assert float(target.sum().item()) == 1024.0
 
 
+def _cupy_stream(module: Any) -> Any:
+    return module.cuda.Stream(non_blocking=True)
+
+
+def _numba_stream(module: Any) -> Any:
+    return module.stream()
+
+
+@pytest.mark.parametrize(("library", "make"), [("cupy", _cupy_stream), ("numba.cuda", _numba_stream)])
+def test_a_stream_of_another_library_is_taken_as_it_is(
+    real_gpu: str, library: str, make: Callable[[Any], Any], engine: EngineName
+) -> None:
+    stream = make(pytest.importorskip(library, reason=f"{library} is not installed"))
+    with ipcsync.launch(driver="cuda") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+        point = client.record(stream, engine=engine)
+        point.wait(stream)
+        point.synchronize(timeout=DEADLINE_S)
+        assert point.query() is True
+
+
 def test_a_stream_of_cuda_core_is_taken_as_it_is(real_gpu: str) -> None:
     core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
     device = core.Device(0)
@@ -98,7 +118,23 @@ def test_both_engines_work_between_this_process_and_a_coordinator(real_gpu: str)
         assert report["timeline"]["ok"], report["timeline"]["why"]
 
 
-@pytest.mark.parametrize("engine", ["event", "timeline"])
+def test_a_record_amid_torchs_capture_is_refused_and_the_capture_goes_on(torch: Any, engine: EngineName) -> None:
+    with ipcsync.launch(driver="cuda") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+        graph, stream, target = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.zeros(8, device="cuda")
+        with client.event("gpu/capture", recorder=True, engine=engine) as shared:
+            shared.record(stream).synchronize(timeout=DEADLINE_S)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                target += 1
+                with pytest.raises(ipcsync.StreamCapturing):
+                    shared.record(stream)
+                target += 1
+            graph.replay()
+            shared.record(stream).synchronize(timeout=DEADLINE_S)
+        torch.cuda.synchronize()
+        assert float(target.sum().item()) == 16.0
+
+
 def test_a_point_orders_torch_work_on_two_streams(torch: Any, engine: EngineName) -> None:
     with ipcsync.launch(driver="cuda") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
         producer, consumer = torch.cuda.Stream(), torch.cuda.Stream()
