@@ -20,7 +20,8 @@ from ipcsync._drivers.constants import (
 from ipcsync._native import context, pinned
 from ipcsync.errors import DeviceMismatch, DriverError, InvalidDevice
 
-_PROBE_S = 1.0
+_PROBE_S = 4.0  # what is found stays, so a busy machine must not be the reason; a request lasts longer
+_PAUSE_S = 0.0005
 
 
 class SharedCudaEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -117,7 +118,8 @@ class EventStore:
             deadline = time.monotonic() + _PROBE_S
             while board.probe != value:
                 if time.monotonic() > deadline:
-                    return f"a stream's write to the board was not visible within {_PROBE_S} s"
+                    return f"a stream's write to the board was not visible within {_PROBE_S:g} s"
+                time.sleep(_PAUSE_S)  # the driver may need the core for it
         finally:
             _drivers.unwrap(driver.cuStreamDestroy(stream), "cuStreamDestroy")
         return None

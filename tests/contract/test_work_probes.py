@@ -142,7 +142,7 @@ def test_what_a_killed_process_had_submitted_ends_before_or_after_its_death_is_s
     share(drv, event, peer)
     peer.call(actions.register_page, "page", page_path)
     peer.call(actions.hold_robustly, "page", HELD)
-    size, times = (2 << 30, 400) if kind == "gpu" else (64 << 20, 60)  # about 0.3 s, and 0.5 s
+    size, times = (2 << 30, 400) if kind == "gpu" else (64 << 20, 30)  # about 0.3 s each
     peer.call(actions.submit_long_work, "s", size, times)
     assert peer.call(actions.write_word, "s", "page", DONE, 1) == kit.SUCCESS
     assert peer.call(actions.record, "e", "s") == kit.SUCCESS
