@@ -44,7 +44,18 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ipcsync.errors import Reentered
 
-__all__ = ["CallLock", "HeldBelow", "attempt", "holding", "take", "taking", "trying", "under", "under_within"]
+__all__ = [
+    "CallLock",
+    "HeldBelow",
+    "OuterLock",
+    "attempt",
+    "holding",
+    "take",
+    "taking",
+    "trying",
+    "under",
+    "under_within",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +75,8 @@ class Unwinding:
     """What a reentrant lock needs to be free once no call that took it runs any more."""
 
     __slots__ = ()
+
+    is_outermost = False  # who has it may wait for any other
 
     if TYPE_CHECKING:
 
@@ -101,6 +114,14 @@ class CallLock(Unwinding, RLock):  # type: ignore[misc] # final for typeshed alo
         is_mine = RLock._is_owned  # noqa: SLF001 - the C method that Condition uses too
 
 
+class OuterLock(CallLock):  # type: ignore[misc] # final for typeshed alone
+    """One that is taken before all others and held while functions of users run, which may wait for any other lock."""
+
+    __slots__ = ()
+
+    is_outermost = True
+
+
 def take(lock: CallLock, seconds: float = -1.0) -> bool:
     """Acquire the lock for a call that may wait, for at most `seconds` (-1: for ever); False if that was not enough.
 
@@ -121,11 +142,15 @@ def take(lock: CallLock, seconds: float = -1.0) -> bool:
 
 def _interrupts_a_holder(frame: FrameType | None) -> bool:
     """Whether a call of this package that has a lock runs below another program's frame, from `frame` down."""
+
+    def is_held(value: object) -> bool:
+        return isinstance(value, Unwinding) and not value.is_outermost and value.is_mine()
+
     is_below = False
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_name == "__del__":
             is_below = True
-        elif is_below and any(isinstance(value, Unwinding) and value.is_mine() for value in frame.f_locals.values()):
+        elif is_below and any(map(is_held, frame.f_locals.values())):
             return True
         frame = frame.f_back
     return False
@@ -133,7 +158,8 @@ def _interrupts_a_holder(frame: FrameType | None) -> bool:
 
 def under(lock: CallLock, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """`function(*args)` with the lock held, as `take` takes it; within a call that holds it, it just runs."""
-    within = lock.is_mine() and lock.is_held_below()
+    if lock.is_mine() and lock.is_held_below():
+        return function(*args, **kwargs)
     try:
         if not lock.acquire(False):
             take(lock)
@@ -141,8 +167,7 @@ def under(lock: CallLock, function: Callable[P, T], *args: P.args, **kwargs: P.k
             lock.release()
             return function(*args, **kwargs)
     except BaseException:
-        if not within:
-            lock.unwind()
+        lock.unwind()
         raise
 
 

@@ -281,11 +281,14 @@ class Engine(SlotUse):
         """
         lock = self._lock
         within = lock.is_mine() and lock.is_held_below()
+        is_inside = within
         try:
-            if not lock.acquire(False):
+            if not within:
                 take(lock)
             with lock:
-                lock.release()
+                if not within:
+                    lock.release()
+                is_inside = True
                 if self.is_closed or self._words[self._state_index] != OPEN:
                     self._raise_no_record()
                 followed = None
@@ -310,11 +313,16 @@ class Engine(SlotUse):
             self._is_interrupted = True
             if not within:
                 lock.unwind()
-            if self.chain.entries and self._begun < generation:
-                self._unprove(generation)
-            if self.marks_records and self._begun != self._recorded:
-                self._doubt(handle, stream_id, self.ordinal)
+            if is_inside:  # else another thread has the lock, and nothing was done
+                self._tidy_up(handle, stream_id, generation)
             raise
+
+    def _tidy_up(self, handle: DriverObject, stream_id: int, generation: int) -> None:
+        """After an exception in a record."""
+        if self.chain.entries and self._begun < generation:
+            self._unprove(generation)
+        if self.marks_records and self._begun != self._recorded:
+            self._doubt(handle, stream_id, self.ordinal)
 
     def _raise_refused(self, code: int, call: str) -> None:
         """Raise the driver's error of a shortcut, of which the stream may have work all the same."""
@@ -408,21 +416,17 @@ class Engine(SlotUse):
         if ahead:
             self._raise_if_finished(generation)
         else:
-            if self._words[self._recorded_index] < self.base + generation or self.is_closed:
-                self.await_recorded(generation, deadline_of(timeout), timeout)
-                capture.refuse_capturing(handle, "wait", self._driver)  # again: another thread may have begun one
-            if self._words[self._state_index] != OPEN:
-                self._raise_if_finished(generation)
-        known, stream_id = self._known_stream
-        if handle is not known:
-            stream_id = self._id_of(handle)
+            self._await_waitable(generation, handle, timeout)
+        stream_id = self._id_of(handle)
         lock = self._lock
         within = lock.is_mine() and lock.is_held_below()
         may_be_queued = False
         try:
-            take(lock)
+            if not within:
+                take(lock)
             with lock:
-                lock.release()
+                if not within:
+                    lock.release()
                 self._raise_if_closed()  # while it is open, the import stays
                 listed = queued.add(self._key_of(handle, stream_id, ordinal), self, generation, stream_id)
                 may_be_queued = True
@@ -440,6 +444,14 @@ class Engine(SlotUse):
             raise
         self._check_after_wait(generation)
         return stream_id
+
+    def _await_waitable(self, generation: int, handle: DriverObject, timeout: float | None) -> None:
+        """Wait until a stream can wait for it: it is recorded. Raises the error of one that never will be complete."""
+        if self._words[self._recorded_index] < self.base + generation or self.is_closed:
+            self.await_recorded(generation, deadline_of(timeout), timeout)
+            capture.refuse_capturing(handle, "wait", self._driver)  # again: another thread may have begun one
+        if self._words[self._state_index] != OPEN:
+            self._raise_if_finished(generation)
 
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:  # noqa: ARG002 - the event engine's
         """Queue a wait for `generation` on the stream; False if that is complete by now, so that there is none.

@@ -26,6 +26,7 @@ log = logging.getLogger("ipcsync")
 
 _LIFELINE_S = 0.25
 _SOON_S = 0.1  # to the next beat, while what was given up is not given back yet
+_LONGEST_CALL_NS = 60_000_000_000  # of a finalizer on the heartbeat's thread; nothing else is done meanwhile
 _LONGEST_BEAT_S = 2.0  # a beat releases what is over, for which others wait, however long this lease's TTL is
 
 
@@ -66,7 +67,7 @@ class SessionLease:
         self.session_check.good_until = self._last_ns + self._ttl_ns
         self.check: Callable[[], None] = self.session_check.check
         self._line.heartbeat = self._last_ns
-        self._beats_on = 0  # the id of the thread that beats
+        self._due_ns = 0  # until when a call within a beat beats
         self._waking = CallLock()
         # By it peers see on the board when this process dies.
         self._life = DeathMark(self._line.owner_address, self._line.nudge, self.wake)
@@ -103,10 +104,11 @@ class SessionLease:
     def check_liveness(self) -> None:
         """`check`, and ask whether the coordinator's process lives. Each wait calls it now and then.
 
-        A finalizer may wait on the thread that beats: then this beats.
+        A finalizer may wait on a thread that beats, for this session or another one: then this beats, for a minute.
         """
-        if self._beats_on == get_ident():
-            self.beat()
+        beating = _beating.get(get_ident())
+        if beating is not None:
+            beating.beat_within()
         self.check()
         if not self._has_said_goodbye and not self.coordinator_is_alive():
             self._diagnose()
@@ -184,10 +186,14 @@ class SessionLease:
         A finalizer that the garbage collector calls here waits for no other thread's lock for long, since this call has
         a lock itself.
         """
-        self._beats_on = get_ident()
+        thread = get_ident()
         lock = CallLock()
-        with lock:
-            self._run(until)
+        _beating[thread] = self
+        try:
+            with lock:
+                self._run(until)
+        finally:
+            _beating.pop(thread, None)
 
     def _run(self, until: Callable[[], bool]) -> None:
         poll = select.poll()
@@ -215,6 +221,7 @@ class SessionLease:
 
     def _beat(self) -> bool:
         self.beat()
+        self._due_ns = monotonic_ns() + _LONGEST_CALL_NS
         try:
             return self._at_beat()
         except IpcSyncError as error:
@@ -236,11 +243,18 @@ class SessionLease:
         except IpcSyncError as error:
             self._lose(error)
         else:
+            if now < self._last_ns:
+                return  # a call within this one has beaten since
             self._last_ns = now
             self.session_check.good_until = now + self._ttl_ns
             if self._problem is not None:  # found by another thread meanwhile, whose word is the last
                 self.session_check.good_until = -1
             self._line.heartbeat = now
+
+    def beat_within(self) -> None:
+        """Beat in a wait of a call that interrupts this thread's own work; a minute long."""
+        if monotonic_ns() < self._due_ns:
+            self.beat()
 
     def show_heartbeat(self) -> None:
         """Store the heartbeat of a session that said goodbye, and judges its last records: others may wait for that."""
@@ -275,6 +289,10 @@ class SessionLease:
     def announce_death(self) -> None:
         """Mark this process as dead for its peers: it is about to end, though this session may still drain."""
         self._life.give_up()
+
+
+_beating: dict[int, SessionLease] = {}
+"""The lease that a thread keeps alive."""
 
 
 def _slowly(reference: weakref.ref[SessionLease]) -> Callable[[], None]:

@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from ipcsync._locks import CallLock, under
+from ipcsync._locks import OuterLock, under
 from ipcsync._native import fork
 from ipcsync._wire import names
 from ipcsync.client.client import Client
 from ipcsync.errors import ClientClosed, SessionLost
 
-_lock = CallLock()  # a finalizer or a signal handler may ask in the middle of a connect
+_lock = OuterLock()  # a finalizer or a signal handler may ask in the middle of a connect
 _client: Client | None = None
 _listeners: list[_Listener] = []
 

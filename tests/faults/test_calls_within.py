@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 import ipcsync
+from ipcsync import _locks
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit.until import DEADLINE_S, until
@@ -29,6 +31,10 @@ def _amid(owner: Any, method: str, call: Callable[[], object]) -> None:
         return original(*args, **kwargs)
 
     setattr(owner, method, once)
+
+
+def _streams(count: int) -> list[ipcsync.Stream]:
+    return [ipcsync.Stream() for _ in range(count)]
 
 
 class _Both:
@@ -61,21 +67,33 @@ class _Both:
             assert not thread.is_alive(), "it waits for what the other one has"
 
 
-def test_row_42_records_within_each_others_records_end(client: ipcsync.Client, engine: EngineName) -> None:
-    first, second = (client.event(name, recorder=True, engine=engine) for name in ("first", "second"))
-    streams = [ipcsync.Stream(), ipcsync.Stream()]
-    both = _Both()
-    for stream, event, other in zip(streams, (first, second), (second, first), strict=True):
-        both.add(
-            lambda event=event, stream=stream: event.record(stream),  # type: ignore[misc]
-            event._engine,
-            "_driver_record",
-            lambda other=other, stream=stream: other.record(stream),  # type: ignore[misc]
-        )
-    both.run()
+@pytest.mark.parametrize("amid", ["records", "waits"])
+def test_row_42_records_within_each_others_calls_end(
+    client: ipcsync.Client, new_client: NewClient, engine: EngineName, amid: str
+) -> None:
+    """Each event stands behind a wait, so that there is something to put right after a record that is refused."""
+    above, held, other_stream = new_client().event("above", recorder=True, engine=engine), *_streams(2)
+    events, streams, both = [], _streams(2), _Both()
+    with StreamGate(held) as gate:
+        point = client.point(bytes(above.record(held)))
+        points = []
+        for name, stream in zip(("first", "second"), streams, strict=True):
+            events.append(client.event(name, recorder=True, engine=engine))
+            point.wait(stream)
+            points.append(events[-1].record(stream))
+            assert events[-1]._engine.chain.entries
+        for mine, other in ((0, 1), (1, 0)):
+            outer: dict[str, Callable[[], object]] = {
+                "records": partial(events[mine].record, streams[mine]),
+                "waits": partial(points[mine].wait, other_stream),
+            }
+            method = "_driver_record" if amid == "records" else "_driver_stream_wait"
+            both.add(outer[amid], events[mine]._engine, method, partial(events[other].record, streams[mine]))
+        both.run()
+        gate.open()
     assert both.raised
     assert {type(error) for error in both.raised} == {ipcsync.Reentered}
-    for event in (first, second):
+    for event in events:
         event.record(streams[0]).synchronize(timeout=DEADLINE_S)
 
 
@@ -141,13 +159,15 @@ def test_row_42_a_finalizer_on_the_heartbeats_thread_waits_for_no_thread_that_th
     assert client.is_connected
 
 
+@pytest.mark.parametrize("of", ["its own client", "another client"])
 def test_row_42_a_finalizer_that_waits_on_the_heartbeats_thread_ends_no_session(
-    new_client: NewClient, engine: EngineName
+    new_client: NewClient, engine: EngineName, of: str
 ) -> None:
     client, other, stream = new_client(lease_ttl=0.5), new_client(), ipcsync.Stream()
     event = other.event("e", recorder=True, engine=engine)
+    waiter = client if of == "its own client" else other
     with StreamGate(stream) as gate:
-        point = client.point(bytes(event.record(stream)))
+        point = waiter.point(bytes(event.record(stream)))
         finalizer = _OnTheHeartbeatsThread(client, lambda: point.synchronize(timeout=2.0))
         until(finalizer.has_ended.is_set, "the wait's own end")
         assert isinstance(finalizer.raised, ipcsync.WaitTimeout)
@@ -155,3 +175,26 @@ def test_row_42_a_finalizer_that_waits_on_the_heartbeats_thread_ends_no_session(
     point.synchronize(timeout=DEADLINE_S)
     assert client.is_connected
     client.stats()
+
+
+def test_row_42_a_default_clients_callback_waits_for_other_threads(
+    any_coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPCSYNC_ENDPOINT", any_coordinator.endpoint)
+    client = ipcsync.default_client()
+    lock = client._session.connection._lock
+    has_it, told = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        with lock:
+            has_it.set()
+            told.wait(2 * _locks._PATIENCE_S)
+
+    thread = threading.Thread(target=keep, daemon=True)
+    thread.start()
+    assert has_it.wait(DEADLINE_S)
+    found: list[object] = []
+    ipcsync.default_client(on_connect=lambda mine: found.append(mine.stats()))
+    assert found
+    thread.join(DEADLINE_S)
+    client.close()

@@ -13,7 +13,7 @@ from tests.faults.interrupt_locks import LATCHS, LOCKS, NOBODYS, THREADS_OWN, lo
 from tests.faults.interrupt_stage import Stage
 
 _PACKAGE = Path(ipcsync.__file__).parent
-_MAKERS = {"CallLock", "Lock", "RLock", "allocate_lock", "Condition", "Semaphore", "BoundedSemaphore"}
+_MAKERS = {"CallLock", "OuterLock", "Lock", "RLock", "allocate_lock", "Condition", "Semaphore", "BoundedSemaphore"}
 
 
 def _is_made(value: ast.expr | None) -> bool:
