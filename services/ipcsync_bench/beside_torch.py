@@ -39,7 +39,7 @@ def beside_torch(rounds: int, scale: float) -> Iterator[Row]:
 
 def _calls(torch: Any, rounds: int, scale: float) -> Iterator[Row]:
     """On torch's streams: record; wait for what is pending; synchronize with what is complete."""
-    many, few = max(500, int(20_000 * scale)), max(100, int(500 * scale))
+    many, few = max(500, int(20_000 * scale)), max(100, int(300 * scale))  # a held stream takes about 1,000 operations
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
@@ -49,50 +49,70 @@ def _calls(torch: Any, rounds: int, scale: float) -> Iterator[Row]:
             "torch.cuda.Event(interprocess=True)": torch.cuda.Event(interprocess=True),
         }
 
-        def beside(what: str, ours: Callable[[], object], call: str, *arguments: object, count: int) -> Iterator[Row]:
+        def beside(what: str, measured: dict[str, Callable[[], float]]) -> Iterator[Row]:
+            yield from compare(f"{what}, on torch's streams ({engine})", interleave(measured, rounds), "µs", {})
+
+        def timed(ours: Callable[[], object], call: str, *arguments: object) -> dict[str, Callable[[], float]]:
             calls = {"ipcsync": ours}
             calls |= {name: partial(getattr(event, call), *arguments) for name, event in theirs.items()}
-            contest = {name: partial(time_call, each, count) for name, each in calls.items()}
-            yield from compare(f"{what}, on torch's streams ({engine})", interleave(contest, rounds), "µs", {})
+            return {name: partial(time_call, each, many) for name, each in calls.items()}
+
+        def time_waits(record: Callable[[Any], Any], wait: Callable[[Any], object]) -> float:
+            with StreamGate(stream) as gate:
+                recorded = record(stream)
+                figure = time_call(partial(wait, recorded), few)
+                gate.open()
+            torch.cuda.synchronize()
+            return figure
 
         for engine in _ENGINES:
             event = client.event(f"bench/torch/{engine}", recorder=True, engine=engine)
-            yield from beside("record", partial(event.record, stream), "record", stream, count=many)
-            with StreamGate(stream) as gate:
-                point = event.record(stream)
-                for each in theirs.values():
-                    each.record(stream)
-                yield from beside("wait for a pending record", partial(point.wait, waiting), "wait", waiting, count=few)
-                gate.open()
+            yield from beside("record", timed(partial(event.record, stream), "record", stream))
+            waits: dict[str, Callable[[], float]] = {}
+            waits["ipcsync"] = partial(time_waits, event.record, lambda point: point.wait(waiting))
+            for name, each in theirs.items():
+                waits[name] = partial(time_waits, each.record, lambda _, each=each: each.wait(waiting))  # type: ignore[misc]
+            yield from beside("wait for a pending record", waits)
+            point = event.record(stream)
             torch.cuda.synchronize()
-            yield from beside("synchronize with a complete record", point.synchronize, "synchronize", count=many)
+            yield from beside("synchronize with a complete record", timed(point.synchronize, "synchronize"))
 
 
 # --- a tensor to another process --------------------------------------------------------------------------------------
 #
 # In one turn a stream fills the tensor, the other process is told, its stream copies the tensor, and it answers once
-# the copy is done. torch sends the tensor itself, with an event that it makes for that; ipcsync a point, for a tensor
-# that was sent once.
+# the copy is done. With torch the tensor itself is sent each time, whose import waits for the sender's event on the
+# current stream; it keeps nothing of it, since torch waits only where it has to open the memory. With ipcsync the
+# tensor is sent once, and then a point each time.
 
 
-def _begin(state: dict[str, Any], endpoint: str, tensor: Any) -> None:
-    """In a worker: get ready to copy that tensor."""
+def _begin(state: dict[str, Any], endpoint: str, size: int) -> None:
+    """In a worker: get ready to copy tensors of that size."""
     torch = _torch()
     state["client"] = ipcsync.connect(endpoint)
-    state["shared"], state["copy"] = tensor, torch.empty_like(tensor)
     state["stream"] = torch.cuda.Stream()
+    state["copy"] = torch.empty(size, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
 
 
-def _copy(state: dict[str, Any], told: Any) -> None:
-    """In a worker: copy the tensor once it may be read."""
-    stream = state["stream"]
-    if isinstance(told, bytes):
-        state["client"].point(told).wait(stream)
-        told = state["shared"]
-    with _torch().cuda.stream(stream):
-        state["copy"].copy_(told, non_blocking=True)
+def _keep(state: dict[str, Any], tensor: Any) -> None:
+    """In a worker: copy this tensor from now on; None: forget it."""
+    state["shared"] = tensor
+
+
+def _copy(state: dict[str, Any], told: Any) -> bool:
+    """In a worker: copy the tensor once it may be read; whether the copy ends as the tensor did then."""
+    torch, stream, copy = _torch(), state["stream"], state["copy"]
+    with torch.cuda.stream(stream):
+        value, what = told
+        if isinstance(what, bytes):
+            state["client"].point(what).wait(stream)
+            what = state["shared"]
+        else:
+            stream.wait_stream(torch.cuda.default_stream())  # on which torch's import waits
+        copy.copy_(what, non_blocking=True)
     stream.synchronize()
+    return bool(copy[-1].item() == value)
 
 
 def _hand_over(torch: Any, rounds: int, scale: float) -> Iterator[Row]:
@@ -104,23 +124,28 @@ def _hand_over(torch: Any, rounds: int, scale: float) -> Iterator[Row]:
         stream = torch.cuda.Stream()
         tensor = torch.zeros(_TENSOR, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
-        worker.call(_begin, coordinator.endpoint, tensor)
+        worker.call(_begin, coordinator.endpoint, _TENSOR)
 
-        def turns(tell: Callable[[], Any]) -> float:
+        def turns(tell: Callable[[], Any], kept: Any) -> float:
+            worker.call(_keep, kept)
             times = []
             for number in range(count):
                 began = time.perf_counter()
                 with torch.cuda.stream(stream):
                     tensor.fill_(number % 251)
-                    worker.call(_copy, tell())
+                    is_right = worker.call(_copy, (number % 251, tell()))
                 times.append((time.perf_counter() - began) * 1e6)
+                if kept is None:
+                    worker.call(_keep, None)  # else it has the last tensor while it opens the next
+                if not is_right:
+                    raise RuntimeError("the other process copied the tensor before it was filled")
             return percentile(times, 50)
 
         for engine in _ENGINES:
             event = client.event(f"bench/tensor/{engine}", recorder=True, engine=engine)
             contest: dict[str, Callable[[], float]] = {
-                "ipcsync": partial(turns, lambda event=event: bytes(event.record(stream))),  # type: ignore[misc]
-                "torch.multiprocessing": partial(turns, lambda: tensor),
+                "ipcsync": partial(turns, lambda event=event: bytes(event.record(stream)), tensor),  # type: ignore[misc]
+                "torch.multiprocessing": partial(turns, lambda: tensor, None),
             }
             what = f"hand-over of a tensor of {_TENSOR // _MIB} MiB, filled and copied ({engine}), p50"
             yield from compare(what, interleave(contest, rounds), "µs", {})

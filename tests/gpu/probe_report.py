@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
+_GRACE_S = 10.0
 PROBES = ("tests/contract/test_probes.py", "tests/contract/test_work_probes.py")
 _SOURCES = {
     "gpu": "Answers of a real GPU's driver.",
@@ -49,11 +51,21 @@ def read(path: Path) -> list[Answer]:
     return [latest[key] for key in sorted(latest)]
 
 
-def run_probes(path: Path) -> int:
-    """Run the probe tests, which write to `path`, on the driver that the environment selects; pytest's exit status."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "ipcsync", "-p", "timeout", *PROBES]
+def run_probes(path: Path, seconds: float) -> int:
+    """Run the probe tests, which write to `path`, on the driver that the environment selects; pytest's exit status.
+
+    A driver's call that never returns costs the answer of one test: its process is killed, and another one goes on.
+    """
+    plugins = ["-p", "ipcsync", "-p", "timeout", "-p", "xdist"]
+    limits = ["-n", "1", "--timeout=30", "--timeout-method=thread", f"--session-timeout={seconds:.0f}"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, *limits, *PROBES]
     settings = {**os.environ, "IPCSYNC_PROBE_OUT": str(path)}
-    return subprocess.run(command, cwd=_ROOT, env=settings, check=False).returncode
+    process = subprocess.Popen(command, cwd=_ROOT, env=settings, start_new_session=True)
+    try:
+        return process.wait(seconds + _GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
 
 
 def _cell(text: str) -> str:
@@ -88,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tests.gpu.probe_report", description="Make a table of what this machine's driver answers."
     )
     parser.add_argument("--out", type=Path, help="the file to write (default: standard output)")
+    parser.add_argument("--seconds", type=float, default=80.0, help="the time for the probes (80)")
     parser.add_argument("--answers", type=Path, help="answers of an earlier run, instead of running the probes now")
     chosen = parser.parse_args(arguments)
     status = 0
@@ -97,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "answers.jsonl"
             path.touch()
-            status = run_probes(path)
+            status = run_probes(path, chosen.seconds)
             answers = read(path)
     if not answers:
         sys.stderr.write("no answers: the probe tests wrote nothing\n")

@@ -51,7 +51,9 @@ class Step:
 def _pytest(*arguments: str, workers: int) -> list[str]:
     plugins = ["-p", "ipcsync", "-p", "xdist", "-p", "timeout", "-p", "no:cacheprovider"]
     spread = ["-n", str(workers), "--dist", "worksteal"]
-    return [sys.executable, "-m", "pytest", "-q", *plugins, "--timeout=60", *spread, *arguments]
+    # Of a driver's call that never returns, a signal would not be seen: the worker is killed, and another one goes on.
+    limits = ["--timeout=60", "--timeout-method=thread"]
+    return [sys.executable, "-m", "pytest", "-q", *plugins, *limits, *spread, *arguments]
 
 
 def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
@@ -156,7 +158,12 @@ def run(step: Step, out: Path, log: Path, ends: float) -> Outcome:
 def device() -> str:
     """The driver and the device, asked in another process, so that this one holds no context."""
     code = "import ipcsync; print(ipcsync.driver_name(), '|', ipcsync.get_device_properties(0).name)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=30
+        )
+    except subprocess.TimeoutExpired:
+        return "the driver did not answer within 30 s"
     return done.stdout.strip() or done.stderr.strip().split("\n")[-1]
 
 
@@ -223,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("tests.log", "doctor.json", "demo.log", "bench.jsonl"):
         (out / name).write_bytes(b"")
     outcomes: list[Outcome] = []
+    told = device()
     lmcache: Path | None = chosen.lmcache and chosen.lmcache.resolve()
     for step in steps(out, chosen.workers, lmcache):
         outcomes.append(run(step, out, out / "tests.log", ends))
@@ -231,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # After each step: if this is killed, what was found is there.
         (out / "failures.md").write_text(first_failures(outcomes))
         (out / "figures.txt").write_text(figures(out / "bench.jsonl"))
-        (out / "summary.md").write_text(summary(outcomes, device()))
+        (out / "summary.md").write_text(summary(outcomes, told))
     return 0 if all(outcome.status == 0 for outcome in outcomes) else 1
 
 
