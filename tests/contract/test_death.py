@@ -7,20 +7,13 @@ from typing import Any
 
 import pytest
 
-from ipcsync._drivers import handle_bytes
 from tests.contract import actions
+from tests.contract.sharing import share
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, complete, finish, ok
 from tests.kit.peer import Peer
 
 pytestmark = [pytest.mark.driver, pytest.mark.process]
-
-
-def share(drv: ModuleType, event: Any, *peers: Peer) -> None:
-    handle = handle_bytes(ok(drv.cuIpcGetEventHandle(event)))
-    for each in peers:
-        assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
-        each.call(actions.create_stream, "s")
 
 
 def test_what_a_process_completed_stays_complete_after_its_death(

@@ -10,6 +10,7 @@ import pytest
 
 from ipcsync._drivers import handle_bytes
 from tests.contract import actions
+from tests.contract.sharing import share
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import Latch, code, complete, finish, ok
 from tests.kit.peer import Peer
@@ -17,14 +18,6 @@ from tests.kit.peer import Peer
 pytestmark = [pytest.mark.driver, pytest.mark.process]
 
 New = Callable[..., Any]
-
-
-def share(drv: ModuleType, event: Any, *peers: Peer) -> None:
-    """Open the event as "e" in each peer, which also gets a stream "s"."""
-    handle = handle_bytes(ok(drv.cuIpcGetEventHandle(event)))
-    for each in peers:
-        assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
-        each.call(actions.create_stream, "s")
 
 
 def test_a_never_recorded_event_counts_as_complete_in_the_importer(drv: ModuleType, event: Any, peer: Peer) -> None:

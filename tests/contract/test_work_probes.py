@@ -20,8 +20,9 @@ import pytest
 from ipcsync._drivers import handle_bytes, load
 from ipcsync._linux.process import PidFd
 from ipcsync._linux.robust import OWNER_DIED
-from tests.contract import actions
+from tests.contract import actions, probe_actions
 from tests.contract.probes import say, write_down
+from tests.contract.sharing import share
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import code, complete, finish, ok
 from tests.kit.peer import Peer
@@ -45,14 +46,6 @@ def word(drv: ModuleType, ctx: Any, page: kit.Page) -> Iterator[Any]:
     kit.open_all_latches()
     page.words[DONE] = 2**62  # whoever waits for it goes on
     assert page.unregister() == kit.SUCCESS
-
-
-def share(drv: ModuleType, event: Any, *peers: Peer) -> None:
-    """Open the event in each of them, and create a stream there."""
-    handle = handle_bytes(ok(drv.cuIpcGetEventHandle(event)))
-    for each in peers:
-        assert each.call(actions.open_event, "e", handle) == kit.SUCCESS
-        each.call(actions.create_stream, "s")
 
 
 def seconds_to_finish(stream: Any) -> float | None:
@@ -141,9 +134,9 @@ def test_what_a_killed_process_had_submitted_ends_before_or_after_its_death_is_s
 ) -> None:
     share(drv, event, peer)
     peer.call(actions.register_page, "page", page_path)
-    peer.call(actions.hold_robustly, "page", HELD)
+    peer.call(probe_actions.hold_robustly, "page", HELD)
     size, times = (2 << 30, 400) if kind == "gpu" else (64 << 20, 30)  # about 0.3 s each
-    peer.call(actions.submit_long_work, "s", size, times)
+    peer.call(probe_actions.submit_long_work, "s", size, times)
     assert peer.call(actions.write_word, "s", "page", DONE, 1) == kit.SUCCESS
     assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     signs: dict[str, Callable[[], Any]] = {
@@ -199,7 +192,7 @@ def test_a_store_of_the_cpu_ends_a_streams_wait_for_a_word(
 def test_streams_beside_one_that_waits_go_on_or_share_its_hardware_queue(new_peer: New, connections: int) -> None:
     peer = new_peer({"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)})
     peer.call(actions.start)
-    went_on = peer.call(actions.go_on_beside_a_wait, OTHERS)
+    went_on = peer.call(probe_actions.go_on_beside_a_wait, OTHERS)
     assert all(0 <= count <= OTHERS for count in went_on.values())
     answer = "; ".join(f"{count} of {OTHERS} beside {what}" for what, count in went_on.items())
     write_down(f"other streams that go on, {connections} hardware queues", answer)
@@ -217,7 +210,7 @@ def test_handles_of_many_events_are_made_and_opened_in_some_time(drv: ModuleType
         began = time.perf_counter()
         handles.append(handle_bytes(ok(drv.cuIpcGetEventHandle(event))))
         exported.append(time.perf_counter() - began)
-    opened, closed = peer.call(actions.time_opening, handles)
+    opened, closed = peer.call(probe_actions.time_opening, handles)
     steps = {"create": made, "export": exported, "open": opened, "destroy the import": closed}
     answer = ", ".join(f"{step} {statistics.median(times) * 1e6:.1f} µs" for step, times in steps.items())
     write_down(f"an interprocess event (median of {HANDLES})", answer)
