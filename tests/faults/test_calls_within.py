@@ -163,12 +163,12 @@ def test_row_42_a_finalizer_on_the_heartbeats_thread_waits_for_no_thread_that_th
 def test_row_42_a_finalizer_that_waits_on_the_heartbeats_thread_ends_no_session(
     new_client: NewClient, engine: EngineName, of: str
 ) -> None:
-    client, other, stream = new_client(lease_ttl=0.5), new_client(), ipcsync.Stream()
+    client, other, stream = new_client(lease_ttl=_TTL_S / 2), new_client(), ipcsync.Stream()
     event = other.event("e", recorder=True, engine=engine)
     waiter = client if of == "its own client" else other
     with StreamGate(stream) as gate:
         point = waiter.point(bytes(event.record(stream)))
-        finalizer = _OnTheHeartbeatsThread(client, lambda: point.synchronize(timeout=2.0))
+        finalizer = _OnTheHeartbeatsThread(client, lambda: point.synchronize(timeout=1.5 * _TTL_S))
         until(finalizer.has_ended.is_set, "the wait's own end")
         assert isinstance(finalizer.raised, ipcsync.WaitTimeout)
         gate.open()
