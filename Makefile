@@ -83,9 +83,9 @@ test: install
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-host test-cuda
 
 test-cuda:
-	@$(MAKE) --no-print-directory test-on-gpu test-simcuda WORKERS=$(WORKERS_BESIDE)
+	@$(MAKE) --no-print-directory test-on-gpu test-softcuda WORKERS=$(WORKERS_BESIDE)
 
-test-modes: test-host-async test-simcuda-sync test-simcuda-itself
+test-modes: test-host-async test-softcuda-sync test-softcuda-itself
 
 # In pure Python unless IPCSYNC_COMPILED says otherwise; the passes below have the compiled core, where there is one.
 test-host: install
@@ -132,36 +132,36 @@ ifdef WITH_LMCACHE
 	cp $(LMCACHE)/source/tests/v1/platform/devices/cuda/test_timeline_semaphore_event_ipc.py $(WHEELS)
 endif
 
-# On the software libcuda of tests/simcuda, with all work sent through the stream's thread and a dead process's work pending
+# On the software libcuda of ipcsync/_softcuda, with all work sent through the stream's thread and a dead process's work pending
 # for ever.
-SIMCUDA := build/simcuda
-ON_SIMCUDA := LD_LIBRARY_PATH="$(CURDIR)/$(SIMCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" IPCSYNC_DRIVER=cuda
+SOFTCUDA := build/softcuda
+ON_SOFTCUDA := LD_LIBRARY_PATH="$(CURDIR)/$(SOFTCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" IPCSYNC_DRIVER=cuda
 
 # $(1) on it, if it can be built.
-with_simcuda = if ! command -v $(CC) >/dev/null; then \
-    echo "cuda half: not run on the software libcuda (tests/simcuda): there is no C compiler ($(CC)) to build it with"; \
+with_softcuda = if ! command -v $(CC) >/dev/null; then \
+    echo "cuda half: not run on the software libcuda (ipcsync/_softcuda): there is no C compiler ($(CC)) to build it with"; \
   else \
-    set -e; $(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"; export $(ON_SIMCUDA); $(1); \
+    set -e; $(MAKE) -s -C ipcsync/_softcuda OUT="$(CURDIR)/$(SOFTCUDA)"; export $(ON_SOFTCUDA); $(1); \
   fi
 
-test-simcuda: install
-	@$(call with_simcuda,export SIMCUDA_ASYNC=1 SIMCUDA_DEATH=pending; $(driver_tests))
+test-softcuda: install
+	@$(call with_softcuda,export IPCSYNC_HOST_ASYNC=1 IPCSYNC_HOST_DEATH=pending; $(driver_tests))
 
 # With work done within the call, a dead process's work complete, and NumPy there: the driver is called by other means.
-test-simcuda-sync: install
-	@$(call with_simcuda,export IPCSYNC_TEST_NUMPY=1; $(driver_tests))
+test-softcuda-sync: install
+	@$(call with_softcuda,export IPCSYNC_TEST_NUMPY=1; $(driver_tests))
 
 # Its own tests, in both modes: no change of the product can break them.
-test-simcuda-itself: install
-	@$(call with_simcuda,export SIMCUDA_SELFTEST=1; $(PYTEST) tests/simcuda $(ARGS); SIMCUDA_ASYNC=1 $(PYTEST) tests/simcuda $(ARGS))
+test-softcuda-itself: install
+	@$(call with_softcuda,export IPCSYNC_TEST_SOFTCUDA=1; $(PYTEST) tests/softcuda $(ARGS); IPCSYNC_HOST_ASYNC=1 $(PYTEST) tests/softcuda $(ARGS))
 
 # Each pass runs whatever became of those before it; a line for each at the end says how long it took.
 AT_LENGTH := WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=$(SOAK_SECONDS)
 test-all: install
 	$(BIN)/python -m tests.kit.passes "$(MAKE) --no-print-directory" lint benchmarks test-oldest test-newest soak \
 	  "test-host $(AT_LENGTH)" "test-cuda WORKERS_BESIDE=$(WORKERS) $(AT_LENGTH)" \
-	  "test-host-async $(AT_LENGTH)" "test-simcuda-sync $(AT_LENGTH)" test-simcuda-itself \
-	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-simcuda test-simcuda-sync IPCSYNC_COMPILED=0" \
+	  "test-host-async $(AT_LENGTH)" "test-softcuda-sync $(AT_LENGTH)" test-softcuda-itself \
+	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-softcuda test-softcuda-sync IPCSYNC_COMPILED=0" \
 	  dist
 
 # Then what `make test` tries a part of, in full: properties, short programs, steps to die at.
@@ -179,18 +179,18 @@ benchmarks: install
 
 # Every figure, into tests/benchmarks/RESULTS.md: on a machine that does nothing else. ARGS="--quick", "--only records".
 results: install
-	$(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"
-	LD_LIBRARY_PATH="$(CURDIR)/$(SIMCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -m tests.benchmarks.results $(ARGS)
+	$(MAKE) -s -C ipcsync/_softcuda OUT="$(CURDIR)/$(SOFTCUDA)"
+	LD_LIBRARY_PATH="$(CURDIR)/$(SOFTCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -m tests.benchmarks.results $(ARGS)
 
 # The compiled core under the address and undefined-behaviour sanitizers; the usual one is built again behind it. A report
 # of any process fails it, also of one that a test expects to die. First a planted overflow must be found.
 SANITIZED := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 REPORTS := $(CURDIR)/build/sanitize
 sanitize: install
-	$(MAKE) -s -C tests/simcuda OUT="$(CURDIR)/$(SIMCUDA)"
+	$(MAKE) -s -C ipcsync/_softcuda OUT="$(CURDIR)/$(SOFTCUDA)"
 	IPCSYNC_BUILD_CORE=1 CFLAGS="$(SANITIZED)" $(BIN)/python -m pip install --quiet --no-deps --editable .
 	rm -rf $(REPORTS) && mkdir -p $(REPORTS)
-	export $(ON_SIMCUDA) SIMCUDA_ASYNC=1 ASAN_OPTIONS=detect_leaks=0:log_path=$(REPORTS)/report UBSAN_OPTIONS=log_path=$(REPORTS)/report; \
+	export $(ON_SOFTCUDA) IPCSYNC_HOST_ASYNC=1 ASAN_OPTIONS=detect_leaks=0:log_path=$(REPORTS)/report UBSAN_OPTIONS=log_path=$(REPORTS)/report; \
 	export LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"; \
 	! $(BIN)/python -m tests.faults.overflow && grep -q heap-buffer-overflow $(REPORTS)/report* && rm $(REPORTS)/* && \
 	$(PYTEST) $(call marked,core) -m "core and not thorough" $(ARGS); status=$$?; unset LD_PRELOAD; \
@@ -312,7 +312,7 @@ measured: install
 	@failed=0; $(MAKE) --no-print-directory test || failed=1; \
 	export IPCSYNC_DRIVER=host; $(PYTEST) tests/fleet -m thorough $(ARGS) || failed=1; \
 	$(BIN)/python -m pytest tests/benchmarks $(ARGS) || failed=1; \
-	if [ -e $(SIMCUDA)/libcuda.so.1 ]; then $(ON_SIMCUDA) $(BIN)/python -m pytest tests/benchmarks -k wake_up $(ARGS) || failed=1; fi; \
+	if [ -e $(SOFTCUDA)/libcuda.so.1 ]; then $(ON_SOFTCUDA) $(BIN)/python -m pytest tests/benchmarks -k wake_up $(ARGS) || failed=1; fi; \
 	$(BIN)/python -m tests.kit.covered show && exit $$failed
 
 # PARTS="registry effects" for some of them, ARGS="--sample 200" for some mutants of each.

@@ -20,8 +20,7 @@ import pytest
 # were. Its processes share locks, and one that a test stops may hold one: then no other worker waits for it.
 os.environ.setdefault("IPCSYNC_TEST_RUN", uuid.uuid4().hex[:8])
 os.environ.setdefault("IPCSYNC_DRIVER", "host")
-os.environ["SIMCUDA_SEGMENT"] = f"{os.environ['IPCSYNC_TEST_RUN']}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
-os.environ["IPCSYNC_HOST_SEGMENT"] = os.environ["SIMCUDA_SEGMENT"]
+os.environ["IPCSYNC_HOST_SEGMENT"] = f"{os.environ['IPCSYNC_TEST_RUN']}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
 os.environ.pop("IPCSYNC_ENDPOINT", None)
 os.environ.pop("IPCSYNC_RUNTIME_DIR", None)
 
@@ -142,7 +141,7 @@ def any_coordinator(served: list[_Served]) -> Iterator[ipcsync.Coordinator]:
         _end([served.pop()[0]])
 
 
-_SETTINGS = ("CUDA_", "IPCSYNC_", "SIMCUDA_")  # how those begin that a coordinator or its driver reads
+_SETTINGS = ("CUDA_", "IPCSYNC_")  # how those begin that a coordinator or its driver reads
 _STOP_S = 4.9  # after which `Coordinator.stop` kills
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE)
 _LEAVE_S = 0.1  # in which the sessions of peers that have just ended end
@@ -226,7 +225,7 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what starts processes by a fixture; what starts them by itself says so."""
     for item in items:
-        if _STARTS_PROCESSES.intersection(getattr(item, "fixturenames", ())) or "simcuda" in item.path.parts:
+        if _STARTS_PROCESSES.intersection(getattr(item, "fixturenames", ())) or "softcuda" in item.path.parts:
             item.add_marker(pytest.mark.process)
 
 

@@ -35,7 +35,7 @@ class Run(NamedTuple):
 _CUDA = {"IPCSYNC_DRIVER": "cuda"}
 RUNS = (
     Run("A software libcuda under cuda-python's bindings", "cuda", _CUDA),
-    Run("The same, with all work sent through the stream's thread", "", {**_CUDA, "SIMCUDA_ASYNC": "1"}, ("wake_up",)),
+    Run("The same, all work sent through the stream's thread", "", {**_CUDA, "IPCSYNC_HOST_ASYNC": "1"}, ("wake_up",)),
     Run("The same in pure Python", "cuda", {**_CUDA, "IPCSYNC_COMPILED": "0"}, _CALLS, "1.5"),
     Run("The host driver", "host", {"IPCSYNC_DRIVER": "host"}),
 )
@@ -53,7 +53,7 @@ def _measure(run: Run, options: list[str], older: dict[str, Any]) -> tuple[str, 
             command += ["--held-to", run.held_to]
         for name in run.only:
             command += ["--only", name]
-        env = {**os.environ, **run.env, "SIMCUDA_SEGMENT": f"results-{os.getpid()}"}
+        env = {**os.environ, **run.env, "IPCSYNC_HOST_SEGMENT": f"results-{os.getpid()}"}
         done = subprocess.run([*map(str, command), *options], env=env, check=True, stdout=subprocess.PIPE, text=True)
         return table.read_text(), json.loads(done.stdout)["machine"]
 

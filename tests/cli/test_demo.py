@@ -44,7 +44,6 @@ class Demo:
             **os.environ,
             "TMPDIR": str(self.directory),
             "IPCSYNC_HOST_SEGMENT": self.segment,
-            "SIMCUDA_SEGMENT": self.segment,
             **env,
         }
         self.processes.append(
@@ -131,7 +130,7 @@ def children(process: subprocess.Popen[str], what: str) -> list[int]:
 def test_the_result_is_that_of_one_process_and_no_message_was_sent(
     demo: Demo, engine: EngineName, asynchronous: str
 ) -> None:
-    found = demo.run_json("--engine", engine, IPCSYNC_HOST_ASYNC=asynchronous, SIMCUDA_ASYNC=asynchronous)
+    found = demo.run_json("--engine", engine, IPCSYNC_HOST_ASYNC=asynchronous)
     assert found["ok"]
     assert found["engine"] == engine
     assert found["sha256"] == found["expected_sha256"]
@@ -156,7 +155,7 @@ def test_a_coordinator_killed_on_the_way_ends_no_session_and_changes_no_result(d
 def test_without_the_waits_the_result_is_corrupt(
     demo: Demo, engine: EngineName, asynchronous: str, workers: str
 ) -> None:
-    settings = {"IPCSYNC_HOST_ASYNC": asynchronous, "SIMCUDA_ASYNC": asynchronous}
+    settings = {"IPCSYNC_HOST_ASYNC": asynchronous}
     found = demo.run_json("--break", "--engine", engine, "--workers", workers, status=1, **settings)
     assert not found["ok"]
     assert found["sha256"] != found["expected_sha256"]

@@ -231,9 +231,7 @@ def _devices_of_events() -> list[str]:
 
 def test_the_device_is_the_one_that_is_current_where_it_is_awaited(new_peer: Callable[..., Peer]) -> None:
     segment = f"async-{os.getpid()}"
-    peer = new_peer(
-        IPCSYNC_HOST_DEVICES="2", IPCSYNC_HOST_SEGMENT=segment, SIMCUDA_DEVICES="2", SIMCUDA_SEGMENT=segment
-    )
+    peer = new_peer(IPCSYNC_HOST_DEVICES="2", IPCSYNC_HOST_SEGMENT=segment)
     if peer.call(ipcsync.device_count) < 2:
         pytest.skip("this machine has one GPU: the test needs two")
     assert peer.call(_devices_of_events) == ["1 1", "0 0", "1 1"]

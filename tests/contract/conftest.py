@@ -129,12 +129,7 @@ def third(new_peer: Callable[..., Peer]) -> Peer:
 def two_devices(kind: str, new_peer: Callable[..., Peer]) -> Callable[..., Peer]:
     """Spawns processes that see two devices, in a segment of their own; on a GPU machine with one device it skips."""
     segment = f"contract-{os.getpid()}-{next(_segments)}"
-    settings = {
-        "IPCSYNC_HOST_DEVICES": "2",
-        "IPCSYNC_HOST_SEGMENT": segment,
-        "SIMCUDA_DEVICES": "2",
-        "SIMCUDA_SEGMENT": segment,
-    }
+    settings = {"IPCSYNC_HOST_DEVICES": "2", "IPCSYNC_HOST_SEGMENT": segment}
 
     def spawn(visible: str | None = None) -> Peer:
         chosen = {} if kind == "gpu" else {**settings, "CUDA_VISIBLE_DEVICES": "0,1"}

@@ -132,7 +132,7 @@ def test_using_an_import_after_its_export_was_destroyed_is_an_invalid_handle(
 ) -> None:
     if kind == "gpu":
         pytest.skip("undefined in CUDA: only the host driver and a strict software libcuda answer it")
-    importer = new_peer({"SIMCUDA_STRICT": "1"})
+    importer = new_peer({"IPCSYNC_HOST_STRICT": "1"})
     importer.call(actions.start)
     event = ok(drv.cuEventCreate(kit.SHAREABLE))
     assert importer.call(actions.open_event, "e", handle_of(drv, event)) == kit.SUCCESS

@@ -35,7 +35,7 @@ def test_a_launch_in_another_pid_namespace_removes_nothing_of_ours(
     coordinator = new_coordinator()
     # A driver in software tells dead processes by their pids: each pid namespace must have one of its own.
     segment = f"{os.environ['IPCSYNC_HOST_SEGMENT']}-inside"
-    env = {**os.environ, "IPCSYNC_HOST_SEGMENT": segment, "SIMCUDA_SEGMENT": segment, "SIMCUDA_DIR": str(tmp_path)}
+    env = {**os.environ, "IPCSYNC_HOST_SEGMENT": segment, "IPCSYNC_HOST_DIR": str(tmp_path)}
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", _LAUNCH]
     other = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if "unshare failed" in other.stderr or "Operation not permitted" in other.stderr:

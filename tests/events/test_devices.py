@@ -23,13 +23,11 @@ Start = Callable[..., Peer]
 @pytest.fixture(autouse=True)
 def four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """All processes of the test but this one see four devices; this one may have started its driver with fewer."""
-    if os.environ["IPCSYNC_DRIVER"] == "cuda" and "simcuda" not in _device_name():
+    if os.environ["IPCSYNC_DRIVER"] == "cuda" and "softcuda" not in _device_name():
         pytest.skip("a real machine's devices cannot be told to be four")
     segment = f"{os.environ['IPCSYNC_HOST_SEGMENT']}-four"
-    for name in ("IPCSYNC_HOST_SEGMENT", "SIMCUDA_SEGMENT"):
-        monkeypatch.setenv(name, segment)
-    for name in ("IPCSYNC_HOST_DEVICES", "SIMCUDA_DEVICES"):
-        monkeypatch.setenv(name, str(DEVICES))
+    monkeypatch.setenv("IPCSYNC_HOST_SEGMENT", segment)
+    monkeypatch.setenv("IPCSYNC_HOST_DEVICES", str(DEVICES))
 
 
 def _device_name() -> str:

@@ -158,7 +158,7 @@ def same_pid(coordinator: ipcsync.Coordinator, tmp_path: Path) -> Iterator[subpr
     command = [*enter, sys.executable, "-m", "tests.events.same_pid", str(coordinator.pid), coordinator.endpoint]
     # A driver in software tells dead processes by their pids: each pid namespace must have one of its own.
     segment = f"{os.environ['IPCSYNC_HOST_SEGMENT']}-inside"
-    env = {**os.environ, "IPCSYNC_HOST_SEGMENT": segment, "SIMCUDA_SEGMENT": segment, "SIMCUDA_DIR": str(tmp_path)}
+    env = {**os.environ, "IPCSYNC_HOST_SEGMENT": segment, "IPCSYNC_HOST_DIR": str(tmp_path)}
     process = subprocess.Popen(
         command, cwd=Path(__file__).parents[2], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

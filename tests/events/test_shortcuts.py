@@ -223,7 +223,7 @@ def test_what_is_rare_is_left_to_the_python_engine(client: ipcsync.Client, engin
 
 
 # A million in all; fewer where a stream's thread has to do each, for which the recorders wait.
-_MANY = 6_250 if os.environ.get("SIMCUDA_ASYNC", "0") != "0" else 62_500
+_MANY = 6_250 if os.environ.get("IPCSYNC_HOST_ASYNC", "0") != "0" else 62_500
 
 
 @pytest.mark.parametrize(

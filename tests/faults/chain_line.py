@@ -32,7 +32,7 @@ class Line:
 
     def add(self, name: str, *, records: bool = True, engine: str = "", depth: int = 4, **options: Any) -> Peer:
         """One more process."""
-        peer = self._new_peer(SIMCUDA_DEATH={"completed": "complete", "pending": "pending"}[self.death])
+        peer = self._new_peer(IPCSYNC_HOST_DEATH={"completed": "complete", "pending": "pending"}[self.death])
         self.peers[name] = peer
         peer.call(do.connect, self.endpoint, name, options)
         if records:

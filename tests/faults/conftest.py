@@ -15,7 +15,7 @@ from tests.faults.fixtures import ForeignPeer
 @pytest.fixture
 def foreign() -> Iterator[ForeignPeer]:
     """A process in a pid namespace of its own."""
-    if ipcsync.driver_name() != "host" and os.environ.get("SIMCUDA_SEGMENT"):
+    if ipcsync.driver_name() != "host" and os.environ.get("IPCSYNC_HOST_SEGMENT"):
         pytest.skip("the software CUDA library needs one pid namespace")
     why_not = ForeignPeer.why_not()
     if why_not:

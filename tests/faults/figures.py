@@ -139,8 +139,7 @@ def main() -> int:
     options = parser.parse_args()
     # Read at the first use of the driver, here and in the processes started from here.
     os.environ.setdefault("IPCSYNC_DRIVER", "host")
-    for segment in ("IPCSYNC_HOST_SEGMENT", "SIMCUDA_SEGMENT"):
-        os.environ.setdefault(segment, uuid.uuid4().hex[:8])
+    os.environ.setdefault("IPCSYNC_HOST_SEGMENT", uuid.uuid4().hex[:8])
     figures = Figures()
     for engine in fixtures.ENGINES:
         deaths_of_holders(options.deaths, engine, figures)

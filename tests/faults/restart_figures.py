@@ -218,8 +218,7 @@ def main() -> int:
     parser.add_argument("--only", choices=["restarts", "upgrades", "calls", "journal", "memory"])
     options = parser.parse_args()
     os.environ.setdefault("IPCSYNC_DRIVER", "host")
-    for segment in ("IPCSYNC_HOST_SEGMENT", "SIMCUDA_SEGMENT"):
-        os.environ.setdefault(segment, uuid.uuid4().hex[:8])
+    os.environ.setdefault("IPCSYNC_HOST_SEGMENT", uuid.uuid4().hex[:8])
     figures = Figures()
     if options.only in (None, "restarts"):
         restarts(options.restarts, "restart", 64, 1000, figures)

@@ -162,8 +162,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3), "little"))
     options = parser.parse_args()
     os.environ.setdefault("IPCSYNC_DRIVER", "host")
-    for segment in ("IPCSYNC_HOST_SEGMENT", "SIMCUDA_SEGMENT"):
-        os.environ.setdefault(segment, uuid.uuid4().hex[:8])
+    os.environ.setdefault("IPCSYNC_HOST_SEGMENT", uuid.uuid4().hex[:8])
     sys.stdout.write(f"seed {options.seed}\n")
     sys.stdout.flush()
     done = weather(options.seconds, options.seed)

@@ -52,8 +52,8 @@ def sleepers() -> Iterator[list[int]]:
         over_actions.end(pid)
 
 
-def _is_simcuda() -> bool:
-    return ipcsync.driver_name() == "cuda" and "simcuda" in os.environ.get("LD_LIBRARY_PATH", "")
+def _is_softcuda() -> bool:
+    return ipcsync.driver_name() == "cuda" and "softcuda" in os.environ.get("LD_LIBRARY_PATH", "")
 
 
 def _lost(point: ipcsync.Point) -> ipcsync.RecorderLost:
@@ -298,9 +298,9 @@ def _mps(tmp_path: Path, how: str) -> dict[str, str]:
     if ipcsync.driver_name() != "cuda":
         pytest.skip("the host driver's work is done by the process itself: there is no MPS for it")
     if how == "the driver says so":
-        if not _is_simcuda():
+        if not _is_softcuda():
             pytest.skip("only the software libcuda can be told to say so")
-        return {"SIMCUDA_MPS": "1"}
+        return {"IPCSYNC_HOST_MPS": "1"}
     (tmp_path / "control").touch()
     return {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
 

@@ -32,8 +32,6 @@ def run_on_two(script: str, **env: str) -> None:
     run(
         "import sys, ipcsync\nif ipcsync.device_count() < 2: sys.exit(77)\n" + textwrap.dedent(script),
         IPCSYNC_HOST_DEVICES="2",
-        SIMCUDA_DEVICES="2",
         IPCSYNC_HOST_SEGMENT=segment,
-        SIMCUDA_SEGMENT=segment,
         **env,
     )

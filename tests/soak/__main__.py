@@ -64,7 +64,7 @@ class Soak:
         """Soak, then check."""
         options = self.options
         segment = f"soak-{uuid.uuid4().hex[:12]}"
-        os.environ.update(IPCSYNC_DRIVER=options.driver, IPCSYNC_HOST_SEGMENT=segment, SIMCUDA_SEGMENT=segment)
+        os.environ.update(IPCSYNC_DRIVER=options.driver, IPCSYNC_HOST_SEGMENT=segment)
         mine = len(descriptors())
         keeper = options.coordinator_kills > 0
         runtime_dir = (

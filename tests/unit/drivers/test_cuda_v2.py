@@ -61,7 +61,7 @@ assert new.cuEventRecord is cuda_v2.cuEventRecord
 NOBODYS = 4096, 2**64 - 1  # a GPU's driver reads what lies there
 new.probe()
 context = new.cuDevicePrimaryCtxRetain(new.cuDeviceGet(0)[1])[1]
-is_software = b"simcuda" in new.cuDeviceGetName(256, new.cuDeviceGet(0)[1])[1]
+is_software = b"softcuda" in new.cuDeviceGetName(256, new.cuDeviceGet(0)[1])[1]
 
 def result(driver, call, *args):
     code = getattr(driver, call)(*args)
@@ -177,7 +177,7 @@ with ipcsync.launch() as coordinator, ipcsync.connect(coordinator.endpoint) as c
             event.record(each)
             event.wait(each)
             shared.record(each).synchronize(30)
-    is_software = "simcuda" in ipcsync.get_device_properties(0).name  # a GPU's driver reads what lies at an address
+    is_software = "softcuda" in ipcsync.get_device_properties(0).name  # a GPU's driver reads what lies at an address
     for bad in [ipcsync.ExternalStream(4096, device=0), 2**63 - 4096] if is_software else []:
         for use, call in ((event.record, "cuEventRecord"), (event.wait, "cuStreamWaitEvent")):
             try:

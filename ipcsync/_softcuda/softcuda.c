@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* simcuda - a stand-in for libcuda.so.1 that needs no GPU.  See README.md.
+/* softcuda - a stand-in for libcuda.so.1 that needs no GPU.  See README.md.
  *
  * Contexts, streams, events, IPC handles and plain memory of the CUDA driver API, with the
  * semantics that programs of several processes see.  No kernels, no modules; of graphs only the state
  * that stream capture leaves in streams and events.
  */
 #define _GNU_SOURCE
-#include "simcuda_types.h"
+#include "types.h"
 
 /* The parts are one unit, so that their helpers are static and the compiler sees all of them; each may use what is
  * above it. */

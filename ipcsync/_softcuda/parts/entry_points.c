@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The look-up of entry points: cuGetProcAddress. */
 
-#include "../simcuda_names.h"
+#include "../names.h"
 
 static CUresult unsupported(const char *name) {
   if (g_trace) say("%s is not simulated: CUDA_ERROR_NOT_SUPPORTED", name);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The types and results of the CUDA driver API, as far as simcuda has them, and what all its parts include. */
+/* The types and results of the CUDA driver API, as far as softcuda has them, and what all its parts include. */
 #pragma once
-#include "simcuda_shm.h"
+#include "shm.h"
 
 #include <dirent.h>
 #include <errno.h>

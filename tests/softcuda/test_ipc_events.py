@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as drv
 
-from tests.simcuda.kit import IPC, code, handle_bytes, ok, open_event
-from tests.simcuda.processes import MakeServers
+from tests.softcuda.kit import IPC, code, handle_bytes, ok, open_event
+from tests.softcuda.processes import MakeServers
 
 
 def test_ipc_handle_errors(ctx: Any) -> None:
@@ -125,7 +125,7 @@ def test_exporter_destroys_while_importer_lives(servers: MakeServers) -> None:
 
 
 def test_strict(servers: MakeServers, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SIMCUDA_STRICT", "1")
+    monkeypatch.setenv("IPCSYNC_HOST_STRICT", "1")
     a, b = servers(2)
     h = a("create", "e")
     assert b("open", "e", h) == 0

@@ -79,7 +79,7 @@ static void complete(u32 slot, u64 pos) {
 }
 
 /* The owner of the slot is dead or leaving: what is not done by now never will be.  Each process that
- * looks decides by its own SIMCUDA_DEATH whether that counts as complete, so the range is kept.  No
+ * looks decides by its own IPCSYNC_HOST_DEATH whether that counts as complete, so the range is kept.  No
  * answer goes from complete back to pending on the way: DONE_DEAD stops the threads of one who is
  * leaving before the range is taken, and whoever finds the bit set goes on from there. */
 static void abandon(u32 slot) {

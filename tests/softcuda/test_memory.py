@@ -8,8 +8,8 @@ from typing import Any
 
 from cuda.bindings import driver as drv
 
-from tests.simcuda.kit import NONBLOCK, Latch, code, files, ok, open_event, open_memory, stat
-from tests.simcuda.processes import MakeServers
+from tests.softcuda.kit import NONBLOCK, Latch, code, files, ok, open_event, open_memory, stat
+from tests.softcuda.processes import MakeServers
 
 
 def test_memory(ctx: Any) -> None:

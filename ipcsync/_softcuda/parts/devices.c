@@ -79,7 +79,7 @@ API cuGetErrorString(CUresult e, const char **s) {
 }
 static void load_version(void) {
   static _Atomic int once;
-  if (!atomic_exchange(&once, 1)) g_version = (int)env_num("SIMCUDA_DRIVER_VERSION", 13000, 12000, 99990);
+  if (!atomic_exchange(&once, 1)) g_version = (int)env_num("IPCSYNC_HOST_DRIVER_VERSION", 13000, 12000, 99990);
 }
 API cuDriverGetVersion(int *v) {
   if (!v) return E_VALUE;
@@ -94,7 +94,7 @@ API cuDeviceGet(CUdevice *d, int i) { CHK(); if (!d) return E_VALUE; if (i < 0 |
 API cuDeviceGetName(char *s, int n, CUdevice d) {
   DEVCHK(d);
   if (!s || n <= 0) return E_VALUE;
-  snprintf(s, (size_t)n, "simcuda (no GPU) #%d", g_dev[d]);
+  snprintf(s, (size_t)n, "softcuda (no GPU) #%d", g_dev[d]);
   return OK;
 }
 API cuDeviceGetUuid(CUuuid *u, CUdevice d) { DEVCHK(d); if (!u) return E_VALUE; dev_uuid(g_dev[d], (unsigned char *)u->bytes); return OK; }
@@ -150,7 +150,7 @@ API cuDeviceGetAttribute(int *r, int at, CUdevice d) {
   if (!r || at < 1 || at > 170) return E_VALUE;
   *r = 0;
   if (at == 33) *r = 0x10 + g_dev[d];
-  if (at == 133) *r = getenv("SIMCUDA_MPS") != NULL; /* MPS_ENABLED: nothing else of it is simulated */
+  if (at == 133) *r = getenv("IPCSYNC_HOST_MPS") != NULL; /* MPS_ENABLED: nothing else of it is simulated */
   for (size_t i = 0; i < sizeof tab / sizeof *tab; i++) if (tab[i].at == at) *r = tab[i].v;
   return OK;
 }

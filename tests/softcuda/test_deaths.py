@@ -14,8 +14,8 @@ import pytest
 from cuda.bindings import driver as drv
 
 from tests.kit.until import DEADLINE_S, until
-from tests.simcuda.kit import IPC, SIM, code, handle_bytes, ok, stat
-from tests.simcuda.processes import MakeServers, py
+from tests.softcuda.kit import IPC, SIM, code, handle_bytes, ok, stat
+from tests.softcuda.processes import MakeServers, py
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "os._exit", "return"])
@@ -74,7 +74,7 @@ def pending(servers: MakeServers, monkeypatch: pytest.MonkeyPatch) -> MakeServer
 
     def make(n: int | None = None) -> Any:
         with monkeypatch.context() as m:
-            m.setenv("SIMCUDA_DEATH", "pending")
+            m.setenv("IPCSYNC_HOST_DEATH", "pending")
             return servers(n)
 
     return make
@@ -180,7 +180,7 @@ def test_death_pending_leaves_nothing() -> None:
     seg = f"selftest-d-{os.getpid()}"
     path = py(
         """
-    start(); print(SIM.simcudaPath().decode())
+    start(); print(SIM.softcudaPath().decode())
     a = Server(); h = a("create", "e"); a("alloc", "m", 4096), a("stream", 0), a("hold", 0), a("record", "e", 0)
     e = ok(open_event(h)); s = ok(drv.cuStreamCreate(NONBLOCK))
     ok(drv.cuStreamWaitEvent(s, e, 0)); ok(drv.cuMemAlloc(4096))
@@ -189,30 +189,30 @@ def test_death_pending_leaves_nothing() -> None:
     assert stat("processes") == 1 and stat("memory") == 4096 and len(files(".m.*")) == 1
     ok(drv.cuEventDestroy(e)); assert stat("events") == 0
     """,
-        SIMCUDA_SEGMENT=seg,
-        SIMCUDA_DEATH="pending",
+        IPCSYNC_HOST_SEGMENT=seg,
+        IPCSYNC_HOST_DEATH="pending",
     ).stdout.strip()
     assert seg in path
     assert glob.glob(path + "*") == []
-    assert "neither" in py("start()", SIMCUDA_DEATH="sudden").stderr
+    assert "neither" in py("start()", IPCSYNC_HOST_DEATH="sudden").stderr
 
 
 def test_last_process_leaves_nothing() -> None:
-    code = "start(); ok(drv.cuMemAlloc(4096)); ok(drv.cuEventCreate(IPC)); print(SIM.simcudaPath().decode()); "
+    code = "start(); ok(drv.cuMemAlloc(4096)); ok(drv.cuEventCreate(IPC)); print(SIM.softcudaPath().decode()); "
     seg = f"selftest-x-{os.getpid()}"
-    path = py(code, SIMCUDA_SEGMENT=seg).stdout.strip()
+    path = py(code, IPCSYNC_HOST_SEGMENT=seg).stdout.strip()
     assert seg in path
     assert glob.glob(path + "*") == []
     code += f"print(len(glob.glob('{path}*')), flush=True); os.kill(os.getpid(), 9)"
-    assert py(code, succeeds=False, SIMCUDA_SEGMENT=seg).stdout.split() == [path, "2"]
-    py("start()", SIMCUDA_SEGMENT=seg + "-other")  # the next start of any process cleans up; another test's may have
+    assert py(code, succeeds=False, IPCSYNC_HOST_SEGMENT=seg).stdout.split() == [path, "2"]
+    py("start()", IPCSYNC_HOST_SEGMENT=seg + "-other")  # any process's start cleans up; another test's may have
     assert glob.glob(path + "*") == []
 
 
 def test_segments_do_not_meet(ctx: Any) -> None:
     h = handle_bytes(ok(drv.cuEventCreate(IPC)))
     alone = f"start(); assert code(open_event({h!r})) == 400; assert stat('processes') == 1"
-    py(alone, SIMCUDA_SEGMENT=f"selftest-y-{os.getpid()}")
+    py(alone, IPCSYNC_HOST_SEGMENT=f"selftest-y-{os.getpid()}")
     py(f"start(); ok(open_event({h!r}))")
 
 
@@ -247,10 +247,10 @@ def test_exec_starts_afresh() -> None:
     start(); e = ok(drv.cuEventCreate(IPC)); ok(drv.cuMemAlloc(4096))
     if not os.environ.get("AGAIN"):
         os.environ["AGAIN"] = "1"
-        again = "from tests.simcuda.kit import *; start(); assert stat('events') == stat('memory') == 0"
+        again = "from tests.softcuda.kit import *; start(); assert stat('events') == stat('memory') == 0"
         os.execv(sys.executable, [sys.executable, "-c", again])
     """,
-        SIMCUDA_SEGMENT=f"selftest-z-{os.getpid()}",
+        IPCSYNC_HOST_SEGMENT=f"selftest-z-{os.getpid()}",
     )
 
 
@@ -259,7 +259,7 @@ def test_reaping_waits_for_another_process_that_looks_at_the_segment(servers: Ma
     assert server("stat", "processes") == 2
     server.kill()
     server.p.join()
-    with open(SIM.simcudaPath(), "r+b") as segment:
+    with open(SIM.softcudaPath(), "r+b") as segment:
         fcntl.flock(segment, fcntl.LOCK_EX)
         looks = threading.Timer(0.1, fcntl.flock, (segment, fcntl.LOCK_UN))
         looks.start()

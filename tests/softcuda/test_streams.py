@@ -9,7 +9,7 @@ from typing import Any
 from cuda.bindings import driver as drv
 
 from tests.kit.until import DEADLINE_S
-from tests.simcuda.kit import NONBLOCK, Latch, code, ok
+from tests.softcuda.kit import NONBLOCK, Latch, code, ok
 
 
 def test_streams(ctx: Any) -> None:

@@ -20,11 +20,11 @@ from typing import Any
 from cuda.bindings import driver as drv
 
 from tests.kit.until import DEADLINE_S, until
-from tests.simcuda.kit import IPC, NONBLOCK, Latch, code, handle_bytes, ok, open_event, open_memory, raw, start, stat
+from tests.softcuda.kit import IPC, NONBLOCK, Latch, code, handle_bytes, ok, open_event, open_memory, raw, start, stat
 
 _ROOT = Path(__file__).parents[2]
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # the system call's number
-_PRELUDE = "import glob, os, sys, time\nfrom tests.simcuda.kit import *\nfrom tests.simcuda.processes import Server\n"
+_PRELUDE = "import glob, os, sys, time\nfrom tests.softcuda.kit import *\nfrom tests.softcuda.processes import Server\n"
 # Children are forked by a process that has loaded what they need and used none of it: they start in milliseconds.
 _FORKSERVER = multiprocessing.get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(["cuda.bindings.driver", "pytest"])
@@ -57,11 +57,11 @@ def _run(settings: dict[str, str], stderr: Any, function: Callable[..., None], *
 
 
 class Child:
-    """A process beside this one that runs `function(connection, *args)`, with this one's SIMCUDA variables."""
+    """A process beside this one that runs `function(connection, *args)`, with this one's IPCSYNC_HOST variables."""
 
     def __init__(self, function: Callable[..., None], *args: Any) -> None:
         self.conn, there = _FORKSERVER.Pipe()
-        settings = {name: value for name, value in os.environ.items() if name.startswith("SIMCUDA_")}
+        settings = {name: value for name, value in os.environ.items() if name.startswith("IPCSYNC_HOST_")}
         self.p = _FORKSERVER.Process(target=_run, args=(settings, DupFd(2), function, there, *args), daemon=True)
         self.p.start()
         there.close()

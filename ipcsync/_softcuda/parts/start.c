@@ -57,7 +57,7 @@ static u32 hash32(const char *s) {
 static void dev_uuid(int phys, unsigned char b[16]) { /* the same in every process, run and segment */
   char t[48];
   for (int i = 0; i < 4; i++) {
-    snprintf(t, sizeof t, "simcuda physical device %d word %d", phys, i);
+    snprintf(t, sizeof t, "softcuda physical device %d word %d", phys, i);
     u32 h = hash32(t);
     h ^= h >> 15; h *= 0x2c1b3c6du; h ^= h >> 12;
     memcpy(b + 4 * i, &h, 4);
@@ -116,17 +116,17 @@ static long env_num(const char *k, long dflt, long lo, long hi) {
 }
 
 static bool env_death(void) {
-  const char *v = getenv("SIMCUDA_DEATH");
+  const char *v = getenv("IPCSYNC_HOST_DEATH");
   if (!v || !*v || !strcmp(v, "complete")) return false;
   if (!strcmp(v, "pending")) return true;
-  say("SIMCUDA_DEATH=%s is neither complete nor pending: ignored", v);
+  say("IPCSYNC_HOST_DEATH=%s is neither complete nor pending: ignored", v);
   return false;
 }
 
 /* other segments of this user that no living process uses any more */
 static void gc_segments(void) {
   char pre[64];
-  int np = snprintf(pre, sizeof pre, "simcuda%u-%u-", SH_LAYOUT, (unsigned)getuid());
+  int np = snprintf(pre, sizeof pre, "softcuda%u-%u-", SH_LAYOUT, (unsigned)getuid());
   DIR *d = opendir(g_dir);
   if (!d) return;
   struct dirent *e;
@@ -164,12 +164,12 @@ static void gc_segments(void) {
 }
 
 static CUresult attach(void) {
-  const char *seg = getenv("SIMCUDA_SEGMENT"), *dir = getenv("SIMCUDA_DIR");
+  const char *seg = getenv("IPCSYNC_HOST_SEGMENT"), *dir = getenv("IPCSYNC_HOST_DIR");
   char name[128];
   snprintf(name, sizeof name, "%s", seg && *seg ? seg : "default");
   for (char *p = name; *p; p++) if (*p == '/' || *p == '.') *p = '_';
   snprintf(g_dir, sizeof g_dir, "%s", dir && *dir ? dir : "/dev/shm");
-  snprintf(g_base, sizeof g_base, "simcuda%u-%u-%s", SH_LAYOUT, (unsigned)getuid(), name); /* versions never meet */
+  snprintf(g_base, sizeof g_base, "softcuda%u-%u-%s", SH_LAYOUT, (unsigned)getuid(), name); /* versions never meet */
   snprintf(g_path, sizeof g_path, "%s/%s", g_dir, g_base);
   int fd;
   struct stat st;
@@ -185,7 +185,7 @@ static CUresult attach(void) {
   bool fresh = st.st_size == 0;
   if (fresh && ftruncate(fd, sizeof(struct sh)) < 0) { unlock_fd(fd); return E_OS; }
   if (!fresh && (size_t)st.st_size < sizeof(struct sh)) {
-    say("%s is of another version of simcuda: remove it or set SIMCUDA_SEGMENT", g_path);
+    say("%s is of another version of softcuda: remove it or set IPCSYNC_HOST_SEGMENT", g_path);
     unlock_fd(fd);
     return E_MISMATCH;
   }
@@ -194,7 +194,7 @@ static CUresult attach(void) {
   if (mfd >= 0) close(mfd);
   if (m == MAP_FAILED) { unlock_fd(fd); return E_OS; }
   if (!fresh && atomic_load(&m->ready) && (m->magic != SH_MAGIC || m->layout != SH_LAYOUT)) {
-    say("%s is of another version of simcuda: remove it or set SIMCUDA_SEGMENT", g_path);
+    say("%s is of another version of softcuda: remove it or set IPCSYNC_HOST_SEGMENT", g_path);
     munmap(m, sizeof *m);
     unlock_fd(fd);
     return E_MISMATCH;
@@ -246,15 +246,15 @@ API cuInit(unsigned flags) {
   CUresult r = OK;
   pthread_mutex_lock(&g_init_mu);
   if (!atomic_load(&g_ready)) {
-    g_nphys = (int)env_num("SIMCUDA_DEVICES", 1, 0, MAXDEV);
-    g_latency_us = env_num("SIMCUDA_LATENCY_US", 0, 0, 60000000);
-    g_event_limit = (u32)env_num("SIMCUDA_EVENT_LIMIT", 22000, 0, MAXEVENT);
-    g_strict = (int)env_num("SIMCUDA_STRICT", 0, 0, 1);
-    g_async = (int)env_num("SIMCUDA_ASYNC", 0, 0, 1) || g_latency_us;
-    g_p2p = (int)env_num("SIMCUDA_P2P", 1, 0, 1);
-    g_trace = (int)env_num("SIMCUDA_TRACE", 0, 0, 1);
+    g_nphys = (int)env_num("IPCSYNC_HOST_DEVICES", 1, 0, MAXDEV);
+    g_latency_us = env_num("IPCSYNC_HOST_LATENCY_US", 0, 0, 60000000);
+    g_event_limit = (u32)env_num("IPCSYNC_HOST_EVENT_LIMIT", 22000, 0, MAXEVENT);
+    g_strict = (int)env_num("IPCSYNC_HOST_STRICT", 0, 0, 1);
+    g_async = (int)env_num("IPCSYNC_HOST_ASYNC", 0, 0, 1) || g_latency_us;
+    g_p2p = (int)env_num("IPCSYNC_HOST_P2P", 1, 0, 1);
+    g_trace = (int)env_num("IPCSYNC_HOST_TRACE", 0, 0, 1);
     g_death_pending = env_death();
-    g_total_mem = (u64)env_num("SIMCUDA_MEMORY_MB", 16384, 1, 1 << 30) << 20;
+    g_total_mem = (u64)env_num("IPCSYNC_HOST_MEMORY_MB", 16384, 1, 1 << 30) << 20;
     parse_visible();
     if (!g_ndev) r = E_NODEV;
     else if (!(r = attach())) {
@@ -287,7 +287,7 @@ __attribute__((destructor)) static void leave(void) {
 }
 
 /* for tests: what the segment holds.  Not part of CUDA. */
-__attribute__((visibility("default"))) long long simcudaStat(const char *what) {
+__attribute__((visibility("default"))) long long softcudaStat(const char *what) {
   if (atomic_load(&g_ready) != 1) return -1;
   long long n = 0;
   if (!strcmp(what, "processes")) {
@@ -307,4 +307,4 @@ __attribute__((visibility("default"))) long long simcudaStat(const char *what) {
   }
   return n;
 }
-__attribute__((visibility("default"))) const char *simcudaPath(void) { return g_path; }
+__attribute__((visibility("default"))) const char *softcudaPath(void) { return g_path; }

@@ -15,7 +15,7 @@ struct capture {
 static pthread_mutex_t g_cap_mu = PTHREAD_MUTEX_INITIALIZER; /* innermost but for those of the pools */
 static struct capture *g_caps;
 static _Atomic u32 g_ncaps;
-static _Atomic u64 g_captured;   /* operations that were captured, for simcudaStat */
+static _Atomic u64 g_captured;   /* operations that were captured, for softcudaStat */
 #define CAPTURES unlikely(atomic_load_explicit(&g_ncaps, memory_order_relaxed))
 
 static u64 self(void) { /* a number that no later thread gets */

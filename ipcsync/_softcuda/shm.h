@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* simcuda - layout of the memory that all processes of one segment share.
+/* softcuda - layout of the memory that all processes of one segment share.
  *
- * One control file per segment, <dir>/simcuda<layout>-<uid>-<segment>, holds three flat tables.
+ * One control file per segment, <dir>/softcuda<layout>-<uid>-<segment>, holds three flat tables.
  * Nothing in them is a pointer or a process-shared mutex: slots are claimed with
  * compare-and-swap, hot words are single 64-bit atomics, waiting is futex on the
  * low half of sh_stream.done.  So a process that is killed at any instruction
  * leaves nothing locked; whoever finds it dead ("reaps" it) repairs its slots.
  */
-#ifndef SIMCUDA_SHM_H
-#define SIMCUDA_SHM_H
+#ifndef IPCSYNC_HOST_SHM_H
+#define IPCSYNC_HOST_SHM_H
 #include <stdatomic.h>
 #include <stdint.h>
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.simcuda.kit import Latch
-from tests.simcuda.processes import Child
+from tests.softcuda.kit import Latch
+from tests.softcuda.processes import Child
 
 
 def _core_child(conn: Connection) -> None:
@@ -29,7 +29,7 @@ def test_cuda_core(ctx: Any) -> None:
     dev = Device()
     dev.set_current()
     assert dev.uuid
-    assert dev.name.startswith("simcuda")
+    assert dev.name.startswith("softcuda")
     assert dev.properties.stream_priorities_supported
     s = dev.create_stream(options=StreamOptions(priority=-1, nonblocking=True))
     assert s.priority == -1

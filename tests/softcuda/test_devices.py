@@ -8,8 +8,8 @@ from typing import Any
 
 from cuda.bindings import driver as drv
 
-from tests.simcuda.kit import SIM, code, ok
-from tests.simcuda.processes import py
+from tests.softcuda.kit import SIM, code, ok
+from tests.softcuda.processes import py
 
 
 def test_driver(ctx: Any) -> None:
@@ -80,18 +80,18 @@ def test_devices() -> None:
     assert ok(drv.cuDeviceGetCount()) == 3
     for i in range(3): print(bytes(ok(drv.cuDeviceGetUuid(i)).bytes).hex())
     """,
-        SIMCUDA_DEVICES=3,
+        IPCSYNC_HOST_DEVICES=3,
     ).stdout.split()
     assert len(set(out)) == 3
     u = out[2]
     text = f"GPU-{u[:8]}-{u[8:12]}-{u[12:16]}-{u[16:20]}-{u[20:]}"
     show = "start(); print(*[bytes(ok(drv.cuDeviceGetUuid(i)).bytes).hex() for i in range(ok(drv.cuDeviceGetCount()))])"
     for visible, want in [("2,0", [2, 0]), (text, [2]), (f"{text[:12]},1", [2, 1]), ("1,9,0", [1]), ("1,-1,0", [1])]:
-        shown = py(show, SIMCUDA_DEVICES=3, CUDA_VISIBLE_DEVICES=visible).stdout.split()
+        shown = py(show, IPCSYNC_HOST_DEVICES=3, CUDA_VISIBLE_DEVICES=visible).stdout.split()
         assert shown == [out[i] for i in want], visible
     for visible in ("", "7", "0,0"):
         none = "assert code(drv.cuInit(0)) == 100 and code(drv.cuDeviceGetCount()) == 3"
-        py(none, SIMCUDA_DEVICES=3, CUDA_VISIBLE_DEVICES=visible)
+        py(none, IPCSYNC_HOST_DEVICES=3, CUDA_VISIBLE_DEVICES=visible)
 
 
 def test_two_devices() -> None:
@@ -108,7 +108,7 @@ def test_two_devices() -> None:
     ok(drv.cuCtxDisablePeerAccess(c0)); assert code(drv.cuCtxDisablePeerAccess(c0)) == 705
     assert int(ok(drv.cuStreamGetDevice(s1))) == 1
     """,
-        SIMCUDA_DEVICES=2,
+        IPCSYNC_HOST_DEVICES=2,
     )
 
 
@@ -121,14 +121,14 @@ def test_latency_and_async() -> None:
     assert code(drv.cuEventQuery(e)) == 600
     ok(drv.cuEventSynchronize(e)); assert time.monotonic() - t >= 0.5
     """,
-        SIMCUDA_LATENCY_US=100000,
+        IPCSYNC_HOST_LATENCY_US=100000,
     )
     py(
         """
     start(); s = ok(drv.cuStreamCreate(NONBLOCK)); e = ok(drv.cuEventCreate(2))
     ok(drv.cuEventRecord(e, s)); ok(drv.cuEventSynchronize(e))
     """,
-        SIMCUDA_ASYNC=1,
+        IPCSYNC_HOST_ASYNC=1,
     )
 
 
@@ -139,7 +139,7 @@ def test_event_limit() -> None:
     assert code(drv.cuEventCreate(IPC)) == 2 and code(drv.cuEventCreate(2)) == 0
     ok(drv.cuEventDestroy(es.pop())); ok(drv.cuEventCreate(IPC))
     """,
-        SIMCUDA_EVENT_LIMIT=10,
+        IPCSYNC_HOST_EVENT_LIMIT=10,
     )
 
 

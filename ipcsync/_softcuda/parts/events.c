@@ -72,7 +72,7 @@ API cuEventCreate(CUevent *out, unsigned flags) {
   return OK;
 }
 
-/* SIMCUDA_STRICT: an imported event must not outlive the exporter's */
+/* IPCSYNC_HOST_STRICT: an imported event must not outlive the exporter's */
 static bool undefined_use(struct event *e, const char *fn) {
   if (likely(!g_strict || !e->imported)) return false;
   struct sh_event *x = &S->event[e->shslot];

@@ -15,8 +15,8 @@ import pytest
 from cuda.bindings import driver as drv
 
 from tests.kit.until import DEADLINE_S
-from tests.simcuda.kit import IPC, NONBLOCK, code, handle_bytes, ok, open_event, open_memory, raw, start, stat
-from tests.simcuda.processes import Child
+from tests.softcuda.kit import IPC, NONBLOCK, code, handle_bytes, ok, open_event, open_memory, raw, start, stat
+from tests.softcuda.processes import Child
 
 
 def _ring(conn: Connection, rounds: int) -> None:
@@ -127,7 +127,7 @@ def _chaos(conn: Connection, seed: int, where: str) -> None:
 @pytest.mark.parametrize("latency", [0, 300])
 def test_chaos(ctx: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, latency: int) -> None:
     """Processes are killed in the middle of everything: nobody hangs, nothing is left behind."""
-    monkeypatch.setenv("SIMCUDA_LATENCY_US", str(latency))
+    monkeypatch.setenv("IPCSYNC_HOST_LATENCY_US", str(latency))
     base, seed = stat("events"), 0
     cs: list[Child] = []
     for _ in range(12):

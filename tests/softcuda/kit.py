@@ -11,8 +11,8 @@ from cuda.bindings import driver as drv
 
 SIM = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
 """The library itself, which has a few functions beside the driver API."""
-SIM.simcudaStat.restype = ctypes.c_longlong
-SIM.simcudaPath.restype = ctypes.c_char_p
+SIM.softcudaStat.restype = ctypes.c_longlong
+SIM.softcudaPath.restype = ctypes.c_char_p
 
 NONBLOCK = 1  # CU_STREAM_NON_BLOCKING
 IPC = 6  # CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING
@@ -32,7 +32,7 @@ def code(result: tuple[Any, ...]) -> int:
 
 def stat(what: str) -> int:
     """One of the library's counters: processes, streams, events, memory, captured; `reap` cleans up after the dead."""
-    return int(SIM.simcudaStat(what.encode()))
+    return int(SIM.softcudaStat(what.encode()))
 
 
 def start(device: int = 0) -> Any:
@@ -96,5 +96,5 @@ def open_memory(data: bytes) -> tuple[Any, ...]:
 
 def files(pattern: str = "*") -> list[str]:
     """The names of this segment's files in shared memory."""
-    base = os.path.basename(SIM.simcudaPath().decode())
+    base = os.path.basename(SIM.softcudaPath().decode())
     return sorted(os.path.basename(path) for path in glob.glob(f"/dev/shm/{base}{pattern}"))

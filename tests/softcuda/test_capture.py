@@ -12,7 +12,7 @@ import pytest
 from cuda.bindings import driver as drv
 
 from tests.kit.until import DEADLINE_S
-from tests.simcuda.kit import IPC, NONBLOCK, Latch, code, ok, stat
+from tests.softcuda.kit import IPC, NONBLOCK, Latch, code, ok, stat
 
 MODES = GLOBAL, THREAD_LOCAL, RELAXED = tuple(drv.CUstreamCaptureMode)
 

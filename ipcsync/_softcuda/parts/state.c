@@ -33,7 +33,7 @@ static u64 now_ns(void) {
 static void say(const char *fmt, ...) {
   char b[512];
   va_list ap;
-  int n = snprintf(b, sizeof b, "simcuda[%d]: ", (int)getpid());
+  int n = snprintf(b, sizeof b, "softcuda[%d]: ", (int)getpid());
   va_start(ap, fmt);
   n += vsnprintf(b + n, sizeof b - (size_t)n - 2, fmt, ap);
   va_end(ap);

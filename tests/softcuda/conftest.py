@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-_ALONE = "SIMCUDA_SELFTEST"
+_ALONE = "IPCSYNC_TEST_SOFTCUDA"
 
 
 def pytest_ignore_collect() -> bool | None:
@@ -18,13 +18,13 @@ def pytest_ignore_collect() -> bool | None:
 
 
 if _ALONE in os.environ:
-    os.environ["SIMCUDA_SEGMENT"] = f"selftest-{os.getpid()}"
+    os.environ["IPCSYNC_HOST_SEGMENT"] = f"selftest-{os.getpid()}"
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     multiprocessing.set_start_method("spawn", force=True)  # cuda.core warns of fork, whoever forks
     from cuda.bindings import driver as drv
 
-    from tests.simcuda.kit import Latch, ok, start, stat
-    from tests.simcuda.processes import MakeServers, Server
+    from tests.softcuda.kit import Latch, ok, start, stat
+    from tests.softcuda.processes import MakeServers, Server
 
 
 @pytest.fixture
