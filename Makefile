@@ -1,8 +1,8 @@
 # make demo   the pipeline of real processes, checked (ARGS="FILE --workers 8", ARGS=--break)
 # make check  lint, types, and the tests that start no process: in a minute, while one writes
-# make test   every test but the long, the many combinations, the benchmarks, and what tries a model or a test; what depends on the driver, on each that is here
+# make test   every test but the long, the many combinations, the benchmarks, and what tries a model or a test; what depends on the driver, in two of its modes
 # make test-models   the models that the order of the code's steps is held to, the mistakes planted in them and in the code, and all examples of what `make test` tries a part of
-# make test-modes   the same on the drivers' other modes: asynchronous host driver, synchronous software libcuda; and that one's own tests
+# make test-modes   the same in the software driver's other modes; and that one's own tests
 # make gpu-wheels   WHEELS=dir: what `make test-gpu WHEELS=dir` installs on a machine with a GPU and without a network
 # make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network
 # make test-thorough   what `make test` leaves out: the long tests and the many combinations, and a minute of soak on each engine (SOAK_SECONDS=60)
@@ -44,8 +44,8 @@ SOAK_SECONDS ?= 60
 
 install: $(VENV)/.installed
 
-# The compiled core is built with it, where a C compiler is.
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard ipcsync/_engines/core_cython/*)
+# The software driver and the compiled core are built with it.
+$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard ipcsync/_engines/core_cython/* ipcsync/_softcuda/*.[ch] ipcsync/_softcuda/*/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[observer,fleet]' --group dev
@@ -76,30 +76,41 @@ endif
 all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and $(USUAL)))
 driver_tests = $(if $(WITH_THOROUGH),$(call tests,tests,not benchmark and not model and not planted),$(call tests,$(call marked,driver),driver and $(USUAL)))
 
-# What a change of the product can break and is not long: each test once on the host driver, and what depends on the
-# driver on CUDA's, a GPU's too if there is one. `test-modes` has the other ways in which the software drivers can behave.
+# What a change of the product can break and is not long: each test once in pure Python, and what depends on the driver with
+# the compiled core and in another mode of the software driver, and on a GPU if there is one. `test-modes` has the others.
 # The two passes run side by side, since each mostly waits; what one of them says is shown once it has ended.
 test: install
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-host test-cuda
 
 test-cuda:
-	@$(MAKE) --no-print-directory test-on-gpu test-softcuda WORKERS=$(WORKERS_BESIDE)
+	@$(MAKE) --no-print-directory test-on-gpu test-async WORKERS=$(WORKERS_BESIDE)
 
-test-modes: test-host-async test-softcuda-sync test-softcuda-itself
+test-modes: test-pure-async test-complete test-softcuda
 
 # In pure Python unless IPCSYNC_COMPILED says otherwise; the passes below have the compiled core, where there is one.
 test-host: install
 	@export IPCSYNC_COMPILED=$${IPCSYNC_COMPILED:-0} IPCSYNC_DRIVER=host; $(all_tests)
 
 # With every operation sent through the stream's thread.
-test-host-async: install
+test-async: install
 	@export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
+
+test-pure-async: install
+	@export IPCSYNC_COMPILED=0 IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
+
+# With a dead process's work complete, and work done within the call where nothing is to be waited for.
+test-complete: install
+	@export IPCSYNC_DRIVER=host IPCSYNC_HOST_DEATH=complete; $(driver_tests)
+
+# The software driver's own tests, in both modes: no change of the product can break them.
+test-softcuda: install
+	@export IPCSYNC_DRIVER=host IPCSYNC_TEST_SOFTCUDA=1; $(PYTEST) tests/softcuda $(ARGS); IPCSYNC_HOST_ASYNC=1 $(PYTEST) tests/softcuda $(ARGS)
 
 test-on-gpu: install
 	@if IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \
-	  echo "cuda half: on the GPU of this machine"; export IPCSYNC_DRIVER=cuda; $(driver_tests); \
+	  echo "on the GPU of this machine:"; export IPCSYNC_DRIVER=cuda; $(driver_tests); \
 	else \
-	  echo "cuda half: not run on a GPU: there is none here"; \
+	  echo "not run on a GPU: there is none here"; \
 	fi
 
 # All that a machine with a GPU can show, in nine minutes and eight files in OUT. With WHEELS (from `make gpu-wheels` on a
@@ -110,6 +121,7 @@ test-gpu:
 ifdef WHEELS
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(GPU_SITE) $(WHEELS)/*.whl
 	cp -n $(GPU_SITE)/ipcsync/_engines/core*.so $(GPU_SITE)/ipcsync/_engines/core_build.txt ipcsync/_engines/
+	cp -n $(GPU_SITE)/ipcsync/_softcuda/*.so ipcsync/_softcuda/
 	PYTHONPATH="$(GPU_SITE)" $(PYTHON) -m tests.gpu.run --out $(OUT) --lmcache $(WHEELS) $(ARGS)
 else
 	$(MAKE) -s install
@@ -132,36 +144,13 @@ ifdef WITH_LMCACHE
 	cp $(LMCACHE)/source/tests/v1/platform/devices/cuda/test_timeline_semaphore_event_ipc.py $(WHEELS)
 endif
 
-# On the software libcuda of ipcsync/_softcuda, with all work sent through the stream's thread and a dead process's work pending
-# for ever.
-SOFTCUDA := build/softcuda
-ON_SOFTCUDA := LD_LIBRARY_PATH="$(CURDIR)/$(SOFTCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" IPCSYNC_DRIVER=cuda
-
-# $(1) on it, if it can be built.
-with_softcuda = if ! command -v $(CC) >/dev/null; then \
-    echo "cuda half: not run on the software libcuda (ipcsync/_softcuda): there is no C compiler ($(CC)) to build it with"; \
-  else \
-    set -e; $(MAKE) -s -C ipcsync/_softcuda OUT="$(CURDIR)/$(SOFTCUDA)"; export $(ON_SOFTCUDA); $(1); \
-  fi
-
-test-softcuda: install
-	@$(call with_softcuda,export IPCSYNC_HOST_ASYNC=1 IPCSYNC_HOST_DEATH=pending; $(driver_tests))
-
-# With work done within the call, a dead process's work complete, and NumPy there: the driver is called by other means.
-test-softcuda-sync: install
-	@$(call with_softcuda,export IPCSYNC_TEST_NUMPY=1; $(driver_tests))
-
-# Its own tests, in both modes: no change of the product can break them.
-test-softcuda-itself: install
-	@$(call with_softcuda,export IPCSYNC_TEST_SOFTCUDA=1; $(PYTEST) tests/softcuda $(ARGS); IPCSYNC_HOST_ASYNC=1 $(PYTEST) tests/softcuda $(ARGS))
-
 # Each pass runs whatever became of those before it; a line for each at the end says how long it took.
 AT_LENGTH := WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=$(SOAK_SECONDS)
 test-all: install
 	$(BIN)/python -m tests.kit.passes "$(MAKE) --no-print-directory" lint benchmarks test-oldest test-newest soak \
 	  "test-host $(AT_LENGTH)" "test-cuda WORKERS_BESIDE=$(WORKERS) $(AT_LENGTH)" \
-	  "test-host-async $(AT_LENGTH)" "test-softcuda-sync $(AT_LENGTH)" test-softcuda-itself \
-	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-softcuda test-softcuda-sync IPCSYNC_COMPILED=0" \
+	  "test-pure-async $(AT_LENGTH)" "test-complete $(AT_LENGTH)" test-softcuda \
+	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-async test-complete IPCSYNC_COMPILED=0" \
 	  dist
 
 # Then what `make test` tries a part of, in full: properties, short programs, steps to die at.
@@ -179,18 +168,16 @@ benchmarks: install
 
 # Every figure, into tests/benchmarks/RESULTS.md: on a machine that does nothing else. ARGS="--quick", "--only records".
 results: install
-	$(MAKE) -s -C ipcsync/_softcuda OUT="$(CURDIR)/$(SOFTCUDA)"
-	LD_LIBRARY_PATH="$(CURDIR)/$(SOFTCUDA)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -m tests.benchmarks.results $(ARGS)
+	$(BIN)/python -m tests.benchmarks.results $(ARGS)
 
 # The compiled core under the address and undefined-behaviour sanitizers; the usual one is built again behind it. A report
 # of any process fails it, also of one that a test expects to die. First a planted overflow must be found.
 SANITIZED := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 REPORTS := $(CURDIR)/build/sanitize
 sanitize: install
-	$(MAKE) -s -C ipcsync/_softcuda OUT="$(CURDIR)/$(SOFTCUDA)"
 	IPCSYNC_BUILD_CORE=1 CFLAGS="$(SANITIZED)" $(BIN)/python -m pip install --quiet --no-deps --editable .
 	rm -rf $(REPORTS) && mkdir -p $(REPORTS)
-	export $(ON_SOFTCUDA) IPCSYNC_HOST_ASYNC=1 ASAN_OPTIONS=detect_leaks=0:log_path=$(REPORTS)/report UBSAN_OPTIONS=log_path=$(REPORTS)/report; \
+	export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 ASAN_OPTIONS=detect_leaks=0:log_path=$(REPORTS)/report UBSAN_OPTIONS=log_path=$(REPORTS)/report; \
 	export LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"; \
 	! $(BIN)/python -m tests.faults.overflow && grep -q heap-buffer-overflow $(REPORTS)/report* && rm $(REPORTS)/* && \
 	$(PYTEST) $(call marked,core) -m "core and not thorough" $(ARGS); status=$$?; unset LD_PRELOAD; \
@@ -312,7 +299,6 @@ measured: install
 	@failed=0; $(MAKE) --no-print-directory test || failed=1; \
 	export IPCSYNC_DRIVER=host; $(PYTEST) tests/fleet -m thorough $(ARGS) || failed=1; \
 	$(BIN)/python -m pytest tests/benchmarks $(ARGS) || failed=1; \
-	if [ -e $(SOFTCUDA)/libcuda.so.1 ]; then $(ON_SOFTCUDA) $(BIN)/python -m pytest tests/benchmarks -k wake_up $(ARGS) || failed=1; fi; \
 	$(BIN)/python -m tests.kit.covered show && exit $$failed
 
 # PARTS="registry effects" for some of them, ARGS="--sample 200" for some mutants of each.

@@ -24,10 +24,6 @@ os.environ["IPCSYNC_HOST_SEGMENT"] = f"{os.environ['IPCSYNC_TEST_RUN']}-{os.envi
 os.environ.pop("IPCSYNC_ENDPOINT", None)
 os.environ.pop("IPCSYNC_RUNTIME_DIR", None)
 
-if os.environ.get("IPCSYNC_TEST_NUMPY"):  # a process that has it makes some driver calls in another way
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # where there are threads, nothing can be forked for `zygote`
-    import numpy  # noqa: F401
-
 # A shell that runs the tests in the background has SIGINT ignored, nohup SIGHUP: what they start would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,17 +1,19 @@
-"""The CUDA driver API as Python functions, from one of two places.
+"""The CUDA driver API, as `cuda.bindings.driver` has it, over one of two libraries.
 
-`cuda` is `cuda.bindings.driver`; `host` is a software driver for machines without a GPU. Both have the same function
-names, arguments and `(CUresult, value…)` tuples, so no layer above this package knows which one it has.
+`cuda` is NVIDIA's libcuda. `host` is a software driver for machines without a GPU, a libcuda of our own. No layer above
+this package knows which one it has.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from types import ModuleType
 
 from ipcsync._drivers.results import (
     HANDLE_SIZE,
+    NOT_READY,
     SUCCESS,
     DriverObject,
     describe,
@@ -41,46 +43,52 @@ log = logging.getLogger("ipcsync")
 WARNED = "IPCSYNC_WARNED_OF_NO_DRIVER"
 """The environment variable that is set once a parent process has warned that there is no CUDA driver."""
 
+_SPIN_NS = 20_000
+
 _lock = CallLock()
-_chosen: ModuleType | None = None
+_chosen: tuple[str, ModuleType] | None = None
 
 
 def load() -> ModuleType:
-    """The driver of this process, chosen once by IPCSYNC_DRIVER (auto, cuda or host) and initialised.
+    """`cuda.bindings.driver`, over the library chosen once by IPCSYNC_DRIVER (auto, cuda or host) and initialised.
 
     Raises NoDriver, which says what was tried; ForkedProcessError in a child forked after any library used CUDA;
     ValueError for another value of IPCSYNC_DRIVER.
     """
-    if _chosen is not None:
-        return _chosen
-    return under(_lock, _choose_once)
+    return (_chosen or under(_lock, _choose_once))[1]
 
 
-def _choose_once() -> ModuleType:
-    return _chosen if _chosen is not None else _choose(os.environ.get("IPCSYNC_DRIVER") or "auto")
-
-
-def _choose(wanted: str) -> ModuleType:
+def _choose_once() -> tuple[str, ModuleType]:
     global _chosen  # noqa: PLW0603 - one driver a process, for its whole life
+    if _chosen is None:
+        from cuda.bindings import driver
+
+        _chosen = (_choose(os.environ.get("IPCSYNC_DRIVER") or "auto"), driver)
+    return _chosen
+
+
+def _choose(wanted: str) -> str:
+    """Initialise the library that IPCSYNC_DRIVER=`wanted` means here; returns "cuda" or "host"."""
+    from ipcsync._drivers import hardware, software
+
     if wanted not in ("auto", "cuda", "host"):
         raise ValueError(f"IPCSYNC_DRIVER must be auto, cuda or host, but is {wanted!r}")
-    if wanted != "host":
-        from ipcsync._drivers import cuda
-
-        reason = cuda.probe()
-        if reason is None:
-            _chosen = cuda
-            return cuda
-        if wanted == "cuda":
-            raise NoDriver(f"IPCSYNC_DRIVER=cuda, but the CUDA driver does not work here: {reason}")
-        if not os.environ.get(WARNED):
-            log.warning("no CUDA driver here (%s): using the host driver, which moves no GPU", reason)
-            os.environ[WARNED] = "1"  # the processes that this one starts do not warn again
-    from ipcsync._drivers import host
-
-    unwrap(host.cuInit(0), "cuInit")
-    _chosen = host
-    return host
+    if wanted == "host" or (wanted == "auto" and software.is_ours(software.loaded())):
+        software.load(hidden=False)
+        return "host"
+    reason = (hardware.why_absent() if wanted == "auto" else None) or hardware.why_not()
+    if reason is None:
+        return "cuda"
+    if wanted == "cuda":
+        raise NoDriver(f"IPCSYNC_DRIVER=cuda, but the CUDA driver does not work here: {reason}")
+    try:
+        software.load(hidden=True)
+    except NoDriver as error:
+        raise NoDriver(f"the CUDA driver does not work here ({reason}), and {error}") from None
+    if not os.environ.get(WARNED):
+        log.warning("no CUDA driver here (%s): using the software driver; no GPU is involved", reason)
+        os.environ[WARNED] = "1"  # the processes that this one starts do not warn again
+    return "host"
 
 
 def is_loaded() -> bool:
@@ -91,11 +99,31 @@ def is_loaded() -> bool:
 def name() -> str:
     """ "cuda" or "host"."""
     try:
-        return load().__name__.rpartition(".")[2]
+        load()
     except ForkedProcessError:  # in a child, whose parent's driver works
-        return "cuda"
+        from ipcsync._drivers import software
+
+        return "host" if software.is_ours(software.loaded()) else "cuda"
+    assert _chosen is not None
+    return _chosen[0]
 
 
 def wait_event(event: DriverObject, deadline_ns: int) -> bool:
-    """Block until `event` is complete, with the GIL released; False if CLOCK_MONOTONIC passed `deadline_ns` before."""
-    return bool(load().wait_event(event, deadline_ns))
+    """Query for about 20 µs, then with sleeps of up to 1 ms, until `event` is complete; CUDA has no such wait.
+
+    False if CLOCK_MONOTONIC passed `deadline_ns` before.
+    """
+    query = load().cuEventQuery
+    start = time.monotonic_ns()
+    pause = 10e-6
+    while True:
+        result = query(event)
+        if result[0] is not NOT_READY and result[0] != NOT_READY:
+            unwrap(result, "cuEventQuery")
+            return True
+        now = time.monotonic_ns()
+        if now >= deadline_ns:
+            return False
+        if now - start > _SPIN_NS:
+            time.sleep(min(pause, (deadline_ns - now) / 1e9))
+            pause = min(pause * 1.5, 1e-3)

@@ -24,9 +24,7 @@ def may_be_served() -> bool:
     control daemon's pipe says so, which a process uses if it finds it. A wrong True is harmless: the end of the
     process's work is then unknown.
     """
-    if _drivers.name() != "cuda":
-        return False
-    if os.path.exists(os.path.join(mps_directory(), "control")):
+    if _drivers.name() == "cuda" and os.path.exists(os.path.join(mps_directory(), "control")):
         return True
     attribute = getattr(CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
     driver = _drivers.load()

@@ -1,7 +1,7 @@
 """What both engines share: record and wait on streams, query and wait on the host.
 
 The steps of each call, and their order, are those of `tests/faults/board_model.py`, and `test_board_order` compares the
-two. On the cuda driver the compiled core takes most calls, and leaves the others to this module.
+two. The compiled core takes most calls, where there is one, and leaves the others to this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NoReturn
 
-from ipcsync import _drivers
 from ipcsync._board import BROKEN, OPEN, Board
 from ipcsync._deadline import FOREVER, deadline_of
 from ipcsync._drivers import DriverObject
@@ -489,8 +488,8 @@ class Engine(SlotUse):
     # --- shortcuts ----------------------------------------------------------------------------------------------------
 
     def _take_shortcuts(self) -> None:
-        """Let the compiled core take calls from now on, if there is one: on the cuda driver, without a trace."""
-        if _drivers.name() == "cuda" and _bind() and not self.is_traced:
+        """Let the compiled core take calls from now on, if there is one, without a trace."""
+        if _bind() and not self.is_traced:
             links = Links(
                 waits=queued.lists,
                 changed=queued.changed,

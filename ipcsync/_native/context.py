@@ -14,7 +14,7 @@ from typing import Any
 from ipcsync import _drivers
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_INVALID_CONTEXT
-from ipcsync._native import fork, release
+from ipcsync._native import fork
 from ipcsync._shared import items_of
 from ipcsync.errors import InvalidDevice
 
@@ -50,8 +50,6 @@ def driver() -> ModuleType:
     Raises ForkedProcessError in a child forked after that, NoDriver where none works.
     """
     fork.arm()
-    if release.postponed:
-        release.destroy_postponed()
     return _drivers.load()
 
 

@@ -1,36 +1,21 @@
 """Destroying driver objects in finalizers, which run at any instruction, and must neither raise nor hang.
 
-The garbage collector may start within any Python code, also within the host driver's while it holds a lock: a finalizer
-that then calls the driver would wait for its own thread. So handles that the collector finalizes are queued, and
-destroyed at this process's next driver call. A handle that goes with its last reference is destroyed at once.
+A driver's call that destroys takes no lock of Python's and waits for no work, so a finalizer makes it at once, also one
+that the garbage collector runs.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
-from collections import deque
-from typing import Any
 
 from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._native import fork
 
-__all__ = ["destroy", "destroy_postponed", "postponed"]
+__all__ = ["destroy"]
 
 log = logging.getLogger("ipcsync")
-
-_NOT_PERMITTED = 800  # of the host driver: its lock is held by the call that the finalizer interrupts
-_phases: dict[str, object] = {}  # the collector's, the last one last
-
-postponed: deque[tuple[str, Any]] = deque()
-"""Handles that the collector finalized: the driver function's name, and the handle."""
-
-
-# Both are written in C: an exception of a signal's handler within a Python hook of the collector would be lost.
-gc.callbacks.extend((_phases.pop, _phases.__setitem__))
-_phases.update(start=None, stop=None)
 
 
 def destroy(call: str, handle: DriverObject) -> None:
@@ -41,24 +26,8 @@ def destroy(call: str, handle: DriverObject) -> None:
     """
     if sys.is_finalizing() or fork.is_in_bad_fork():
         return
-    if next(reversed(_phases), "") == "start":  # the collector runs: here, or on another thread
-        postponed.append((call, handle))
-        return
     try:
         unwrap(getattr(_drivers.load(), call)(handle), call)
-    except Exception as error:
-        if getattr(error, "code", 0) == _NOT_PERMITTED:
-            postponed.append((call, handle))
-            return
+    except Exception:
         # The context may be gone already, and a finalizer cannot raise.
         log.debug("%s of %#x failed", call, int(handle), exc_info=True)
-
-
-def destroy_postponed() -> None:
-    """Destroy the queued handles."""
-    while postponed:
-        try:
-            call, handle = postponed.popleft()
-        except IndexError:  # another thread took the last one
-            return
-        destroy(call, handle)

@@ -109,9 +109,8 @@ def _processes_with(mark: str) -> list[str]:
 @pytest.mark.skipif(not IS_SOFTWARE, reason="a real GPU is here")
 def test_a_driver_in_software_is_called_what_it_is(coordinator: ipcsync.Coordinator) -> None:
     checks = checks_of(doctor("--json", "--endpoint", coordinator.endpoint))
-    said = "host driver" if ipcsync.driver_name() == "host" else "software libcuda"
     assert checks["driver"]["result"] == "warn"
-    assert said in checks["driver"]["detail"]
+    assert "software driver" in checks["driver"]["detail"]
     assert checks["mig"]["result"] == checks["compute-mode"]["result"] == "skipped"
     assert ipcsync.get_device_properties(0).uuid in checks["devices"]["detail"]
 
@@ -150,11 +149,10 @@ def test_on_a_terminal_it_prints_a_table_and_no_color_turns_the_colours_off(
     assert plain.endswith("1 ok, 1 fail\n")
 
 
-def test_without_a_driver_it_fails_at_once_and_skips_the_rest(tmp_path: Path) -> None:
-    libraries = "" if ipcsync.driver_name() == "host" else str(tmp_path)
-    if libraries == "" and _has_libcuda():
+def test_without_a_driver_it_fails_at_once_and_skips_the_rest() -> None:
+    if _has_libcuda():
         pytest.skip("this machine has a libcuda")
-    done = doctor("--json", IPCSYNC_DRIVER="cuda", LD_LIBRARY_PATH=libraries, CUDA_VISIBLE_DEVICES="none")
+    done = doctor("--json", IPCSYNC_DRIVER="cuda", CUDA_VISIBLE_DEVICES="none")
     assert done.returncode == 1
     checks = checks_of(done)
     assert checks["driver"]["result"] == "fail"

@@ -6,12 +6,13 @@ Functions that return an int without saying more return the call's CUresult.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import warnings
 from typing import Any
 
-from ipcsync._drivers import handle_bytes, handle_from_bytes, load
+from cuda.bindings import driver as driver_api
+
+from ipcsync._drivers import handle_bytes, handle_from_bytes, load, software
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import code, ok
 
@@ -219,7 +220,9 @@ def synchronize_then_load(event: str, page: str, index: int) -> tuple[int, int]:
 
 def count_before_init(driver: str) -> int:
     """Ask for the number of devices before anything initialised the driver."""
-    return code(importlib.import_module(f"ipcsync._drivers.{driver}").cuDeviceGetCount())
+    if driver == "host":
+        software.open_library()
+    return code(driver_api.cuDeviceGetCount())
 
 
 def primary_context_states() -> list[bool]:

@@ -157,17 +157,14 @@ def test_a_stream_id_is_stable_and_never_used_again(drv: ModuleType, ctx: Any, n
     assert len(set(ids)) == len(ids)
 
 
-def test_stream_zero_is_the_legacy_stream_unless_built_per_thread(new_peer: New, kind: str) -> None:
+def test_stream_zero_is_the_legacy_stream_unless_built_per_thread(new_peer: New) -> None:
     for per_thread_build in (False, True):
         # Without the variable it is off; "0" means so only in later bindings.
         other = new_peer({"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"} if per_thread_build else {})
         other.call(actions.start)
         zero, legacy, per_thread = other.call(actions.default_stream_ids)
         assert legacy != per_thread
-        if kind == "host" and per_thread_build:
-            assert zero in (legacy, per_thread)  # the mode is the bindings' own; the host driver need not have it
-        else:
-            assert zero == (per_thread if per_thread_build else legacy)
+        assert zero == (per_thread if per_thread_build else legacy)
 
 
 def test_the_per_thread_stream_is_another_one_on_each_thread(drv: ModuleType, ctx: Any) -> None:

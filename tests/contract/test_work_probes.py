@@ -92,7 +92,7 @@ def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(
     peer.call(actions.hold, "s")
     assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     peer.kill()
-    never = kind == "host" or (kind == "software" and os.environ.get("IPCSYNC_HOST_DEATH") == "pending")
+    never = kind == "software" and os.environ.get("IPCSYNC_HOST_DEATH") == "pending"
     patience = BLINK_S if never else SETTLE_S
     with suppress(AssertionError):
         until(lambda: code(drv.cuEventQuery(event)) != kit.NOT_READY, "an answer", patience)

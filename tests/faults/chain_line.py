@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import ipcsync
-from ipcsync import _drivers
 from tests.faults import chain_actions as do
 from tests.faults.fixtures import state_of
 from tests.kit.peer import Peer
@@ -49,8 +48,6 @@ class Line:
         """Add a process that waits for a point on its stream, and records behind that; its own point."""
         peer = self.add(name, **options)
         peer.call(do.wait, data)
-        if self.death == "pending" and _drivers.name() == "host":
-            peer.call(do.hold)
         return peer.call(do.record, f"{name}/out")
 
     def kill_a(self) -> int:

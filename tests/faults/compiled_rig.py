@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import ipcsync
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
 from ipcsync._engines import compiled
 from ipcsync._engines.chains import Entry
@@ -277,8 +276,7 @@ def end(core: ModuleType, rigs: Iterable[Rig]) -> None:
     for rig in rigs:
         rig.close()
     core.bind_functions({})
-    if ipcsync.driver_name() == "cuda":
-        compiled.bind_driver()
+    compiled.bind_driver()
 
 
 def _point_of(core: ModuleType) -> Any:

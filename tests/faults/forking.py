@@ -161,7 +161,7 @@ def forbid_touching(board: Board) -> Untouchable:
     length = os.fstat(os.open(board.path, os.O_RDONLY)).st_size
     assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(board.address), length, _PROT_NONE) == 0
     driver = Untouchable()
-    _drivers._chosen = driver
+    _drivers._chosen = (_drivers.name(), driver)
     return driver
 
 

@@ -23,14 +23,6 @@ LOCKS: dict[tuple[str, str], str] = {
     ("_board/fence.py", "1 without a name"): NOBODYS,
     ("_board/over.py", "_lock"): "ipcsync._board.over._lock",
     ("_drivers/__init__.py", "_lock"): "ipcsync._drivers._lock",
-    ("_drivers/host/capture_calls.py", "_lock"): "ipcsync._drivers.host.capture_calls._lock",
-    ("_drivers/host/context.py", "lock"): "ipcsync._drivers.host.context.lock",
-    ("_drivers/host/init.py", "_lock"): "ipcsync._drivers.host.init._lock",
-    ("_drivers/host/memory.py", "_lock"): "Ranges._lock",
-    ("_drivers/host/memory.py", "_opening"): "ipcsync._drivers.host.memory._opening",
-    ("_drivers/host/segment.py", "thread_lock"): "Segment.thread_lock",
-    ("_drivers/host/stream.py", "_lock"): "the lock of stream",
-    ("_drivers/host/stream.py", "_running"): THREADS_OWN,
     ("_engines/base.py", "_record_lock"): "the record lock of",
     ("_engines/imports.py", "_lock"): "Imports._lock",
     ("_engines/queued.py", "lists_lock"): "ipcsync._engines.queued.lists_lock",
@@ -60,11 +52,6 @@ def module_locks() -> Iterator[tuple[str, Unwinding]]:
     """Those that a process has one of."""
     parts: list[Any] = [_drivers, default, native_event, over, pinned, queued, writer]
     parts += [imports._imports, living._living, traced._releases, *over._held.values()]
-    if _drivers.name() == "host":
-        from ipcsync._drivers.host import capture_calls, context, init, memory
-        from ipcsync._drivers.host.process import process
-
-        parts += [capture_calls, context, init, memory, memory.ranges, process.segment]
     for part in parts:
         yield from _locks_in(part)
 
@@ -86,14 +73,6 @@ def reservation_locks(reservations: Iterable[ipcsync.Reservation]) -> Iterator[t
     """Those of reservations, which no session lists."""
     for reservation in reservations:
         yield from _locks_in(reservation)
-
-
-def stream_locks() -> Iterator[tuple[str, Unwinding]]:
-    """Those of the host driver's streams."""
-    if _drivers.name() == "host":
-        from ipcsync._drivers.host.stream import streams
-
-        yield from ((f"the lock of stream {number:#x}", stream._lock) for number, stream in list(streams.items()))
 
 
 def _locks_in(part: Any) -> Iterator[tuple[str, Unwinding]]:

@@ -16,7 +16,7 @@ from ipcsync._engines import queued
 from ipcsync._locks import Unwinding
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.faults.interrupt_locks import locks_of, module_locks, reservation_locks, stream_locks
+from tests.faults.interrupt_locks import locks_of, module_locks, reservation_locks
 from tests.kit.until import until
 
 Call = Callable[[], Any]
@@ -143,7 +143,7 @@ class Stage:
         """Every lock that a call on this stage may take, by its name."""
         clients = (self.client, self.peer)
         of_clients = [each for client in clients for each in locks_of(client)]
-        return [*module_locks(), *of_clients, *reservation_locks(self._reservations), *stream_locks()]
+        return [*module_locks(), *of_clients, *reservation_locks(self._reservations)]
 
     def check_thread(self) -> None:
         """The thread's capture mode is CUDA's default, and a context of this device is current."""

@@ -10,7 +10,6 @@ import ctypes
 import threading
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -158,26 +157,3 @@ os._exit(0)
 @pytest.mark.process
 def test_no_call_of_the_driver_is_made_with_the_lock_of_what_is_parked() -> None:
     run(_ASKED_UNLOCKED)
-
-
-_UNBOUND = """
-import os
-import ipcsync
-from ipcsync.testing import StreamGate
-
-assert ipcsync.__compiled__ and ipcsync.driver_name() == "host"
-with ipcsync.launch(log_level="warning") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
-    for engine in ("event", "timeline"):
-        event, stream = client.event(engine, recorder=True, engine=engine), ipcsync.Stream()
-        with StreamGate(stream) as gate:
-            point = event.record(stream)
-            event._engine.park_pending()
-            gate.open()
-            point.synchronize(10)
-"""
-
-
-@pytest.mark.process
-@pytest.mark.skipif(find_spec("ipcsync._engines.core") is None, reason="the compiled core was not built")
-def test_nothing_is_asked_of_a_driver_that_the_core_does_not_call() -> None:
-    run(_UNBOUND, IPCSYNC_DRIVER="host", IPCSYNC_COMPILED="1")

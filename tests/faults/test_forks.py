@@ -18,6 +18,7 @@ import pytest
 
 import ipcsync
 from ipcsync._board import Board
+from ipcsync._drivers import software
 from ipcsync._engines.queued_wait import Wait
 from ipcsync._linux import locks
 from ipcsync._session import handshake
@@ -573,13 +574,16 @@ def test_row_31_the_board_is_another_open_file_than_the_lifeline(tmp_path: Any) 
 
 _FORKED_AFTER_ANOTHERS_USE = """
 import os, sys
+import ctypes
 from cuda.bindings import driver
+if len(sys.argv) > 2:  # the software driver, by its path
+    ctypes.CDLL(sys.argv[2])
 assert int(driver.cuInit(0)[0]) == 0
 pid = os.fork()
 if pid == 0:
     import ipcsync
     assert not ipcsync.is_available()
-    assert ipcsync.driver_name() == "cuda"
+    assert ipcsync.driver_name() == sys.argv[1]
     for use in (ipcsync.Stream, ipcsync.Event(interprocess=True).ipc_handle, ipcsync.current_device):
         try:
             use()
@@ -592,10 +596,15 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 @pytest.mark.process
-@pytest.mark.skipif(os.environ["IPCSYNC_DRIVER"] == "host", reason="the host driver begins anew in each process")
 def test_row_31_a_child_forked_after_another_librarys_use_is_refused_and_not_given_the_host_driver() -> None:
+    driver = ipcsync.driver_name()
+    library = [str(software.LIBRARY)] if driver == "host" else []
     env = {name: value for name, value in os.environ.items() if name != "IPCSYNC_DRIVER"}
     done = subprocess.run(
-        [sys.executable, "-c", _FORKED_AFTER_ANOTHERS_USE], env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _FORKED_AFTER_ANOTHERS_USE, driver, *library],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (3, "")

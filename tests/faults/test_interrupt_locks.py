@@ -68,7 +68,6 @@ def test_a_lock_is_seen_wherever_it_is_made(source: str, found: list[str]) -> No
 
 
 @pytest.mark.process
-@pytest.mark.skipif(ipcsync.driver_name() != "host", reason="the host driver's locks are only there")
 def test_each_lock_that_the_table_calls_listed_is(any_coordinator: ipcsync.Coordinator, tmp_path: Path) -> None:
     stage = Stage(any_coordinator, "timeline")
     with ipcsync.connect(any_coordinator.endpoint, trace=tmp_path) as traced:

@@ -52,10 +52,6 @@ def sleepers() -> Iterator[list[int]]:
         over_actions.end(pid)
 
 
-def _is_softcuda() -> bool:
-    return ipcsync.driver_name() == "cuda" and "softcuda" in os.environ.get("LD_LIBRARY_PATH", "")
-
-
 def _lost(point: ipcsync.Point) -> ipcsync.RecorderLost:
     """What a wait for the point raises."""
     with pytest.raises(ipcsync.RecorderLost) as caught:
@@ -295,11 +291,9 @@ def test_it_is_the_same_for_asyncio(coordinator: ipcsync.Coordinator, peer: Peer
 
 
 def _mps(tmp_path: Path, how: str) -> dict[str, str]:
-    if ipcsync.driver_name() != "cuda":
-        pytest.skip("the host driver's work is done by the process itself: there is no MPS for it")
     if how == "the driver says so":
-        if not _is_softcuda():
-            pytest.skip("only the software libcuda can be told to say so")
+        if ipcsync.driver_name() != "host":
+            pytest.skip("only the software driver can be told to say so")
         return {"IPCSYNC_HOST_MPS": "1"}
     (tmp_path / "control").touch()
     return {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}

@@ -73,10 +73,8 @@ def device_uuid(ordinal: int) -> bytes:
 
 
 def driver_kind() -> str:
-    """One of host, software (a libcuda without a GPU), and gpu (NVIDIA's driver: its device names begin so)."""
-    if name() == "host":
-        return "host"
-    return "gpu" if device_name().startswith("NVIDIA") else "software"
+    """gpu, or software."""
+    return "gpu" if name() == "cuda" else "software"
 
 
 def is_ready(result: tuple[Any, ...]) -> bool:

@@ -38,10 +38,9 @@ _PACKAGES = (
     "ipcsync_observer",
 )
 _MODULES = (
-    *(["numpy"] if os.environ.get("IPCSYNC_TEST_NUMPY") else []),
     "cuda.bindings.driver",
-    "ipcsync._drivers.cuda",
-    "ipcsync._drivers.host",
+    "ipcsync._drivers.hardware",
+    "ipcsync._drivers.software",
     "ipcsync.testing",
     "multiprocessing.connection",
     "nats",
@@ -198,9 +197,8 @@ def _end(status: int) -> NoReturn:
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    if os.environ.get("IPCSYNC_DRIVER") != "host":
-        ctypes.PyDLL(None).exit(status)  # a driver has exit handlers of C; with the GIL, which no thread gets any more
-    os._exit(status)  # without OpenSSL's handlers, which copy memory too
+    ctypes.PyDLL(None).exit(status)  # a driver has exit handlers of C; with the GIL, which no thread gets any more
+    raise AssertionError("exit returned")
 
 
 def _warn_as_told(options: str) -> None:

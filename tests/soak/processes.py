@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import cuda.bindings.driver
 import zmq
 
-import ipcsync._drivers.cuda
-import ipcsync._drivers.host
+import ipcsync._drivers.hardware
+import ipcsync._drivers.software
 import ipcsync.client.client
 from ipcsync._linux.child import die_with
 from tests.soak import worker

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 
 from cuda.bindings import driver as drv
 
-SIM = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+from ipcsync._drivers.software import LIBRARY
+
+SIM = ctypes.CDLL(str(LIBRARY))
 """The library itself, which has a few functions beside the driver API."""
 SIM.softcudaStat.restype = ctypes.c_longlong
 SIM.softcudaPath.restype = ctypes.c_char_p

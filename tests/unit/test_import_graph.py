@@ -17,7 +17,6 @@ _ROOT = Path(__file__).parents[2]
 _ROW = re.compile(r"^\| ((?:`(?:ipcsync|services)/[^`]*`(?:, )?)+) \|", re.MULTILINE)
 _CIRCLES = {
     frozenset(("ipcsync._native.event", "ipcsync._native.stream")),  # an event's stream, a stream's event, as in CUDA
-    frozenset(f"ipcsync._drivers.host.{name}" for name in ("capture", "context", "event", "stream")),  # as objects are
 }
 
 

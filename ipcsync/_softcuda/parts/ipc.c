@@ -13,7 +13,8 @@ static CUresult handle_valid(const struct ipc_handle *h, u64 magic) {
   return OK;
 }
 API cuIpcGetEventHandle(CUipcEventHandle *out, CUevent ev) {
-  CHK();
+  CUR(c);
+  (void)c;
   if (!out || !ev) return E_VALUE;
   EVENT(ev);
   if (e->imported || e->shslot < 0) return E_HANDLE;

@@ -106,12 +106,13 @@ static void parse_visible(void) {
     if (*v == ',') v++; else break;
   }
 }
+static bool g_bad_setting;               /* of one that means nothing: cuInit refuses */
 static long env_num(const char *k, long dflt, long lo, long hi) {
   const char *v = getenv(k);
   char *e;
   if (!v || !*v) return dflt;
   long n = strtol(v, &e, 0);
-  if (*e || n < lo || n > hi) { say("%s=%s is not a number from %ld to %ld: ignored", k, v, lo, hi); return dflt; }
+  if (*e || n < lo || n > hi) { say("%s must be a number from %ld to %ld, but is '%s'", k, lo, hi, v); g_bad_setting = true; return dflt; }
   return n;
 }
 
@@ -119,7 +120,8 @@ static bool env_death(void) {
   const char *v = getenv("IPCSYNC_HOST_DEATH");
   if (!v || !*v || !strcmp(v, "complete")) return false;
   if (!strcmp(v, "pending")) return true;
-  say("IPCSYNC_HOST_DEATH=%s is neither complete nor pending: ignored", v);
+  say("IPCSYNC_HOST_DEATH must be complete or pending, but is '%s'", v);
+  g_bad_setting = true;
   return false;
 }
 
@@ -163,11 +165,16 @@ static void gc_segments(void) {
   closedir(d);
 }
 
+#define SEGMENT_NAME "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 static CUresult attach(void) {
   const char *seg = getenv("IPCSYNC_HOST_SEGMENT"), *dir = getenv("IPCSYNC_HOST_DIR");
   char name[128];
-  snprintf(name, sizeof name, "%s", seg && *seg ? seg : "default");
-  for (char *p = name; *p; p++) if (*p == '/' || *p == '.') *p = '_';
+  if (!seg || !*seg) seg = "default";
+  if (strlen(seg) >= sizeof name - 7 || strspn(seg, SEGMENT_NAME) != strlen(seg) || strstr(seg, ".m.")) {
+    say("IPCSYNC_HOST_SEGMENT must be 1 to 120 of A-Z a-z 0-9 _ . - but is '%s'", seg);
+    return E_VALUE;
+  }
+  snprintf(name, sizeof name, "%s", seg);
   snprintf(g_dir, sizeof g_dir, "%s", dir && *dir ? dir : "/dev/shm");
   snprintf(g_base, sizeof g_base, "softcuda%u-%u-%s", SH_LAYOUT, (unsigned)getuid(), name); /* versions never meet */
   snprintf(g_path, sizeof g_path, "%s/%s", g_dir, g_base);
@@ -238,9 +245,15 @@ static void forked(void) {
   atomic_compare_exchange_strong(&g_ready, &one, 2);
 }
 
+/* Whether this library is there for ipcsync alone, since it was chosen because there is no GPU: nobody else in the
+ * process finds a device.  Everything begins with cuInit, so that is where they are told. */
+static _Atomic bool g_hidden;
+static __thread bool t_is_loader;
+
 API cuInit(unsigned flags) {
   int st = atomic_load(&g_ready);
   if (flags) return E_VALUE;
+  if (atomic_load(&g_hidden) && !t_is_loader) return st == 2 ? E_NOTINIT : E_NODEV;
   if (st == 1) return OK;
   if (st) return not_ready();
   CUresult r = OK;
@@ -256,7 +269,8 @@ API cuInit(unsigned flags) {
     g_death_pending = env_death();
     g_total_mem = (u64)env_num("IPCSYNC_HOST_MEMORY_MB", 16384, 1, 1 << 30) << 20;
     parse_visible();
-    if (!g_ndev) r = E_NODEV;
+    if (g_bad_setting) r = E_VALUE;
+    else if (!g_ndev) { say("no device is visible (IPCSYNC_HOST_DEVICES, CUDA_VISIBLE_DEVICES)"); r = E_NODEV; }
     else if (!(r = attach())) {
       static bool once;
       if (!once) { once = true; pthread_atfork(NULL, NULL, forked); pthread_key_create(&g_tls_key, tls_free); }
@@ -264,6 +278,22 @@ API cuInit(unsigned flags) {
     }
   }
   pthread_mutex_unlock(&g_init_mu);
+  return r;
+}
+
+/* What loads the library in Python begins with this; not part of CUDA.  Initialises it for the interpreter given: the
+ * result of cuInit, with the reason in `said`, or -1 if another interpreter of the process has it. */
+__attribute__((visibility("default"))) int ipcsync_softcuda_join(int hidden, long long interpreter, char *said, size_t size) {
+  static _Atomic long long owner = -1;
+  long long nobody = -1;
+  if (!atomic_compare_exchange_strong(&owner, &nobody, interpreter) && nobody != interpreter) return -1;
+  if (!hidden || !atomic_load(&g_ready)) atomic_store(&g_hidden, hidden);
+  t_is_loader = true;
+  t_said = said;
+  t_said_size = size;
+  CUresult r = cuInit(0);
+  t_said = NULL;
+  t_is_loader = false;
   return r;
 }
 

@@ -30,9 +30,17 @@ static u64 now_ns(void) {
   return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
 }
 
+static __thread char *t_said;            /* where the loader wants to have what is said, instead of on stderr */
+static __thread size_t t_said_size;
 static void say(const char *fmt, ...) {
   char b[512];
   va_list ap;
+  if (t_said) {
+    va_start(ap, fmt);
+    vsnprintf(t_said, t_said_size, fmt, ap);
+    va_end(ap);
+    return;
+  }
   int n = snprintf(b, sizeof b, "softcuda[%d]: ", (int)getpid());
   va_start(ap, fmt);
   n += vsnprintf(b + n, sizeof b - (size_t)n - 2, fmt, ap);

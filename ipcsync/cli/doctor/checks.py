@@ -76,7 +76,7 @@ def _driver(context: Context) -> Outcome:
     if context.is_host:
         return (
             "warn",
-            f"the host driver, CUDA {number}: software, no GPU",
+            f"the software driver (host), CUDA {number}: no GPU",
             "Everything works as on a GPU, between processes too, but it orders no GPU work. If there is a GPU, "
             "IPCSYNC_DRIVER=cuda says why its driver is not used.",
         )

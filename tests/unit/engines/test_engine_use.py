@@ -121,12 +121,10 @@ def test_a_shortcuts_wait_is_stood_behind_on_its_stream(row: Row) -> None:
 
 
 @pytest.mark.parametrize("works", [True, False])
-@pytest.mark.parametrize("name", ["cuda", "host"])
-def test_shortcuts_are_taken_on_the_cuda_driver_where_the_binding_gives_its_functions(
-    row: Row, monkeypatch: pytest.MonkeyPatch, name: str, works: bool
+def test_shortcuts_are_taken_where_the_binding_gives_its_functions(
+    row: Row, monkeypatch: pytest.MonkeyPatch, works: bool
 ) -> None:
     told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("ipcsync._drivers.name", lambda: name)
     monkeypatch.setattr(base, "_bind", lambda: works)
     monkeypatch.setattr(TimelineEngine, "shorten", lambda _, *args: told.append(args))
     monkeypatch.setattr(EventEngine, "shorten", lambda _, *args: told.append(args))
@@ -138,7 +136,7 @@ def test_shortcuts_are_taken_on_the_cuda_driver_where_the_binding_gives_its_func
     expected = [
         (lease.session_check, engine.kind == "timeline", (*shared, engine.chain, Entry, False)) for engine in engines
     ]
-    assert told == (expected if name == "cuda" and works else [])
+    assert told == (expected if works else [])
 
 
 @pytest.mark.parametrize("answer", [True, False, None])

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.driver
 
 def is_real_gpu() -> bool:
     """Whether a wrong handle may crash the process, as it may in NVIDIA's own driver."""
-    return ipcsync.driver_name() == "cuda" and "softcuda" not in ipcsync.get_device_properties(0).name
+    return ipcsync.driver_name() == "cuda"
 
 
 def test_a_stream_tells_what_it_is() -> None:

@@ -1,0 +1,107 @@
+"""The software driver: a libcuda in C for machines without a GPU (`ipcsync/_softcuda`), loaded under cuda.bindings.
+
+The binding opens `libcuda.so.1`. What is loaded already and has that SONAME is what it gets, so ours is loaded
+before the binding looks, by its path. A SONAME is one for the whole process: it is never loaded beside another
+libcuda, and a process that chose it by `auto` hides it from all other libraries, whose `cuInit` finds no device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from cuda.bindings import driver as _bindings
+
+from ipcsync._drivers.results import describe
+from ipcsync.errors import ForkedProcessError, NoDriver
+
+SONAME = "libcuda.so.1"
+LIBRARY = Path(__file__).parent.parent / "_softcuda" / "libipcsync_softcuda.so"
+
+_NOT_INITIALIZED = 3
+_OTHER_INTERPRETER = -1
+_join = "ipcsync_softcuda_join"
+
+
+def loaded() -> ctypes.CDLL | None:
+    """The libcuda that this process has loaded, whoever did; None if there is none."""
+    try:
+        return ctypes.CDLL(SONAME, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return None
+
+
+def is_ours(library: ctypes.CDLL | None) -> bool:
+    """Whether a libcuda is this driver."""
+    return library is not None and hasattr(library, _join)
+
+
+def load(hidden: bool) -> None:
+    """Load and initialise it. `hidden`: no other library of this process finds a device in it.
+
+    Raises NoDriver where it cannot be had, DriverError where `cuInit` refuses (a setting, no visible device),
+    ForkedProcessError in a child forked after it was used.
+    """
+    library = loaded()
+    if library is None:
+        library = open_library()
+    elif not is_ours(library):
+        raise NoDriver(
+            f"the software driver (IPCSYNC_DRIVER=host) cannot be loaded: this process has another {SONAME} already"
+            f"{_path_of()}; use IPCSYNC_DRIVER=cuda, or a process that loads no CUDA library before ipcsync"
+        )
+    said = ctypes.create_string_buffer(512)
+    get_id = ctypes.pythonapi.PyInterpreterState_GetID
+    get_id.restype, get_id.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+    ctypes.pythonapi.PyInterpreterState_Get.restype = ctypes.c_void_p
+    here = get_id(ctypes.pythonapi.PyInterpreterState_Get())
+    code = library[_join](int(hidden), ctypes.c_int64(here), said, len(said))
+    if code == _OTHER_INTERPRETER:
+        raise NoDriver("the software driver serves one interpreter of a process, and another one has it already")
+    if code == _NOT_INITIALIZED:
+        raise ForkedProcessError
+    if code:
+        error = describe(code, "cuInit")
+        raise type(error)(
+            f"{error}: {said.value.decode(errors='replace')}" if said.value else str(error),
+            code=error.code,
+            name=error.name,
+            call=error.call,
+        )
+    _prove_bound(library)
+
+
+def open_library() -> ctypes.CDLL:
+    """Load it, and initialise nothing. Raises NoDriver if it is not there."""
+    try:
+        return ctypes.CDLL(os.fspath(LIBRARY), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        raise NoDriver(
+            f"there is no software driver: {error}; it is built when ipcsync is installed (pip install .)"
+        ) from None
+
+
+def _prove_bound(library: ctypes.CDLL) -> None:
+    """See that the binding's functions are this library's. Raises NoDriver if they are not."""
+    asked = library.ipcsync_softcuda_asked
+    before = asked()
+    try:
+        _bindings.cuDriverGetVersion()
+    except Exception as error:  # noqa: BLE001 - the binding raises its own types
+        raise NoDriver(
+            f"cuda.bindings looked for {SONAME} before ipcsync loaded the software driver, and this version of it never"
+            f" looks again ({error}): use ipcsync before other CUDA libraries, or a newer cuda-bindings"
+        ) from None
+    if asked() == before:
+        raise NoDriver(f"cuda.bindings has its functions from another {SONAME} than the software driver")
+
+
+def _path_of() -> str:
+    """Where the loaded libcuda lies, as " (path)"; empty if that is not known."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return ""
+    paths = (line.split(maxsplit=5)[5] for line in lines if "libcuda" in line.rpartition("/")[2])
+    return next((f" ({path})" for path in paths), "")
