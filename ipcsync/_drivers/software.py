@@ -20,8 +20,7 @@ SONAME = "libcuda.so.1"
 LIBRARY = Path(__file__).parent.parent / "_softcuda" / "libipcsync_softcuda.so"
 
 _NOT_INITIALIZED = 3
-_OTHER_INTERPRETER = -1
-_join = "ipcsync_softcuda_join"
+_JOIN = "ipcsync_softcuda_join"
 
 
 def loaded() -> ctypes.CDLL | None:
@@ -34,7 +33,7 @@ def loaded() -> ctypes.CDLL | None:
 
 def is_ours(library: ctypes.CDLL | None) -> bool:
     """Whether a libcuda is this driver."""
-    return library is not None and hasattr(library, _join)
+    return library is not None and hasattr(library, _JOIN)
 
 
 def load(hidden: bool) -> None:
@@ -52,23 +51,11 @@ def load(hidden: bool) -> None:
             f"{_path_of()}; use IPCSYNC_DRIVER=cuda, or a process that loads no CUDA library before ipcsync"
         )
     said = ctypes.create_string_buffer(512)
-    get_id = ctypes.pythonapi.PyInterpreterState_GetID
-    get_id.restype, get_id.argtypes = ctypes.c_int64, [ctypes.c_void_p]
-    ctypes.pythonapi.PyInterpreterState_Get.restype = ctypes.c_void_p
-    here = get_id(ctypes.pythonapi.PyInterpreterState_Get())
-    code = library[_join](int(hidden), ctypes.c_int64(here), said, len(said))
-    if code == _OTHER_INTERPRETER:
-        raise NoDriver("the software driver serves one interpreter of a process, and another one has it already")
+    code = library[_JOIN](int(hidden), said, ctypes.c_size_t(len(said)))
     if code == _NOT_INITIALIZED:
         raise ForkedProcessError
     if code:
-        error = describe(code, "cuInit")
-        raise type(error)(
-            f"{error}: {said.value.decode(errors='replace')}" if said.value else str(error),
-            code=error.code,
-            name=error.name,
-            call=error.call,
-        )
+        raise describe(code, f"cuInit ({said.value.decode(errors='replace')})" if said.value else "cuInit")
     _prove_bound(library)
 
 

@@ -281,12 +281,8 @@ API cuInit(unsigned flags) {
   return r;
 }
 
-/* What loads the library in Python begins with this; not part of CUDA.  Initialises it for the interpreter given: the
- * result of cuInit, with the reason in `said`, or -1 if another interpreter of the process has it. */
-__attribute__((visibility("default"))) int ipcsync_softcuda_join(int hidden, long long interpreter, char *said, size_t size) {
-  static _Atomic long long owner = -1;
-  long long nobody = -1;
-  if (!atomic_compare_exchange_strong(&owner, &nobody, interpreter) && nobody != interpreter) return -1;
+/* What loads the library in Python begins with this; not part of CUDA.  The result of cuInit, with the reason in `said`. */
+__attribute__((visibility("default"))) int ipcsync_softcuda_join(int hidden, char *said, size_t size) {
   if (!hidden || !atomic_load(&g_ready)) atomic_store(&g_hidden, hidden);
   t_is_loader = true;
   t_said = said;
