@@ -33,6 +33,7 @@ _DRIVER = Path("ipcsync", "_softcuda")
 _DRIVER_FILE = "libipcsync_softcuda.so"
 _MACHINES = ("x86_64", "aarch64")
 _FLAGS = ["-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-overflow", "-Wl,--strip-all"]
+_CORE_FLAGS = ["-Wno-error=incompatible-pointer-types"]  # of what Cython writes for the limited API
 _DRIVER_FLAGS = ["-std=gnu11", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete"]
 _STABLE = ["-DPy_LIMITED_API=0x030A0000", "-DCYTHON_LIMITED_API=1"]
 
@@ -191,5 +192,7 @@ def _build(source: Path, target: Path) -> str:
         options = CompilationOptions(output_file=str(generated), language_level=3)
         if compile_single(str(source), options=options, full_module_name="ipcsync._engines.core").num_errors:
             raise _NotBuiltError(f"Cython {cython} does not translate {source.name}")
-        compiler = _compile([str(generated)], target, [*(_STABLE if _is_stable() else []), *headers, *_extra_flags()])
+        compiler = _compile(
+            [str(generated)], target, [*_CORE_FLAGS, *(_STABLE if _is_stable() else []), *headers, *_extra_flags()]
+        )
     return f"compiled: {'CPython 3.10 or later' if _is_stable() else _tag()}, Cython {cython}, {compiler}"
