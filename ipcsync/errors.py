@@ -3,7 +3,7 @@
 IpcSyncError(RuntimeError)
 ├── DriverError                 a driver call failed: .code .name .call
 │   └── HandleError             an IPC handle that cannot be opened
-├── NoDriver                    neither the cuda nor the host driver works
+├── NoDriver                    no driver works here
 ├── InvalidDevice(ValueError)   no such device
 ├── ForkedProcessError          used in a child forked after first use
 ├── StreamCapturing             a record or wait on a stream being captured into a CUDA graph

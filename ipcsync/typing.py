@@ -179,7 +179,7 @@ class ClientStats(TypedDict):
     messages_sent: int
     full_ring_waits: int
     shortcuts: int
-    """Calls that the compiled core made; 0 without it, and on the host driver."""
+    """Calls that the compiled core made; 0 without it."""
     slow_calls: int
     """Calls that the compiled core left to the Python engine."""
 

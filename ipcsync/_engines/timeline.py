@@ -116,7 +116,7 @@ class TimelineEngine(Engine):
         return self._is_on_board(generation)
 
     def _driver_wait(self, generation: int, deadline_ns: int) -> bool:
-        """Poll for about 20 µs, then with sleeps that grow to 1 ms; the host driver's writes wake the sleeper."""
+        """Poll for about 20 µs, then with sleeps that grow to 1 ms."""
         start = time.monotonic_ns()
         while not self.is_complete(generation):
             now = time.monotonic_ns()

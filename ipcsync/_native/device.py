@@ -60,7 +60,7 @@ class Device:
 
     @property
     def type(self) -> str:
-        """Always "cuda", on the host driver too."""
+        """Always "cuda", on the software driver too."""
         return "cuda"
 
     def __str__(self) -> str:

@@ -67,7 +67,7 @@ def main() -> None:
       ipcsync observer                  serve a page and metrics of it
       ipcsync coordinator --help        every setting of the daemon
 
-    Without a GPU everything runs on the host driver; IPCSYNC_DRIVER=cuda or host chooses. NO_COLOR turns colours off.
+    Without a GPU everything runs on the software driver; IPCSYNC_DRIVER=cuda or host chooses. NO_COLOR: no colours.
 
     Exit status: 0 on success, 1 if the command failed, 2 for invalid arguments.
     """

@@ -33,13 +33,8 @@ class Context:
 
     @property
     def is_host(self) -> bool:
-        """Whether the driver is the host driver, which has no GPU."""
+        """Whether the driver is the software driver, which has no GPU."""
         return bool(self.found["driver"] == "host")
-
-    @property
-    def is_software(self) -> bool:
-        """Whether libcuda is a stand-in: the name of a GPU begins with NVIDIA."""
-        return not self.is_host and not all(device["name"].startswith("NVIDIA") for device in self.found["devices"])
 
 
 def run(endpoint: str) -> list[Finding]:
@@ -80,13 +75,6 @@ def _driver(context: Context) -> Outcome:
             "Everything works as on a GPU, between processes too, but it orders no GPU work. If there is a GPU, "
             "IPCSYNC_DRIVER=cuda says why its driver is not used.",
         )
-    if context.is_software:
-        name = context.found["devices"][0]["name"]
-        return (
-            "warn",
-            f"the cuda driver, CUDA {number}, from a software libcuda (its device is called {name!r})",
-            "This stands in for NVIDIA's driver and moves no GPU: a check that passes here proves nothing about a GPU.",
-        )
     return "ok", f"the cuda driver, CUDA {number}", ""
 
 
@@ -115,7 +103,7 @@ def _devices(context: Context) -> Outcome:
 
 
 def _mig(context: Context) -> Outcome:
-    if context.is_host or context.is_software:
+    if context.is_host:
         return "skipped", "no GPU here", ""
     devices = context.found["devices"]
     split = [i for i, device in enumerate(devices) if " MIG " in device["name"]]
@@ -148,7 +136,7 @@ def _ipc_attribute(context: Context) -> Outcome:
 
 
 def _compute_mode(context: Context) -> Outcome:
-    if context.is_host or context.is_software:
+    if context.is_host:
         return "skipped", "no GPU here", ""
     modes = {i: device["compute_mode"] for i, device in enumerate(context.found["devices"])}
     odd = {i: mode for i, mode in modes.items() if mode != 0}

@@ -14,7 +14,9 @@ from tests.kit.scripts import run
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(ipcsync.driver_name() == "cuda", reason="this machine has a GPU, whose driver the scripts would get"),
+    pytest.mark.skipif(
+        ipcsync.driver_name() == "cuda", reason="this machine has a GPU, whose driver the scripts would get"
+    ),
 ]
 
 NO_DEVICE = 100
