@@ -16,7 +16,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 
 #define SH_MAGIC   0x53494d4355444131ull /* "SIMCUDA1" */
-#define SH_LAYOUT  6u /* bump with every change of the structures below */
+#define SH_LAYOUT  8u /* bump with every change of the structures below */
 #define MAXPROC    512
 #define MAXSTREAM  32768
 #define MAXEVENT   131072
@@ -34,9 +34,10 @@ typedef uint64_t u64;
 
 struct sh_proc {                 /* 256 bytes */
   _Atomic u32 state;             /* 0 free, 1 live */
-  u32 pid;
-  u64 start;                     /* start time of the process, clock ticks since boot */
+  _Atomic u32 mark;              /* robust futex, see liveness.c: FUTEX_OWNER_DIED once the process is dead or leaving */
   u64 inc;                       /* unique per registration */
+  u32 pid;                       /* in its own pid namespace, so for itself and for messages only */
+  u32 unused;
   _Atomic u64 used[MAXDEV];      /* bytes of device memory, by physical device */
   char pad[256 - 24 - 8 * MAXDEV];
 };
@@ -58,7 +59,7 @@ struct sh_event {                /* 128 bytes; interprocess events only */
   u32 flags;
   _Atomic u64 latest;            /* REC() of the latest record, 0 never recorded */
   u32 phys;                      /* physical device */
-  u32 pid;                       /* exporter's pid, for messages */
+  u32 pid;                       /* exporter's pid in its own namespace, for messages */
   _Atomic u64 importers[MAXPROC / 64];
   char pad[128 - 32 - MAXPROC / 8];
 };
@@ -84,7 +85,7 @@ struct ipc_handle {
   u64 magic;
   u64 nonce;
   u32 slot, gen;                 /* event: slot and generation; memory: device, 0 */
-  u32 proc, pid;                 /* exporter */
+  u32 proc, pid;                 /* exporter: its slot; its pid in its own namespace, which nobody reads */
   u64 inc;
   u64 seq, size;                 /* memory: number of the file, bytes */
   u64 check;

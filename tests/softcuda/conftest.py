@@ -41,8 +41,8 @@ def servers(ctx: Any) -> Iterator[MakeServers]:
     """Makes processes that obey orders; none outlives the test."""
     made: list[Server] = []
 
-    def make(count: int | None = None) -> list[Server] | Server:
-        new = [Server() for _ in range(count or 1)]
+    def make(count: int | None = None, kind: type[Server] = Server) -> list[Server] | Server:
+        new = [kind() for _ in range(count or 1)]
         made.extend(new)
         return new[0] if count is None else new
 

@@ -11,19 +11,23 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cuda.bindings import driver as drv
 
 from tests.kit.until import DEADLINE_S, until
 from tests.softcuda.kit import IPC, NONBLOCK, Latch, code, handle_bytes, ok, open_event, open_memory, raw, start, stat
 
 _ROOT = Path(__file__).parents[2]
-_FUTEX = {"x86_64": "202", "aarch64": "98"}  # the system call's number
+_FUTEX, CLONE, _EXIT = {"x86_64": (202, 56, 60), "aarch64": (98, 220, 93)}[platform.machine()]
+"""The numbers of system calls."""
+_NEW_PID_NAMESPACE = 0x20000000  # CLONE_NEWPID
 _PRELUDE = "import glob, os, sys, time\nfrom tests.softcuda.kit import *\nfrom tests.softcuda.processes import Server\n"
 # Children are forked by a process that has loaded what they need and used none of it: they start in milliseconds.
 _FORKSERVER = multiprocessing.get_context("forkserver")
@@ -77,15 +81,19 @@ class Child:
 
     def until_blocked(self) -> None:
         """Wait until it sleeps in the driver: on a futex, where it waits for no message."""
-        number = _FUTEX[platform.machine()]
         calls = Path(f"/proc/{self.p.pid}/syscall")
-        until(lambda: calls.read_text().split()[0] == number, "it sleeps in the driver")
+        until(lambda: calls.read_text().split()[0] == str(_FUTEX), "it sleeps in the driver")
+
+    @property
+    def pid(self) -> int:
+        """Its process id, as this process knows it."""
+        assert self.p.pid is not None
+        return self.p.pid
 
     def kill(self) -> None:
         """SIGKILL; nothing if it has ended."""
-        assert self.p.pid is not None
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.p.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Wait until it has ended by itself."""
@@ -96,8 +104,10 @@ class Child:
 class Server(Child):
     """A process that obeys one order at a time: `server("record", "e", 0)` returns what the order came to."""
 
+    _function: Callable[..., None]
+
     def __init__(self, device: int = 0) -> None:
-        super().__init__(_serve, device)
+        super().__init__(type(self)._function, device)
 
     def __call__(self, *order: Any) -> Any:
         """The answer to an order."""
@@ -113,7 +123,8 @@ class Server(Child):
 class _Held:
     """What a server holds, by the names that its orders use."""
 
-    def __init__(self) -> None:
+    def __init__(self, conn: Connection) -> None:
+        self.conn = conn
         self.streams: dict[Any, Any] = {}
         self.events: dict[Any, Any] = {}
         self.latches: dict[Any, Latch] = {}
@@ -187,6 +198,11 @@ class _Held:
     def exit(self) -> None:
         os._exit(7)
 
+    def python(self, source: str) -> Any:
+        names = {"conn": self.conn, "libc": ctypes.CDLL(None), "os": os}
+        exec(textwrap.dedent(source), names)
+        return names.get("answer")
+
 
 def _keep(result: tuple[Any, ...], where: dict[Any, Any], name: Any) -> int:
     if not code(result):
@@ -196,7 +212,52 @@ def _keep(result: tuple[Any, ...], where: dict[Any, Any], name: Any) -> int:
 
 def _serve(conn: Connection, device: int) -> None:
     start(device)
-    held = _Held()
+    held = _Held(conn)
     while (order := conn.recv())[0] != "end":
         conn.send(getattr(held, order[0])(*order[1:]))
     conn.send(None)
+
+
+def _serve_on_another_thread(conn: Connection, device: int) -> None:
+    threading.Thread(target=_serve, args=(conn, device)).start()
+    ctypes.CDLL(None).syscall(_EXIT, 0)
+
+
+def _serve_elsewhere(conn: Connection, device: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    error = 0 if libc.unshare(_NEW_PID_NAMESPACE) == 0 else ctypes.get_errno()
+    if error:
+        conn.send((0, error))
+        return
+    if pid := os.fork():
+        conn.send((pid, 0))
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
+    assert os.getpid() == 1
+    _serve(conn, device)
+
+
+Server._function = staticmethod(_serve)
+
+
+class HeadlessServer(Server):
+    """A server whose main thread has ended."""
+
+    _function = staticmethod(_serve_on_another_thread)
+
+
+class ServerElsewhere(Server):
+    """A server that is process 1 of a pid namespace of its own. Skips the test where that is not permitted."""
+
+    _function = staticmethod(_serve_elsewhere)
+
+    def __init__(self, device: int = 0) -> None:
+        super().__init__(device)
+        self._pid: int
+        self._pid, error = self.get()
+        if error:
+            pytest.skip(f"a pid namespace cannot be made: {os.strerror(error)}")
+
+    @property
+    def pid(self) -> int:
+        """Its process id out here."""
+        return self._pid

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -204,7 +205,7 @@ def test_last_process_leaves_nothing() -> None:
     assert seg in path
     assert glob.glob(path + "*") == []
     code += f"print(len(glob.glob('{path}*')), flush=True); os.kill(os.getpid(), 9)"
-    assert py(code, succeeds=False, IPCSYNC_HOST_SEGMENT=seg).stdout.split() == [path, "2"]
+    assert py(code, succeeds=False, IPCSYNC_HOST_SEGMENT=seg).stdout.split() == [path, "3"]
     py("start()", IPCSYNC_HOST_SEGMENT=seg + "-other")  # any process's start cleans up; another test's may have
     assert glob.glob(path + "*") == []
 
@@ -259,10 +260,19 @@ def test_reaping_waits_for_another_process_that_looks_at_the_segment(servers: Ma
     assert server("stat", "processes") == 2
     server.kill()
     server.p.join()
-    with open(SIM.softcudaPath(), "r+b") as segment:
-        fcntl.flock(segment, fcntl.LOCK_EX)
-        looks = threading.Timer(0.1, fcntl.flock, (segment, fcntl.LOCK_UN))
-        looks.start()
-        stat("reap")
-        assert stat("processes") == 1
-        looks.join()
+    code = "import fcntl, sys\nfcntl.lockf(file := open(sys.argv[1], 'r+b'), fcntl.LOCK_EX)\nprint(flush=True)\ninput()"
+    looker = subprocess.Popen(
+        [sys.executable, "-c", code, SIM.softcudaPath()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert looker.stdin
+    assert looker.stdout
+    looker.stdout.readline()
+    looks = threading.Timer(0.1, looker.stdin.close)
+    looks.start()
+    stat("reap")
+    assert stat("processes") == 1
+    looks.join()
+    looker.wait()
+    looker.stdout.close()

@@ -1,58 +1,103 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which processes live, the lock of the segment, and what becomes of the records of those that died. */
 
-/* 1 alive, 0 dead (a zombie is dead); *start gets the start time */
-static int proc_stat(u32 pid, u64 *start) {
-  char p[64], b[1024], *q;
-  snprintf(p, sizeof p, "/proc/%u/stat", pid);
-  int fd = open(p, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return errno != ENOENT && errno != ESRCH;
-  ssize_t n = read(fd, b, sizeof b - 1);
-  close(fd);
-  if (n <= 0) return 0;
-  b[n] = 0;
-  if (!(q = strrchr(b, ')'))) return 1;
-  q += 2;
-  char st = *q;
-  unsigned long long val = 0, threads = 0;
-  for (int f = 3; f <= 22; f++) {
-    if (f == 20) threads = strtoull(q, NULL, 10);
-    if (f == 22) val = strtoull(q, NULL, 10);
-    q = strchr(q, ' ');
-    if (!q) break;
-    q++;
-  }
-  if (start) *start = val;
-  if ((st == 'Z' || st == 'X') && threads <= 1) return 0;
-  return 1;
+/* Two proofs, neither of which knows pids, so that the processes of a segment may be in several pid namespaces.
+ *
+ * Dead: a thread of our own, which does nothing else, holds `mark` as a robust futex.  The kernel sets FUTEX_OWNER_DIED
+ * in it when that thread ends: by the death of the process, whatever kills it and before anybody waits for it, and by
+ * exec.  The end of the main thread does not end it, a stop does not, no descriptor that the program closes does, and
+ * a child that was forked does not have the thread.  The robust lists of the program's threads stay libc's.
+ *
+ * Over: other threads of a dead process may still run for some µs on other CPUs, and its work under way goes on
+ * (under_way.c).  So its slots are only given to others once nobody holds the lock of its file .p.<slot>.<inc>.  That
+ * is a record lock: the process has it until the last of its threads has closed its files, a forked child has no share
+ * in it, and if the program closes its descriptor it is lost, which makes nobody look dead. */
+static struct { struct robust_list_head head; struct robust_list entry; _Atomic int held; } *g_mark;
+
+static void *hold_mark(void *unused) {
+  (void)unused;
+  _Atomic u32 *word = &S->proc[g_me].mark;
+  g_mark->head.list.next = &g_mark->entry;
+  g_mark->entry.next = &g_mark->head.list;
+  g_mark->head.futex_offset = (char *)word - (char *)&g_mark->entry;
+  bool ok = syscall(SYS_set_robust_list, &g_mark->head, sizeof g_mark->head) == 0;
+  if (ok) atomic_store(word, (u32)syscall(SYS_gettid));
+  atomic_store(&g_mark->held, ok ? 1 : -1);
+  syscall(SYS_futex, &g_mark->held, FUTEX_WAKE, 1, NULL, NULL, 0);
+  while (ok) pause();
+  return NULL;
 }
-static int proc_alive(u32 pid, u64 start) {
-  u64 s = 0;
-  if (!proc_stat(pid, &s)) return 0;
-  return s == 0 || s == start;
+/* An idle thread or a stream's: it gets no signals. */
+static int start_thread(void *(*fn)(void *), void *arg, size_t stack) {
+  pthread_t th;
+  pthread_attr_t at;
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  pthread_attr_init(&at);
+  pthread_attr_setdetachstate(&at, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&at, stack);
+  int r = pthread_create(&th, &at, fn, arg);
+  pthread_attr_destroy(&at);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  return r;
+}
+static bool take_mark(void) {
+  /* shared memory: if memory is short, the kernel may take private pages from a dying process before it reads the list */
+  g_mark = mmap(NULL, sizeof *g_mark, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (g_mark == MAP_FAILED || start_thread(hold_mark, NULL, 256 << 10)) return false;
+  while (!atomic_load(&g_mark->held)) syscall(SYS_futex, &g_mark->held, FUTEX_WAIT, 0, NULL, NULL, 0);
+  return atomic_load(&g_mark->held) > 0;
+}
+/* As if the process had died.  The list is emptied, or the end of the thread would mark whoever has the slot then, if
+ * that is of another pid namespace and its thread's id is the same number. */
+static void give_up_mark(void) {
+  atomic_store(&S->proc[g_me].mark, FUTEX_OWNER_DIED);
+  g_mark->head.list.next = &g_mark->head.list;
+}
+static bool is_dead(struct sh_proc *p) {
+  return atomic_load(&p->state) == 1 && atomic_load(&p->mark) & FUTEX_OWNER_DIED;
+}
+static bool proc_dead(u32 pi) { return is_dead(&S->proc[pi]); }
+
+static int lock_file(int fd, int cmd, short type) {
+  struct flock l = { .l_type = type, .l_whence = SEEK_SET, .l_len = 1 };
+  int r;
+  do r = fcntl(fd, cmd, &l); while (r < 0 && errno == EINTR);
+  return r < 0 || (cmd == F_OFD_GETLK && l.l_type != F_UNLCK) ? -1 : 0;
+}
+static void life_name(char f[PATH_MAX + 64], u32 pi) {
+  snprintf(f, PATH_MAX + 64, "%s.p.%u.%llu", g_path, pi, (unsigned long long)S->proc[pi].inc);
+}
+static int open_life(u32 pi, int flags) {
+  char f[PATH_MAX + 64];
+  life_name(f, pi);
+  return open(f, O_RDWR | O_CLOEXEC | flags, 0600);
+}
+static bool proc_over(u32 pi, bool wait) { /* of one that is dead */
+  int fd = open_life(pi, 0);
+  if (fd < 0) return errno == ENOENT;
+  int r = lock_file(fd, wait ? F_OFD_SETLKW : F_OFD_GETLK, F_WRLCK);
+  close(fd);
+  return r == 0;
 }
 
-static void unlock_fd(int fd) { /* not by close() alone: a fork may share the open file */
-  flock(fd, LOCK_UN);
-  close(fd);
-}
-/* The lock of a segment is flock() on its control file, opened afresh each time: it falls with
- * its holder, and a fork or a closed descriptor cannot confuse it. */
+/* The lock of a segment is a record lock of its control file, opened afresh each time: it falls with its holder, and no
+ * fork, which another thread may do meanwhile, takes it along.  Closing any descriptor of the file drops it. */
 static int ctl_lock(bool nb) {
   pthread_mutex_lock(&g_lock_mu);
   int fd = open(g_path, O_RDWR | O_CLOEXEC);
   if (fd >= 0) {
-    int r;
-    do r = flock(fd, LOCK_EX | (nb ? LOCK_NB : 0)); while (r < 0 && errno == EINTR);
     struct stat st;
-    if (r == 0 && fstat(fd, &st) == 0 && st.st_ino == g_ino && st.st_nlink > 0) return fd;
-    if (r == 0) unlock_fd(fd); else close(fd);
+    if (lock_file(fd, nb ? F_SETLK : F_SETLKW, F_WRLCK) == 0 && fstat(fd, &st) == 0 && st.st_ino == g_ino && st.st_nlink > 0)
+      return fd;
+    close(fd);
   }
   pthread_mutex_unlock(&g_lock_mu);
   return -1;
 }
 static void ctl_unlock(int fd) {
-  unlock_fd(fd);
+  close(fd);
   pthread_mutex_unlock(&g_lock_mu);
 }
 
@@ -129,30 +174,28 @@ static void release_proc(u32 pi) {
     abandon(i);
     atomic_store(&s->owner, 0);
   }
-  char pre[300];
+  char pre[300], life[PATH_MAX + 64];
   snprintf(pre, sizeof pre, "%s.m.%u.%llu.", g_base, pi, (unsigned long long)p->inc);
   unlink_prefix(g_dir, pre);
+  life_name(life, pi);
+  unlink(life);
   for (int d = 0; d < MAXDEV; d++) atomic_store(&p->used[d], 0);
   p->pid = 0;
   atomic_store(&p->state, 0);
 }
 
-static bool proc_dead(u32 pi) {
-  struct sh_proc *p = &S->proc[pi];
-  return atomic_load(&p->state) == 1 && !proc_alive(p->pid, p->start);
-}
-
-/* Look, at most every `every_ms`, whether process slot pi lives; clean up after it if not.  With 0 it is cleaned up on
- * return; otherwise not if another process has the lock, even one that only looks for segments that nobody uses. */
+/* Clean up after process slot pi if that is dead and over.  With 0 it is cleaned up on return; otherwise not if that was
+ * tried less than `every_ms` ago, or if another process has the lock, even one that only looks for segments that nobody
+ * uses.  While the process lives this costs a load. */
 static void check_proc(u32 pi, u64 every_ms) {
-  if (pi >= MAXPROC || pi == g_me) return;
+  if (pi >= MAXPROC || pi == g_me || likely(!proc_dead(pi))) return;
   u64 t = now_ns(), seen = atomic_load_explicit(&g_seen[pi], memory_order_relaxed);
   if (t - seen < every_ms * 1000000ull) return;
   atomic_store_explicit(&g_seen[pi], t, memory_order_relaxed);
-  if (!proc_dead(pi)) return;
+  if (!proc_over(pi, every_ms == 0)) return;
   int fd = ctl_lock(every_ms > 0);
   if (fd < 0) return; /* somebody is at it */
-  if (proc_dead(pi)) release_proc(pi);
+  if (proc_dead(pi) && proc_over(pi, false)) release_proc(pi);
   ctl_unlock(fd);
 }
 

@@ -134,12 +134,12 @@ static void gc_segments(void) {
   struct dirent *e;
   while ((e = readdir(d))) {
     char f[PATH_MAX + 300], m[300];
-    if (strncmp(e->d_name, pre, (size_t)np) || strstr(e->d_name, ".m.") || !strcmp(e->d_name, g_base)) continue;
+    if (strncmp(e->d_name, pre, (size_t)np) || strchr(e->d_name + np, '.') || !strcmp(e->d_name, g_base)) continue;
     snprintf(f, sizeof f, "%s/%s", g_dir, e->d_name);
     int fd = open(f, O_RDWR | O_CLOEXEC);
     if (fd < 0) continue;
     struct stat st;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &st) == 0 && st.st_nlink > 0) {
+    if (lock_file(fd, F_SETLK, F_WRLCK) == 0 && fstat(fd, &st) == 0 && st.st_nlink > 0) {
       bool live = false;
       if ((size_t)st.st_size >= sizeof(struct sh)) {
         struct sh *o = mmap(NULL, sizeof *o, PROT_READ, MAP_SHARED, fd, 0);
@@ -147,7 +147,7 @@ static void gc_segments(void) {
         else {
           if (o->magic == SH_MAGIC && o->layout == SH_LAYOUT) {
             for (u32 i = 0; i < MAXPROC && !live; i++)
-              live = atomic_load(&o->proc[i].state) == 1 && proc_alive(o->proc[i].pid, o->proc[i].start);
+              live = atomic_load(&o->proc[i].state) == 1 && !is_dead(&o->proc[i]);
           } else {
             live = true; /* another version's: leave it */
           }
@@ -155,12 +155,12 @@ static void gc_segments(void) {
         }
       }
       if (!live) {
-        snprintf(m, sizeof m, "%s.m.", e->d_name);
+        snprintf(m, sizeof m, "%s.", e->d_name);
         unlink_prefix(g_dir, m);
         unlink(f);
       }
     }
-    unlock_fd(fd);
+    close(fd);
   }
   closedir(d);
 }
@@ -183,27 +183,24 @@ static CUresult attach(void) {
   for (;;) {
     fd = open(g_path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) { say("cannot open %s: %s", g_path, strerror(errno)); return E_OS; }
-    while (flock(fd, LOCK_EX) < 0 && errno == EINTR) { }
-    if (fstat(fd, &st) < 0) { unlock_fd(fd); return E_OS; }
+    if (lock_file(fd, F_SETLKW, F_WRLCK) < 0 || fstat(fd, &st) < 0) { close(fd); return E_OS; }
     if (st.st_nlink > 0) break;
-    unlock_fd(fd); /* its last user removed it just now */
+    close(fd); /* its last user removed it just now */
   }
   g_ino = st.st_ino;
   bool fresh = st.st_size == 0;
-  if (fresh && ftruncate(fd, sizeof(struct sh)) < 0) { unlock_fd(fd); return E_OS; }
+  if (fresh && ftruncate(fd, sizeof(struct sh)) < 0) { close(fd); return E_OS; }
   if (!fresh && (size_t)st.st_size < sizeof(struct sh)) {
     say("%s is of another version of softcuda: remove it or set IPCSYNC_HOST_SEGMENT", g_path);
-    unlock_fd(fd);
+    close(fd);
     return E_MISMATCH;
   }
-  int mfd = open(g_path, O_RDWR | O_CLOEXEC); /* a mapping holds its open file, so not the locked one */
-  struct sh *m = mfd < 0 ? MAP_FAILED : mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED, mfd, 0);
-  if (mfd >= 0) close(mfd);
-  if (m == MAP_FAILED) { unlock_fd(fd); return E_OS; }
+  struct sh *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (m == MAP_FAILED) { close(fd); return E_OS; }
   if (!fresh && atomic_load(&m->ready) && (m->magic != SH_MAGIC || m->layout != SH_LAYOUT)) {
     say("%s is of another version of softcuda: remove it or set IPCSYNC_HOST_SEGMENT", g_path);
     munmap(m, sizeof *m);
-    unlock_fd(fd);
+    close(fd);
     return E_MISMATCH;
   }
   if (!atomic_load(&m->ready)) {
@@ -214,27 +211,28 @@ static CUresult attach(void) {
     atomic_store(&m->ready, 1);
   }
   S = m;
-  u32 pid = (u32)getpid();
-  u64 start = 0;
-  proc_stat(pid, &start);
   int slot = -1;
   for (u32 i = 0; i < MAXPROC; i++) {
-    struct sh_proc *p = &S->proc[i];
-    /* my own pid: an image that this process ran before it called exec */
-    if (atomic_load(&p->state) == 1 && (p->pid == pid || !proc_alive(p->pid, p->start))) release_proc(i);
-    if (slot < 0 && !atomic_load(&p->state)) slot = (int)i;
+    if (proc_dead(i) && proc_over(i, false)) release_proc(i);
+    if (slot < 0 && !atomic_load(&S->proc[i].state)) slot = (int)i;
   }
-  if (slot < 0) { say("more than %d processes in %s", MAXPROC, g_path); unlock_fd(fd); return E_OOM; }
+  if (slot < 0) { say("more than %d processes in %s", MAXPROC, g_path); close(fd); return E_OOM; }
   g_me = (u32)slot;
   struct sh_proc *p = &S->proc[slot];
-  p->pid = pid;
-  p->start = start;
+  p->pid = (u32)getpid();
   g_inc = p->inc = S->next_inc++;
+  atomic_store(&p->mark, 0);
   for (int d = 0; d < MAXDEV; d++) atomic_store(&p->used[d], 0);
+  int life = open_life(g_me, O_CREAT); /* never closed */
+  if (life < 0 || lock_file(life, F_SETLK, F_RDLCK) < 0 || !take_mark()) {
+    say("cannot prove to others that this process lives: no file %s.p.*, thread, or robust futex", g_path);
+    close(fd);
+    return E_OS;
+  }
   if (atomic_load(&S->proc_hi) < (u32)slot + 1) atomic_store(&S->proc_hi, (u32)slot + 1);
   atomic_store(&p->state, 1);
   gc_segments();
-  unlock_fd(fd);
+  close(fd);
   atomic_store(&g_slot_hint, (u32)slot * 61 % MAXSTREAM);
   atomic_store(&g_event_hint, (u32)slot * 251 % MAXEVENT);
   return OK;
@@ -295,17 +293,18 @@ __attribute__((visibility("default"))) int ipcsync_softcuda_join(int hidden, cha
 
 __attribute__((destructor)) static void leave(void) {
   int one = 1;
+  if (atomic_load(&g_ready) != 1 || S->proc[g_me].pid != (u32)getpid()) return; /* a vfork child */
   if (!atomic_compare_exchange_strong(&g_ready, &one, 3)) return;
-  if (S->proc[g_me].pid != (u32)getpid()) return; /* a vfork child */
   int fd = ctl_lock(false);
   if (fd < 0) return;
+  give_up_mark();
   release_proc(g_me);
   bool live = false;
   for (u32 i = 0; i < MAXPROC && !live; i++)
     live = atomic_load(&S->proc[i].state) == 1 && !proc_dead(i);
   if (!live) {
     char pre[300];
-    snprintf(pre, sizeof pre, "%s.m.", g_base);
+    snprintf(pre, sizeof pre, "%s.", g_base);
     unlink_prefix(g_dir, pre);
     unlink(g_path);
   }

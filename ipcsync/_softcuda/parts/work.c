@@ -110,20 +110,10 @@ static void stream_push(struct stream *s, const struct op *t, u64 pos) {
   if (s->worker) {
     if (s->head == o) pthread_cond_signal(&s->cv);
   } else {
-    pthread_t th;
-    pthread_attr_t at;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    pthread_attr_init(&at);
-    pthread_attr_setdetachstate(&at, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&at, 2 << 20);
-    for (int i = 0; pthread_create(&th, &at, worker, s); i++) {
+    for (int i = 0; start_thread(worker, s, 2 << 20); i++) {
       if (i > 1000) { say("cannot start a stream's thread: %s", strerror(errno)); abort(); }
       usleep(10000);
     }
-    pthread_attr_destroy(&at);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
     s->worker = true;
   }
 }
