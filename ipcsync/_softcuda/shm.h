@@ -16,7 +16,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 
 #define SH_MAGIC   0x53494d4355444131ull /* "SIMCUDA1" */
-#define SH_LAYOUT  8u /* bump with every change of the structures below */
+#define SH_LAYOUT  10u /* bump with every change of the structures below */
 #define MAXPROC    512
 #define MAXSTREAM  32768
 #define MAXEVENT   131072
@@ -51,17 +51,17 @@ struct sh_stream {               /* 64 bytes: one cache line */
   char pad[24];
 };
 
-enum { EV_FREE, EV_USED, EV_INIT };
-struct sh_event {                /* 128 bytes; interprocess events only */
-  _Atomic u32 word;              /* generation << 2 | state; the generation moves at each allocation */
-  u32 unused;
-  _Atomic u32 owner;             /* exporter's process slot + 1; 0 once it has destroyed it or died */
+struct sh_event {                /* 128 bytes; a slot for interprocess events, of one process */
+  _Atomic u64 file;              /* that process's sh_proc.inc, also after its death; 0 nobody's */
+  u32 proc, pid;                 /* its slot, and its pid */
+  _Atomic u32 word;              /* generation << 1 | whether an event is in it; moves with each that is made or destroyed */
   u32 flags;
-  _Atomic u64 latest;            /* REC() of the latest record, 0 never recorded */
   u32 phys;                      /* physical device */
-  u32 pid;                       /* exporter's pid in its own namespace, for messages */
+  u32 unused;
+  _Atomic u64 latest;            /* REC() of the latest record, 0 never recorded; stays when the event is destroyed */
+  _Atomic u64 late;              /* REC() of an earlier event's record that signals this one, 0 none */
   _Atomic u64 importers[MAXPROC / 64];
-  char pad[128 - 32 - MAXPROC / 8];
+  char pad[128 - 48 - MAXPROC / 8];
 };
 
 struct sh {
@@ -80,17 +80,22 @@ _Static_assert(sizeof(struct sh_proc) == 256, "layout");
 _Static_assert(sizeof(struct sh_stream) == 64, "layout");
 _Static_assert(sizeof(struct sh_event) == 128, "layout");
 
-/* opaque contents of CUipcEventHandle and CUipcMemHandle (64 bytes) */
+/* opaque contents of CUipcEventHandle (64 bytes): as in the real driver, where they were seen */
+struct event_handle {
+  u64 pid, file, slot;           /* file: half of sh.nonce, and sh_event.file */
+  u64 zero[5];
+};
+_Static_assert(sizeof(struct event_handle) == 64, "layout");
+/* opaque contents of CUipcMemHandle (64 bytes) */
 struct ipc_handle {
   u64 magic;
   u64 nonce;
-  u32 slot, gen;                 /* event: slot and generation; memory: device, 0 */
-  u32 proc, pid;                 /* exporter: its slot; its pid in its own namespace, which nobody reads */
+  u32 phys, unused;              /* device */
+  u32 proc, pid;                 /* exporter; the pid is of its own namespace, and nobody reads it */
   u64 inc;
-  u64 seq, size;                 /* memory: number of the file, bytes */
+  u64 seq, size;                 /* number of the file, bytes */
   u64 check;
 };
 _Static_assert(sizeof(struct ipc_handle) == 64, "layout");
-#define EV_MAGIC  0x4556454e54495043ull
 #define MEM_MAGIC 0x4d454d4f52495043ull
 #endif

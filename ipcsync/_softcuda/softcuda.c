@@ -12,6 +12,7 @@
  * above it. */
 #include "parts/state.c"
 #include "parts/liveness.c"
+#include "parts/event_slots.c"
 #include "parts/objects.c"
 #include "parts/allocations.c"
 #include "parts/capture.c"

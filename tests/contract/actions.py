@@ -105,6 +105,11 @@ def record(event: str, stream: str) -> int:
     return code(load().cuEventRecord(_named[event], _named[stream]))
 
 
+def record_many(event: str, stream: str, times: int) -> int:
+    """Record the event so often; how often that succeeded."""
+    return sum(record(event, stream) == kit.SUCCESS for _ in range(times))
+
+
 def wait(stream: str, event: str) -> int:
     """Make the stream wait for the event."""
     return code(load().cuStreamWaitEvent(_named[stream], _named[event], 0))

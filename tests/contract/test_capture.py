@@ -92,7 +92,7 @@ def test_a_captured_event_cannot_be_queried_until_it_is_recorded_outside_of_a_ca
     stream = begin()
     ok(drv.cuEventRecord(event, stream))
     assert kit.end_capture(drv, stream) == kit.SUCCESS
-    assert code(drv.cuEventQuery(event)) == kit.CAPTURED_EVENT
+    assert code(drv.cuEventQuery(event)) == kit.INVALID_VALUE
     ok(drv.cuEventRecord(event, stream))
     complete(event)
 

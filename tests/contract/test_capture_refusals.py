@@ -79,7 +79,7 @@ def test_external_records_and_waits_belong_to_captures_only(
     event = new_event(kit.DISABLE_TIMING)
     ok(drv.cuEventRecordWithFlags(event, stream, 0))
     complete(event)
-    assert code(drv.cuEventRecordWithFlags(event, stream, EXTERNAL)) == kit.INVALID_VALUE
+    assert code(drv.cuEventRecordWithFlags(event, stream, EXTERNAL)) == kit.ILLEGAL_STATE
     assert code(drv.cuStreamWaitEvent(stream, event, EXTERNAL)) == kit.INVALID_VALUE
     capturing = begin()
     ok(drv.cuStreamWaitEvent(capturing, event, EXTERNAL))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -60,63 +60,58 @@ def test_a_process_killed_inside_synchronize_disturbs_nobody(
     assert code(drv.cuEventQuery(event)) == kit.SUCCESS
 
 
-def test_a_record_of_a_survivor_replaces_the_one_that_a_dead_process_left_pending(
-    drv: ModuleType, new_stream: Any, event: Any, peer: Peer, third: Peer
-) -> None:
-    share(drv, event, peer, third)
+# ---- records left pending
+
+
+@pytest.fixture
+def survivor(peer: Peer, new_peer: Callable[..., Peer]) -> Peer:
+    """The exporter of an event that `peer` was killed amid a record of. A process of its own: whatever is blocked for
+    ever ends with it, and no later event is made in the event's place.
+    """
+    made = new_peer({"IPCSYNC_HOST_DEATH": "pending"})
+    made.call(actions.start)
+    leave_a_record_pending(peer, made.call(actions.share_event, "e"))
+    for stream in ("s", "another", "other"):
+        made.call(actions.create_stream, stream)
+    return made
+
+
+def leave_a_record_pending(peer: Peer, handle: bytes) -> None:
+    """Kill the peer when its record is pending."""
+    assert peer.call(actions.open_event, "e", handle) == kit.SUCCESS
+    peer.call(actions.create_stream, "s")
     peer.call(actions.hold, "s")
     assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     peer.kill()
-    recorder, waiter = new_stream(), new_stream()
-    latch = Latch(recorder)
-    ok(drv.cuEventRecord(event, recorder))
-    ok(drv.cuStreamWaitEvent(waiter, event, 0))
-    assert third.call(actions.query, "e") == kit.NOT_READY
-    latch.open()
-    finish(waiter)
-    complete(event)
-    third.call(actions.complete, "e")
+
+
+def test_a_record_left_pending_by_a_dead_process_stays_so_and_blocks_who_waits_for_it(survivor: Peer) -> None:
+    assert survivor.call(actions.wait, "s", "e") == kit.SUCCESS
+    survivor.call(actions.finish, "other")
+    assert survivor.call(actions.query, "e") == kit.NOT_READY
+    assert survivor.call(actions.query_stream, "s") == kit.NOT_READY
+
+
+def test_a_record_left_pending_by_a_dead_process_blocks_every_later_record_and_its_stream(survivor: Peer) -> None:
+    for stream in ("s", "another"):
+        assert survivor.call(actions.record, "e", stream) == kit.SUCCESS
+        survivor.call(actions.finish, "other")
+        assert survivor.call(actions.query, "e") == kit.NOT_READY
+        assert survivor.call(actions.query_stream, stream) == kit.NOT_READY
 
 
 def test_who_is_blocked_by_a_dead_recorder_can_be_killed(
-    drv: ModuleType, stream: Any, event: Any, peer: Peer, third: Peer
+    drv: ModuleType, stream: Any, event: Any, survivor: Peer
 ) -> None:
-    share(drv, event, peer, third)
-    peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
-    third.begin(actions.synchronize, "e")
-    peer.kill()
-    third.kill()
+    survivor.begin(actions.synchronize, "e")
+    survivor.kill()
     ok(drv.cuEventRecord(event, stream))
     complete(event)
 
 
-def test_a_record_left_pending_by_a_dead_process_stays_pending(
-    drv: ModuleType, stream: Any, event: Any, peer: Peer, third: Peer
-) -> None:
-    if os.environ.get("IPCSYNC_HOST_DEATH") != "pending":
-        pytest.skip("the software driver was told otherwise")
-    share(drv, event, peer, third)
-    peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
-    # The blocked stream is one of `third`, which ends with the test: here it would block every later cuCtxSynchronize.
-    assert third.call(actions.wait, "s", "e") == kit.SUCCESS
-    peer.kill()
-    finish(stream)
-    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
-    assert third.call(actions.query, "e") == kit.NOT_READY
-    assert third.call(actions.query_stream, "s") == kit.NOT_READY
-    assert third.call(actions.destroy_stream, "s") == kit.SUCCESS  # does not block, though it will never be done
-
-
-def test_a_survivor_blocked_for_ever_can_still_exit(
-    drv: ModuleType, event: Any, peer: Peer, third: Peer, kind: str
-) -> None:
+def test_a_survivor_blocked_for_ever_can_still_exit(survivor: Peer, kind: str) -> None:
     if kind == "gpu":
         pytest.skip("whether a GPU's driver lets it exit is its own affair; ipcsync kills by SIGKILL")
-    share(drv, event, peer, third)
-    peer.call(actions.hold, "s")
-    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
-    assert third.call(actions.wait, "s", "e") == kit.SUCCESS
-    peer.kill()
-    third.close()
+    assert survivor.call(actions.wait, "s", "e") == kit.SUCCESS
+    assert survivor.call(actions.destroy_stream, "s") == kit.SUCCESS  # does not block, though it will never be done
+    survivor.close()

@@ -74,10 +74,10 @@ def test_a_re_record_while_pending_replaces_what_the_event_captures(
     complete(event)
 
 
-def test_a_re_record_makes_the_event_independent_of_the_earlier_stream(
-    drv: ModuleType, new_stream: New, event: Any
+def test_a_re_record_makes_an_event_of_one_process_independent_of_the_earlier_stream(
+    drv: ModuleType, new_stream: New, new_event: New
 ) -> None:
-    held, free = new_stream(), new_stream()
+    held, free, event = new_stream(), new_stream(), new_event(kit.DISABLE_TIMING)
     Latch(held)
     ok(drv.cuEventRecord(event, held))
     ok(drv.cuEventRecord(event, free))

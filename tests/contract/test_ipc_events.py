@@ -95,17 +95,47 @@ def test_a_re_record_by_another_process_replaces_what_the_event_captures(
     complete(event)
 
 
-def test_a_re_record_on_a_free_stream_completes_though_the_earlier_record_is_pending(
-    drv: ModuleType, stream: Any, event: Any, peer: Peer
+@pytest.mark.parametrize("recorders", ["the exporter and an importer", "two importers", "one process"])
+def test_a_record_and_its_stream_wait_for_the_events_earlier_record(
+    drv: ModuleType, new_stream: New, event: Any, peer: Peer, third: Peer, recorders: str
 ) -> None:
-    share(drv, event, peer)
-    Latch(stream)
-    ok(drv.cuEventRecord(event, stream))
-    assert peer.call(actions.query, "e") == kit.NOT_READY
-    assert peer.call(actions.record, "e", "s") == kit.SUCCESS
-    peer.call(actions.complete, "e")
+    share(drv, event, peer, third)
+    peer.call(actions.create_stream, "held")
+    peer.call(actions.hold, "held")
+    assert peer.call(actions.record, "e", "held") == kit.SUCCESS
+    mine, later = new_stream(), new_stream()
+    if recorders == "the exporter and an importer":
+        ok(drv.cuEventRecord(event, mine))
+        assert code(drv.cuStreamQuery(mine)) == kit.NOT_READY
+    else:
+        recorder = peer if recorders == "one process" else third
+        assert recorder.call(actions.record, "e", "s") == kit.SUCCESS
+        assert recorder.call(actions.query_stream, "s") == kit.NOT_READY
+    ok(drv.cuEventRecord(event, later))  # the chain grows
+    others = [new_stream() for _ in range(8)]
+    for other in others:  # what has nothing to do with it goes on meanwhile
+        ok(drv.cuEventRecord(ok(drv.cuEventCreate(kit.SHAREABLE)), other))
+        finish(other)
+    assert [code(drv.cuEventQuery(event)), code(drv.cuStreamQuery(later))] == [kit.NOT_READY] * 2
+    peer.call(actions.release, "held")
+    finish(later)
     complete(event)
-    assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
+
+
+def test_records_of_one_event_by_two_processes_at_the_same_time_all_complete(
+    drv: ModuleType, new_stream: New, event: Any, peer: Peer, third: Peer
+) -> None:
+    share(drv, event, peer, third)
+    for each in (peer, third):
+        each.begin(actions.record_many, "e", "s", 300)
+    stream = new_stream()
+    for _ in range(300):
+        ok(drv.cuEventRecord(event, stream))
+    for each in (peer, third):
+        assert each.result() == 300
+        each.call(actions.finish, "s")
+    finish(stream)
+    complete(event)
 
 
 def test_a_wait_of_one_process_keeps_its_record_when_another_process_records_anew(
@@ -135,11 +165,14 @@ def test_a_wait_keeps_its_record_when_its_own_process_records_anew(
     latch = Latch(stream)
     ok(drv.cuEventRecord(event, stream))
     assert peer.call(actions.wait, "s", "e") == kit.SUCCESS
+    peer.call(actions.hold, "other")
     assert peer.call(actions.record, "e", "other") == kit.SUCCESS
-    peer.call(actions.finish, "other")
     assert peer.call(actions.query_stream, "s") == kit.NOT_READY
     latch.open()
     peer.call(actions.finish, "s")
+    assert code(drv.cuEventQuery(event)) == kit.NOT_READY
+    peer.call(actions.release, "other")
+    complete(event)
 
 
 def test_synchronize_in_the_importer_returns_only_after_the_record_is_complete(

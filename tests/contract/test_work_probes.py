@@ -85,18 +85,22 @@ def test_a_pending_record_shows_in_the_other_process(drv: ModuleType, stream: An
 # --- work of the dead -------------------------------------------------------------------------------------------------
 
 
-def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(
-    drv: ModuleType, event: Any, peer: Peer, kind: str
-) -> None:
-    share(drv, event, peer)
+def share_by(exporter: Peer, peer: Peer) -> None:
+    """As `share`, of another process's event: what is left pending ends with it, and is in no later event's place."""
+    assert peer.call(actions.open_event, "e", exporter.call(actions.share_event, "e")) == kit.SUCCESS
+    peer.call(actions.create_stream, "s")
+
+
+def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(peer: Peer, third: Peer, kind: str) -> None:
+    share_by(third, peer)
     peer.call(actions.hold, "s")
     assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     peer.kill()
     never = kind == "software" and os.environ.get("IPCSYNC_HOST_DEATH") == "pending"
     patience = BLINK_S if never else SETTLE_S
     with suppress(AssertionError):
-        until(lambda: code(drv.cuEventQuery(event)) != kit.NOT_READY, "an answer", patience)
-    answer = code(drv.cuEventQuery(event))
+        until(lambda: third.call(actions.query, "e") != kit.NOT_READY, "an answer", patience)
+    answer = third.call(actions.query, "e")
     pending = answer == kit.NOT_READY
     write_down(
         "a process dies with a record pending",
@@ -130,9 +134,9 @@ def test_a_word_that_a_dead_process_was_about_to_write_is_written_or_a_store_end
 
 
 def test_what_a_killed_process_had_submitted_ends_before_or_after_its_death_is_seen(
-    drv: ModuleType, event: Any, page_path: str, page: kit.Page, word: Any, peer: Peer, kind: str
+    page_path: str, page: kit.Page, word: Any, peer: Peer, third: Peer, kind: str
 ) -> None:
-    share(drv, event, peer)
+    share_by(third, peer)
     peer.call(actions.register_page, "page", page_path)
     peer.call(probe_actions.hold_robustly, "page", HELD)
     size, times = (2 << 30, 400) if kind == "gpu" else (64 << 20, 30)  # about 0.3 s each
@@ -143,7 +147,7 @@ def test_what_a_killed_process_had_submitted_ends_before_or_after_its_death_is_s
         "the robust futex is marked": lambda: page.words[HELD] & OWNER_DIED,
         "the pidfd is readable": lambda: pidfd.is_dead,
         "the last word is written": lambda: page.words[DONE],
-        "the event is not pending": lambda: code(drv.cuEventQuery(event)) != kit.NOT_READY,
+        "the event is not pending": lambda: third.call(actions.query, "e") != kit.NOT_READY,
     }
     deaths = list(signs)[:2]
     seen: dict[str, float] = {}

@@ -137,6 +137,9 @@ class _Held:
         self.events[name] = ok(drv.cuEventCreate(IPC))
         return handle_bytes(self.events[name])
 
+    def create_many(self, count: int) -> bytes:
+        return [self.create(k) for k in range(count)][-1]
+
     def open(self, name: Any, handle: bytes) -> int:
         return _keep(open_event(handle), self.events, name)
 
@@ -148,6 +151,10 @@ class _Held:
 
     def record(self, name: Any, stream: Any) -> int:
         return code(drv.cuEventRecord(self.events[name], self.streams[stream]))
+
+    def record_many(self, name: Any, stream: Any, times: int) -> None:
+        for _ in range(times):
+            ok(drv.cuEventRecord(self.events[name], self.streams[stream]))
 
     def wait(self, stream: Any, name: Any) -> int:
         return code(drv.cuStreamWaitEvent(self.streams[stream], self.events[name], 0))

@@ -59,6 +59,15 @@ static CUresult cap_unsafe(void) {
 }
 #define UNSAFE() do { CUresult u_ = cap_unsafe(); if (u_) return u_; } while (0)
 
+/* ask for the stream's id? */
+static CUresult cap_id(struct stream *s) {
+  if (!CAPTURES) return OK;
+  pthread_mutex_lock(&g_cap_mu);
+  CUresult r = !s->cap ? OK : s->cap->broken ? E_CAP_INVALIDATED : E_CAP_UNSUPPORTED;
+  if (s->cap) s->cap->broken = true;
+  pthread_mutex_unlock(&g_cap_mu);
+  return r;
+}
 /* query the stream, the context, the event, or wait for it? */
 static CUresult cap_stream(struct stream *s) {
   if (!CAPTURES) return OK;
@@ -84,13 +93,13 @@ static CUresult cap_ctx(struct ctx *x) {
   pthread_mutex_unlock(&g_cap_mu);
   return r;
 }
-static CUresult cap_event(struct event *e) {
+static CUresult cap_event(struct event *e, CUresult captured) {
   u64 id = atomic_load_explicit(&e->cap, memory_order_relaxed);
   if (likely(!id) && !CAPTURES) return OK;
   pthread_mutex_lock(&g_cap_mu);
   struct capture *c = cap_find_locked(id);
   if (c) c->broken = true;
-  CUresult r = id ? E_CAP_EVENT : cap_unsafe_locked();
+  CUresult r = id ? captured : cap_unsafe_locked();
   pthread_mutex_unlock(&g_cap_mu);
   return r;
 }

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Events: records, queries, waits, times. */
 
-static _Atomic u32 g_imports[MAXEVENT];  /* how often this process has each slot open */
+static u32 g_imports[MAXEVENT];          /* how often this process has each slot open */
 static pthread_mutex_t g_import_mu = PTHREAD_MUTEX_INITIALIZER;
 
+static void import_add(u32 slot) { /* g_import_mu held, as below */
+  if (!g_imports[slot]++) atomic_fetch_or(&S->event[slot].importers[g_me / 64], 1ull << (g_me % 64));
+}
+static void import_drop(u32 slot) {
+  if (!--g_imports[slot]) atomic_fetch_and(&S->event[slot].importers[g_me / 64], ~(1ull << (g_me % 64)));
+}
+
 static void event_dispose(struct event *e) {
-  if (e->shslot >= 0) {
-    struct sh_event *x = &S->event[e->shslot];
-    if (e->imported) {
-      pthread_mutex_lock(&g_import_mu);
-      if (atomic_fetch_sub(&g_imports[e->shslot], 1) == 1) {
-        atomic_fetch_and(&x->importers[g_me / 64], ~(1ull << (g_me % 64)));
-        event_try_free((u32)e->shslot);
-      }
-      pthread_mutex_unlock(&g_import_mu);
-    } else {
-      atomic_store(&x->owner, 0);
-      event_try_free((u32)e->shslot);
-      atomic_fetch_sub(&g_my_events, 1);
-    }
+  if (e->imported) {
+    pthread_mutex_lock(&g_import_mu);
+    import_drop((u32)e->shslot);
+    pthread_mutex_unlock(&g_import_mu);
+  } else if (e->shslot >= 0) {
+    slot_give((u32)e->shslot);
+    atomic_fetch_sub(&g_my_events, 1);
   }
   trec_drop(e->tr);
   e->tr = NULL;
@@ -43,26 +43,13 @@ API cuEventCreate(CUevent *out, unsigned flags) {
   CUR(c);
   if (!out || flags > 7 || (flags & 6) == 4) return E_VALUE;
   u32 slot = 0;
+  bool fresh;
   if (flags & 4) {
-    if (atomic_fetch_add(&g_my_events, 1) >= g_event_limit) { atomic_fetch_sub(&g_my_events, 1); return E_OOM; }
-    u32 start = atomic_load(&g_event_hint);
-    bool got = false;
-    for (u32 k = 0; k < MAXEVENT && !got; k++) {
-      slot = (start + k) % MAXEVENT;
-      u32 w = atomic_load_explicit(&S->event[slot].word, memory_order_relaxed);
-      if ((w & 3) != EV_FREE) continue;
-      raise_mark(&S->event_hi, slot + 1);
-      got = atomic_compare_exchange_strong(&S->event[slot].word, &w, (w & ~3u) + (4 | EV_INIT));
+    if (atomic_fetch_add(&g_my_events, 1) >= g_event_limit || !slot_take(&slot, &fresh)) {
+      atomic_fetch_sub(&g_my_events, 1);
+      return E_OOM;
     }
-    if (!got) { atomic_fetch_sub(&g_my_events, 1); return E_OOM; }
-    atomic_store(&g_event_hint, slot + 1);
-    struct sh_event *x = &S->event[slot];
-    atomic_store(&x->owner, g_me + 1);
-    x->flags = flags;
-    x->phys = (u32)g_dev[c->dev];
-    x->pid = (u32)getpid();
-    atomic_store(&x->latest, 0);
-    atomic_store(&x->word, (atomic_load(&x->word) & ~3u) | EV_USED);
+    slot_begin(slot, fresh, flags, (u32)g_dev[c->dev]);
   }
   struct event *e = event_init(c, flags);
   if (!e) return E_OOM;
@@ -76,11 +63,15 @@ API cuEventCreate(CUevent *out, unsigned flags) {
 static bool undefined_use(struct event *e, const char *fn) {
   if (likely(!g_strict || !e->imported)) return false;
   struct sh_event *x = &S->event[e->shslot];
-  u32 o = atomic_load(&x->owner);
-  if (o) { check_proc(o - 1, 5); o = atomic_load(&x->owner); }
-  if (o) return false;
+  check_proc(x->proc, 5);
+  if ((e->word & 1) && atomic_load(&x->word) == e->word && file_lives(atomic_load(&x->file))) return false;
   say("STRICT: %s on an imported event after its exporter (pid %u) destroyed it or exited: undefined behaviour", fn, x->pid);
   return true;
+}
+static struct seen event_seen(struct event *e) {
+  struct seen n = { atomic_load(e->latest), 0 };
+  if (n.rec && e->shslot >= 0) n.late = atomic_load(&S->event[e->shslot].late);
+  return n;
 }
 #define EVENT(h) struct event *e = obj_get(&g_events, h); \
   if (unlikely(!e)) return E_HANDLE; \
@@ -95,7 +86,7 @@ static CUresult event_record(CUevent h, CUstream st, unsigned flags, int pt, con
   if (unlikely(undefined_use(e, fn))) return E_HANDLE;
   if (flags) { /* external: for the launch of the graph, and only while capturing */
     int r = cap_op(s, true, NULL);
-    return r < 0 ? E_VALUE : r;
+    return r < 0 ? E_STATE : r;
   }
   struct op o = { .type = OP_NOP };
   return submit(s, &o, e);
@@ -117,18 +108,16 @@ API cuCtxRecordEvent(CUcontext hc, CUevent h) {
 API cuEventQuery(CUevent h) {
   CHK();
   EVENT(h);
-  CUresult c = cap_event(e);
+  CUresult c = cap_event(e, E_VALUE);
   if (c) return c;
-  u64 r = atomic_load(e->latest);
-  return !r || rec_poll(r) ? OK : E_NOTREADY;
+  return seen_poll(event_seen(e)) ? OK : E_NOTREADY;
 }
 API cuEventSynchronize(CUevent h) {
   CHK();
   EVENT(h);
-  CUresult c = cap_event(e);
+  CUresult c = cap_event(e, E_CAP_EVENT);
   if (c) return c;
-  u64 r = atomic_load(e->latest);
-  if (r) rec_wait(r);
+  seen_wait(event_seen(e));
   return OK;
 }
 API cuEventDestroy_v2(CUevent h) {
@@ -147,7 +136,7 @@ API cuEventElapsedTime_v2(float *ms, CUevent h0, CUevent h1) {
   CUresult r = OK;
   if (!e[0] || !e[1] || e[0]->ctx != e[1]->ctx) return E_HANDLE;
   for (int i = 0; i < 2; i++) if (e[i]->flags & 2) return E_HANDLE;
-  for (int i = 0; i < 2; i++) if ((r = cap_event(e[i]))) return r;
+  for (int i = 0; i < 2; i++) if ((r = cap_event(e[i], E_CAP_EVENT))) return r;
   for (int i = 0; i < 2; i++) {
     pthread_mutex_lock(&e[i]->mu);
     rec[i] = atomic_load(e[i]->latest);
@@ -171,9 +160,9 @@ static CUresult stream_wait(CUstream st, CUevent h, unsigned flags, int pt) {
   if (unlikely(undefined_use(e, "cuStreamWaitEvent"))) return E_HANDLE;
   int captured = cap_wait(s, e, flags);
   if (unlikely(captured >= 0)) return captured;
-  u64 r = atomic_load(e->latest);
-  if (!r || rec_done(r) || (REC_SLOT(r) == s->slot && !rec_lost(r))) return OK;
-  struct op o = { .type = OP_WAIT, .rec = r };
+  struct seen n = event_seen(e);
+  if (seen_done(n) || seen_in_order(n, s)) return OK;
+  struct op o = { .type = OP_WAIT, .rec = n.rec, .late = n.late };
   return submit(s, &o, NULL);
 }
 PTSZ(cuStreamWaitEvent, (CUstream st, CUevent h, unsigned f), return stream_wait(st, h, f, pt))

@@ -7,51 +7,36 @@ static u64 handle_check(const struct ipc_handle *h) {
   for (size_t i = 0; i + 1 < sizeof *h / 8; i++) x = (x ^ w[i]) * 0xff51afd7ed558ccdull, x ^= x >> 29;
   return x;
 }
-static CUresult handle_valid(const struct ipc_handle *h, u64 magic) {
-  if (h->magic != magic || h->check != handle_check(h)) return E_VALUE;
-  if (h->nonce != S->nonce || h->proc >= MAXPROC) return E_HANDLE; /* another segment's, or an earlier one's */
-  return OK;
-}
+static u64 event_file(u64 file) { return S->nonce << 32 | file; } /* the nonce: no handle of another segment opens */
 API cuIpcGetEventHandle(CUipcEventHandle *out, CUevent ev) {
   CUR(c);
   (void)c;
   if (!out || !ev) return E_VALUE;
   EVENT(ev);
   if (e->imported || e->shslot < 0) return E_HANDLE;
-  struct ipc_handle h = { .magic = EV_MAGIC, .nonce = S->nonce, .slot = (u32)e->shslot,
-    .gen = atomic_load(&S->event[e->shslot].word) >> 2, .proc = g_me, .pid = (u32)getpid(), .inc = g_inc };
-  h.check = handle_check(&h);
+  struct event_handle h = { .pid = (u32)getpid(), .file = event_file(g_inc), .slot = (u32)e->shslot };
   memcpy(out, &h, sizeof h);
   return OK;
 }
 API cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle in) {
   CUR(c);
-  struct ipc_handle h;
+  static const u64 zero[5];
+  struct event_handle h;
   memcpy(&h, &in, sizeof h);
-  if (!out) return E_VALUE;
-  CUresult r = handle_valid(&h, EV_MAGIC);
-  if (r) return r;
-  if (h.proc == g_me && h.inc == g_inc) return E_CTX; /* in the process that made it */
-  if (h.slot >= MAXEVENT) return E_VALUE;
-  check_proc(h.proc, 0); /* an exporter that was killed is found out here */
-  struct sh_event *x = &S->event[h.slot];
-  u64 bit = 1ull << (g_me % 64);
+  if (!out || memcmp(h.zero, zero, sizeof zero)) return E_VALUE;
+  struct sh_event *x = &S->event[h.slot % MAXEVENT];
+  u32 slot = (u32)(h.slot % MAXEVENT);
   pthread_mutex_lock(&g_import_mu);
-  bool first = atomic_fetch_add(&g_imports[h.slot], 1) == 0;
-  if (first) atomic_fetch_or(&x->importers[g_me / 64], bit);
-  if (atomic_load(&x->word) != (h.gen << 2 | EV_USED) || atomic_load(&x->owner) != h.proc + 1) {
-    r = E_HANDLE;
-    if (atomic_fetch_sub(&g_imports[h.slot], 1) == 1) {
-      atomic_fetch_and(&x->importers[g_me / 64], ~bit);
-      event_try_free(h.slot);
-    }
-  }
+  import_add(slot); /* first, so that nobody reclaims the slot */
+  u64 file = atomic_load(&x->file);
+  CUresult r = h.slot != slot || !file || event_file(file) != h.file || x->pid != h.pid ? E_MAP : file == g_inc ? E_CTX : OK;
+  struct event *e = r ? NULL : event_init(c, x->flags & 3);
+  if (!e) import_drop(slot);
   pthread_mutex_unlock(&g_import_mu);
-  if (r) return r;
-  struct event *e = event_init(c, x->flags & 3);
-  if (!e) return E_OOM;
-  e->shslot = (int)h.slot;
+  if (!e) return r ? r : E_OOM;
+  e->shslot = (int)slot;
   e->imported = true;
+  e->word = atomic_load(&x->word);
   e->latest = &x->latest;
   obj_publish(&g_events, e);
   *out = H(e);
@@ -65,7 +50,7 @@ API cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p) {
   struct alloc *a = mem_find_locked((uintptr_t)p, 1);
   CUresult r = a && a->kind == A_DEV ? OK : E_VALUE;
   if (!r) {
-    struct ipc_handle h = { .magic = MEM_MAGIC, .nonce = S->nonce, .slot = (u32)a->phys, .proc = g_me,
+    struct ipc_handle h = { .magic = MEM_MAGIC, .nonce = S->nonce, .phys = (u32)a->phys, .proc = g_me,
       .pid = (u32)getpid(), .inc = g_inc, .seq = a->seq, .size = a->size };
     h.check = handle_check(&h);
     memcpy(out, &h, sizeof h);
@@ -79,10 +64,11 @@ API cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle in, unsigned flags) {
   struct ipc_handle h;
   memcpy(&h, &in, sizeof h);
   if (!out || flags > 1) return E_VALUE;
-  CUresult r = handle_valid(&h, MEM_MAGIC);
-  if (r) return r;
+  if (h.magic != MEM_MAGIC || h.check != handle_check(&h)) return E_VALUE;
+  if (h.nonce != S->nonce || h.proc >= MAXPROC) return E_HANDLE; /* another segment's, or an earlier one's */
   if (h.proc == g_me && h.inc == g_inc) return E_CTX;
   check_proc(h.proc, 0);
+  CUresult r = OK;
   pthread_mutex_lock(&mu);
   pthread_rwlock_wrlock(&g_mem);
   struct alloc *a = NULL;
@@ -108,7 +94,7 @@ API cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle in, unsigned flags) {
     } else {
       a = calloc(1, sizeof *a);
       *a = (struct alloc){ .base = (uintptr_t)m, .size = h.size, .maplen = len, .kind = A_IPC, .dev = c->dev,
-                           .phys = (int)h.slot, .ctx = H(c), .ipc_refs = 1, .ipc = h };
+                           .phys = (int)h.phys, .ctx = H(c), .ipc_refs = 1, .ipc = h };
       mem_add(a);
       *out = a->base;
     }

@@ -140,17 +140,6 @@ static void abandon(u32 slot) {
   futex_wake(&s->done);
 }
 
-/* Free the slot if neither an exporter nor an importer has it.  Whoever drops his share calls this
- * afterwards, so the last one does it; the generation in the word keeps a slow caller off its next use. */
-static void event_try_free(u32 slot) {
-  struct sh_event *e = &S->event[slot];
-  u32 w = atomic_load(&e->word);
-  if ((w & 3) != EV_USED || atomic_load(&e->owner)) return;
-  for (int i = 0; i < MAXPROC / 64; i++)
-    if (atomic_load(&e->importers[i])) return;
-  atomic_compare_exchange_strong(&e->word, &w, (w & ~3u) | EV_FREE);
-}
-
 /* Give back everything that process slot pi holds.  Caller has the file lock and knows that the
  * process is dead or leaving (or is me).  Its pending records are abandoned. */
 static void release_proc(u32 pi) {
@@ -158,14 +147,8 @@ static void release_proc(u32 pi) {
   u32 hi = atomic_load(&S->event_hi);
   u64 bit = 1ull << (pi % 64);
   for (u32 i = 0; i < hi; i++) {
-    struct sh_event *e = &S->event[i];
-    u32 w = atomic_load_explicit(&e->word, memory_order_relaxed), me = pi + 1;
-    if ((w & 3) == EV_FREE) continue;
-    bool touched = false;
-    if ((w & 3) == EV_INIT && atomic_load(&e->owner) == me) atomic_store(&e->word, (w & ~3u) | EV_USED);
-    if (atomic_load(&e->owner) == me) { atomic_compare_exchange_strong(&e->owner, &me, 0); touched = true; }
-    if (atomic_load(&e->importers[pi / 64]) & bit) { atomic_fetch_and(&e->importers[pi / 64], ~bit); touched = true; }
-    if (touched) event_try_free(i);
+    struct sh_event *e = &S->event[i]; /* its own slots stay its own: their handles open on */
+    if (atomic_load_explicit(&e->importers[pi / 64], memory_order_relaxed) & bit) atomic_fetch_and(&e->importers[pi / 64], ~bit);
   }
   hi = atomic_load(&S->stream_hi);
   for (u32 i = 0; i < hi; i++) {

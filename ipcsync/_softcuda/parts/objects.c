@@ -44,7 +44,7 @@ struct op {
   int type, width;
   unsigned flags;
   union { u64 rec; CUhostFn fn; CUstreamCallback cb; void *dst; };
-  union { const void *src; void *data; u64 val; };
+  union { const void *src; void *data; u64 val, late; };
   size_t n;
   void *stage;                   /* copy of pageable memory, freed afterwards */
   struct alloc *a, *b;           /* allocations held while the operation is queued */
@@ -72,8 +72,9 @@ struct event {
   unsigned flags;
   _Atomic u64 own;               /* latest record of an event that is not interprocess */
   _Atomic u64 *latest;
-  int shslot;
+  int shslot;                    /* of an interprocess event, else -1 */
   bool imported;
+  u32 word;                      /* of an import: what its sh_event.word was when it was opened */
   _Atomic u64 cap;               /* id of the capture in which this handle was last recorded, 0 none */
   pthread_mutex_t mu;
   struct trec *tr;

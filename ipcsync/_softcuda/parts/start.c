@@ -261,6 +261,9 @@ API cuInit(unsigned flags) {
     g_latency_us = env_num("IPCSYNC_HOST_LATENCY_US", 0, 0, 60000000);
     g_event_limit = (u32)env_num("IPCSYNC_HOST_EVENT_LIMIT", 22000, 0, MAXEVENT);
     g_strict = (int)env_num("IPCSYNC_HOST_STRICT", 0, 0, 1);
+    g_serial = (int)env_num("IPCSYNC_HOST_SERIAL", 1, 0, 1);
+    g_late_signals = (int)env_num("IPCSYNC_HOST_LATE_SIGNALS", 1, 0, 1);
+    g_poisoned_slots = (int)env_num("IPCSYNC_HOST_POISONED_SLOTS", 1, 0, 1);
     g_async = (int)env_num("IPCSYNC_HOST_ASYNC", 0, 0, 1) || g_latency_us;
     g_p2p = (int)env_num("IPCSYNC_HOST_P2P", 1, 0, 1);
     g_trace = (int)env_num("IPCSYNC_HOST_TRACE", 0, 0, 1);
@@ -320,7 +323,7 @@ __attribute__((visibility("default"))) long long softcudaStat(const char *what) 
   } else if (!strcmp(what, "streams")) {
     for (u32 i = 0, hi = atomic_load(&S->stream_hi); i < hi; i++) n += atomic_load(&S->stream[i].owner) != 0;
   } else if (!strcmp(what, "events")) {
-    for (u32 i = 0, hi = atomic_load(&S->event_hi); i < hi; i++) n += (atomic_load(&S->event[i].word) & 3) != EV_FREE;
+    n = slots_in_use();
   } else if (!strcmp(what, "memory")) {
     for (int d = 0; d < MAXDEV; d++) n += (long long)mem_used(d);
   } else if (!strcmp(what, "captured")) {

@@ -34,7 +34,8 @@ PTSZ(cuStreamQuery, (CUstream h), STREAM(h); CUresult r = cap_stream(s); return 
 PTSZ(cuStreamSynchronize, (CUstream h), STREAM(h); CUresult r = cap_stream(s); if (!r) stream_sync(s); return r)
 PTSZ(cuStreamGetPriority, (CUstream h, int *p), STREAM(h); if (!p) return E_VALUE; *p = s->prio; return OK)
 PTSZ(cuStreamGetFlags, (CUstream h, unsigned *f), STREAM(h); if (!f) return E_VALUE; *f = s->flags; return OK)
-PTSZ(cuStreamGetId, (CUstream h, unsigned long long *id), STREAM(h); if (!id) return E_VALUE; *id = s->id; return OK)
+PTSZ(cuStreamGetId, (CUstream h, unsigned long long *id), 
+     STREAM(h); if (!id) return E_VALUE; CUresult r = cap_id(s); if (!r) *id = s->id; return r)
 PTSZ(cuStreamGetDevice, (CUstream h, CUdevice *d), STREAM(h); if (!d) return E_VALUE; *d = s->ctx->dev; return OK)
 PTSZ(cuStreamGetCtx, (CUstream h, CUcontext *c), STREAM(h); if (!c) return E_VALUE; *c = H(s->ctx); return OK)
 PTSZ(cuStreamGetCtx_v2, (CUstream h, CUcontext *c, void **g),
@@ -83,7 +84,7 @@ PTSZ(cuStreamAddCallback, (CUstream h, CUstreamCallback cb, void *data, unsigned
 
 static CUresult memop(CUstream h, int pt, int type, int width, CUdeviceptr p, u64 v, unsigned flags) {
   STREAM(h);
-  if (p % (unsigned)width || (type == OP_WRITE ? flags & ~1u : flags & ~0x40000003u)) return E_VALUE;
+  if (p % (unsigned)width || (type == OP_WRITE ? flags & ~(width == 4 ? 1u : 0u) : flags & ~0x40000003u)) return E_VALUE;
   struct alloc *a = mem_hold((uintptr_t)p, (size_t)width);
   if (!a) return E_VALUE;
   struct op o = { .type = type, .width = width, .flags = flags, .dst = (void *)(uintptr_t)p, .val = v, .a = a };

@@ -10,7 +10,7 @@ static void op_drop(struct op *o) {
 }
 static void run_op(struct op *o, struct stream *s) {
   switch (o->type) {
-  case OP_WAIT: rec_wait(o->rec); break;
+  case OP_WAIT: seen_wait((struct seen){ o->rec, o->late }); break;
   case OP_HOST: o->fn(o->data); break;
   case OP_CALLBACK: o->cb((CUstream)(uintptr_t)s->pub, OK, o->data); break;
   case OP_COPY: memmove(o->dst, o->stage ? o->stage : o->src, o->n); break;
@@ -60,7 +60,7 @@ static void run_op(struct op *o, struct stream *s) {
 static bool op_quick(const struct op *o) {
   switch (o->type) {
   case OP_HOST: case OP_CALLBACK: return false;
-  case OP_WAIT: return rec_done(o->rec);
+  case OP_WAIT: return seen_done((struct seen){ o->rec, o->late });
   case OP_WAITVAL: return false;
   case OP_COPY: return o->n <= 1 << 20;
   case OP_SET: return o->n <= 1 << 20;
@@ -158,6 +158,9 @@ static int implicit_deps(struct stream *s, u64 **list, u64 *one) {
   return n;
 }
 
+/* Is the record one of this stream, so that what comes now is behind it anyway? */
+static bool seen_in_order(struct seen e, struct stream *s) { return REC_SLOT(e.rec) == s->slot && !rec_lost(e.rec); }
+
 static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
   int captured = cap_op(s, o->type != OP_CALLBACK, ev);
   if (unlikely(captured >= 0)) { op_drop(o); return captured; }
@@ -179,7 +182,16 @@ static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
     atomic_store(&sh->tail, ++pos);
     stream_push(s, &w, pos);
   }
-  atomic_store(&sh->tail, ++pos);
+  if (ev && ev->shslot >= 0) { /* pending for all before it can complete; one position is for the wait */
+    atomic_store(&sh->tail, pos += 2);
+    struct seen prior = slot_record((u32)ev->shslot, REC(s->slot, pos));
+    if (g_serial && !seen_done(prior) && !seen_in_order(prior, s)) {
+      struct op w = { .type = OP_WAIT, .rec = prior.rec, .late = prior.late };
+      stream_push(s, &w, pos - 1);
+    }
+  } else {
+    atomic_store(&sh->tail, ++pos);
+  }
   if (!s->head && !g_async && op_quick(o)) {
     run_op(o, s);
     complete(s->slot, pos);
@@ -193,7 +205,7 @@ static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
       ev->tr = tr;
       atomic_store(ev->latest, REC(s->slot, pos));
       pthread_mutex_unlock(&ev->mu);
-    } else {
+    } else if (ev->shslot < 0) {
       atomic_store(ev->latest, REC(s->slot, pos));
     }
     if (unlikely(atomic_load_explicit(&ev->cap, memory_order_relaxed))) atomic_store(&ev->cap, 0);
