@@ -94,7 +94,7 @@ static CUresult event_record(CUevent h, CUstream st, unsigned flags, int pt, con
   if (s->ctx != e->ctx) return E_HANDLE;
   if (unlikely(undefined_use(e, fn))) return E_HANDLE;
   if (flags) { /* external: for the launch of the graph, and only while capturing */
-    int r = cap_op(s, true, NULL);
+    int r = cap_op(s, NULL, e);
     return r < 0 ? E_VALUE : r;
   }
   struct op o = { .type = OP_NOP };
