@@ -19,10 +19,10 @@ API cuGraphDestroy(void *h) {
   return unlocked(ok ? OK : E_VALUE);
 }
 
-/* Add a node to a graph that no stream captures into; takes over w. */
+/* Add a node to a graph, which may be captured into; takes over w. */
 static CUresult add_node(void **out, void *h, void *const *dep, size_t ndep, struct work *w) {
   GRAPH_LOCKED(h);
-  bool ok = out && g && !g->capturing && (dep || !ndep) && nodes_of_locked(g, dep, ndep);
+  bool ok = out && g && (dep || !ndep) && nodes_of_locked(g, dep, ndep);
   for (size_t i = 1; ok && i < ndep; i++) for (size_t k = 0; k < i; k++) ok = ok && dep[i] != dep[k];
   if (ok) *out = H(node_add_locked(g, w, dep, (u32)ndep)); else work_drop(w);
   return unlocked(ok ? OK : E_VALUE);
@@ -194,8 +194,7 @@ API cuGraphExecDestroy(void *h) {
   return OK;
 }
 PTSZ(cuGraphLaunch, (void *x, CUstream h), STREAM(h); return exec_launch(x, s))
-PTSZ(cuGraphUpload, (void *x, CUstream h), /* there is nowhere to upload it to */
-     STREAM(h); return !obj_get(&g_execs, x) ? E_VALUE : cap_in(s) ? E_CAP_UNSUPPORTED : OK)
+PTSZ(cuGraphUpload, (void *x, CUstream h), STREAM(h); return exec_upload(x, s))
 
 /* Same steps in the same order, of the same types: the executable does from its next launch on what the graph does. */
 struct update_result { int result; void *node, *from; };

@@ -20,10 +20,10 @@ static void run_drop(struct run *r) {
 }
 static u64 run_record(struct run *r, u32 lane, u64 at) { return REC(r->lane[lane].slot, r->lane[lane].base + at); }
 
-static bool work_waits(const struct work *w) {
-  bool waits = w->type == N_WAIT;
-  for (u32 i = 0; i < w->n; i++) waits |= op_waits(&w->op[i]);
-  return waits;
+static bool work_holds_queue(const struct work *w) {
+  bool holds = w->type == N_WAIT;
+  for (u32 i = 0; i < w->n; i++) holds |= op_holds_queue(&w->op[i]);
+  return holds;
 }
 
 /* Put the launch of an executable (in o) on its lanes, lane 0 behind position pos of s; the position of its end.  Events
@@ -67,17 +67,17 @@ static u64 graph_place(struct op *o, struct stream *s, u64 pos) {
 static void step_run(struct run *r, u32 i, struct stream *s) {
   struct step *t = &r->plan->step[i];
   struct op event = { .type = t->work->type == N_WAIT && r->step[i].rec ? OP_WAIT : OP_NOP, .tr = r->step[i].tr };
-  bool waits = work_waits(t->work);
+  bool holds = work_holds_queue(t->work);
   if (event.type == OP_WAIT) event.rec = r->step[i].rec;
   for (u32 k = 0; k < t->ndep; k++) {
     struct step *d = &r->plan->step[t->dep[k]];
     if (d->lane != t->lane) rec_wait(run_record(r, d->lane, d->at));
   }
   queue_enter(s->queue, r->step[i].ticket);
-  if (!waits) queue_leave(s->queue);
+  if (!holds) queue_leave(s->queue);
   if (t->work->event) run_op(&event, s);
   run_work(t->work, s);
-  if (waits) queue_leave(s->queue);
+  if (holds) queue_leave(s->queue);
   complete(s->slot, r->lane[t->lane].base + t->at);
 }
 /* run a lane: what the operation that graph_place put on its stream does */
@@ -158,6 +158,17 @@ static CUresult exec_launch(void *handle, struct stream *s) {
   struct op o = { .type = OP_GRAPH, .data = x };
   CUresult r = H(x) != handle ? E_VALUE : exec_ready(x);
   if (!r) r = submit(s, &o, NULL);
+  pthread_mutex_unlock(&x->mu);
+  return r;
+}
+/* There is nowhere to upload it to, but the order is kept: behind the stream's work and the launches so far. */
+static CUresult exec_upload(void *handle, struct stream *s) {
+  struct exec *x = obj_get(&g_execs, handle);
+  if (!x) return E_VALUE;
+  if (cap_in(s)) return E_CAP_UNSUPPORTED;
+  pthread_mutex_lock(&x->mu);
+  struct op o = { .type = x->last ? OP_WAIT : OP_NOP, .rec = x->last };
+  CUresult r = submit(s, &o, NULL);
   pthread_mutex_unlock(&x->mu);
   return r;
 }

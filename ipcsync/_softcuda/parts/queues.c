@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hardware queues: which operations of different streams hold each other up. */
 
-/* A queue hands out its entries in the order in which they were put into it, whatever their streams.  An entry is handed
- * out when its stream gets to it: a wait, once what it waits for has come; all else at once, and then runs beside what
- * follows.  With no queues here, each stream has one of its own. */
+/* A queue hands out its entries in the order in which they were put into it, whatever their streams, and each only when
+ * its stream has got to it.  Waits and writes of words are done by the queue itself, so what follows waits for them; all
+ * else is only started.  With no queues here, each stream has one of its own. */
 #define MAXQUEUES 128
 struct queue { pthread_mutex_t mu; pthread_cond_t cv; u64 given, next; };
 static struct queue g_queue[MAXQUEUES];

@@ -78,14 +78,17 @@ static void run_work(struct work *w, struct stream *s) {
     run_op(&o, s);
   }
 }
-static bool op_waits(const struct op *o) { return o->type == OP_WAIT || o->type == OP_WAITVAL || o->type == OP_BATCH; }
+/* does the hardware queue itself do it, and hands out nothing else before it is done? */
+static bool op_holds_queue(const struct op *o) {
+  return o->type == OP_WAIT || o->type == OP_WAITVAL || o->type == OP_WRITE || o->type == OP_BATCH;
+}
 static void run_queued(struct op *o, struct stream *s) {
   if (o->type == OP_GRAPH) { run_op(o, s); return; } /* its steps are the entries */
-  bool waits = op_waits(o);
+  bool holds = op_holds_queue(o);
   queue_enter(s->queue, o->ticket);
-  if (!waits) queue_leave(s->queue);
+  if (!holds) queue_leave(s->queue);
   run_op(o, s);
-  if (waits) queue_leave(s->queue);
+  if (holds) queue_leave(s->queue);
 }
 
 static bool op_quick(const struct op *o) {
