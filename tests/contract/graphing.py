@@ -122,6 +122,19 @@ def memory_operation(operation: int, address: Any, value: int, flags: int = 0) -
     return entry
 
 
+def read(drv: ModuleType, pointer: Any, size: int = 64) -> bytes:
+    """What device memory holds."""
+    data = bytearray(size)
+    ok(drv.cuMemcpyDtoH(data, pointer, size))
+    return bytes(data)
+
+
+def fork(drv: ModuleType, event: Any, before: Any, after: Any) -> None:
+    """Record the event on one stream and make the other wait for it."""
+    ok(drv.cuEventRecord(event, before))
+    ok(drv.cuStreamWaitEvent(after, event, 0))
+
+
 def nodes(drv: ModuleType, graph: Any) -> list[Any]:
     """The nodes of a graph."""
     count = ok(drv.cuGraphGetNodes(graph, 0))[1]
