@@ -29,32 +29,32 @@
   X(cuGLCtxCreate) X(cuGLGetDevices) X(cuGLInit) X(cuGLMapBufferObject) X(cuGLMapBufferObjectAsync) \
   X(cuGLRegisterBufferObject) X(cuGLSetBufferObjectMapFlags) X(cuGLUnmapBufferObject) \
   X(cuGLUnmapBufferObjectAsync) X(cuGLUnregisterBufferObject) X(cuGetExportTable) \
-  X(cuGraphAddBatchMemOpNode) X(cuGraphAddChildGraphNode) X(cuGraphAddDependencies) X(cuGraphAddEmptyNode) \
-  X(cuGraphAddEventRecordNode) X(cuGraphAddEventWaitNode) X(cuGraphAddExternalSemaphoresSignalNode) \
-  X(cuGraphAddExternalSemaphoresWaitNode) X(cuGraphAddHostNode) X(cuGraphAddKernelNode) \
-  X(cuGraphAddMemAllocNode) X(cuGraphAddMemFreeNode) X(cuGraphAddMemcpyNode) X(cuGraphAddMemsetNode) \
+  X(cuGraphAddDependencies) \
+  X(cuGraphAddExternalSemaphoresSignalNode) \
+  X(cuGraphAddExternalSemaphoresWaitNode) X(cuGraphAddKernelNode) \
+  X(cuGraphAddMemAllocNode) X(cuGraphAddMemFreeNode) X(cuGraphAddMemcpyNode) \
   X(cuGraphAddNode) X(cuGraphBatchMemOpNodeGetParams) X(cuGraphBatchMemOpNodeSetParams) \
-  X(cuGraphChildGraphNodeGetGraph) X(cuGraphClone) X(cuGraphConditionalHandleCreate) X(cuGraphCreate) \
-  X(cuGraphDebugDotPrint) X(cuGraphDestroyNode) X(cuGraphEventRecordNodeGetEvent) \
-  X(cuGraphEventRecordNodeSetEvent) X(cuGraphEventWaitNodeGetEvent) X(cuGraphEventWaitNodeSetEvent) \
-  X(cuGraphExecBatchMemOpNodeSetParams) X(cuGraphExecChildGraphNodeSetParams) X(cuGraphExecDestroy) \
+  X(cuGraphChildGraphNodeGetGraph) X(cuGraphClone) X(cuGraphConditionalHandleCreate) \
+  X(cuGraphDebugDotPrint) X(cuGraphDestroyNode) \
+  X(cuGraphEventRecordNodeSetEvent) X(cuGraphEventWaitNodeSetEvent) \
+  X(cuGraphExecBatchMemOpNodeSetParams) X(cuGraphExecChildGraphNodeSetParams) \
   X(cuGraphExecEventRecordNodeSetEvent) X(cuGraphExecEventWaitNodeSetEvent) \
   X(cuGraphExecExternalSemaphoresSignalNodeSetParams) X(cuGraphExecExternalSemaphoresWaitNodeSetParams) \
-  X(cuGraphExecGetFlags) X(cuGraphExecGetId) X(cuGraphExecHostNodeSetParams) \
+  X(cuGraphExecGetId) X(cuGraphExecHostNodeSetParams) \
   X(cuGraphExecKernelNodeSetParams) X(cuGraphExecMemcpyNodeSetParams) X(cuGraphExecMemsetNodeSetParams) \
-  X(cuGraphExecNodeSetParams) X(cuGraphExecUpdate) X(cuGraphExternalSemaphoresSignalNodeGetParams) \
+  X(cuGraphExecNodeSetParams) X(cuGraphExternalSemaphoresSignalNodeGetParams) \
   X(cuGraphExternalSemaphoresSignalNodeSetParams) X(cuGraphExternalSemaphoresWaitNodeGetParams) \
-  X(cuGraphExternalSemaphoresWaitNodeSetParams) X(cuGraphGetEdges) X(cuGraphGetId) X(cuGraphGetNodes) \
-  X(cuGraphGetRootNodes) X(cuGraphHostNodeGetParams) X(cuGraphHostNodeSetParams) \
-  X(cuGraphInstantiateWithFlags) X(cuGraphInstantiateWithParams) X(cuGraphKernelNodeCopyAttributes) \
+  X(cuGraphExternalSemaphoresWaitNodeSetParams) X(cuGraphGetId) \
+  X(cuGraphHostNodeGetParams) X(cuGraphHostNodeSetParams) \
+  X(cuGraphKernelNodeCopyAttributes) \
   X(cuGraphKernelNodeGetAttribute) X(cuGraphKernelNodeGetParams) X(cuGraphKernelNodeSetAttribute) \
-  X(cuGraphKernelNodeSetParams) X(cuGraphLaunch) X(cuGraphMemAllocNodeGetParams) \
+  X(cuGraphKernelNodeSetParams) X(cuGraphMemAllocNodeGetParams) \
   X(cuGraphMemFreeNodeGetParams) X(cuGraphMemcpyNodeGetParams) X(cuGraphMemcpyNodeSetParams) \
   X(cuGraphMemsetNodeGetParams) X(cuGraphMemsetNodeSetParams) X(cuGraphNodeFindInClone) \
-  X(cuGraphNodeGetContainingGraph) X(cuGraphNodeGetDependencies) X(cuGraphNodeGetDependentNodes) \
+  X(cuGraphNodeGetContainingGraph) \
   X(cuGraphNodeGetEnabled) X(cuGraphNodeGetLocalId) X(cuGraphNodeGetParams) X(cuGraphNodeGetToolsId) \
-  X(cuGraphNodeGetType) X(cuGraphNodeSetEnabled) X(cuGraphNodeSetParams) X(cuGraphReleaseUserObject) \
-  X(cuGraphRemoveDependencies) X(cuGraphRetainUserObject) X(cuGraphUpload) X(cuGraphicsEGLRegisterImage) \
+  X(cuGraphNodeSetEnabled) X(cuGraphNodeSetParams) X(cuGraphReleaseUserObject) \
+  X(cuGraphRemoveDependencies) X(cuGraphRetainUserObject) X(cuGraphicsEGLRegisterImage) \
   X(cuGraphicsGLRegisterBuffer) X(cuGraphicsGLRegisterImage) X(cuGraphicsMapResources) \
   X(cuGraphicsResourceGetMappedEglFrame) X(cuGraphicsResourceGetMappedMipmappedArray) \
   X(cuGraphicsResourceGetMappedPointer) X(cuGraphicsResourceSetMapFlags) \
@@ -101,10 +101,10 @@
   X(cuOccupancyMaxPotentialBlockSize) X(cuOccupancyMaxPotentialBlockSizeWithFlags) \
   X(cuOccupancyMaxPotentialClusterSize) X(cuParamSetSize) X(cuParamSetTexRef) X(cuParamSetf) X(cuParamSeti) \
   X(cuParamSetv) X(cuPointerSetAttribute) X(cuProfilerInitialize) \
-  X(cuSignalExternalSemaphoresAsync) X(cuStreamAttachMemAsync) X(cuStreamBatchMemOp) \
-  X(cuStreamBeginCaptureToCig) X(cuStreamBeginCaptureToGraph) X(cuStreamBeginRecaptureToGraph) \
+  X(cuSignalExternalSemaphoresAsync) X(cuStreamAttachMemAsync) \
+  X(cuStreamBeginCaptureToCig) X(cuStreamBeginRecaptureToGraph) \
   X(cuStreamEndCaptureToCig) X(cuStreamGetAttribute) X(cuStreamGetDevResource) X(cuStreamSetAttribute) \
-  X(cuStreamUpdateCaptureDependencies) X(cuSurfObjectCreate) X(cuSurfObjectDestroy) \
+  X(cuSurfObjectCreate) X(cuSurfObjectDestroy) \
   X(cuSurfObjectGetResourceDesc) X(cuSurfRefGetArray) X(cuSurfRefSetArray) X(cuTensorMapEncodeIm2col) \
   X(cuTensorMapEncodeIm2colWide) X(cuTensorMapEncodeTiled) X(cuTensorMapReplaceAddress) \
   X(cuTexObjectCreate) X(cuTexObjectDestroy) X(cuTexObjectGetResourceDesc) \

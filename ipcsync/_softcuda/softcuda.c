@@ -2,8 +2,7 @@
 /* softcuda - a stand-in for libcuda.so.1 that needs no GPU.  See README.md.
  *
  * Contexts, streams, events, IPC handles and plain memory of the CUDA driver API, with the
- * semantics that programs of several processes see.  No kernels, no modules; of graphs only the state
- * that stream capture leaves in streams and events.
+ * semantics that programs of several processes see, and graphs of what streams can do.  No kernels, no modules.
  */
 #define _GNU_SOURCE
 #include "types.h"
@@ -15,8 +14,11 @@
 #include "parts/event_slots.c"
 #include "parts/objects.c"
 #include "parts/allocations.c"
+#include "parts/nodes.c"
 #include "parts/capture.c"
+#include "parts/queues.c"
 #include "parts/work.c"
+#include "parts/launch.c"
 #include "parts/start.c"
 #include "parts/devices.c"
 #include "parts/contexts.c"
@@ -24,4 +26,5 @@
 #include "parts/events.c"
 #include "parts/ipc.c"
 #include "parts/memory.c"
+#include "parts/graphs.c"
 #include "parts/entry_points.c"

@@ -19,6 +19,11 @@ from tests.kit.driver_kit import code, ok
 _named: dict[str, Any] = {}
 
 
+def named(name: str) -> Any:
+    """The driver object of that name, for actions of other modules."""
+    return _named[name]
+
+
 def start(device: int = 0) -> None:
     """Make the primary context of `device` current."""
     kit.use_device(device)

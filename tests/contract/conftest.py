@@ -18,6 +18,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from ipcsync._drivers import load
 from tests.contract import actions
+from tests.contract.graphing import Graphs, HostFunctions, Words
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import ok
 from tests.kit.peer import Peer
@@ -161,3 +162,46 @@ def page(page_path: str) -> Iterator[kit.Page]:
     mapped = kit.Page(page_path)
     yield mapped
     mapped.close()
+
+
+# ---- graphs
+
+
+@pytest.fixture
+def graphs(drv: ModuleType, ctx: Any) -> Iterator[Graphs]:
+    """Makes captures and executables, which end with the test."""
+    if not hasattr(drv, "cuGraphLaunch"):
+        pytest.skip("this driver has no graphs")
+    made = Graphs(drv)
+    yield made
+    kit.open_all_latches()
+    made.end()
+
+
+@pytest.fixture
+def words(graphs: Graphs) -> Iterator[Words]:
+    """Words of pinned memory."""
+    made = Words()
+    yield made
+    for index in range(16):
+        made[index] = 2**62  # what still waits for one goes on
+    kit.open_all_latches()
+    ok(graphs.drv.cuCtxSynchronize())
+    made.free()
+
+
+@pytest.fixture
+def host(graphs: Graphs) -> HostFunctions:
+    """Host functions that note that they ran."""
+    return HostFunctions()
+
+
+@pytest.fixture
+def memory(drv: ModuleType, words: Words) -> Iterator[Any]:
+    """The address of device memory, all zeros."""
+    pointer = ok(drv.cuMemAlloc(512))
+    ok(drv.cuMemsetD8(pointer, 0, 512))
+    ok(drv.cuCtxSynchronize())
+    yield pointer
+    ok(drv.cuCtxSynchronize())
+    ok(drv.cuMemFree(pointer))

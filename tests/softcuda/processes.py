@@ -149,8 +149,8 @@ class _Held:
     def destroy(self, name: Any) -> int:
         return code(drv.cuEventDestroy(self.events.pop(name)))
 
-    def record(self, name: Any, stream: Any) -> int:
-        return code(drv.cuEventRecord(self.events[name], self.streams[stream]))
+    def record(self, name: Any, stream: Any, flags: int = 0) -> int:
+        return code(drv.cuEventRecordWithFlags(self.events[name], self.streams[stream], flags))
 
     def record_many(self, name: Any, stream: Any, times: int) -> None:
         for _ in range(times):
@@ -174,11 +174,16 @@ class _Held:
     def sdestroy(self, stream: Any) -> int:
         return code(drv.cuStreamDestroy(self.streams.pop(stream)))
 
-    def capture(self, stream: Any) -> int:
-        return code(drv.cuStreamBeginCapture(self.streams[stream], drv.CUstreamCaptureMode(0)))
+    def capture(self, stream: Any, mode: int = 0) -> int:
+        return code(drv.cuStreamBeginCapture(self.streams[stream], drv.CUstreamCaptureMode(mode)))
 
     def endcapture(self, stream: Any) -> int:
         return code(drv.cuStreamEndCapture(self.streams[stream]))
+
+    def launch(self, stream: Any) -> int:
+        """End the stream's capture, and launch what it captured there."""
+        graph = ok(drv.cuStreamEndCapture(self.streams[stream]))
+        return code(drv.cuGraphLaunch(ok(drv.cuGraphInstantiate(graph, 0)), self.streams[stream]))
 
     def hold(self, stream: Any) -> None:
         self.latches[stream] = Latch(self.streams[stream])

@@ -80,14 +80,13 @@ def test_captured_operations_are_not_executed(ctx: Any) -> None:
         assert ok(drv.cuStreamGetCaptureInfo(s))[0] == NONE
         latch.open()
         ok(drv.cuStreamSynchronize(s))
-        assert code(drv.cuGraphInstantiate(g, 0)) == 801  # there is no more to a graph
         ok(drv.cuGraphDestroy(g))
         assert code(drv.cuGraphDestroy(g)) == 1
     out = bytearray(64)
     ok(drv.cuMemcpyDtoH(out, p, 64))
     assert out == b"\1" * 64
     assert ran == []
-    assert stat("captured") == n + 14
+    assert stat("captured") == n + 14  # nodes, and records and waits that are dependencies
     assert len(seen) == 2
 
 

@@ -11,7 +11,8 @@ struct alloc {
   u64 id, seq;
   int ipc_refs;
   struct ipc_handle ipc;         /* of an imported allocation */
-  _Atomic int refs;              /* 1 for being registered, 1 for each queued operation */
+  _Atomic int refs;              /* 1 for being in the table, 1 for each queued operation and node of a graph */
+  _Atomic bool unregistered;     /* of kind A_REG: given back, the program may have unmapped it */
 };
 static pthread_rwlock_t g_mem = PTHREAD_RWLOCK_INITIALIZER;
 static struct alloc **g_allocs;  /* by address */
@@ -72,6 +73,7 @@ static struct alloc *mem_take(uintptr_t p, int k) {
   size_t i = mem_pos(p);
   struct alloc *a = i ? g_allocs[i - 1] : NULL;
   if (a && a->base == p && a->kind == k) mem_remove_locked(i - 1); else a = NULL;
+  if (a && k == A_REG) atomic_store(&a->unregistered, true);
   pthread_rwlock_unlock(&g_mem);
   return a;
 }

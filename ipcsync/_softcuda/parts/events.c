@@ -68,11 +68,6 @@ static bool undefined_use(struct event *e, const char *fn) {
   say("STRICT: %s on an imported event after its exporter (pid %u) destroyed it or exited: undefined behaviour", fn, x->pid);
   return true;
 }
-static struct seen event_seen(struct event *e) {
-  struct seen n = { atomic_load(e->latest), 0 };
-  if (n.rec && e->shslot >= 0) n.late = atomic_load(&S->event[e->shslot].late);
-  return n;
-}
 #define EVENT(h) struct event *e = obj_get(&g_events, h); \
   if (unlikely(!e)) return E_HANDLE; \
   if (unlikely(undefined_use(e, __func__))) return E_HANDLE
@@ -85,7 +80,7 @@ static CUresult event_record(CUevent h, CUstream st, unsigned flags, int pt, con
   if (s->ctx != e->ctx) return E_HANDLE;
   if (unlikely(undefined_use(e, fn))) return E_HANDLE;
   if (flags) { /* external: for the launch of the graph, and only while capturing */
-    int r = cap_op(s, true, NULL);
+    int r = cap_op(s, NULL, e);
     return r < 0 ? E_STATE : r;
   }
   struct op o = { .type = OP_NOP };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts, streams and events as this process has them, and the handles that stand for them. */
 
-enum { K_CTX = 1, K_STREAM = 2, K_EVENT = 3, K_GRAPH = 4 };
+enum { K_CTX = 1, K_STREAM = 2, K_EVENT = 3, K_GRAPH = 4, K_NODE = 5, K_EXEC = 6 };
 struct hdr {
   _Atomic u64 handle;            /* 0 while the object is not in use */
   u32 idx, gen;
@@ -17,6 +17,7 @@ struct pool {
 };
 
 struct alloc;
+struct set { void **v; u32 n, room; };   /* handles of nodes */
 struct trec { _Atomic int refs; _Atomic u64 t; };   /* time of one record */
 struct stream;
 struct ctx {
@@ -36,11 +37,11 @@ struct ctx {
   size_t limit[8];
   int cache_config;
 };
-enum { ST_USER, ST_LEGACY, ST_THREAD, ST_ALL };
-enum { OP_NOP, OP_WAIT, OP_HOST, OP_CALLBACK, OP_COPY, OP_SET, OP_WRITE, OP_WAITVAL, OP_FREE };
+enum { ST_USER, ST_LEGACY, ST_THREAD, ST_ALL, ST_LANE }; /* lane: of an executable graph */
+enum { OP_NOP, OP_WAIT, OP_HOST, OP_CALLBACK, OP_COPY, OP_SET, OP_WRITE, OP_WAITVAL, OP_FREE, OP_BATCH, OP_GRAPH };
 struct op {
   struct op *next;
-  u64 pos;
+  u64 pos, ticket;               /* ticket: its place in the hardware queue */
   int type, width;
   unsigned flags;
   union { u64 rec; CUhostFn fn; CUstreamCallback cb; void *dst; };
@@ -57,7 +58,7 @@ struct stream {
   unsigned flags;
   int prio, kind;
   u64 id;
-  u32 slot;
+  u32 slot, queue;               /* queue: the hardware queue that it goes through */
   pthread_mutex_t mu;
   pthread_cond_t cv;
   struct op *head, *tail;        /* the operation being executed stays at the head */
@@ -65,6 +66,8 @@ struct stream {
   u64 pub;                       /* handle that callbacks see */
   struct capture *cap;           /* that it takes part in; under g_cap_mu, as cap_next */
   struct stream *cap_next;
+  struct set cap_deps;           /* what the next node that it captures depends on */
+  u64 *cap_edges;                /* zeros, as many as that when last asked */
 };
 struct event {
   struct hdr h;
@@ -76,15 +79,41 @@ struct event {
   bool imported;
   u32 word;                      /* of an import: what its sh_event.word was when it was opened */
   _Atomic u64 cap;               /* id of the capture in which this handle was last recorded, 0 none */
+  struct set cap_deps;           /* and the nodes that the record stands for; under g_cap_mu */
   pthread_mutex_t mu;
   struct trec *tr;
 };
-struct graph { struct hdr h; bool capturing; };
+struct graph {
+  struct hdr h;
+  bool capturing;
+  struct node **node;            /* in an order in which they can run */
+  u32 n, room;
+};
+struct node {
+  struct hdr h;
+  struct graph *graph;
+  struct work *work;
+  struct node **dep;
+  u32 ndep, at;                  /* at: its place in the graph */
+  u64 mark;
+};
+#define MAXLANES 32              /* branches of a graph that run at once */
+struct exec {
+  struct hdr h;
+  struct ctx *ctx;
+  u64 flags;
+  pthread_mutex_t mu;            /* held during a launch; before those of streams */
+  struct plan *plan;
+  u64 last;                      /* record of the end of its latest launch */
+  struct { struct stream *s; void *h; } lane[MAXLANES]; /* 0 is the stream of the launch */
+};
 
 static struct pool g_ctxs = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_CTX, sizeof(struct ctx), NULL };
 static struct pool g_streams = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_STREAM, sizeof(struct stream), NULL };
 static struct pool g_events = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_EVENT, sizeof(struct event), NULL };
 static struct pool g_graphs = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_GRAPH, sizeof(struct graph), NULL };
+static struct pool g_nodes = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_NODE, sizeof(struct node), NULL };
+static struct pool g_execs = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_EXEC, sizeof(struct exec), NULL };
 
 /* objects are used again but never unmapped, so a stale handle is found out, not followed */
 static void *obj_new(struct pool *p) {
@@ -101,6 +130,7 @@ static void *obj_new(struct pool *p) {
     h->idx = p->n++;
     atomic_load(&p->chunk[c])[h->idx % CHUNK] = h;
     if (p->kind == K_CTX) pthread_mutex_init(&((struct ctx *)h)->mu, NULL);
+    if (p->kind == K_EXEC) pthread_mutex_init(&((struct exec *)h)->mu, NULL);
     if (p->kind == K_EVENT) pthread_mutex_init(&((struct event *)h)->mu, NULL);
     if (p->kind == K_STREAM) {
       pthread_condattr_t ca;

@@ -125,6 +125,12 @@ static bool env_death(void) {
   return false;
 }
 
+/* An H100 let 32 streams pass one that waited with 8 and 32 connections, and none with 1. */
+static u32 env_queues(void) {
+  const char *v = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return (u32)env_num("IPCSYNC_HOST_QUEUES", v && !strcmp(v, "1"), 0, MAXQUEUES);
+}
+
 /* other segments of this user that no living process uses any more */
 static void gc_segments(void) {
   char pre[64];
@@ -267,6 +273,7 @@ API cuInit(unsigned flags) {
     g_async = (int)env_num("IPCSYNC_HOST_ASYNC", 0, 0, 1) || g_latency_us;
     g_p2p = (int)env_num("IPCSYNC_HOST_P2P", 1, 0, 1);
     g_trace = (int)env_num("IPCSYNC_HOST_TRACE", 0, 0, 1);
+    queues_init(env_queues());
     g_death_pending = env_death();
     g_total_mem = (u64)env_num("IPCSYNC_HOST_MEMORY_MB", 16384, 1, 1 << 30) << 20;
     parse_visible();

@@ -1,13 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The work of streams: queues, the worker of each stream, what waits for what. */
 
+static struct trec *trec_new(const struct event *e) { /* NULL if the event keeps no time */
+  if (e->flags & 2) return NULL;
+  struct trec *t = must(malloc(sizeof *t));
+  atomic_init(&t->refs, 2);
+  atomic_init(&t->t, 0);
+  return t;
+}
 static void trec_drop(struct trec *t) { if (t && atomic_fetch_sub(&t->refs, 1) == 1) free(t); }
 
+static void graph_run(struct op *o, struct stream *s);
+static u64 graph_place(struct op *o, struct stream *s, u64 pos);
+
 static void op_drop(struct op *o) {
+  if (o->type == OP_BATCH) work_drop(o->data);
   if (o->stage) free(o->stage);
   mem_drop(o->a);
   mem_drop(o->b);
 }
+static void run_work(struct work *w, struct stream *s);
 static void run_op(struct op *o, struct stream *s) {
   switch (o->type) {
   case OP_WAIT: seen_wait((struct seen){ o->rec, o->late }); break;
@@ -48,6 +60,8 @@ static void run_op(struct op *o, struct stream *s) {
     break;
   }
   case OP_FREE: mem_release(o->data); break;
+  case OP_BATCH: run_work(o->data, s); break;
+  case OP_GRAPH: graph_run(o, s); break;
   }
   if (g_latency_us) {
     struct timespec t = { g_latency_us / 1000000, (g_latency_us % 1000000) * 1000 };
@@ -57,9 +71,29 @@ static void run_op(struct op *o, struct stream *s) {
   op_drop(o);
 }
 
+static void run_work(struct work *w, struct stream *s) {
+  for (u32 i = 0; i < w->n; i++) {
+    struct op o = w->op[i];
+    o.a = o.b = NULL;            /* the work holds them */
+    run_op(&o, s);
+  }
+}
+/* does the hardware queue itself do it, and hands out nothing else before it is done? */
+static bool op_holds_queue(const struct op *o) {
+  return o->type == OP_WAIT || o->type == OP_WAITVAL || o->type == OP_WRITE || o->type == OP_BATCH;
+}
+static void run_queued(struct op *o, struct stream *s) {
+  if (o->type == OP_GRAPH) { run_op(o, s); return; } /* its steps are the entries */
+  bool holds = op_holds_queue(o);
+  queue_enter(s->queue, o->ticket);
+  if (!holds) queue_leave(s->queue);
+  run_op(o, s);
+  if (holds) queue_leave(s->queue);
+}
+
 static bool op_quick(const struct op *o) {
   switch (o->type) {
-  case OP_HOST: case OP_CALLBACK: return false;
+  case OP_HOST: case OP_CALLBACK: case OP_BATCH: case OP_GRAPH: return false;
   case OP_WAIT: return seen_done((struct seen){ o->rec, o->late });
   case OP_WAITVAL: return false;
   case OP_COPY: return o->n <= 1 << 20;
@@ -90,7 +124,7 @@ static void *worker(void *arg) {
     }
     struct op *o = s->head;
     pthread_mutex_unlock(&s->mu);
-    run_op(o, s);
+    run_queued(o, s);
     pthread_mutex_lock(&s->mu);
     s->head = o->next;
     if (!s->head) s->tail = NULL;
@@ -105,6 +139,7 @@ static void stream_push(struct stream *s, const struct op *t, u64 pos) {
   *o = *t;
   o->pos = pos;
   o->next = NULL;
+  if (o->type != OP_GRAPH) o->ticket = queue_put(s);
   if (s->tail) s->tail->next = o; else s->head = o;
   s->tail = o;
   if (s->worker) {
@@ -160,19 +195,38 @@ static int implicit_deps(struct stream *s, u64 **list, u64 *one) {
 
 /* Is the record one of this stream, so that what comes now is behind it anyway? */
 static bool seen_in_order(struct seen e, struct stream *s) { return REC_SLOT(e.rec) == s->slot && !rec_lost(e.rec); }
+static struct seen event_seen(struct event *e) {
+  struct seen n = { atomic_load(e->latest), 0 };
+  if (n.rec && e->shslot >= 0) n.late = atomic_load(&S->event[e->shslot].late);
+  return n;
+}
+/* The event's latest record becomes rec; what that has to wait for: of an interprocess event, its earlier record. */
+static struct seen event_take(struct event *e, u64 rec, struct trec *tr) {
+  struct seen prior = { 0, 0 };
+  struct trec *old = NULL;
+  if (e->shslot >= 0) {
+    prior = slot_record((u32)e->shslot, rec);
+    if (!g_serial) prior = (struct seen){ 0, 0 };
+  } else if (tr) {
+    pthread_mutex_lock(&e->mu);
+    old = e->tr;
+    e->tr = tr;
+    atomic_store(e->latest, rec);
+    pthread_mutex_unlock(&e->mu);
+  } else {
+    atomic_store(e->latest, rec);
+  }
+  if (unlikely(atomic_load_explicit(&e->cap, memory_order_relaxed))) atomic_store(&e->cap, 0);
+  trec_drop(old);
+  return prior;
+}
 
 static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
-  int captured = cap_op(s, o->type != OP_CALLBACK, ev);
+  int captured = cap_op(s, o, ev);
   if (unlikely(captured >= 0)) { op_drop(o); return captured; }
   u64 one, *deps = NULL;
   int nd = implicit_deps(s, &deps, &one);
-  struct trec *old = NULL;
-  if (ev && !(ev->flags & 2)) {
-    o->tr = malloc(sizeof *o->tr);
-    atomic_init(&o->tr->refs, 2);
-    atomic_init(&o->tr->t, 0);
-  }
-  struct trec *tr = o->tr;
+  struct trec *tr = o->tr = ev ? trec_new(ev) : NULL; /* run_op drops its share of it */
   struct sh_stream *sh = &S->stream[s->slot];
   pthread_mutex_lock(&s->mu);
   u64 pos = atomic_load(&sh->tail);
@@ -184,34 +238,23 @@ static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
   }
   if (ev && ev->shslot >= 0) { /* pending for all before it can complete; one position is for the wait */
     atomic_store(&sh->tail, pos += 2);
-    struct seen prior = slot_record((u32)ev->shslot, REC(s->slot, pos));
-    if (g_serial && !seen_done(prior) && !seen_in_order(prior, s)) {
+    struct seen prior = event_take(ev, REC(s->slot, pos), NULL);
+    if (!seen_done(prior) && !seen_in_order(prior, s)) {
       struct op w = { .type = OP_WAIT, .rec = prior.rec, .late = prior.late };
       stream_push(s, &w, pos - 1);
     }
   } else {
-    atomic_store(&sh->tail, ++pos);
+    pos = o->type == OP_GRAPH ? graph_place(o, s, pos) : pos + 1;
+    atomic_store(&sh->tail, pos);
   }
-  if (!s->head && !g_async && op_quick(o)) {
+  if (!s->head && !g_async && op_quick(o) && queue_empty(s)) {
     run_op(o, s);
     complete(s->slot, pos);
   } else {
     stream_push(s, o, pos);
   }
-  if (ev) {
-    if (tr) {
-      pthread_mutex_lock(&ev->mu);
-      old = ev->tr;
-      ev->tr = tr;
-      atomic_store(ev->latest, REC(s->slot, pos));
-      pthread_mutex_unlock(&ev->mu);
-    } else if (ev->shslot < 0) {
-      atomic_store(ev->latest, REC(s->slot, pos));
-    }
-    if (unlikely(atomic_load_explicit(&ev->cap, memory_order_relaxed))) atomic_store(&ev->cap, 0);
-  }
+  if (ev && ev->shslot < 0) event_take(ev, REC(s->slot, pos), tr);
   pthread_mutex_unlock(&s->mu);
-  trec_drop(old);
   if (deps != &one) free(deps);
   return OK;
 }
@@ -239,6 +282,7 @@ static CUresult stream_new(struct ctx *c, unsigned flags, int prio, int kind, st
   s->kind = kind;
   s->id = atomic_fetch_add(&g_next_id, 1);
   s->slot = slot;
+  s->queue = queue_of_new_stream();
   s->head = s->tail = NULL;
   s->worker = s->dead = false;
   s->cap = NULL;
