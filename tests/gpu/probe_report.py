@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
@@ -41,6 +41,10 @@ class Answer:
     device: str
     version: int
     date: str
+
+    def as_json(self) -> str:
+        """As `tests.contract.probes.write_down` writes it."""
+        return json.dumps(asdict(self), sort_keys=True)
 
 
 def read(path: Path) -> list[Answer]:
