@@ -45,7 +45,7 @@ def _measure(run: Run, options: list[str], older: dict[str, Any]) -> tuple[str, 
     """Its table and its machine."""
     with tempfile.TemporaryDirectory() as folder:
         table, before = Path(folder, "table.md"), Path(folder, "before.json")
-        command = [sys.executable, "-c", "from ipcsync.cli import main; main()", "bench", "--json", "--markdown", table]
+        command = [sys.executable, "-m", "tests.benchmarks", "--json", "--markdown", table]
         if run.older:
             before.write_text(json.dumps(older[run.older]))
             command += ["--before", before]
