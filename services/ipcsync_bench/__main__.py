@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "a wait on the host for work that lasts milliseconds (not on the host driver)",
     ),
     "round_trip": ("ipcsync_bench.round_trip", "one request in flight, p50 and p99"),
+    "deaths": ("ipcsync_bench.deaths", "a recorder is killed, until a wait on the host raises"),
 }
 
 

@@ -28,7 +28,7 @@ _LIMITS = frozenset((
     "bare ROUTER/DEALER", "bare PUB/SUB", "bare futex", "bare cuEventRecord", "bare cuStreamWriteValue64",
     "bare cuEventQuery", "bare cuStreamWaitEvent", "bare cuStreamWaitValue64", "bare wait and record",
     "bare cuEventSynchronize", "torch.cuda.Event", "pure Python", "import zmq", "a bare pyzmq process",
-    "the same to 500, doubled",
+    "the same to 500, doubled", "the pidfd",
 ))  # fmt: skip
 
 
@@ -98,6 +98,10 @@ _USUAL = {
     "hand-over (timeline), p50": 3.0,
     "wake to stream (event), p50": 4.0,
     "record on a foreign stream (event)": 14.0,
+    "a recorder's death to RecorderLost (event), p50": 10.0,
+    "a recorder's death to RecorderLost (event), longest": 10.0,
+    "a recorder's death to RecorderLost (timeline), p50": 10.0,
+    "a recorder's death to RecorderLost (timeline), longest": 10.0,
     "requests, 8 clients, 64 in flight": 4.0,
     "requests, 32 clients, 64 in flight": 3.0,
 }

@@ -41,7 +41,7 @@ LEFT_OUT = {
 }
 """Tests that end the process in NVIDIA's driver, and why."""
 
-_ROWS = ("records", "completed", "pending", "chained", "hand_over", "wake_up")
+_ROWS = ("records", "completed", "pending", "chained", "hand_over", "wake_up", "deaths")
 _SUITE = ("tests/events", "tests/client", "tests/plugin", "tests/faults", "tests/cli", "tests/docs")
 _USUAL = "driver and not thorough and not benchmark and not model and not planted"
 # Processes that die with streams held back are long in dying, and who starts meanwhile waits: they run one at a time.
@@ -101,6 +101,7 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
     has_theirs = lmcache is not None and lmcache_tests.are_in(lmcache) and find_spec("lmcache") is not None
     probes = [sys.executable, "-m", "tests.gpu.probe_report", "--out", str(out / "probed.md"), "--seconds", "50"]
     bench = [*CLI, "bench", "--quick", "--json", "--only"]
+    torch = [sys.executable, "-m", "tests.benchmarks", "--quick", "--json", "--only"]
     return [
         Step("doctor", [*CLI, "doctor", "--json"], 40, file="doctor.json"),
         _pytest("contract", 60, workers, *files("tests/contract", kill=False), *parted),
@@ -109,13 +110,14 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         Step("probes", probes, 60, env=_DEADLINE_S),
         Step("questions", [sys.executable, "-m", "tests.gpu.questions", "--out", str(out / "questions.md")], 90),
         *_source("costs", out),
-        *(Step(f"bench-{name}", [*bench, name], 30, "bench.jsonl") for name in _ROWS),
+        *(Step(f"bench-{name}", [*bench, name], 40, "bench.jsonl") for name in _ROWS),
         _pytest("suite", 120, workers, *files(*_SUITE, kill=False), *parted),
         _pytest("suite-deaths", 120, 1, *files(*_SUITE, kill=True), *parted),
         Step("demo", [*CLI, "demo"], 30, file="demo.log"),
         _pytest("alone", 45, 1, "tests/contract", *_SUITE, *alone),
         _program("hops", 30),
         _program("deaths", 45),
+        Step("bench-beside_torch", [*torch, "beside_torch"], 40, "bench.jsonl"),
         _program("under_mps", 45),
         *_source("death_wait", out),
         Step("driver-calls", [sys.executable, "-m", "tests.benchmarks.driver_calls"], 45, file="driver_calls.txt"),
