@@ -24,10 +24,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "pending": ("ipcsync_bench.calls", "wait on a pending point"),
     "chained": ("ipcsync_bench.calls", "wait on a pending point and record behind it"),
     "hand_over": ("ipcsync_bench.handover", "a record until the peer's synchronize returns, both engines"),
-    "wake_up": (
-        "ipcsync_bench.wake_up",
-        "a wait on the host for work that lasts milliseconds (not on the host driver)",
-    ),
+    "wake_up": ("ipcsync_bench.wake_up", "a wait on the host for work that lasts milliseconds"),
     "round_trip": ("ipcsync_bench.round_trip", "one request in flight, p50 and p99"),
     "deaths": ("ipcsync_bench.deaths", "a recorder is killed, until a wait on the host raises"),
 }

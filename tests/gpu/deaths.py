@@ -25,7 +25,7 @@ from tests.kit import driver_kit as kit
 from tests.kit.peer import Peer
 
 _LONGEST_S = 8.0
-_LONG = {"gpu": (2 << 30, 400), "software": (64 << 20, 30), "host": (64 << 20, 30)}  # about 0.3 s
+_LONG = {"gpu": (2 << 30, 400), "software": (64 << 20, 30)}  # about 0.3 s
 _kept: list[Any] = []
 
 

@@ -7,8 +7,8 @@ has told what it found. The directory has
 
 - summary.md; failures.md (the first failure of each kind, with its trace); tests.jsonl (each outcome)
 - probed.md, questions.md: what the driver answers where CUDA promises nothing
-- bench.jsonl, figures.txt (one figure a line); costs.txt, hops.txt, deaths.txt, under_mps.txt, death_wait.txt,
-  driver_calls.txt: the output of each program
+- bench.jsonl, figures.txt (one figure a line); costs.txt, hops.txt, deaths.txt, under_mps.txt, death_wait.txt: the
+  output of each program
 - doctor.json, demo.log, all.log
 
 With --failed only the tests that failed, or were not finished, in the last run into that directory. IPCSYNC_DRIVER
@@ -120,7 +120,6 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         Step("bench-beside_torch", [*torch, "beside_torch"], 40, "bench.jsonl"),
         _program("under_mps", 45),
         *_source("death_wait", out),
-        Step("driver-calls", [sys.executable, "-m", "tests.benchmarks.driver_calls"], 45, file="driver_calls.txt"),
         *([Step("lmcache", theirs, 60, tests=True)] if has_theirs else []),
     ]
 

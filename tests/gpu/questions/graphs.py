@@ -126,13 +126,14 @@ def external_events() -> Iterator[tuple[str, str]]:
         latch = kit.Latch(stream)
         ok(drv.cuGraphLaunch(graph, stream))
         seen = other.call(actions.query, "e")
-        yield "a graph that records it is held back: an importer's query", say(seen)
+        row = "a graph with an external record is held back"
+        yield f"{row}: an importer's query", say(seen)
         assert other.call(actions.wait, "s", "e") == kit.SUCCESS
         before = other.call(actions.query_stream, "s")
         latch.open()
         kit.finish(stream)
         after = asked.milliseconds(lambda: other.call(actions.query_stream, "s") == kit.SUCCESS, _SOON_S)
-        yield "the same: an importer's stream that waits", f"{say(before)}, then goes on {asked.when(after, _SOON_S)}"
+        yield f"{row}: an importer's stream that waits", f"{say(before)}, then goes on {asked.when(after, _SOON_S)}"
         waits = captured(stream, lambda: ok(drv.cuStreamWaitEvent(stream, event, 1)))
         other.call(actions.hold, "s")
         assert other.call(actions.record, "e", "s") == kit.SUCCESS
@@ -267,20 +268,19 @@ def many_gates() -> Iterator[tuple[str, str]]:
                 ok(drv.cuMemsetD8Async(memory, 1, 4096, stream))
             _write(stream, words, _GATES + number)
 
-    graph = captured(stream, queue)
+    graph, what = captured(stream, queue), f"{_GATES} gates, {_NODES} nodes, {_GATES} taps"
     for which in ("first", "second"):
         began = time.perf_counter()
         ok(drv.cuGraphLaunch(graph, stream))
         took = 1e6 * (time.perf_counter() - began)
-        row = f"{_GATES} gates, {_NODES} nodes, {_GATES} taps, all gates closed: the {which} launch returns"
-        yield row, f"after {took:.0f} µs"
+        yield f"{what}, all gates closed: the {which} launch returns", f"after {took:.0f} µs"
     ok(drv.cuStreamBatchMemOp(side, _GATES, _batch(words, _GATES), 0))
     ended = asked.milliseconds(lambda: asked.is_done(stream), 2.0)
-    yield "the same: all gates opened by one batch, both launches end", asked.when(ended, 2.0)
+    yield f"{what}, all gates opened by one batch: both launches end", asked.when(ended, 2.0)
     began = time.perf_counter()
     ok(drv.cuGraphLaunch(graph, stream))
     kit.finish(stream)
-    yield "the same with open gates", f"{1e6 * (time.perf_counter() - began):.0f} µs"
+    yield f"{what}, all gates open: a launch to its end", f"{1e6 * (time.perf_counter() - began):.0f} µs"
     latch = kit.Latch(stream)
     batch = _batch(words, 100)
     for _ in range(8):

@@ -18,7 +18,7 @@ from tests.kit.peer import Peer
 
 FULL = 2**62
 _shared: list[Any] = []
-LONG = {"gpu": (2 << 30, 20), "software": (8 << 20, 20), "host": (8 << 20, 20)}
+LONG = {"gpu": (2 << 30, 20), "software": (8 << 20, 20)}
 """Memory that is set so often: some 15 ms of work."""
 
 

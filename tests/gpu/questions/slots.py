@@ -20,7 +20,7 @@ from tests.kit.driver_kit import code, ok
 
 _BLINK_S = 0.5
 _GONE_S = 4.0
-_SIZE = {"gpu": (2 << 30, 600), "software": (64 << 20, 40), "host": (64 << 20, 40)}  # about 0.45 s
+_SIZE = {"gpu": (2 << 30, 600), "software": (64 << 20, 40)}  # about 0.45 s
 
 
 def _is_pending(event: Any) -> bool:
