@@ -134,3 +134,10 @@ def test_a_run_on_a_stand_in_says_so() -> None:
     outcome = report.Outcome("gpu", 0)
     assert report.NOT_REAL in report.summary([outcome], "host | softcuda", False, {})
     assert report.NOT_REAL not in report.summary([outcome], "cuda | NVIDIA", True, {})
+
+
+def test_what_is_left_out_on_a_gpu_is_a_test() -> None:
+    for test, reason in run.LEFT_OUT.items():
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (run.ROOT / path).read_text()
+        assert reason
