@@ -41,7 +41,7 @@ LEFT_OUT = {
 }
 """Tests that end the process in NVIDIA's driver, and why."""
 
-_ROWS = ("records", "completed", "pending", "chained", "hand_over", "wake_up", "deaths")
+_ROWS = {"records": 3, "completed": 3, "pending": 3, "chained": 3, "hand_over": 1, "wake_up": 3, "deaths": 3}  # rounds
 _SUITE = ("tests/events", "tests/client", "tests/plugin", "tests/faults", "tests/cli", "tests/docs")
 _USUAL = "driver and not thorough and not benchmark and not model and not planted"
 # Processes that die with streams held back are long in dying, and who starts meanwhile waits: they run one at a time.
@@ -110,7 +110,10 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         Step("probes", probes, 60, env=_DEADLINE_S),
         Step("questions", [sys.executable, "-m", "tests.gpu.questions", "--out", str(out / "questions.md")], 90),
         *_source("costs", out),
-        *(Step(f"bench-{name}", [*bench, name], 40, "bench.jsonl") for name in _ROWS),
+        *(
+            Step(f"bench-{name}", [*bench, name, "--rounds", str(rounds)], 40, "bench.jsonl")
+            for name, rounds in _ROWS.items()
+        ),
         _pytest("suite", 120, workers, *files(*_SUITE, kill=False), *parted),
         _pytest("suite-deaths", 120, 1, *files(*_SUITE, kill=True), *parted),
         Step("demo", [*CLI, "demo"], 30, file="demo.log"),
