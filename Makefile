@@ -4,7 +4,8 @@
 # make test-models   the models that the order of the code's steps is held to, the mistakes planted in them and in the code, and all examples of what `make test` tries a part of
 # make test-modes   the same in the software driver's other modes; and that one's own tests
 # make gpu-wheels   WHEELS=dir: what `make test-gpu WHEELS=dir` installs on a machine with a GPU and without a network
-# make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network
+# make test-gpu   OUT=dir: all that a machine with a GPU can show, in nine minutes, without a network (ARGS="--minutes 4 --only gpu")
+# make test-gpu-failed   OUT=dir: of that, the tests that failed in the last run into it
 # make test-thorough   what `make test` leaves out: the long tests and the many combinations, and a minute of soak on each engine (SOAK_SECONDS=60)
 # make test-keeper   the faults that a coordinator is in, over coordinators that have a keeper
 # make test-all   every test on every driver, with the oldest and the newest libraries, long soaks, and the benchmarks; how long each pass took
@@ -113,9 +114,12 @@ test-on-gpu: install
 	  echo "not run on a GPU: there is none here"; \
 	fi
 
-# All that a machine with a GPU can show, in nine minutes and eight files in OUT. With WHEELS (from `make gpu-wheels` on a
+# All that a machine with a GPU can show, in nine minutes; tests/gpu/run.py names the files in OUT. With WHEELS (from `make gpu-wheels` on a
 # machine that has a network) it needs none: what is missing comes from there, and torch and cupy from PYTHON itself.
 GPU_SITE := $(CURDIR)/build/gpu-site
+test-gpu-failed:
+	@$(MAKE) --no-print-directory test-gpu ARGS="--failed $(ARGS)"
+
 test-gpu:
 	@test -n "$(OUT)" || { echo "usage: make test-gpu OUT=DIRECTORY [WHEELS=DIRECTORY] [PYTHON=python3]"; exit 2; }
 ifdef WHEELS

@@ -40,7 +40,7 @@ def become(module: str, *arguments: str) -> NoReturn:
         raise Failed(f"cannot start {sys.executable}: {error.strerror}") from error
 
 
-bench: click.Command = _program("bench", "Measure ipcsync beside its peers and beside the limit.")
+bench: click.Command = _program("bench", "Measure ipcsync beside the limit.")
 bridge: click.Command = _program("bridge", "Link this host's events with those of other nodes.")
 coordinator: click.Command = _program("coordinator", "Run the coordinator until SIGTERM or Ctrl-C.")
 demo: click.Command = _program("demo", "Send a file through a pipeline of processes, and check what comes out.")

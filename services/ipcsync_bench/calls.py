@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import ipcsync
@@ -16,9 +18,14 @@ from ipcsync.typing import EngineName
 from ipcsync_bench.rows import Row, Target, at_most_more, below, compare, interleave, of_the_core
 from ipcsync_bench.workers import Worker
 
+Call = Callable[[], object]
+BURST = 100
+"""A stream takes in about 1,024 operations and then blocks its caller: then the GPU would be measured, not the call."""
+_APART_S = 100e-6
 
-def time_call(call: Callable[[], object], count: int) -> float:
-    """Microseconds a call, over `count` calls, less those of a call that does nothing."""
+
+def time_call(call: Call, count: int) -> float:
+    """Microseconds a call, over `count` calls in turn, less those of a call that does nothing."""
     seconds = []
     for each in (call, lambda: None):
         start = time.perf_counter()
@@ -28,73 +35,66 @@ def time_call(call: Callable[[], object], count: int) -> float:
     return (seconds[0] - seconds[1]) / count * 1e6
 
 
-def _other_records(stream: ipcsync.Stream) -> dict[str, Callable[[], object]]:
-    """cuda.core's and torch's own record, where they are and work on this driver."""
-    found: dict[str, Callable[[], object]] = {}
-    if ipcsync.driver_name() != "cuda":
-        return found
-    try:
-        from cuda.core import Device
+def in_bursts(call: Call, drain: Call, count: int) -> float:
+    """Microseconds a call, the median of bursts, `count` calls in all; `drain` waits until the stream has done them."""
+    figures = []
+    for _ in range(max(1, count // BURST)):
+        figures.append(time_call(call, BURST))
+        drain()
+    return statistics.median(figures)
 
-        device = Device(0)
-        device.set_current()
-        theirs = device.create_stream()
-        event = theirs.record()
-        found["cuda.core record"] = lambda: theirs.record(event)
-    except Exception:  # noqa: BLE001 - not there, or not on this driver: then it is no peer
-        found.pop("cuda.core record", None)
-    try:
-        import torch
 
-        if torch.cuda.is_available():
-            torch_event = torch.cuda.Event()
-            torch_stream = torch.cuda.ExternalStream(stream.cuda_stream)
-            found["torch record"] = lambda: torch_event.record(torch_stream)
-    except ImportError:
-        return found
-    return found
+def apart(call: Call, drain: Call, count: int) -> float:
+    """Microseconds of a call, the median of `count`, one each 100 µs: nothing is warm, as in a server."""
+    figures = []
+    for number in range(count):
+        begin = time.perf_counter() + _APART_S
+        while time.perf_counter() < begin:
+            pass
+        start = time.perf_counter()
+        call()
+        figures.append((time.perf_counter() - start) * 1e6)
+        if number % BURST == BURST - 1:
+            drain()
+    drain()
+    return statistics.median(figures)
+
+
+def _compare(
+    row: str, contest: Mapping[str, Call], drain: Call, count: int, rounds: int, targets: Mapping[str, Target]
+) -> list[Row]:
+    """Each call's microseconds beside the others', in bursts."""
+    timed = {name: partial(in_bursts, call, drain, count) for name, call in contest.items()}
+    return compare(row, interleave(timed, rounds), "µs", of_the_core(targets))
 
 
 def records(rounds: int, scale: float) -> Iterator[Row]:
-    """record on one stream, without a waiter."""
-    count = max(500, int(20_000 * scale))
+    """record on one stream, without a waiter: in bursts, and one each 100 µs."""
+    count = max(5 * BURST, int(20_000 * scale))
     driver = _drivers.load()
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
         stream = ipcsync.Stream()
-        event = client.event("bench/event", recorder=True, engine="event")
-        line = client.event("bench/timeline", recorder=True, engine="timeline")
         native = ipcsync.Event(interprocess=True)
         native.record(stream)
         raw, handle = native.cuda_event, stream.cuda_stream
-        word = line._engine._pointer()  # type: ignore[union-attr] # the timeline's word
-        peers: dict[str, Callable[[], object]] = {
-            "ipcsync": lambda: event.record(stream),
-            "bare cuEventRecord": lambda: driver.cuEventRecord(raw, handle),
-            **_other_records(stream),
-        }
-        target = {"bare cuEventRecord": at_most_more(0.5, "µs")}
-        yield from _compare("record (event)", peers, count, rounds, target)
         spare = unwrap(driver.cuMemAlloc(8), "cuMemAlloc")
-        values: dict[str, Callable[[], object]] = {
-            "ipcsync": lambda: line.record(stream),
-            "bare cuStreamWriteValue64": lambda: driver.cuStreamWriteValue64(handle, spare, 1, 0),
+        bare: dict[EngineName, tuple[str, Call]] = {
+            "event": ("bare cuEventRecord", lambda: driver.cuEventRecord(raw, handle)),
+            "timeline": ("bare cuStreamWriteValue64", lambda: driver.cuStreamWriteValue64(handle, spare, 1, 0)),
         }
-        assert word
-        target = {"bare cuStreamWriteValue64": at_most_more(0.5, "µs")}
-        yield from _compare("record (timeline)", values, count, rounds, target)
-        yield from _other_streams(event, stream, native, count, rounds)
-        stream.synchronize()
+        for engine, (peer, call) in bare.items():
+            event = client.event(f"bench/{engine}", recorder=True, engine=engine)
+            contest: dict[str, Call] = {"ipcsync": partial(event.record, stream), peer: call}
+            target = {peer: at_most_more(0.5, "µs")}
+            yield from _compare(f"record ({engine})", contest, stream.synchronize, count, rounds, target)
+            timed = {name: partial(apart, each, stream.synchronize, count // 20) for name, each in contest.items()}
+            figures = interleave(timed, rounds)
+            yield from compare(f"record ({engine}), one each 100 µs", figures, "µs", of_the_core(target))
+            if engine == "event":
+                yield from _other_streams(event, stream, native, count, rounds)
         unwrap(driver.cuMemFree(spare), "cuMemFree")
-
-
-def _compare(
-    row: str, contest: Mapping[str, Callable[[], object]], count: int, rounds: int, targets: Mapping[str, Target]
-) -> list[Row]:
-    """Each call's microseconds beside the others'."""
-    timed = {name: lambda call=call: time_call(call, count) for name, call in contest.items()}
-    return compare(row, interleave(timed, rounds), "µs", of_the_core(targets))
 
 
 class _Foreign:
@@ -115,12 +115,17 @@ def _other_streams(
     raw, handle = native.cuda_event, stream.cuda_stream
     foreign, second = _Foreign(stream), ipcsync.Stream()
     event.record(second)
-    contest: dict[str, Callable[[], object]] = {
+
+    def drain() -> None:
+        stream.synchronize()
+        second.synchronize()
+
+    contest: dict[str, Call] = {
         "ipcsync": lambda: event.record(foreign),
         "bare cuEventRecord": lambda: driver.cuEventRecord(raw, handle),
     }
     target = {"bare cuEventRecord": at_most_more(0.6, "µs")}
-    yield from _compare("record on a foreign stream (event)", contest, count, rounds, target)
+    yield from _compare("record on a foreign stream (event)", contest, drain, count, rounds, target)
     turns = itertools.cycle((stream, second))
 
     def bare() -> None:
@@ -130,13 +135,12 @@ def _other_streams(
 
     contest = {"ipcsync": lambda: event.record(next(turns)), "bare wait and record": bare}
     target = {"bare wait and record": at_most_more(0.6, "µs")}
-    yield from _compare("record on two streams in turn (event)", contest, count, rounds, target)
-    second.synchronize()
+    yield from _compare("record on two streams in turn (event)", contest, drain, count, rounds, target)
 
 
 def completed(rounds: int, scale: float) -> Iterator[Row]:
     """wait and query on a completed point, of another client's event."""
-    count = max(500, int(20_000 * scale))
+    count = max(5 * BURST, int(20_000 * scale))
     driver = _drivers.load()
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
@@ -151,16 +155,18 @@ def completed(rounds: int, scale: float) -> Iterator[Row]:
             point = other.point(bytes(recorder.record(stream)))
             point.synchronize(10)
             target = {"bare cuEventQuery": below(0.15, "µs")}
-            calls: dict[str, Callable[[], object]] = {
+            calls: dict[str, Call] = {
                 "query": lambda point=point: point.query(),  # type: ignore[misc]
                 "wait": lambda point=point: point.wait(stream),  # type: ignore[misc]
             }
             for what, call in calls.items():
-                contest: dict[str, Callable[[], object]] = {
+                contest: dict[str, Call] = {
                     "ipcsync": call,
                     "bare cuEventQuery": lambda: driver.cuEventQuery(raw),
                 }
-                yield from _compare(f"{what} on a completed point ({engine})", contest, count, rounds, target)
+                yield from _compare(
+                    f"{what} on a completed point ({engine})", contest, stream.synchronize, count, rounds, target
+                )
 
 
 def _hold_and_record(state: dict[str, Any], endpoint: str, engine: EngineName) -> bytes:
@@ -180,9 +186,8 @@ def _release(state: dict[str, Any]) -> None:
     state.pop("event").close()
 
 
-def pending(rounds: int, scale: float) -> Iterator[Row]:
+def pending(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a held stream takes in so much and no more
     """wait on a pending point of another process: each queues real work behind a closed gate there."""
-    count = max(100, int(500 * scale))
     driver = _drivers.load()
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
@@ -199,7 +204,7 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:
             def ours(engine: EngineName = engine) -> float:
                 point = client.point(recorder.call(_hold_and_record, coordinator.endpoint, engine))
                 point.wait(waiting)
-                figure = time_call(lambda: point.wait(waiting), count)
+                figure = time_call(lambda: point.wait(waiting), BURST)
                 recorder.call(_release)
                 waiting.synchronize()
                 return figure
@@ -210,18 +215,18 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:
                     with StreamGate(held) as gate:
                         raw.record(held)
                         event = raw.cuda_event
-                        figure = time_call(lambda: driver.cuStreamWaitEvent(handle, event, 0), count)
+                        figure = time_call(lambda: driver.cuStreamWaitEvent(handle, event, 0), BURST)
                         gate.open()
                 else:
                     unwrap(driver.cuStreamWriteValue64(held.cuda_stream, spare, 0, 0), "cuStreamWriteValue64")
                     held.synchronize()
-                    figure = time_call(lambda: driver.cuStreamWaitValue64(handle, spare, 1, 0), count)
+                    figure = time_call(lambda: driver.cuStreamWaitValue64(handle, spare, 1, 0), BURST)
                     unwrap(driver.cuStreamWriteValue64(held.cuda_stream, spare, 1, 0), "cuStreamWriteValue64")
                 waiting.synchronize()
                 return figure
 
             contest: dict[str, Callable[[], float]] = {"ipcsync": ours, peer: bare}
-            figures = interleave(contest, rounds)
+            figures = interleave(contest, 4 * rounds)
             yield from compare(f"wait on a pending point ({engine})", figures, "µs", of_the_core(targets))
 
 

@@ -6,15 +6,12 @@ Each contestant plays ping-pong between two processes; half of a round trip is o
 from __future__ import annotations
 
 import mmap
-import multiprocessing
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from itertools import product
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ import ipcsync
 from ipcsync._linux.futex import Futex
 from ipcsync._linux.process import start_time
 from ipcsync.typing import EngineName
-from ipcsync_bench.peers import Manager, Redis, RedisConnection
 from ipcsync_bench.rows import Figures, Row, Target, at_most, compare, interleave, of_the_core, percentile
 from ipcsync_bench.workers import BUSY_THREADS, Worker, Workers, begin_busy_threads
 
@@ -33,10 +29,10 @@ Turn = Callable[[int], None]
 
 Times = tuple[float, float]
 """p50 and p99 of a hand-over, in seconds."""
-_Contest = dict[str, Callable[[], Times]]
+Contest = dict[str, Callable[[], Times]]
 
 
-def _rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> Times:
+def rally(mine: Turn, theirs: Turn, count: int, *, serves: bool) -> Times:
     """Play `count` round trips. `mine(n)` signals the peer, `theirs(n)` waits for its n-th signal."""
     times = []
     last = time.perf_counter()
@@ -83,7 +79,7 @@ def _points(
         for number in range(1 - first, 1):
             tell(number)
             hear(number)
-        seconds = _rally(tell, hear, count, serves=serves)
+        seconds = rally(tell, hear, count, serves=serves)
         waiter.at(count + first).synchronize(10)
         recorder.at(count + first).synchronize(10)
     return seconds
@@ -109,78 +105,13 @@ def _futex(_state: dict[str, Any], path: str, count: int, serves: bool) -> Times
         while (seen := words[theirs]) != number:
             their_futex.wait(seen, _SLICE_NS)
 
-    return _rally(tell, wait, count, serves=serves)
-
-
-def _redis(_state: dict[str, Any], path: str, count: int, serves: bool) -> Times:
-    """Redis lists: LPUSH to the peer's, BLPOP from one's own."""
-    names = [b"a", b"b"]
-    mine, theirs = names if serves else names[::-1]
-    with closing(RedisConnection(path)) as redis:
-
-        def tell(_number: int) -> None:
-            redis.send(b"LPUSH", mine, b"x")
-            redis.receive()
-
-        def wait(_number: int) -> None:
-            redis.send(b"BLPOP", theirs, b"10")
-            redis.receive()
-
-        return _rally(tell, wait, count, serves=serves)
-
-
-def _play_inherited(kind: str, mine: Any, theirs: Any, count: int, answer: Connection | None) -> Times:
-    """`multiprocessing.Event`, `Pipe` or `Manager().Event`: what a process can only be given when it starts."""
-    if kind == "Pipe":
-
-        def tell(_number: int) -> None:
-            mine.send_bytes(b"x")
-
-        def wait(_number: int) -> None:
-            mine.recv_bytes()
-    else:
-
-        def tell(_number: int) -> None:
-            mine.set()
-
-        def wait(_number: int) -> None:
-            theirs.wait(10)
-            theirs.clear()
-
-    seconds = _rally(tell, wait, count, serves=answer is None)
-    if answer is not None:
-        answer.send(seconds)
-    return seconds
+    return rally(tell, wait, count, serves=serves)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _inherited(kind: str, manager: Manager, count: int) -> Times:
-    context = multiprocessing.get_context("spawn")
-    ours: Any
-    theirs: Any
-    if kind == "Pipe":
-        ours, theirs = context.Pipe()
-        peer_args = (kind, theirs, None)
-        my_args = (kind, ours, None)
-    else:
-        make = context.Event if kind == "multiprocessing.Event" else manager.event
-        ours, theirs = make(), make()
-        peer_args = (kind, theirs, ours)
-        my_args = (kind, ours, theirs)
-    read, write = context.Pipe(duplex=False)
-    process = context.Process(target=_play_inherited, args=(*peer_args, count, write), daemon=True)
-    process.start()
-    thread = threading.Thread(target=_play_inherited, args=(*my_args, count, None))
-    thread.start()
-    times: Times = read.recv()
-    thread.join()
-    process.join()
-    return times  # the peer's clock starts once it is there; its first turn has no part in a percentile
-
-
-class _Table:
+class Table:
     """Two processes that play, and what they play by."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -191,7 +122,8 @@ class _Table:
         self._tag = f"bench-{start_time(self.players[0].pid)}"
         self._turns = iter(range(1 << 30))
 
-    def _play(self, function: Callable[..., Any], *arguments: Any) -> Times:
+    def play(self, function: Callable[..., Any], *arguments: Any) -> Times:
+        """The worse side's times. `function` plays one side; its last argument says whether it serves."""
         for player, serves in zip(self.players, (True, False), strict=True):
             player.begin(function, *arguments, serves)
         first, second = (player.result() for player in self.players)
@@ -200,19 +132,15 @@ class _Table:
     def ours(self, engine: EngineName, count: int, by: str = "synchronize") -> Times:
         """By ipcsync."""
         name = f"{self._tag}/{next(self._turns)}"
-        return self._play(_points, self.coordinator.endpoint, name, engine, by, count)
+        return self.play(_points, self.coordinator.endpoint, name, engine, by, count)
 
     def futex(self, count: int) -> Times:
         """By two words of shared memory."""
         self._page.write_bytes(bytes(4096))
-        return self._play(_futex, str(self._page), count)
-
-    def redis(self, path: str, count: int) -> Times:
-        """By Redis."""
-        return self._play(_redis, path, count)
+        return self.play(_futex, str(self._page), count)
 
 
-def _figures(contest: Mapping[str, Callable[[], Times]], rounds: int) -> tuple[Figures, Figures]:
+def figures_of(contest: Mapping[str, Callable[[], Times]], rounds: int) -> tuple[Figures, Figures]:
     """Each contestant's p50 and p99 of each round, in microseconds."""
     times: dict[str, list[Times]] = {name: [] for name in contest}
 
@@ -229,9 +157,8 @@ def hand_over(rounds: int, scale: float) -> Iterator[Row]:
     """One record until the peer's `synchronize`, or its `wait` on a stream, returns; alone, and under load."""
     count = max(200, int(2000 * scale))
     with ExitStack() as stack:
-        table = _Table(stack)
+        table = Table(stack)
         yield from _beside_futex(table, rounds, count, at_most(1.1), p99=at_most(1.3))
-        yield from _beside_others(table, rounds, count, stack)
         with Worker() as busy:
             busy.begin(_be_busy)
             yield from _beside_futex(table, rounds, count, at_most(1.1), ", beside a busy process")
@@ -242,15 +169,16 @@ def hand_over(rounds: int, scale: float) -> Iterator[Row]:
         yield from _beside_futex(table, rounds, few, at_most(1.3), f", {BUSY_THREADS} busy threads in each", ["event"])
 
 
-def _ours(table: _Table, count: int, engines: Sequence[EngineName] = ("event", "timeline")) -> _Contest:
-    contest: _Contest = {f"hand-over ({engine})": partial(table.ours, engine, count) for engine in engines}
+def ours_of(table: Table, count: int, engines: Sequence[EngineName] = ("event", "timeline")) -> Contest:
+    """What ipcsync has to offer."""
+    contest: Contest = {f"hand-over ({engine})": partial(table.ours, engine, count) for engine in engines}
     if len(engines) > 1:
         contest["wake to stream (event)"] = partial(table.ours, "event", count, "wait")
     return contest
 
 
 def _beside_futex(
-    table: _Table,
+    table: Table,
     rounds: int,
     count: int,
     target: Target,
@@ -259,29 +187,12 @@ def _beside_futex(
     *,
     p99: Target | None = None,
 ) -> Iterator[Row]:
-    ours = _ours(table, count, engines)
-    halves = _figures({**ours, "bare futex": partial(table.futex, count)}, rounds * _MORE)
+    ours = ours_of(table, count, engines)
+    halves = figures_of({**ours, "bare futex": partial(table.futex, count)}, rounds * _MORE)
     for name, (which, figures, goal) in product(ours, zip(("p50", "p99"), halves, (target, p99), strict=True)):
         if goal is not None:
             held = {"ipcsync": figures[name], "bare futex": figures["bare futex"]}
             yield from compare(f"{name}{load}, {which}", held, "µs", of_the_core({"bare futex": goal}))
-
-
-def _beside_others(table: _Table, rounds: int, count: int, stack: ExitStack) -> Iterator[Row]:
-    manager = stack.enter_context(closing(Manager()))
-    peers: _Contest = {
-        "Pipe": lambda: _inherited("Pipe", manager, count),
-        "multiprocessing.Event": lambda: _inherited("multiprocessing.Event", manager, count),
-        "Manager().Event": lambda: _inherited("Manager().Event", manager, max(50, count // 10)),
-    }
-    if Redis.is_installed():
-        redis = stack.enter_context(closing(Redis()))
-        peers["Redis lists"] = lambda: table.redis(redis.path, count)
-    ours = _ours(table, count)
-    p50, _ = _figures({**ours, **peers}, rounds)
-    for name in ours:
-        held = {"ipcsync": p50[name], **{peer: p50[peer] for peer in peers}}
-        yield from compare(f"{name}, p50", held, "µs", {"multiprocessing.Event": at_most(0.6)})
 
 
 def _be_busy(_state: dict[str, Any]) -> None:

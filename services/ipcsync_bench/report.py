@@ -33,8 +33,16 @@ def machine() -> dict[str, Any]:
         "compiled": ipcsync.__compiled__,
         "driver": ipcsync.driver_name(),
         "device": ipcsync.get_device_properties(0).name,
+        "profile": os.environ.get("IPCSYNC_HOST_PROFILE", ""),
         "host_async": os.environ.get("IPCSYNC_HOST_ASYNC", "0") == "1",
     }
+
+
+def device() -> str:
+    """What the figures are of: the device, the driver, and whose times a software driver takes."""
+    told = machine()
+    profile = f", with the times of {told['profile']}" if told["profile"] else ""
+    return f"{told['device']}, driver {told['driver']}{profile}"
 
 
 def as_json(rows: list[Row]) -> dict[str, Any]:
@@ -100,7 +108,7 @@ def _heads(older: Older) -> list[str]:
 
 def table(rows: list[Row], older: Older) -> Table:
     """The rows, for people."""
-    made = Table(title="ipcsync beside its peers (median of the rounds; ratio is ipcsync / peer)")
+    made = Table(title=f"{device()}: median of the rounds; ratio is ipcsync / peer")
     for name in _heads(older):
         made.add_column(name, justify="left" if name in ("row", "peer", "goal", "reached") else "right")
     for row in rows:
@@ -112,7 +120,7 @@ def markdown(rows: list[Row], older: Older) -> str:
     """The rows as a Markdown table, in fewer columns: a page is narrower than a terminal."""
     lines = [_narrowed(_heads(older), older), *(_narrowed(_cells(row, older), older) for row in rows)]
     columns = lines[0].count("|") - 1
-    return "\n".join([lines[0], "|" + "---|" * columns, *lines[1:]]) + "\n"
+    return "\n".join([f"{device()}:", "", lines[0], "|" + "---|" * columns, *lines[1:]]) + "\n"
 
 
 def _narrowed(cells: list[str], older: Older) -> str:

@@ -83,8 +83,6 @@ def _be_busy(_state: dict[str, Any], is_busy: bool) -> None:
 
 def wake_up(rounds: int, scale: float) -> Iterator[Row]:
     """How late a wait on the host is, for work that lasts some milliseconds; alone, and in a loaded process."""
-    if ipcsync.driver_name() != "cuda":
-        return  # the host driver's streams are this project's own, and wake their waiters
     count = max(20, int(100 * scale))
     chance = random.Random(1)  # noqa: S311 - how long work lasts
     with ExitStack() as stack:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ipcsync_bench.__main__ import BENCHMARKS, FLEET
-from ipcsync_bench.two_nodes import why_not
+from tests.benchmarks.__main__ import ALL, FLEET
+from tests.benchmarks.two_nodes import why_not
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.process]
 
@@ -28,13 +28,12 @@ _LIMITS = frozenset((
     "bare ROUTER/DEALER", "bare PUB/SUB", "bare futex", "bare cuEventRecord", "bare cuStreamWriteValue64",
     "bare cuEventQuery", "bare cuStreamWaitEvent", "bare cuStreamWaitValue64", "bare wait and record",
     "bare cuEventSynchronize", "torch.cuda.Event", "pure Python", "import zmq", "a bare pyzmq process",
-    "the same to 500, doubled",
+    "the same to 500, doubled", "the pidfd",
 ))  # fmt: skip
 
 
 def _measure(name: str) -> list[dict[str, Any]]:
-    start = "from ipcsync.cli import main; main()"
-    command = [sys.executable, "-c", start, "bench", "--quick", "--rounds", "1", "--json", "--only", name]
+    command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--rounds", "1", "--json", "--only", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
@@ -60,7 +59,7 @@ def _too_slow(name: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.timeout(_TRIES * _TIMEOUT_S + 10)
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", ALL)
 def test_no_row_is_many_times_worse_than_it_was(name: str) -> None:
     too_slow = _too_slow(name)
     for _ in range(_TRIES - 1):
@@ -99,6 +98,10 @@ _USUAL = {
     "hand-over (timeline), p50": 3.0,
     "wake to stream (event), p50": 4.0,
     "record on a foreign stream (event)": 14.0,
+    "a recorder's death to RecorderLost (event), p50": 10.0,
+    "a recorder's death to RecorderLost (event), longest": 10.0,
+    "a recorder's death to RecorderLost (timeline), p50": 10.0,
+    "a recorder's death to RecorderLost (timeline), longest": 10.0,
     "requests, 8 clients, 64 in flight": 4.0,
     "requests, 32 clients, 64 in flight": 3.0,
 }

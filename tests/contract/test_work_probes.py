@@ -31,7 +31,7 @@ from tests.kit.until import DEADLINE_S, until
 pytestmark = [pytest.mark.driver, pytest.mark.process]
 
 New = Callable[..., Any]
-SETTLE_S = 10.0  # a driver that completes the work of the dead does so well within this
+SETTLE_S = min(10.0, DEADLINE_S)  # a driver that completes the work of the dead does so well within this
 BLINK_S = 0.5  # for what never comes
 WAKE_S = 2.0  # for a store to end a wait: what takes so long does not wake it at all
 OTHERS = 32

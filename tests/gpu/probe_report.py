@@ -3,8 +3,8 @@
     IPCSYNC_DRIVER=cuda python -m tests.gpu.probe_report --out tests/gpu/probed.md
 
 runs the probe tests of the contract suite and writes the table. With --answers FILE it makes the table of answers that
-an earlier run wrote there (IPCSYNC_PROBE_OUT=FILE pytest tests/contract). The answers of the host driver or of a
-software libcuda are marked as such: they say nothing of a GPU.
+an earlier run wrote there (IPCSYNC_PROBE_OUT=FILE pytest tests/contract). The answers of the software
+driver are marked as such: they say nothing of a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
@@ -25,14 +25,13 @@ _GRACE_S = 10.0
 PROBES = ("tests/contract/test_probes.py", "tests/contract/test_work_probes.py")
 _SOURCES = {
     "gpu": "Answers of a real GPU's driver.",
-    "software": "**Not a real GPU.** These are the answers of a software libcuda; they say nothing of a GPU.",
-    "host": "**Not a real GPU.** These are the answers of ipcsync's host driver; they say nothing of a GPU.",
+    "software": "**Not a real GPU.** These are the answers of the software driver; they say nothing of a GPU.",
 }
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one driver said to one row. `kind` is gpu, software or host; `version` is 13000 for CUDA 13.0."""
+    """What one driver said to one row. `kind` is gpu or software; `version` is 13000 for CUDA 13.0."""
 
     row: str
     answer: str
@@ -41,6 +40,10 @@ class Answer:
     device: str
     version: int
     date: str
+
+    def as_json(self) -> str:
+        """As `tests.contract.probes.write_down` writes it."""
+        return json.dumps(asdict(self), sort_keys=True)
 
 
 def read(path: Path) -> list[Answer]:

@@ -1,245 +1,213 @@
 """Everything that a machine with a GPU can show, in one command that needs no network and ends in time.
 
-    python -m tests.gpu.run --out DIRECTORY [--minutes 9] [--lmcache DIRECTORY]
+    python -m tests.gpu.run --out DIRECTORY [--minutes 9] [--only STEP …] [--failed] [--lmcache DIRECTORY]
 
-It leaves eight files there: summary.md, doctor.json, probed.md, tests.log, failures.md (the first failure of each kind,
-with its trace), bench.jsonl (a line for each benchmark), figures.txt (one figure a line) and demo.log. What has no time
-any more is left out, and the summary says so. Exit status 1 if anything failed.
+The most telling first. Each step has a limit, and each answer is written as soon as it is there: a step that is killed
+has told what it found. The directory has
+
+- summary.md; failures.md (the first failure of each kind, with its trace); tests.jsonl (each outcome)
+- probed.md, questions.md: what the driver answers where CUDA promises nothing
+- bench.jsonl, figures.txt (one figure a line); costs.txt, hops.txt, deaths.txt, under_mps.txt, death_wait.txt: the
+  output of each program
+- doctor.json, demo.log, all.log
+
+With --failed only the tests that failed, or were not finished, in the last run into that directory. IPCSYNC_DRIVER
+(cuda) chooses the driver; what is not a real GPU is marked so. Exit status 1 if anything failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
 from tests.gpu import lmcache_tests
 from tests.gpu.probe_report import PROBES
+from tests.gpu.report import Outcome, figures, first_failures, outcomes_of, summary
 
 ROOT = Path(__file__).parents[2]
 CLI = [sys.executable, "-m", "ipcsync"]
-_ROWS = ("beside_torch", "records", "pending", "completed", "chained", "wake_up", "hand_over")
-_MATRIX = ("tests/client", "tests/events", "tests/cli", "tests/plugin", "tests/docs", "tests/faults")
-_GRACE_S = 10.0  # for pytest to end by itself, with its report, once its time is over
+LEFT_OUT = {
+    "tests/contract/test_events.py::test_recording_on_a_stream_of_another_context_is_an_invalid_handle": "a record of "
+    "a shareable event on a stream of another context of the device ends in SIGSEGV in NVIDIA's driver 580.159.04",
+}
+"""Tests that end the process in NVIDIA's driver, and why."""
+
+_ROWS = {"records": 3, "completed": 3, "pending": 3, "chained": 3, "hand_over": 1, "wake_up": 3, "deaths": 3}  # rounds
+_SUITE = ("tests/events", "tests/client", "tests/plugin", "tests/faults", "tests/cli", "tests/docs")
+_USUAL = "driver and not thorough and not benchmark and not model and not planted"
+# Processes that die with streams held back are long in dying, and who starts meanwhile waits: they run one at a time.
+_KILLS = ("kill(", "SIGKILL", "die_")
+_GRACE_S = 10.0  # for pytest to end by itself once its time is over
+_DEADLINE_S = {"IPCSYNC_TEST_DEADLINE_S": "5"}  # for what never comes
+_IMPORTS = {"IPCSYNC_TEST_DEADLINE_S": "20"}  # torch, in a new process, from a cold disk
 
 
 @dataclass(frozen=True)
 class Step:
-    """One program. `file` gets its stdout, the log of all steps the rest; `tests` are run by pytest instead."""
+    """One program. `file` gets its stdout, the log of all steps the rest; `tests`: it is pytest."""
 
     name: str
     command: Sequence[str]
     most_s: float
     file: str = ""
     tests: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
-def _pytest(*arguments: str, workers: int) -> list[str]:
-    plugins = ["-p", "ipcsync", "-p", "xdist", "-p", "timeout", "-p", "no:cacheprovider"]
-    spread = ["-n", str(workers), "--dist", "worksteal"]
+def _pytest(name: str, most_s: float, workers: int, *chosen: str, env: Mapping[str, str] = _DEADLINE_S) -> Step:
+    plugins = ["-p", "ipcsync", "-p", "xdist", "-p", "timeout", "-p", "no:cacheprovider", "-p", "tests.gpu.instant"]
     # Of a driver's call that never returns, a signal would not be seen: the worker is killed, and another one goes on.
-    limits = ["--timeout=60", "--timeout-method=thread"]
-    return [sys.executable, "-m", "pytest", "-q", *plugins, *limits, *spread, *arguments]
+    limits = ["--timeout=30", "--timeout-method=thread", "-n", str(workers), "--dist", "worksteal"]
+    return Step(name, [sys.executable, "-m", "pytest", "-q", *plugins, *limits, *chosen], most_s, tests=True, env=env)
+
+
+def files(*folders: str, kill: bool) -> list[str]:
+    """The test files that kill processes, or the others; without the probes, which are a step of their own."""
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("test_*.py"))]
+    names = {path: str(path.relative_to(ROOT)) for path in found}
+    does_kill = {path: any(word in path.read_text(encoding="utf-8") for word in _KILLS) for path in found}
+    return [name for path, name in names.items() if name not in PROBES and does_kill[path] == kill]
+
+
+def _program(name: str, most_s: float, *arguments: str) -> Step:
+    return Step(name, [sys.executable, "-m", f"tests.gpu.{name}", *arguments], most_s, file=f"{name}.txt")
+
+
+def _source(name: str, out: Path) -> list[Step]:
+    """A program in C of this folder, compiled and run."""
+    source, binary = Path(__file__).with_name(f"{name}.c"), out / f".{name}"
+    if not source.exists():
+        return []
+    cuda, mine = "/usr/local/cuda", os.environ.get("LD_LIBRARY_PATH", "")
+    build = f"cc -O2 -I{cuda}/include -o {shlex.quote(str(binary))} {shlex.quote(str(source))} -lpthread"
+    script = f"for cuda in -lcuda -l:libcuda.so.1; do {build} $cuda && exec {shlex.quote(str(binary))}; done; exit 1"
+    env = {"LIBRARY_PATH": os.pathsep.join(filter(None, (mine, f"{cuda}/lib64/stubs")))}
+    return [Step(name, ["sh", "-c", script], 40, file=f"{name}.txt", env=env)]
 
 
 def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
     """What is run, in the order of what is most worth knowing; LMCache's own tests if `lmcache` has them."""
-    matrix = [*_MATRIX, "-m", "driver and not thorough and not benchmark and not alone"]
-    alone = ["tests/contract", "tests/events", "-m", "alone and not thorough"]
-    others = [f"--ignore={probes}" for probes in PROBES] + ["-m", "not alone"]
-    theirs = [sys.executable, "-m", "tests.gpu.lmcache_tests", str(lmcache)]
+    parted, alone = ["-m", f"{_USUAL} and not alone"], ["-m", f"{_USUAL} and alone"]
+    theirs = [sys.executable, "-m", "tests.gpu.lmcache_tests", str(lmcache), "-p", "tests.gpu.instant"]
     has_theirs = lmcache is not None and lmcache_tests.are_in(lmcache) and find_spec("lmcache") is not None
+    probes = [sys.executable, "-m", "tests.gpu.probe_report", "--out", str(out / "probed.md"), "--seconds", "50"]
+    bench = [*CLI, "bench", "--quick", "--json", "--only"]
+    torch = [sys.executable, "-m", "tests.benchmarks", "--quick", "--json", "--only"]
     return [
-        Step("doctor", [*CLI, "doctor", "--json"], 60, file="doctor.json"),
-        Step("probes", [sys.executable, "-m", "tests.gpu.probe_report", "--out", str(out / "probed.md")], 100),
-        Step("gpu", _pytest("tests/contract", "tests/gpu", *others, workers=workers), 120, tests=True),
-        Step("alone", _pytest(*alone, workers=workers), 60, tests=True),
-        Step("demo", [*CLI, "demo"], 45, file="demo.log"),
+        Step("doctor", [*CLI, "doctor", "--json"], 40, file="doctor.json"),
+        _pytest("contract", 60, workers, *files("tests/contract", kill=False), *parted),
+        _pytest("contract-deaths", 60, 1, *files("tests/contract", kill=True), *parted),
+        _pytest("gpu", 60, 2, "tests/gpu", env=_IMPORTS),
+        Step("probes", probes, 60, env=_DEADLINE_S),
+        Step("questions", [sys.executable, "-m", "tests.gpu.questions", "--out", str(out / "questions.md")], 90),
+        *_source("costs", out),
         *(
-            Step(f"bench {name}", [*CLI, "bench", "--quick", "--json", "--only", name], 40, "bench.jsonl")
-            for name in _ROWS
+            Step(f"bench-{name}", [*bench, name, "--rounds", str(rounds)], 40, "bench.jsonl")
+            for name, rounds in _ROWS.items()
         ),
-        Step("driver calls", [sys.executable, "-m", "tests.benchmarks.driver_calls"], 45),
-        *([Step("lmcache", theirs, 100, tests=True)] if has_theirs else []),
-        Step("suite", _pytest(*matrix, workers=workers), 400, tests=True),
+        _pytest("suite", 120, workers, *files(*_SUITE, kill=False), *parted),
+        _pytest("suite-deaths", 120, 1, *files(*_SUITE, kill=True), *parted),
+        Step("demo", [*CLI, "demo"], 30, file="demo.log"),
+        _pytest("alone", 45, 1, "tests/contract", *_SUITE, *alone),
+        _program("hops", 30),
+        _program("deaths", 45),
+        Step("bench-beside_torch", [*torch, "beside_torch"], 40, "bench.jsonl"),
+        _program("under_mps", 45),
+        *_source("death_wait", out),
+        *([Step("lmcache", theirs, 60, tests=True)] if has_theirs else []),
     ]
 
 
-@dataclass
-class Outcome:
-    """What came of a step: its exit status (None: it had no time), how long it took, and what its tests say."""
-
-    name: str
-    status: int | None
-    took_s: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-
-    def in_words(self) -> str:
-        """For the summary."""
-        if self.status is None:
-            return "left out: no time"
-        counts = ", ".join(f"{count} {what}" for what, count in self.counts.items())
-        if self.status == -signal.SIGKILL:
-            return f"killed at its time limit; {counts}" if counts else "killed at its time limit"
-        said = "ok" if self.status == 0 else f"exit status {self.status}"
-        return f"{said}; {counts}" if counts else said
+def again(out: Path) -> list[Step]:
+    """What failed in an earlier run into `out`, or was not finished, one at a time."""
+    _, failures = outcomes_of(out / "tests.jsonl")
+    tests = [failure.test for failure in failures if failure.test.startswith("tests/")]
+    return [_pytest("failed", 480, 1, *tests, env=_IMPORTS)] if tests else []
 
 
-@dataclass(frozen=True)
-class Failure:
-    """One failed test; two of one `kind` differ in numbers and names at most."""
-
-    test: str
-    kind: str
-    trace: str
-
-
-def kind_of(message: str) -> str:
-    """What two failures of the same cause have in common: the message's first line, without numbers and quotes."""
-    first = message.strip().split("\n")[0] if message.strip() else "no message"
-    return re.sub(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", "…", first)[:160]
-
-
-def read_report(path: Path) -> tuple[dict[str, int], list[Failure]]:
-    """The counts and the failures of a JUnit report; nothing of one that was not written."""
-    if not path.exists():
-        return {}, []
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    failures = []
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        bad = [each for each in case if each.tag in ("failure", "error")]
-        what = "failed" if bad else "skipped" if case.find("skipped") is not None else "passed"
-        counts[what] += 1
-        name = f"{case.get('classname')}::{case.get('name')}"
-        failures += [Failure(name, kind_of(each.get("message") or ""), each.text or "") for each in bad[:1]]
-    return counts, failures
-
-
-def run(step: Step, out: Path, log: Path, ends: float) -> Outcome:
+def run(step: Step, out: Path, ends: float) -> Outcome:
     """Run one step within its own limit and what is left."""
     left = min(step.most_s, ends - time.monotonic())
-    if left < 2 * _GRACE_S:
+    if left < min(2 * _GRACE_S, step.most_s):
         return Outcome(step.name, None)
-    report = out / f".{step.name}.xml"
-    report.unlink(missing_ok=True)
-    command = [*step.command]
-    if step.tests:
-        command += [f"--junitxml={report}", f"--session-timeout={left - _GRACE_S:.0f}"]
+    log, told = out / "all.log", out / "tests.jsonl"
+    command = [*step.command, *([f"--session-timeout={left - _GRACE_S:.0f}"] if step.tests else [])]
+    env = {**os.environ, **step.env, "IPCSYNC_TEST_OUTCOMES": str(told), "IPCSYNC_TEST_STEP": step.name}
     began = time.monotonic()
     with open(log, "ab") as rest, open(out / step.file if step.file else log, "ab") as stdout:
         rest.write(f"\n=== {step.name}: {' '.join(command)}\n".encode())
         rest.flush()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=rest, start_new_session=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=rest, env=env, start_new_session=True)
         try:
             status = process.wait(left)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
-    counts, failures = read_report(report)
-    report.unlink(missing_ok=True)
+    counts, failures = outcomes_of(told, step.name) if step.tests else ({}, [])
     return Outcome(step.name, status, time.monotonic() - began, counts, failures)
 
 
-def device() -> str:
-    """The driver and the device, asked in another process, so that this one holds no context."""
-    code = "import ipcsync; print(ipcsync.driver_name(), '|', ipcsync.get_device_properties(0).name)"
+def device() -> tuple[str, bool]:
+    """The driver and the device, and whether it is a real GPU; another process asks, so this one holds no context."""
+    code = "from tests.kit import driver_kit as kit; from ipcsync import _drivers; kit.use_device()\n"
+    code += "print(_drivers.name(), '|', kit.device_name()); print(kit.driver_kind())"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=30
         )
     except subprocess.TimeoutExpired:
-        return "the driver did not answer within 30 s"
-    return done.stdout.strip() or done.stderr.strip().split("\n")[-1]
-
-
-def summary(outcomes: Sequence[Outcome], told: str) -> str:
-    """The run on one page."""
-    kinds = len({failure.kind for outcome in outcomes for failure in outcome.failures})
-    return "\n".join(
-        [
-            "# A run on this machine",
-            "",
-            f"{date.today()}, `{told}`, {platform.platform()}, Python {platform.python_version()}.",
-            "",
-            "| step | seconds | what came of it |",
-            "|---|---|---|",
-            *(f"| {outcome.name} | {outcome.took_s:.0f} | {outcome.in_words()} |" for outcome in outcomes),
-            "",
-            f"{kinds} kinds of failures: failures.md has the first of each.",
-            "",
-        ]
-    )
-
-
-def first_failures(outcomes: Sequence[Outcome]) -> str:
-    """The first failure of each kind, with its trace, and how many there are."""
-    by_kind: dict[str, list[Failure]] = {}
-    for outcome in outcomes:
-        for failure in outcome.failures:
-            by_kind.setdefault(failure.kind, []).append(failure)
-    parts = [
-        f"## {len(failures)} x {kind}\n\n`{failures[0].test}`\n\n```\n{failures[0].trace.strip()}\n```\n"
-        for kind, failures in sorted(by_kind.items(), key=lambda item: -len(item[1]))
-    ]
-    return "# The first failure of each kind\n\n" + ("\n".join(parts) or "None.\n")
-
-
-def figures(bench: Path) -> str:
-    """One figure a line: row, peer, ours, theirs, unit."""
-    rows: list[dict[str, Any]] = []
-    for line in bench.read_text().splitlines():
-        with suppress(ValueError):  # a run that was killed amid its line
-            rows += json.loads(line)["rows"]
-    return "".join(f"{row['row']}\t{row['peer']}\t{row['ours']}\t{row['theirs']}\t{row['unit']}\n" for row in rows)
+        return "the driver did not answer within 30 s", False
+    told, _, kind = done.stdout.strip().partition("\n")
+    return told or done.stderr.strip().split("\n")[-1], kind == "gpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.run", description="All that a GPU can show.")
-    parser.add_argument("--out", type=Path, required=True, help="the directory for the eight files")
+    parser.add_argument("--out", type=Path, required=True, help="the directory for the files")
     parser.add_argument("--minutes", type=float, default=9.0, help="the time for all of it (9)")
-    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 2), help="of pytest (8 at most)")
-    parser.add_argument("--lmcache", type=Path, help="where LMCache's two tests of events on a GPU are")
+    parser.add_argument("--only", action="append", default=[], metavar="STEP", help="only this step; may be repeated")
+    parser.add_argument("--failed", action="store_true", help="only the tests that failed in the last run into --out")
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="test processes at once (8)")
+    parser.add_argument("--lmcache", type=Path, help="where LMCache's own tests of events on a GPU are")
     chosen = parser.parse_args(arguments)
     out: Path = chosen.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + 60 * chosen.minutes
     os.environ.setdefault("IPCSYNC_DRIVER", "cuda")
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # whatever else that machine's Python has
-    paths = [
-        str(ROOT),
-        str(ROOT / "services"),
-        os.environ.get("PYTHONPATH", ""),
-    ]
+    paths = [str(ROOT), str(ROOT / "services"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    for name in ("tests.log", "doctor.json", "demo.log", "bench.jsonl"):
+    planned = again(out) if chosen.failed else steps(out, chosen.workers, chosen.lmcache and chosen.lmcache.resolve())
+    if unknown := set(chosen.only) - {step.name for step in planned}:
+        parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in planned)}")
+    planned = [step for step in planned if not chosen.only or step.name in chosen.only]
+    if chosen.failed and not planned:
+        sys.stdout.write("no test failed\n")
+    for name in {"all.log", "tests.jsonl", "bench.jsonl", *(step.file for step in planned if step.file)}:
         (out / name).write_bytes(b"")
+    told, is_real = device()
+    left_out = LEFT_OUT if is_real else {}
+    if left_out:
+        os.environ["PYTEST_ADDOPTS"] = " ".join(f"--deselect {test}" for test in left_out)
     outcomes: list[Outcome] = []
-    told = device()
-    lmcache: Path | None = chosen.lmcache and chosen.lmcache.resolve()
-    for step in steps(out, chosen.workers, lmcache):
-        outcomes.append(run(step, out, out / "tests.log", ends))
+    for step in planned:
+        outcomes.append(run(step, out, ends))
         sys.stdout.write(f"{step.name}: {outcomes[-1].in_words()}\n")
         sys.stdout.flush()
         # After each step: if this is killed, what was found is there.
         (out / "failures.md").write_text(first_failures(outcomes))
         (out / "figures.txt").write_text(figures(out / "bench.jsonl"))
-        (out / "summary.md").write_text(summary(outcomes, told))
+        (out / "summary.md").write_text(summary(outcomes, told, is_real, left_out))
     return 0 if all(outcome.status == 0 for outcome in outcomes) else 1
 
 

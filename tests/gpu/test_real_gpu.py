@@ -14,7 +14,7 @@ from tests.kit import driver_kit as kit
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
-pytestmark = [pytest.mark.driver, pytest.mark.ipcsync_gpu, pytest.mark.usefixtures("context")]
+pytestmark = [pytest.mark.driver, pytest.mark.process, pytest.mark.ipcsync_gpu, pytest.mark.usefixtures("context")]
 
 New = Callable[[], Peer]
 

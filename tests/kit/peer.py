@@ -27,7 +27,7 @@ class Peer(Worker):
         super().__init__("peer", env={"PYTHONWARNINGS": "error", **(env or {})})
 
     def call(self, function: Callable[..., T], *arguments: Any, timeout: float = DEADLINE_S, **keywords: Any) -> T:
-        """What `function(*arguments)` returns there; it is one of a module. PeerError if it raises or takes 30 s."""
+        """What `function(*arguments)` returns there; it is one of a module. PeerError if it raises, or is late."""
         self.begin(function, *arguments, **keywords)
         answer: T = self.result(timeout)
         return answer

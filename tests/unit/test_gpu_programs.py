@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import lmcache_tests, run
+from tests.gpu import instant, lmcache_tests, report, run
+from tests.gpu.probe_report import PROBES
 
 _ORDERING = """
 from lmcache.v1.platform.base.event_ipc import get_event_ipc_backend
@@ -35,7 +36,7 @@ def test_the_figures_of_each_benchmark_are_kept_whatever_became_of_the_next_one(
     bench.write_text(
         "".join(json.dumps({"rows": [{**row, "row": name}]}) + "\n" for name in ("a", "b")) + '{"rows": [{"ro'
     )
-    assert run.figures(bench) == "a\tbare\t1.5\t1.0\tµs\nb\tbare\t1.5\t1.0\tµs\n"
+    assert report.figures(bench) == "a\tbare\t1.5\t1.0\tµs\nb\tbare\t1.5\t1.0\tµs\n"
 
 
 def test_lmcaches_tests_are_run_only_where_they_and_lmcache_are(
@@ -72,3 +73,71 @@ def test_another_version_of_lmcaches_tests_is_refused(tmp_path: Path) -> None:
     _write(tmp_path, kinds="KINDS = []\n")
     with pytest.raises(ValueError, match="another version of LMCache"):
         lmcache_tests.prepare(tmp_path, target)
+
+
+_TESTS = """
+import os
+
+def test_passes():
+    pass
+
+def test_fails():
+    assert "dog" == "cat"
+
+def test_ends_the_process():
+    os._exit(3)
+"""
+
+
+def test_each_outcome_is_on_disk_though_the_process_ends_amid_a_test(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = pytester.path / "outcomes.jsonl"
+    monkeypatch.setenv("IPCSYNC_TEST_OUTCOMES", str(outcomes))
+    monkeypatch.setenv("IPCSYNC_TEST_STEP", "some")
+    monkeypatch.setenv("PYTHONPATH", str(run.ROOT))
+    pytester.makepyfile(_TESTS)
+    pytester.runpytest_subprocess("-p", instant.__name__, "-p", "no:ipcsync", "-p", "no:randomly")
+    counts, failures = report.outcomes_of(outcomes, "some")
+    assert counts == {"passed": 1, "failed": 1, "skipped": 0, "unfinished": 1}
+    assert [failure.test.partition("::")[2] for failure in failures] == ["test_fails", "test_ends_the_process"]
+    assert "dog" in failures[0].trace
+    assert report.outcomes_of(outcomes, "another") == (dict.fromkeys(counts, 0), [])
+
+
+def test_what_failed_is_run_again_and_nothing_else(tmp_path: Path) -> None:
+    lines = [
+        {"step": "contract", "test": "tests/contract/a.py::test_a", "what": "started"},
+        {"step": "contract", "test": "tests/contract/a.py::test_a", "what": "passed"},
+        {"step": "contract", "test": "tests/contract/b.py::test_b", "what": "started"},
+        {"step": "contract", "test": "tests/contract/b.py::test_b", "what": "failed", "message": "no", "trace": ""},
+        {"step": "suite", "test": "tests/events/c.py::test_c[event-1 of 2]", "what": "started"},
+        {"step": "lmcache", "test": "test_theirs.py::test_d", "what": "failed", "message": "no", "trace": ""},
+    ]
+    assert run.again(tmp_path) == []
+    (tmp_path / "tests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (step,) = run.again(tmp_path)
+    assert step.command[-2:] == ["tests/contract/b.py::test_b", "tests/events/c.py::test_c[event-1 of 2]"]
+
+
+def test_what_kills_processes_runs_one_at_a_time(tmp_path: Path) -> None:
+    steps = {step.name: step.command for step in run.steps(tmp_path, 8)}
+    death = "tests/contract/test_death.py"
+    assert death in steps["contract-deaths"]
+    assert death not in steps["contract"]
+    assert steps["contract-deaths"][steps["contract-deaths"].index("-n") + 1] == "1"
+    for name in ("contract", "contract-deaths", "suite", "suite-deaths"):
+        assert not set(PROBES).intersection(steps[name])
+
+
+def test_a_run_on_a_stand_in_says_so() -> None:
+    outcome = report.Outcome("gpu", 0)
+    assert report.NOT_REAL in report.summary([outcome], "host | softcuda", False, {})
+    assert report.NOT_REAL not in report.summary([outcome], "cuda | NVIDIA", True, {})
+
+
+def test_what_is_left_out_on_a_gpu_is_a_test() -> None:
+    for test, reason in run.LEFT_OUT.items():
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (run.ROOT / path).read_text()
+        assert reason

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import ipcsync
 from ipcsync_bench import report, rows
 from ipcsync_bench.rows import Row
 
@@ -82,7 +83,8 @@ def test_a_percentile_is_one_of_the_values() -> None:
 
 def test_an_older_run_stands_beside_the_rows_that_it_has(measured: list[Row], older: report.Older) -> None:
     for run, columns in ({}, 8), (older, 9):
-        lines = report.markdown(measured, run).splitlines()
+        where, _, *lines = report.markdown(measured, run).splitlines()
+        assert ipcsync.get_device_properties(0).name in where
         cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
         assert len(cells) == 2 + len(measured)
         assert {len(line) for line in cells} == {columns}

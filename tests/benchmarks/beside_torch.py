@@ -11,7 +11,7 @@ from typing import Any
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from ipcsync_bench.calls import time_call
+from ipcsync_bench.calls import BURST, in_bursts, time_call
 from ipcsync_bench.rows import Row, compare, interleave, percentile
 from ipcsync_bench.workers import Worker
 
@@ -39,7 +39,7 @@ def beside_torch(rounds: int, scale: float) -> Iterator[Row]:
 
 def _calls(torch: Any, rounds: int, scale: float) -> Iterator[Row]:
     """On torch's streams: record; wait for what is pending; synchronize with what is complete."""
-    many, few = max(500, int(20_000 * scale)), max(100, int(300 * scale))  # a held stream takes about 1,000 operations
+    many = max(5 * BURST, int(20_000 * scale))
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
         client = stack.enter_context(ipcsync.connect(coordinator.endpoint))
@@ -55,12 +55,12 @@ def _calls(torch: Any, rounds: int, scale: float) -> Iterator[Row]:
         def timed(ours: Callable[[], object], call: str, *arguments: object) -> dict[str, Callable[[], float]]:
             calls = {"ipcsync": ours}
             calls |= {name: partial(getattr(event, call), *arguments) for name, event in theirs.items()}
-            return {name: partial(time_call, each, many) for name, each in calls.items()}
+            return {name: partial(in_bursts, each, torch.cuda.synchronize, many) for name, each in calls.items()}
 
         def time_waits(record: Callable[[Any], Any], wait: Callable[[Any], object]) -> float:
             with StreamGate(stream) as gate:
                 recorded = record(stream)
-                figure = time_call(partial(wait, recorded), few)
+                figure = time_call(partial(wait, recorded), BURST)
                 gate.open()
             torch.cuda.synchronize()
             return figure

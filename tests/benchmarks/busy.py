@@ -18,13 +18,14 @@ from ipcsync_bench.rows import Row, at_most, compare, interleave, of_the_core
 from ipcsync_bench.workers import BUSY_THREADS, Worker, begin_busy_threads, end_busy_threads
 
 _PAUSE_S = 100e-6
+_TAKEN_IN = 900  # by a stream, before it blocks its caller
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
 
 def _open_recorder(state: dict[str, Any], endpoint: str) -> None:
     state["client"] = ipcsync.connect(endpoint)
-    stream = ipcsync.Stream()
+    stream = state["stream"] = ipcsync.Stream()
     event = state["client"].event(f"bench/{os.getpid()}", recorder=True, engine="event")
     for _ in range(10):
         event.record(stream).synchronize(10)
@@ -38,15 +39,17 @@ def _open_recorder(state: dict[str, Any], endpoint: str) -> None:
 def _record(state: dict[str, Any], which: str, seconds: float) -> float:
     """Microseconds a call, of calls one after the other."""
     call: Callable[[], object] = state[which]
-    count = 0
+    count, spent = 0, 0.0
     begin_busy_threads()
-    start = now = time.perf_counter()
-    while now - start < seconds:
-        call()
-        count += 1
-        now = time.perf_counter()
+    while spent < seconds:
+        start = time.perf_counter()
+        for _ in range(_TAKEN_IN):
+            call()
+        spent += time.perf_counter() - start
+        count += _TAKEN_IN
+        state["stream"].synchronize()
     end_busy_threads()
-    return (now - start) / count * 1e6
+    return spent / count * 1e6
 
 
 def _record_now_and_then(state: dict[str, Any], which: str, seconds: float) -> float:

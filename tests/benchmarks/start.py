@@ -38,7 +38,7 @@ with ipcsync.connect({endpoint!r}) as client:
 """
 
 
-def start(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - one size
+def start(rounds: int, scale: float) -> Iterator[Row]:
     """Importing, a coordinator until it serves, the first event of a new process."""
     contest = {
         "ipcsync": lambda: _seconds_of(_IMPORT.format("ipcsync"), inside=True),

@@ -14,6 +14,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync._linux.child import PYTHON, environment
+from ipcsync.cli.output import Failed
 from ipcsync_bench.workers import Worker
 
 WAIT_S = 30.0
@@ -83,7 +84,9 @@ def _answers(client: ipcsync.Client) -> bool:
 
 @contextmanager
 def two_nodes() -> Iterator[Fleet]:
-    """The two, for as long as the block."""
+    """The two, for as long as the block. `Failed` where there can be none."""
+    if reason := why_not():
+        raise Failed(f"nothing can be measured between nodes here: {reason}")
     with ExitStack() as stack:
         yield Fleet(stack)
 

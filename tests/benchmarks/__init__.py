@@ -1,0 +1,1 @@
+"""The laboratory: ipcsync beside its alternatives, in more kinds than `ipcsync bench` has."""

@@ -1,0 +1,54 @@
+"""`ipcsync bench` with the rows of the laboratory, by the same options: `python -m tests.benchmarks`."""
+
+from __future__ import annotations
+
+from ipcsync_bench.__main__ import BENCHMARKS, command
+
+LABORATORY: dict[str, tuple[str, str]] = {
+    "rates": ("tests.benchmarks.control", "requests a second, 1 to 32 clients, 1 and 64 in flight"),
+    "round_trip": ("tests.benchmarks.control", "one request in flight, p50 and p99, beside Redis and a Manager"),
+    "open_close": ("tests.benchmarks.control", "open a named event and close it"),
+    "fan_out": ("tests.benchmarks.control", "an announcement to 32 subscribers"),
+    "hand_over": (
+        "tests.benchmarks.handover",
+        "a record until the peer's wait returns, beside its alternatives",
+    ),
+    "loaded": (
+        "tests.benchmarks.busy",
+        "record while other threads compute, compiled and in pure Python",
+    ),
+    "beside_torch": ("tests.benchmarks.beside_torch", "record, wait and a tensor's hand-over beside torch's own"),
+    "attach": ("tests.benchmarks.start", "many processes attach to the same events"),
+    "start": ("tests.benchmarks.start", "import, coordinator ready, first event"),
+    "memory": ("tests.benchmarks.start", "the coordinator's, and a client's share"),
+}
+"""What stands beside the rows of `ipcsync bench`, or in their place."""
+
+FLEET: dict[str, tuple[str, str]] = {
+    "words": ("tests.benchmarks.fleet", "between nodes: a word on one to a word on the other, and to a stream"),
+    "flat_out": ("tests.benchmarks.fleet", "between nodes: generations a second, beside bare messages"),
+    "opening": ("tests.benchmarks.fleet", "between nodes: opening a name"),
+    "idle": ("tests.benchmarks.fleet", "processor time of idle bridges"),
+    "beside": ("tests.benchmarks.fleet", "local requests of a node with a bridge, beside one without"),
+}
+"""Between two nodes: these need nats-server and nats-py, and run if `--only` names them."""
+
+ALL = {**BENCHMARKS, **LABORATORY}
+
+main = command(
+    "benchmarks",
+    """Measure ipcsync beside its peers and beside the limit, in turn, in the same run.
+
+    Redis is a peer where redis-server is installed, torch on a GPU. Rows between nodes run if --only names them.
+
+    \b
+    Examples:
+      python -m tests.benchmarks --quick
+      python -m tests.benchmarks --only words --only opening
+    """,
+    {**ALL, **FLEET},
+    ALL,
+)
+
+if __name__ == "__main__":
+    main(prog_name="python -m tests.benchmarks")

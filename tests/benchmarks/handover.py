@@ -1,0 +1,109 @@
+"""Hand-over by ipcsync beside what else there is: pipes, `multiprocessing.Event`, a Manager's, Redis."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ipcsync_bench import handover
+from ipcsync_bench.handover import Contest, Table, Times, figures_of, ours_of, rally
+from ipcsync_bench.rows import Row, at_most, compare
+from tests.benchmarks.peers import Manager, Redis, RedisConnection
+
+# --- in a worker ------------------------------------------------------------------------------------------------------
+
+
+def _redis(_state: dict[str, Any], path: str, count: int, serves: bool) -> Times:
+    """Redis lists: LPUSH to the peer's, BLPOP from one's own."""
+    names = [b"a", b"b"]
+    mine, theirs = names if serves else names[::-1]
+    with closing(RedisConnection(path)) as redis:
+
+        def tell(_number: int) -> None:
+            redis.send(b"LPUSH", mine, b"x")
+            redis.receive()
+
+        def wait(_number: int) -> None:
+            redis.send(b"BLPOP", theirs, b"10")
+            redis.receive()
+
+        return rally(tell, wait, count, serves=serves)
+
+
+def _play_inherited(kind: str, mine: Any, theirs: Any, count: int, answer: Connection | None) -> Times:
+    """`multiprocessing.Event`, `Pipe` or `Manager().Event`: what a process can only be given when it starts."""
+    if kind == "Pipe":
+
+        def tell(_number: int) -> None:
+            mine.send_bytes(b"x")
+
+        def wait(_number: int) -> None:
+            mine.recv_bytes()
+    else:
+
+        def tell(_number: int) -> None:
+            mine.set()
+
+        def wait(_number: int) -> None:
+            theirs.wait(10)
+            theirs.clear()
+
+    seconds = rally(tell, wait, count, serves=answer is None)
+    if answer is not None:
+        answer.send(seconds)
+    return seconds
+
+
+def _inherited(kind: str, manager: Manager, count: int) -> Times:
+    context = multiprocessing.get_context("spawn")
+    ours: Any
+    theirs: Any
+    if kind == "Pipe":
+        ours, theirs = context.Pipe()
+        peer_args = (kind, theirs, None)
+        my_args = (kind, ours, None)
+    else:
+        make = context.Event if kind == "multiprocessing.Event" else manager.event
+        ours, theirs = make(), make()
+        peer_args = (kind, theirs, ours)
+        my_args = (kind, ours, theirs)
+    read, write = context.Pipe(duplex=False)
+    process = context.Process(target=_play_inherited, args=(*peer_args, count, write), daemon=True)
+    process.start()
+    thread = threading.Thread(target=_play_inherited, args=(*my_args, count, None))
+    thread.start()
+    times: Times = read.recv()
+    thread.join()
+    process.join()
+    return times  # the peer's clock starts once it is there; its first turn has no part in a percentile
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def hand_over(rounds: int, scale: float) -> Iterator[Row]:
+    """The rows of `ipcsync bench`, and those beside the others."""
+    yield from handover.hand_over(rounds, scale)
+    with ExitStack() as stack:
+        yield from _beside_others(Table(stack), rounds, max(200, int(2000 * scale)), stack)
+
+
+def _beside_others(table: Table, rounds: int, count: int, stack: ExitStack) -> Iterator[Row]:
+    manager = stack.enter_context(closing(Manager()))
+    peers: Contest = {
+        "Pipe": lambda: _inherited("Pipe", manager, count),
+        "multiprocessing.Event": lambda: _inherited("multiprocessing.Event", manager, count),
+        "Manager().Event": lambda: _inherited("Manager().Event", manager, max(50, count // 10)),
+    }
+    if Redis.is_installed():
+        redis = stack.enter_context(closing(Redis()))
+        peers["Redis lists"] = lambda: table.play(_redis, redis.path, count)
+    ours = ours_of(table, count)
+    p50, _ = figures_of({**ours, **peers}, rounds)
+    for name in ours:
+        held = {"ipcsync": p50[name], **{peer: p50[peer] for peer in peers}}
+        yield from compare(f"{name}, p50", held, "µs", {"multiprocessing.Event": at_most(0.6)})

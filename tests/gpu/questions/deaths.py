@@ -1,0 +1,110 @@
+"""What goes on after a process was killed, and what ends behind a stream that never does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from cuda import bindings
+
+from ipcsync._drivers import load
+from tests.contract import actions
+from tests.gpu.questions import peers as asked
+from tests.kit import driver_kit as kit
+from tests.kit.driver_kit import code, ok
+from tests.kit.peer import PeerError
+
+_WATCHED_S = 1.5
+_PATIENCE_S = 1.5
+
+
+def lowered_words() -> Iterator[tuple[str, str]]:
+    """A recorder is killed amid its work, and a store releases its word: how late do its own writes lower it?"""
+    drv = load()
+    with asked.shared_page() as (path, page), asked.peers() as (recorder,):
+        address = page.register()
+        recorder.call(actions.create_stream, "s")
+        recorder.call(actions.register_page, "page", path)
+        recorder.call(asked.work_and_write, "s", "page", 0, 40)
+        if asked.milliseconds(lambda: page.words[0] >= 3, 5.0) is None:
+            yield "a released word is lowered by the dead", "not asked: the work did not begin"
+            return
+        waiter = asked.new_stream()
+        before = page.words[0]
+        began = time.perf_counter()
+        os.kill(recorder.pid, signal.SIGKILL)
+        lowered: list[float] = []
+        last = 0
+        page.words[0] = asked.FULL
+        ok(drv.cuStreamWaitValue64(waiter, drv.CUdeviceptr(address), asked.FULL, kit.GEQ))
+        while (now := time.perf_counter()) - began < _WATCHED_S:
+            if (seen := page.words[0]) != asked.FULL:
+                lowered.append(1e3 * (now - began))
+                last = seen
+                page.words[0] = asked.FULL
+        said = f"{len(lowered)} times, the last after {lowered[-1]:.1f} ms (to {last} of 40)" if lowered else "never"
+        yield f"a released word is lowered by the dead, killed at {before} of 40", said
+        yield "a stream's wait for the released word", "ended" if asked.is_done(waiter) else "did not end"
+
+
+def hold_for_ever() -> None:
+    """In a peer: what the calls of `end` are about, and a stream that waits for a word of its own."""
+    drv, named = load(), actions._named
+    parameters = () if bindings.__version__.startswith("12.") else (None,)  # since CUDA 13
+    named["context"] = ok(drv.cuCtxCreate(*parameters, 0, ok(drv.cuDeviceGet(0))))
+    actions.create_stream("s")
+    actions.create_event("e")
+    named["host"], named["device"] = ok(drv.cuMemAllocHost(4096)), ok(drv.cuMemAlloc(4096))
+    actions.hold("s")
+    actions.record("e", "s")
+
+
+def end(call: str) -> tuple[str, float]:
+    """In a peer: the result of one call behind that stream, and its milliseconds."""
+    drv, named = load(), actions._named
+    calls = {
+        "cuStreamDestroy": lambda: drv.cuStreamDestroy(named["s"]),
+        "cuEventDestroy": lambda: drv.cuEventDestroy(named["e"]),
+        "cuMemFree": lambda: drv.cuMemFree(named["device"]),
+        "cuMemFreeHost": lambda: drv.cuMemFreeHost(named["host"]),
+        "cuCtxDestroy": lambda: drv.cuCtxDestroy(named["context"]),
+    }
+    began = time.perf_counter()
+    result = code(calls[call]())
+    return f"result {result}", 1e3 * (time.perf_counter() - began)
+
+
+_EXIT = """
+from tests.gpu.questions.deaths import hold_for_ever
+from tests.kit import driver_kit as kit
+kit.use_device(0); hold_for_ever(); kit.at_end.clear(); print("held", flush=True)
+"""
+
+
+def never_ending_streams() -> Iterator[tuple[str, str]]:
+    """Which calls, and which exit, do not return behind a stream that waits for ever?"""
+    for call in ("cuStreamDestroy", "cuEventDestroy", "cuMemFree", "cuMemFreeHost", "cuCtxDestroy"):
+        with asked.peers() as (peer,):
+            peer.call(hold_for_ever)
+            peer.begin(end, call)
+            try:
+                result, took = peer.result(_PATIENCE_S)
+                said = f"{result} after {took:.2f} ms"
+            except PeerError:
+                said = f"does not return within {_PATIENCE_S:g} s"
+        yield f"behind a stream that never ends: {call}", said
+    with subprocess.Popen([sys.executable, "-c", _EXIT], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        began = time.perf_counter()
+        try:
+            status = process.wait(2 * _PATIENCE_S)
+            said = f"status {status} after {1e3 * (time.perf_counter() - began):.0f} ms"
+        except subprocess.TimeoutExpired:
+            said = f"not within {2 * _PATIENCE_S:g} s"
+            process.kill()
+        yield "behind a stream that never ends: the process's exit", said
