@@ -188,6 +188,53 @@ def test_memory_that_was_freed_is_kept_for_graphs_and_what_was_unregistered_is_r
         ok(drv.cuGraphExecDestroy(each))
 
 
+def test_user_objects_live_as_long_as_graphs_and_launches_need_them(host: HostFunctions, pointer: Any) -> None:
+    s, g = new_stream(), ok(drv.cuGraphCreate(0))
+    first, second = (ok(drv.cuUserObjectCreate(number, host.pointer, 1, 1)) for number in (1, 2))
+    ok(drv.cuGraphRetainUserObject(g, first, 1, 1))  # the caller's own reference
+    ok(drv.cuGraphRetainUserObject(g, second, 1, 0))
+    ok(drv.cuUserObjectRelease(second, 1))
+    ok(drv.cuGraphReleaseUserObject(g, second, 1))
+    until(lambda: host.ran == [2], "the one that nothing needs ends")
+    assert code(drv.cuUserObjectRetain(second, 1)) == code(drv.cuGraphReleaseUserObject(g, first, 2)) == 1
+    outer = ok(drv.cuGraphCreate(0))
+    ok(drv.cuGraphAddChildGraphNode(outer, [], 0, g))
+    x = ok(drv.cuGraphInstantiate(outer, 0))
+    latch = Latch(s)
+    ok(drv.cuGraphLaunch(x, s))
+    for each in (g, outer):
+        ok(drv.cuGraphDestroy(each))
+    ok(drv.cuGraphExecDestroy(x))
+    assert host.ran == [2]
+    latch.open()
+    until(lambda: host.ran == [2, 1], "the launch ends")
+
+
+def test_memory_of_graphs_is_unmapped_with_the_last_that_needs_it(ctx: Any) -> None:
+    s, side = new_stream(), new_stream()
+    fork = ok(drv.cuEventCreate(2))
+
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count(".m.")
+
+    before, p = maps(), ok(drv.cuMemAlloc(4096))
+    x = executable(s, lambda: drv.cuMemsetD8Async(p, 1, 64, s))
+    ok(drv.cuStreamBeginCapture(s, RELAXED))
+    ok(drv.cuMemsetD8Async(p, 1, 64, s))
+    ok(drv.cuEventRecord(fork, s))
+    ok(drv.cuStreamWaitEvent(side, fork, 0))
+    ok(drv.cuMemsetD8Async(p, 1, 64, side))
+    ok(drv.cuStreamDestroy(side))  # its work can be joined by nothing any more
+    assert code(drv.cuStreamEndCapture(s)) == 904
+    ok(drv.cuMemFree(p))
+    for _ in range(2):
+        ok(drv.cuGraphLaunch(x, s))
+    ok(drv.cuStreamSynchronize(s))
+    assert maps() == before + 1
+    ok(drv.cuGraphExecDestroy(x))
+    until(lambda: maps() == before, "the memory goes")
+
+
 def test_what_is_not_there_says_so(ctx: Any) -> None:
     g = ok(drv.cuGraphCreate(0))
     assert code(drv.cuGraphAddKernelNode(g, [], 0, drv.CUDA_KERNEL_NODE_PARAMS())) == 801
