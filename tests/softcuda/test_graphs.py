@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as drv
 
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 from tests.softcuda.kit import IPC, NONBLOCK, Latch, code, handle_bytes, ok, open_memory, stat
 from tests.softcuda.processes import MakeServers, py
 
@@ -363,6 +363,31 @@ def test_launches_behind_a_latch_all_run_though_their_executable_is_gone(host: H
     latch.open()
     ok(drv.cuStreamSynchronize(s))
     assert host.ran == [3] * 500
+
+
+def test_launches_of_one_executable_from_several_threads_run_one_by_one(ctx: Any, host: HostFunctions) -> None:
+    streams = [new_stream() for _ in range(4)]
+    x = executable(
+        streams[0],
+        lambda: drv.cuLaunchHostFunc(streams[0], host.pointer, 1),
+        lambda: drv.cuLaunchHostFunc(streams[0], host.pointer, 2),
+    )
+
+    def launch(s: Any) -> None:
+        ok(drv.cuCtxSetCurrent(ctx))
+        for _ in range(100):
+            ok(drv.cuGraphLaunch(x, s))
+            ok(drv.cuGraphExecDestroy(executable(s, lambda: drv.cuLaunchHostFunc(s, host.pointer, 3))))
+
+    threads = [threading.Thread(target=launch, args=(s,)) for s in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    for s in streams:
+        ok(drv.cuStreamSynchronize(s))
+    assert host.ran == [1, 2] * 400
+    ok(drv.cuGraphExecDestroy(x))
 
 
 def test_event_nodes_keep_time_and_belong_to_the_record(ctx: Any) -> None:

@@ -190,11 +190,10 @@ API cuGraphReleaseUserObject(void *graph, void *h, unsigned n) {
 enum { INSTANTIATE_AUTO_FREE = 1, INSTANTIATE_UPLOAD = 2, INSTANTIATE_DEVICE_LAUNCH = 4, INSTANTIATE_PRIORITY = 8 };
 static CUresult instantiate(void **out, void *h, u64 flags) {
   CUR(c);
-  struct graph *g = obj_get(&g_graphs, h);
   struct exec *x;
-  if (!out || !g || g->capturing || flags > 15) return E_VALUE;
+  if (!out || flags > 15) return E_VALUE;
   if (flags & INSTANTIATE_DEVICE_LAUNCH) return E_NOSUP;
-  CUresult r = exec_new(c, g, flags, &x);
+  CUresult r = exec_new(c, h, flags, &x);
   if (!r) *out = H(x);
   return r;
 }
@@ -223,10 +222,7 @@ API cuGraphExecGetFlags(void *h, u64 *flags) {
 }
 API cuGraphExecDestroy(void *h) {
   CHK();
-  struct exec *x = obj_get(&g_execs, h);
-  if (!x) return E_VALUE;
-  exec_free(x);
-  return OK;
+  return exec_free(h);
 }
 PTSZ(cuGraphLaunch, (void *x, CUstream h), STREAM(h); return exec_launch(x, s))
 PTSZ(cuGraphUpload, (void *x, CUstream h), STREAM(h); return exec_upload(x, s))
@@ -241,7 +237,7 @@ API cuGraphExecUpdate_v2(void *hx, void *hg, struct update_result *out) {
   *out = (struct update_result){ ERROR, NULL, NULL };
   pthread_mutex_lock(&x->mu);
   GRAPH_LOCKED(hg);
-  bool ok = g && !g->capturing;
+  bool ok = g && !g->capturing && H(x) == hx;
   struct plan *p = ok ? plan_new_locked(g) : NULL, *old = x->plan;
   unlocked(OK);
   if (p) out->result = p->n != old->n ? TOPOLOGY : SAME;
