@@ -53,8 +53,8 @@
   X(cuGraphMemsetNodeGetParams) X(cuGraphMemsetNodeSetParams) X(cuGraphNodeFindInClone) \
   X(cuGraphNodeGetContainingGraph) \
   X(cuGraphNodeGetEnabled) X(cuGraphNodeGetLocalId) X(cuGraphNodeGetParams) X(cuGraphNodeGetToolsId) \
-  X(cuGraphNodeSetEnabled) X(cuGraphNodeSetParams) X(cuGraphReleaseUserObject) \
-  X(cuGraphRemoveDependencies) X(cuGraphRetainUserObject) X(cuGraphicsEGLRegisterImage) \
+  X(cuGraphNodeSetEnabled) X(cuGraphNodeSetParams) \
+  X(cuGraphRemoveDependencies) X(cuGraphicsEGLRegisterImage) \
   X(cuGraphicsGLRegisterBuffer) X(cuGraphicsGLRegisterImage) X(cuGraphicsMapResources) \
   X(cuGraphicsResourceGetMappedEglFrame) X(cuGraphicsResourceGetMappedMipmappedArray) \
   X(cuGraphicsResourceGetMappedPointer) X(cuGraphicsResourceSetMapFlags) \
@@ -116,5 +116,5 @@
   X(cuTexRefSetArray) X(cuTexRefSetBorderColor) X(cuTexRefSetFilterMode) X(cuTexRefSetFlags) \
   X(cuTexRefSetFormat) X(cuTexRefSetMaxAnisotropy) X(cuTexRefSetMipmapFilterMode) \
   X(cuTexRefSetMipmapLevelBias) X(cuTexRefSetMipmapLevelClamp) X(cuTexRefSetMipmappedArray) \
-  X(cuUserObjectCreate) X(cuUserObjectRelease) X(cuUserObjectRetain) X(cuVDPAUCtxCreate) \
+  X(cuVDPAUCtxCreate) \
   X(cuVDPAUGetDevice) X(cuWaitExternalSemaphoresAsync)

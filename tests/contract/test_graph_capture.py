@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contract import graphing
-from tests.contract.graphing import Graphs, Words, fork
+from tests.contract.graphing import Graphs, HostFunctions, Words, fork
 from tests.kit import driver_kit as kit
 from tests.kit.driver_kit import code, finish, ok
 from tests.kit.until import until
@@ -104,7 +104,7 @@ def test_a_launch_on_a_capturing_stream_becomes_a_child_graph(
     assert (words[1], words[2]) == (1, 1)
 
 
-def test_a_graph_can_be_built_captured_into_and_updated(
+def test_a_graph_can_be_built_and_captured_into(
     drv: ModuleType, graphs: Graphs, stream: Any, words: Words, event: Any
 ) -> None:
     built = graphs.own(ok(drv.cuGraphCreate(0)))
@@ -124,13 +124,27 @@ def test_a_graph_can_be_built_captured_into_and_updated(
     finish(stream)
     assert words[0] == 7
 
-    with graphs.capture(stream) as captured:
-        ok(drv.cuStreamWriteValue64(stream, words.at(1), 1, 0))
-    changed = graphs.executable(captured[0])
-    with graphs.capture(stream) as captured:
-        ok(drv.cuStreamWriteValue64(stream, words.at(1), 2, 0))
-    ok(drv.cuGraphExecUpdate(changed, captured[0]))
-    ok(drv.cuGraphLaunch(changed, stream))
+
+def test_an_executable_is_updated_from_a_graph_of_the_same_shape_for_its_later_launches(
+    drv: ModuleType, graphs: Graphs, stream: Any, words: Words, host: HostFunctions
+) -> None:
+    def write(value: int) -> Any:
+        with graphs.capture(stream) as captured:
+            ok(drv.cuStreamWaitValue64(stream, words.at(0), value, kit.GEQ))
+            ok(drv.cuStreamWriteValue64(stream, words.at(value), value, 0))
+        return captured[0]
+
+    executable = graphs.executable(write(1))
+    ok(drv.cuGraphLaunch(executable, stream))
+    ok(drv.cuGraphExecUpdate(executable, write(2)))
+    ok(drv.cuGraphLaunch(executable, stream))
+    words[0] = 2
     finish(stream)
-    assert words[1] == 2
-    assert code(drv.cuGraphExecUpdate(changed, built)) == graphing.UPDATE_FAILURE
+    assert (words[1], words[2]) == (1, 2)
+    with graphs.capture(stream) as shorter:
+        ok(drv.cuStreamWriteValue64(stream, words.at(1), 1, 0))
+    with graphs.capture(stream) as other:
+        ok(drv.cuStreamWriteValue64(stream, words.at(1), 1, 0))
+        ok(drv.cuLaunchHostFunc(stream, host("other"), 0))
+    for graph in (shorter[0], other[0]):
+        assert code(drv.cuGraphExecUpdate(executable, graph)) == graphing.UPDATE_FAILURE

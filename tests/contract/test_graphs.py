@@ -120,15 +120,17 @@ def test_launches_of_one_executable_follow_each_other_in_whatever_streams(
         ok(drv.cuLaunchHostFunc(streams[0], host("end"), 0))
         ok(drv.cuStreamWriteValue64(streams[0], words.at(0), 0, 0))
 
-    executable = graphs.captured(streams[0], put)
+    executable, uploader = graphs.captured(streams[0], put), new_stream()
     for stream in streams:
         ok(drv.cuGraphLaunch(executable, stream))
+    ok(drv.cuGraphUpload(executable, uploader))
     for turn, stream in enumerate(streams):
         until(lambda: len(host.ran) == 2 * turn + 1, "the next launch begins")  # noqa: B023
         assert host.ran == ["begin", "end"] * turn + ["begin"]
-        assert code(drv.cuStreamQuery(stream)) == kit.NOT_READY
+        assert [code(drv.cuStreamQuery(each)) for each in (stream, uploader)] == [kit.NOT_READY] * 2
         words[0] = 1
         finish(stream)
+    finish(uploader)
 
 
 def test_another_executable_passes_one_that_waits(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.softcuda.kit import Latch
+from cuda.bindings import driver as drv
+
+from tests.softcuda.kit import Latch, ok
 from tests.softcuda.processes import Child
 
 
@@ -53,3 +55,43 @@ def test_cuda_core(ctx: Any) -> None:
     buf = dev.memory_resource.allocate(1024, stream=s)
     assert buf.size == 1024
     buf.close(stream=s)
+
+
+def test_cuda_core_graphs(ctx: Any) -> None:
+    from cuda.core import Device
+
+    dev = Device()
+    dev.set_current()
+    s, p, called = dev.create_stream(), int(ok(drv.cuMemAlloc(64))), []
+    ok(drv.cuMemsetD8(p, 0, 64))
+    ok(drv.cuCtxSynchronize())
+
+    def building(value: int) -> Any:
+        builder = dev.create_graph_builder().begin_building()
+        ok(drv.cuMemsetD8Async(p, value, 8, builder.stream.handle))
+        return builder
+
+    def run(graph: Any) -> bytes:
+        graph.upload(s)
+        graph.launch(s)
+        s.sync()
+        data = bytearray(16)
+        ok(drv.cuMemcpyDtoH(data, p, 16))
+        return bytes(data)
+
+    builder = building(5)
+    one, other = builder.split(2)
+    ok(drv.cuStreamWriteValue64(other.stream.handle, p + 8, 9, 0))
+    joined = type(builder).join(one, other)
+    joined.callback(lambda: called.append(1))
+    joined.end_building()
+    graph = joined.complete()
+    assert (run(graph), called) == (b"\5" * 8 + b"\t" + bytes(7), [1])
+    first = building(6)
+    first.end_building()
+    updated = first.complete()
+    second = building(7)
+    second.end_building()
+    updated.update(second)
+    assert run(updated)[:8] == b"\7" * 8
+    ok(drv.cuMemFree(p))

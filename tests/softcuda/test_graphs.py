@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as drv
 
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 from tests.softcuda.kit import IPC, NONBLOCK, Latch, code, handle_bytes, ok, open_memory, stat
 from tests.softcuda.processes import MakeServers, py
 
@@ -188,6 +188,53 @@ def test_memory_that_was_freed_is_kept_for_graphs_and_what_was_unregistered_is_r
         ok(drv.cuGraphExecDestroy(each))
 
 
+def test_user_objects_live_as_long_as_graphs_and_launches_need_them(host: HostFunctions, pointer: Any) -> None:
+    s, g = new_stream(), ok(drv.cuGraphCreate(0))
+    first, second = (ok(drv.cuUserObjectCreate(number, host.pointer, 1, 1)) for number in (1, 2))
+    ok(drv.cuGraphRetainUserObject(g, first, 1, 1))  # the caller's own reference
+    ok(drv.cuGraphRetainUserObject(g, second, 1, 0))
+    ok(drv.cuUserObjectRelease(second, 1))
+    ok(drv.cuGraphReleaseUserObject(g, second, 1))
+    until(lambda: host.ran == [2], "the one that nothing needs ends")
+    assert code(drv.cuUserObjectRetain(second, 1)) == code(drv.cuGraphReleaseUserObject(g, first, 2)) == 1
+    outer = ok(drv.cuGraphCreate(0))
+    ok(drv.cuGraphAddChildGraphNode(outer, [], 0, g))
+    x = ok(drv.cuGraphInstantiate(outer, 0))
+    latch = Latch(s)
+    ok(drv.cuGraphLaunch(x, s))
+    for each in (g, outer):
+        ok(drv.cuGraphDestroy(each))
+    ok(drv.cuGraphExecDestroy(x))
+    assert host.ran == [2]
+    latch.open()
+    until(lambda: host.ran == [2, 1], "the launch ends")
+
+
+def test_memory_of_graphs_is_unmapped_with_the_last_that_needs_it(ctx: Any) -> None:
+    s, side = new_stream(), new_stream()
+    fork = ok(drv.cuEventCreate(2))
+
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count(".m.")
+
+    before, p = maps(), ok(drv.cuMemAlloc(4096))
+    x = executable(s, lambda: drv.cuMemsetD8Async(p, 1, 64, s))
+    ok(drv.cuStreamBeginCapture(s, RELAXED))
+    ok(drv.cuMemsetD8Async(p, 1, 64, s))
+    ok(drv.cuEventRecord(fork, s))
+    ok(drv.cuStreamWaitEvent(side, fork, 0))
+    ok(drv.cuMemsetD8Async(p, 1, 64, side))
+    ok(drv.cuStreamDestroy(side))  # its work can be joined by nothing any more
+    assert code(drv.cuStreamEndCapture(s)) == 904
+    ok(drv.cuMemFree(p))
+    for _ in range(2):
+        ok(drv.cuGraphLaunch(x, s))
+    ok(drv.cuStreamSynchronize(s))
+    assert maps() == before + 1
+    ok(drv.cuGraphExecDestroy(x))
+    until(lambda: maps() == before, "the memory goes")
+
+
 def test_what_is_not_there_says_so(ctx: Any) -> None:
     g = ok(drv.cuGraphCreate(0))
     assert code(drv.cuGraphAddKernelNode(g, [], 0, drv.CUDA_KERNEL_NODE_PARAMS())) == 801
@@ -316,6 +363,31 @@ def test_launches_behind_a_latch_all_run_though_their_executable_is_gone(host: H
     latch.open()
     ok(drv.cuStreamSynchronize(s))
     assert host.ran == [3] * 500
+
+
+def test_launches_of_one_executable_from_several_threads_run_one_by_one(ctx: Any, host: HostFunctions) -> None:
+    streams = [new_stream() for _ in range(4)]
+    x = executable(
+        streams[0],
+        lambda: drv.cuLaunchHostFunc(streams[0], host.pointer, 1),
+        lambda: drv.cuLaunchHostFunc(streams[0], host.pointer, 2),
+    )
+
+    def launch(s: Any) -> None:
+        ok(drv.cuCtxSetCurrent(ctx))
+        for _ in range(100):
+            ok(drv.cuGraphLaunch(x, s))
+            ok(drv.cuGraphExecDestroy(executable(s, lambda: drv.cuLaunchHostFunc(s, host.pointer, 3))))
+
+    threads = [threading.Thread(target=launch, args=(s,)) for s in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    for s in streams:
+        ok(drv.cuStreamSynchronize(s))
+    assert host.ran == [1, 2] * 400
+    ok(drv.cuGraphExecDestroy(x))
 
 
 def test_event_nodes_keep_time_and_belong_to_the_record(ctx: Any) -> None:

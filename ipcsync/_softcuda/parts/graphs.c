@@ -152,14 +152,48 @@ static CUresult node_event(void *h, CUevent *e, int type) {
 API cuGraphEventRecordNodeGetEvent(void *h, CUevent *e) { return node_event(h, e, N_RECORD); }
 API cuGraphEventWaitNodeGetEvent(void *h, CUevent *e) { return node_event(h, e, N_WAIT); }
 
+API cuUserObjectCreate(void **out, void *data, CUhostFn destroy, unsigned refs, unsigned flags) {
+  CHK();
+  if (!out || !destroy || !refs || refs > INT_MAX || flags != 1) return E_VALUE; /* 1: NO_DESTRUCTOR_SYNC */
+  struct user *u = obj_new(&g_users);
+  if (!u) return E_OOM;
+  u->destroy = destroy;
+  u->data = data;
+  atomic_store(&u->refs, refs);
+  obj_publish(&g_users, u);
+  *out = H(u);
+  return OK;
+}
+#define USER(h, count) CHK(); struct user *u = obj_get(&g_users, h); if (!u || !count || count > INT_MAX) return E_VALUE
+API cuUserObjectRetain(void *h, unsigned n) { USER(h, n); atomic_fetch_add(&u->refs, n); return OK; }
+API cuUserObjectRelease(void *h, unsigned n) { USER(h, n); user_release(u, n); return OK; }
+API cuGraphRetainUserObject(void *graph, void *h, unsigned n, unsigned flags) {
+  USER(h, n);
+  GRAPH_LOCKED(graph);
+  if (!g || flags > 1) return unlocked(E_VALUE);
+  if (!flags) atomic_fetch_add(&u->refs, n); /* else those of the caller */
+  held_add(&g->held, &g->nheld, u, n);
+  return unlocked(OK);
+}
+API cuGraphReleaseUserObject(void *graph, void *h, unsigned n) {
+  USER(h, n);
+  GRAPH_LOCKED(graph);
+  u32 i = 0;
+  while (g && i < g->nheld && g->held[i].user != u) i++;
+  if (!g || i == g->nheld || g->held[i].n < n) return unlocked(E_VALUE);
+  if (!(g->held[i].n -= n)) g->held[i] = g->held[--g->nheld];
+  unlocked(OK);
+  user_release(u, n);
+  return OK;
+}
+
 enum { INSTANTIATE_AUTO_FREE = 1, INSTANTIATE_UPLOAD = 2, INSTANTIATE_DEVICE_LAUNCH = 4, INSTANTIATE_PRIORITY = 8 };
 static CUresult instantiate(void **out, void *h, u64 flags) {
   CUR(c);
-  struct graph *g = obj_get(&g_graphs, h);
   struct exec *x;
-  if (!out || !g || g->capturing || flags > 15) return E_VALUE;
+  if (!out || flags > 15) return E_VALUE;
   if (flags & INSTANTIATE_DEVICE_LAUNCH) return E_NOSUP;
-  CUresult r = exec_new(c, g, flags, &x);
+  CUresult r = exec_new(c, h, flags, &x);
   if (!r) *out = H(x);
   return r;
 }
@@ -188,10 +222,7 @@ API cuGraphExecGetFlags(void *h, u64 *flags) {
 }
 API cuGraphExecDestroy(void *h) {
   CHK();
-  struct exec *x = obj_get(&g_execs, h);
-  if (!x) return E_VALUE;
-  exec_free(x);
-  return OK;
+  return exec_free(h);
 }
 PTSZ(cuGraphLaunch, (void *x, CUstream h), STREAM(h); return exec_launch(x, s))
 PTSZ(cuGraphUpload, (void *x, CUstream h), STREAM(h); return exec_upload(x, s))
@@ -206,7 +237,7 @@ API cuGraphExecUpdate_v2(void *hx, void *hg, struct update_result *out) {
   *out = (struct update_result){ ERROR, NULL, NULL };
   pthread_mutex_lock(&x->mu);
   GRAPH_LOCKED(hg);
-  bool ok = g && !g->capturing;
+  bool ok = g && !g->capturing && H(x) == hx;
   struct plan *p = ok ? plan_new_locked(g) : NULL, *old = x->plan;
   unlocked(OK);
   if (p) out->result = p->n != old->n ? TOPOLOGY : SAME;

@@ -21,7 +21,7 @@ static void run_drop(struct run *r) {
 static u64 run_record(struct run *r, u32 lane, u64 at) { return REC(r->lane[lane].slot, r->lane[lane].base + at); }
 
 static bool work_holds_queue(const struct work *w) {
-  bool holds = w->type == N_WAIT;
+  bool holds = false;
   for (u32 i = 0; i < w->n; i++) holds |= op_holds_queue(&w->op[i]);
   return holds;
 }
@@ -68,7 +68,7 @@ static void step_run(struct run *r, u32 i, struct stream *s) {
   struct step *t = &r->plan->step[i];
   struct seen seen = r->step[i].seen;
   struct op event = { .type = seen.rec ? OP_WAIT : OP_NOP, .tr = r->step[i].tr };
-  bool holds = work_holds_queue(t->work);
+  bool holds = seen.rec || work_holds_queue(t->work);
   if (seen.rec) { event.rec = seen.rec; event.late = seen.late; }
   for (u32 k = 0; k < t->ndep; k++) {
     struct step *d = &r->plan->step[t->dep[k]];
@@ -106,7 +106,7 @@ static void exec_lanes_end(struct exec *x) { /* what is on them goes on to its e
     if (x->lane[l].s && H(x->lane[l].s) == x->lane[l].h) stream_destroy_locked(x->lane[l].s);
   pthread_mutex_unlock(&x->ctx->mu);
 }
-static CUresult exec_new(struct ctx *c, struct graph *g, u64 flags, struct exec **out) {
+static CUresult exec_new(struct ctx *c, void *graph, u64 flags, struct exec **out) {
   struct exec *x = obj_new(&g_execs);
   if (!x) return E_OOM;
   x->ctx = c;
@@ -114,13 +114,14 @@ static CUresult exec_new(struct ctx *c, struct graph *g, u64 flags, struct exec 
   x->last = 0;
   memset(x->lane, 0, sizeof x->lane);
   pthread_mutex_lock(&g_cap_mu);
-  x->plan = plan_new_locked(g);
+  struct graph *g = obj_get(&g_graphs, graph);
+  x->plan = g && !g->capturing ? plan_new_locked(g) : NULL;
   pthread_mutex_unlock(&g_cap_mu);
-  CUresult r = OK;
-  for (u32 l = 1; l < x->plan->lanes && !r; l++)
+  CUresult r = x->plan ? OK : E_VALUE;
+  for (u32 l = 1; !r && l < x->plan->lanes; l++)
     if (!(r = stream_new(c, 1, 0, ST_LANE, &x->lane[l].s))) x->lane[l].h = H(x->lane[l].s);
   if (r) {
-    exec_lanes_end(x);
+    if (x->plan) exec_lanes_end(x);
     plan_drop(x->plan);
     obj_recycle(&g_execs, x);
     return r;
@@ -129,14 +130,19 @@ static CUresult exec_new(struct ctx *c, struct graph *g, u64 flags, struct exec 
   *out = x;
   return OK;
 }
-static void exec_free(struct exec *x) {
+static CUresult exec_free(void *handle) {
+  struct exec *x = obj_get(&g_execs, handle);
+  if (!x) return E_VALUE;
   pthread_mutex_lock(&x->mu);    /* a launch that another thread began first */
-  atomic_store(&x->h.handle, 0);
-  exec_lanes_end(x);
-  plan_drop(x->plan);
-  x->plan = NULL;
+  bool live = H(x) == handle;
+  if (live) {
+    atomic_store(&x->h.handle, 0);
+    exec_lanes_end(x);
+    plan_drop(x->plan);
+  }
   pthread_mutex_unlock(&x->mu);
-  obj_recycle(&g_execs, x);
+  if (live) obj_recycle(&g_execs, x);
+  return live ? OK : E_VALUE;
 }
 /* Can its nodes run?  Registered memory that was given back since is the program's to unmap; events may be gone. */
 static CUresult exec_ready(struct exec *x) {

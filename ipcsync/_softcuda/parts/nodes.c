@@ -20,6 +20,8 @@ struct step {
 };
 struct plan {
   _Atomic int refs;
+  struct held *held;             /* user objects of the graph and of child graphs */
+  u32 nheld;
   u32 n, lanes, len[MAXLANES];
   struct step step[];
 };
@@ -38,6 +40,27 @@ static void set_add(struct set *s, void *h) {
 }
 static void set_add_all(struct set *s, const struct set *t) { for (u32 i = 0; i < t->n; i++) set_add(s, t->v[i]); }
 
+static void *user_end(void *arg) {
+  struct user *u = arg;
+  u->destroy(u->data);
+  obj_recycle(&g_users, u);
+  return NULL;
+}
+static void user_release(struct user *u, u64 n) {
+  if (atomic_fetch_sub(&u->refs, n) != n) return;
+  atomic_store(&u->h.handle, 0);
+  /* so that the program's code runs under no lock, and in no call of the program */
+  while (start_thread(user_end, u, 2 << 20)) usleep(10000);
+}
+static void held_add(struct held **v, u32 *n, struct user *u, u64 more) {
+  for (u32 i = 0; i < *n; i++) if ((*v)[i].user == u) { (*v)[i].n += more; return; }
+  *v = must(realloc(*v, (*n + 1) * sizeof **v));
+  (*v)[(*n)++] = (struct held){ u, more };
+}
+static void held_release(struct held *v, u32 n) {
+  for (u32 i = 0; i < n; i++) user_release(v[i].user, v[i].n);
+  free(v);
+}
 static void plan_drop(struct plan *p);
 static struct work *work_new(int type, u32 n) {
   struct work *w = must(calloc(1, sizeof *w + n * sizeof(struct op)));
@@ -98,6 +121,8 @@ static struct graph *graph_new(void) {
   g->capturing = false;
   g->node = NULL;
   g->n = g->room = 0;
+  g->held = NULL;
+  g->nheld = 0;
   obj_publish(&g_graphs, g);
   return g;
 }
@@ -108,13 +133,21 @@ static void graph_free(struct graph *g) {
     obj_recycle(&g_nodes, g->node[i]);
   }
   free(g->node);
+  held_release(g->held, g->nheld);
   obj_recycle(&g_graphs, g);
 }
 
 static void plan_drop(struct plan *p) {
   if (!p || atomic_fetch_sub(&p->refs, 1) != 1) return;
   for (u32 i = 0; i < p->n; i++) { work_drop(p->step[i].work); free(p->step[i].dep); }
+  held_release(p->held, p->nheld);
   free(p);
+}
+static void plan_hold_users(struct plan *p, const struct held *v, u32 n) {
+  for (u32 i = 0; i < n; i++) {
+    atomic_fetch_add(&v[i].user->refs, 1);
+    held_add(&p->held, &p->nheld, v[i].user, 1);
+  }
 }
 static struct plan *plan_hold(struct plan *p) { atomic_fetch_add(&p->refs, 1); return p; }
 static struct step *step_add(struct plan *p, struct work *w, u32 ndep) {
@@ -166,9 +199,11 @@ static struct plan *plan_new_locked(struct graph *g) {
   for (u32 i = 0; i < g->n; i++) n += g->node[i]->work->child ? g->node[i]->work->child->n + 2 : 1;
   struct plan *p = must(calloc(1, sizeof *p + n * sizeof *p->step));
   atomic_init(&p->refs, 1);
+  plan_hold_users(p, g->held, g->nheld);
   for (u32 i = 0; i < g->n; i++) {
     struct node *d = g->node[i];
     struct plan *child = d->work->child;
+    if (child) plan_hold_users(p, child->held, child->nheld);
     struct step *s = step_add(p, child ? work_new(N_EMPTY, 0) : work_hold(d->work), d->ndep);
     for (u32 k = 0; k < d->ndep; k++) s->dep[s->ndep++] = to[d->dep[k]->at];
     to[i] = child ? child_steps(p, child, p->n - 1) : p->n - 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts, streams and events as this process has them, and the handles that stand for them. */
 
-enum { K_CTX = 1, K_STREAM = 2, K_EVENT = 3, K_GRAPH = 4, K_NODE = 5, K_EXEC = 6 };
+enum { K_CTX = 1, K_STREAM = 2, K_EVENT = 3, K_GRAPH = 4, K_NODE = 5, K_EXEC = 6, K_USER = 7 };
 struct hdr {
   _Atomic u64 handle;            /* 0 while the object is not in use */
   u32 idx, gen;
@@ -83,8 +83,17 @@ struct event {
   pthread_mutex_t mu;
   struct trec *tr;
 };
+struct user {                    /* an object of the program, for as long as graphs need it */
+  struct hdr h;
+  _Atomic u64 refs;
+  CUhostFn destroy;
+  void *data;
+};
+struct held { struct user *user; u64 n; };
 struct graph {
   struct hdr h;
+  struct held *held;             /* user objects */
+  u32 nheld;
   bool capturing;
   struct node **node;            /* in an order in which they can run */
   u32 n, room;
@@ -112,6 +121,7 @@ static struct pool g_ctxs = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_CTX, sizeof(s
 static struct pool g_streams = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_STREAM, sizeof(struct stream), NULL };
 static struct pool g_events = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_EVENT, sizeof(struct event), NULL };
 static struct pool g_graphs = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_GRAPH, sizeof(struct graph), NULL };
+static struct pool g_users = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_USER, sizeof(struct user), NULL };
 static struct pool g_nodes = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_NODE, sizeof(struct node), NULL };
 static struct pool g_execs = { PTHREAD_MUTEX_INITIALIZER, {0}, 0, K_EXEC, sizeof(struct exec), NULL };
 
