@@ -17,6 +17,7 @@
 #include "parts/nodes.c"
 #include "parts/capture.c"
 #include "parts/queues.c"
+#include "parts/under_way.c"
 #include "parts/work.c"
 #include "parts/launch.c"
 #include "parts/start.c"

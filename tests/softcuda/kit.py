@@ -33,7 +33,7 @@ def code(result: tuple[Any, ...]) -> int:
 
 
 def stat(what: str) -> int:
-    """One of the library's counters: processes, streams, events, memory, captured; `reap` cleans up after the dead."""
+    """One of the library's counters: processes, dead, streams, events, memory, captured; `reap` cleans up."""
     return int(SIM.softcudaStat(what.encode()))
 
 

@@ -211,7 +211,7 @@ class _Held:
         os._exit(7)
 
     def python(self, source: str) -> Any:
-        names = {"conn": self.conn, "libc": ctypes.CDLL(None), "os": os}
+        names = {"conn": self.conn, "ctypes": ctypes, "held": self, "libc": ctypes.CDLL(None), "os": os, "drv": drv}
         exec(textwrap.dedent(source), names)
         return names.get("answer")
 

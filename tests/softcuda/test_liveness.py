@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from tests.kit.until import until
-from tests.softcuda.kit import code, open_event, stat
+from tests.softcuda.kit import stat
 from tests.softcuda.processes import _PRELUDE, CLONE, HeadlessServer, MakeServers, Server, ServerElsewhere
-
-GONE = 400
 
 
 def state(pid: int) -> str:
@@ -38,12 +36,16 @@ def assert_alive(subject: Server, *others: Server) -> None:
     assert subject("destroy", "proof") == 0
 
 
-def assert_dead(handle: bytes, processes: int, *others: Server) -> None:
-    """It is gone for all others, its slot too."""
-    until(lambda: others[0]("open", "late", handle) == GONE, "the death is seen")  # the signal is on its way
+def assert_dead(processes: int, *others: Server) -> None:
+    """It is cleaned up, by whoever of the others is the first to look, and so many processes are left."""
+
+    def is_gone() -> bool:
+        others[0]("stat", "reap")
+        return bool(others[0]("stat", "processes") == processes)
+
+    until(is_gone, "the death is seen")  # the signal is on its way
     for other in others:
-        assert other("open", "late", handle) == GONE
-        other("stat", "reap")
+        assert other("stat", "reap") == 0
         assert other("stat", "processes") == processes
 
 
@@ -68,9 +70,10 @@ def test_a_death_is_seen_from_other_pid_namespaces(servers: MakeServers, victim:
     everybody = [servers(), *servers(2, ServerElsewhere)]
     dead = everybody[victim]
     others = [each for each in everybody if each is not dead]
-    late = [each("create", "late") for each in everybody][victim]  # all are there
+    for each in everybody:
+        each("create", "e")  # all are there
     dead.kill()
-    assert_dead(late, 3, *others)
+    assert_dead(3, *others)
     assert_alive(others[0], others[1])
     assert_alive(others[1], others[0])
 
@@ -93,11 +96,12 @@ libc.fputs(b"more", ctypes.c_void_p(libc.fdopen(w, b"w")))
 def test_who_has_left_does_not_mark_the_next_owner_of_its_slot(servers: MakeServers) -> None:
     """Not even one of another pid namespace whose mark is held by a thread of the same number."""
     watcher = servers()
+    assert watcher("stat", "processes") == 2
     first = servers(kind=ServerElsewhere)
-    handle = first("create", "e")
+    first("create", "e")
     first("python", LINGER)
     first.send(("python", "libc.exit(0)"))
-    until(lambda: watcher("open", "e", handle) == GONE, "it has left")
+    until(lambda: watcher("stat", "processes") == 2, "it has left")
     second = servers(kind=ServerElsewhere)
     assert_alive(second, watcher)
     assert first.p.is_alive()
@@ -108,31 +112,30 @@ def test_who_has_left_does_not_mark_the_next_owner_of_its_slot(servers: MakeServ
 
 def test_the_image_before_exec_is_dead(servers: MakeServers) -> None:
     a, b = servers(2)
-    handle, _ = a("create", "e"), b("create", "e")
+    assert a("stat", "reap") == b("stat", "reap") == 0
     a.send(("python", "os.execv('/bin/sleep', ['sleep', '1000'])"))
-    until(lambda: b("open", "late", handle) == GONE, "the image is dead")
+    assert_dead(2, b)
     assert state(a.pid) != "Z"
-    assert_dead(handle, 2, b)
 
 
 def test_the_end_of_the_main_thread_is_not_the_processs(servers: MakeServers) -> None:
     a, b = servers(kind=HeadlessServer), servers()
-    handle, _ = a("create", "e"), b("create", "e")
+    assert a("stat", "reap") == b("stat", "reap") == 0
     until(lambda: state(a.pid) == "Z", "its main thread has ended")
     assert_alive(a, b)
     a.kill()
-    assert_dead(handle, 2, b)
+    assert_dead(2, b)
 
 
 def test_a_forked_child_of_c_code_does_not_keep_its_parent_alive(servers: MakeServers) -> None:
     a, b = servers(2)
-    handle, _ = a("create", "e"), b("create", "e")
+    assert a("stat", "reap") == b("stat", "reap") == 0
     child = a("python", f"answer = libc.syscall({CLONE}, 17, 0, 0, 0, 0)\nif not answer: libc.pause()")
     try:
         assert_alive(a, b)
         assert Path(f"/proc/{child}/map_files").exists()
         a.kill()
-        assert_dead(handle, 2, b)
+        assert_dead(2, b)
         assert state(child) == "S"
     finally:
         os.kill(child, signal.SIGKILL)
@@ -140,24 +143,24 @@ def test_a_forked_child_of_c_code_does_not_keep_its_parent_alive(servers: MakeSe
 
 def test_programs_that_a_process_starts_change_nothing(servers: MakeServers) -> None:
     a, b = servers(2)
-    handle, _ = a("create", "e"), b("create", "e")
+    assert a("stat", "reap") == b("stat", "reap") == 0
     start = "import subprocess; subprocess.run(['true']); answer = subprocess.Popen(['sleep', '1000']).pid"
     sleeper = a("python", start)
     try:
         assert_alive(a, b)
         a.kill()
-        assert_dead(handle, 2, b)
+        assert_dead(2, b)
     finally:
         os.kill(sleeper, signal.SIGKILL)
 
 
 def test_a_process_that_closes_every_descriptor_stays_alive(servers: MakeServers) -> None:
     a, b = servers(2)
-    handle, _ = a("create", "e"), b("create", "e")
+    assert a("stat", "reap") == b("stat", "reap") == 0
     a("python", "for fd in range(3, 4096):\n    if fd != conn.fileno():\n        libc.close(fd)")
     assert_alive(a, b)
     a.kill()
-    assert_dead(handle, 2, b)
+    assert_dead(2, b)
 
 
 def test_a_stopped_process_is_alive(servers: MakeServers) -> None:
@@ -171,18 +174,18 @@ def test_a_stopped_process_is_alive(servers: MakeServers) -> None:
     assert_alive(a, b)
     os.kill(a.pid, signal.SIGSTOP)
     a.kill()
-    assert_dead(handle, 2, b)
+    assert_dead(2, b)
 
 
 def test_a_zombie_that_nobody_reaps_is_dead(ctx: Any) -> None:
     stat("reap")
     others = stat("processes")
-    program = "start(); print(handle_bytes(ok(drv.cuEventCreate(IPC))).hex(), flush=True); os.kill(os.getpid(), 9)"
+    program = "start(); print(stat('processes'), flush=True); os.kill(os.getpid(), 9)"
     with subprocess.Popen([sys.executable, "-c", _PRELUDE + program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        handle = bytes.fromhex(process.stdout.readline())
+        assert int(process.stdout.readline()) == others + 1
         until(lambda: state(process.pid) == "Z", "it is a zombie")
-        assert code(open_event(handle)) == GONE
+        assert stat("reap") == 1
         assert stat("processes") == others
         assert state(process.pid) == "Z"
 

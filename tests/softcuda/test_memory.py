@@ -107,15 +107,15 @@ def test_shared_memory_of_the_dead_goes(servers: MakeServers) -> None:
     b("alloc", "m", 1 << 20)
     mem, procs = stat("memory"), stat("processes")
     assert procs >= 3
-    assert len(files(".m.*")) >= 2
-    n = len(files(".m.*"))
+    assert len(files("~m.*")) >= 2
+    n = len(files("~m.*"))
     a.kill()
     a.p.join()
     stat("reap")
     assert stat("processes") == procs - 1
     assert stat("memory") == mem - (1 << 20)
-    assert len(files(".m.*")) == n - 1
+    assert len(files("~m.*")) == n - 1
     b.end()
     assert stat("processes") == procs - 2
     assert stat("memory") == mem - (2 << 20)
-    assert len(files(".m.*")) == n - 2
+    assert len(files("~m.*")) == n - 2

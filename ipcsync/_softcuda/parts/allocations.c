@@ -78,7 +78,7 @@ static struct alloc *mem_take(uintptr_t p, int k) {
   return a;
 }
 static void mem_name(char *b, size_t n, u32 proc, u64 inc, u64 seq) {
-  snprintf(b, n, "%s/%s.m.%u.%llu.%llu", g_dir, g_base, proc, (unsigned long long)inc, (unsigned long long)seq);
+  snprintf(b, n, "%s/%s~m.%u.%llu.%llu", g_dir, g_base, proc, (unsigned long long)inc, (unsigned long long)seq);
 }
 static u64 mem_used(int phys) {
   u64 u = 0;

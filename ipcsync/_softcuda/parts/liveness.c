@@ -9,7 +9,7 @@
  * a child that was forked does not have the thread.  The robust lists of the program's threads stay libc's.
  *
  * Over: other threads of a dead process may still run for some µs on other CPUs, and its work under way goes on
- * (under_way.c).  So its slots are only given to others once nobody holds the lock of its file .p.<slot>.<inc>.  That
+ * (under_way.c).  So its slots are only given to others once nobody holds the lock of its file ~p.<slot>.<inc>.  That
  * is a record lock: the process has it until the last of its threads has closed its files, a forked child has no share
  * in it, and if the program closes its descriptor it is lost, which makes nobody look dead. */
 static struct { struct robust_list_head head; struct robust_list entry; _Atomic int held; } *g_mark;
@@ -67,7 +67,7 @@ static int lock_file(int fd, int cmd, short type) {
   return r < 0 || (cmd == F_OFD_GETLK && l.l_type != F_UNLCK) ? -1 : 0;
 }
 static void life_name(char f[PATH_MAX + 64], u32 pi) {
-  snprintf(f, PATH_MAX + 64, "%s.p.%u.%llu", g_path, pi, (unsigned long long)S->proc[pi].inc);
+  snprintf(f, PATH_MAX + 64, "%s~p.%u.%llu", g_path, pi, (unsigned long long)S->proc[pi].inc);
 }
 static int open_life(u32 pi, int flags) {
   char f[PATH_MAX + 64];
@@ -158,7 +158,7 @@ static void release_proc(u32 pi) {
     atomic_store(&s->owner, 0);
   }
   char pre[300], life[PATH_MAX + 64];
-  snprintf(pre, sizeof pre, "%s.m.%u.%llu.", g_base, pi, (unsigned long long)p->inc);
+  snprintf(pre, sizeof pre, "%s~m.%u.%llu.", g_base, pi, (unsigned long long)p->inc);
   unlink_prefix(g_dir, pre);
   life_name(life, pi);
   unlink(life);

@@ -62,6 +62,7 @@ struct stream {
   pthread_mutex_t mu;
   pthread_cond_t cv;
   struct op *head, *tail;        /* the operation being executed stays at the head */
+  u64 ahead;                     /* up to here the queue was done by a process that outlives this one */
   bool worker, dead;
   u64 pub;                       /* handle that callbacks see */
   struct capture *cap;           /* that it takes part in; under g_cap_mu, as cap_next */

@@ -118,8 +118,8 @@ static long env_num(const char *k, long dflt, long lo, long hi) {
 
 static bool env_death(void) {
   const char *v = getenv("IPCSYNC_HOST_DEATH");
-  if (!v || !*v || !strcmp(v, "complete")) return false;
-  if (!strcmp(v, "pending")) return true;
+  if (!v || !*v || !strcmp(v, "pending")) return true;
+  if (!strcmp(v, "complete")) return false;
   say("IPCSYNC_HOST_DEATH must be complete or pending, but is '%s'", v);
   g_bad_setting = true;
   return false;
@@ -140,7 +140,7 @@ static void gc_segments(void) {
   struct dirent *e;
   while ((e = readdir(d))) {
     char f[PATH_MAX + 300], m[300];
-    if (strncmp(e->d_name, pre, (size_t)np) || strchr(e->d_name + np, '.') || !strcmp(e->d_name, g_base)) continue;
+    if (strncmp(e->d_name, pre, (size_t)np) || strchr(e->d_name, '~') || !strcmp(e->d_name, g_base)) continue;
     snprintf(f, sizeof f, "%s/%s", g_dir, e->d_name);
     int fd = open(f, O_RDWR | O_CLOEXEC);
     if (fd < 0) continue;
@@ -161,7 +161,7 @@ static void gc_segments(void) {
         }
       }
       if (!live) {
-        snprintf(m, sizeof m, "%s.", e->d_name);
+        snprintf(m, sizeof m, "%s~", e->d_name);
         unlink_prefix(g_dir, m);
         unlink(f);
       }
@@ -176,7 +176,7 @@ static CUresult attach(void) {
   const char *seg = getenv("IPCSYNC_HOST_SEGMENT"), *dir = getenv("IPCSYNC_HOST_DIR");
   char name[128];
   if (!seg || !*seg) seg = "default";
-  if (strlen(seg) >= sizeof name - 7 || strspn(seg, SEGMENT_NAME) != strlen(seg) || strstr(seg, ".m.")) {
+  if (strlen(seg) >= sizeof name - 7 || strspn(seg, SEGMENT_NAME) != strlen(seg)) {
     say("IPCSYNC_HOST_SEGMENT must be 1 to 120 of A-Z a-z 0-9 _ . - but is '%s'", seg);
     return E_VALUE;
   }
@@ -231,7 +231,7 @@ static CUresult attach(void) {
   for (int d = 0; d < MAXDEV; d++) atomic_store(&p->used[d], 0);
   int life = open_life(g_me, O_CREAT); /* never closed */
   if (life < 0 || lock_file(life, F_SETLK, F_RDLCK) < 0 || !take_mark()) {
-    say("cannot prove to others that this process lives: no file %s.p.*, thread, or robust futex", g_path);
+    say("cannot prove to others that this process lives: no file %s~p.*, thread, or robust futex", g_path);
     close(fd);
     return E_OS;
   }
@@ -280,6 +280,8 @@ API cuInit(unsigned flags) {
     if (g_bad_setting) r = E_VALUE;
     else if (!g_ndev) { say("no device is visible (IPCSYNC_HOST_DEVICES, CUDA_VISIBLE_DEVICES)"); r = E_NODEV; }
     else if (!(r = attach())) {
+      long ms = env_num("IPCSYNC_HOST_TEARDOWN_MS", 0, 0, 1000);
+      if (ms && !slow_teardown(ms)) say("IPCSYNC_HOST_TEARDOWN_MS=%ld: the end may come earlier: %s", ms, strerror(errno));
       static bool once;
       if (!once) { once = true; pthread_atfork(NULL, NULL, forked); pthread_key_create(&g_tls_key, tls_free); }
       atomic_store(&g_ready, 1);
@@ -314,7 +316,7 @@ __attribute__((destructor)) static void leave(void) {
     live = atomic_load(&S->proc[i].state) == 1 && !proc_dead(i);
   if (!live) {
     char pre[300];
-    snprintf(pre, sizeof pre, "%s.", g_base);
+    snprintf(pre, sizeof pre, "%s~", g_base);
     unlink_prefix(g_dir, pre);
     unlink(g_path);
   }
@@ -327,6 +329,8 @@ __attribute__((visibility("default"))) long long softcudaStat(const char *what) 
   long long n = 0;
   if (!strcmp(what, "processes")) {
     for (u32 i = 0; i < MAXPROC; i++) n += atomic_load(&S->proc[i].state) == 1;
+  } else if (!strcmp(what, "dead")) { /* of these: marked, but not cleaned up */
+    for (u32 i = 0; i < MAXPROC; i++) n += proc_dead(i);
   } else if (!strcmp(what, "streams")) {
     for (u32 i = 0, hi = atomic_load(&S->stream_hi); i < hi; i++) n += atomic_load(&S->stream[i].owner) != 0;
   } else if (!strcmp(what, "events")) {

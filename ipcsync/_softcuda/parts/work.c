@@ -15,12 +15,24 @@ static u64 graph_place(struct op *o, struct stream *s, u64 pos);
 
 static void op_drop(struct op *o) {
   if (o->type == OP_BATCH) work_drop(o->data);
+  trec_drop(o->tr);
   if (o->stage) free(o->stage);
   mem_drop(o->a);
   mem_drop(o->b);
 }
 static void run_work(struct work *w, struct stream *s);
-static void run_op(struct op *o, struct stream *s) {
+static bool word_fits_now(const struct op *o) {
+  if (o->width == 4) {
+    u32 v = atomic_load((_Atomic u32 *)o->dst), y = (u32)o->val;
+    return (o->flags & 3) == 0 ? (int32_t)(v - y) >= 0 : (o->flags & 3) == 1 ? v == y
+         : (o->flags & 3) == 2 ? (v & y) != 0 : (u32)~(v | y) != 0;
+  }
+  u64 v = atomic_load((_Atomic u64 *)o->dst), y = o->val;
+  return (o->flags & 3) == 0 ? (int64_t)(v - y) >= 0 : (o->flags & 3) == 1 ? v == y
+       : (o->flags & 3) == 2 ? (v & y) != 0 : ~(v | y) != 0;
+}
+/* Do it, and be as late as IPCSYNC_HOST_LATENCY_US wants. */
+static void perform(struct op *o, struct stream *s) {
   switch (o->type) {
   case OP_WAIT: seen_wait((struct seen){ o->rec, o->late }); break;
   case OP_HOST: o->fn(o->data); break;
@@ -35,30 +47,13 @@ static void run_op(struct op *o, struct stream *s) {
     if (o->width == 4) atomic_store((_Atomic u32 *)o->dst, (u32)o->val);
     else atomic_store((_Atomic u64 *)o->dst, o->val);
     break;
-  case OP_WAITVAL: {
+  case OP_WAITVAL:
     /* a plain store of a CPU wakes nobody, so this one kind of wait has to look again and again */
-    long us = 10;
-    for (;;) {
-      u64 v;
-      bool hit;
-      if (o->width == 4) {
-        u32 x = atomic_load((_Atomic u32 *)o->dst), y = (u32)o->val;
-        v = x;
-        hit = (o->flags & 3) == 0 ? (int32_t)(x - y) >= 0 : (o->flags & 3) == 1 ? x == y
-            : (o->flags & 3) == 2 ? (x & y) != 0 : (u32)~(x | y) != 0;
-      } else {
-        u64 y = o->val;
-        v = atomic_load((_Atomic u64 *)o->dst);
-        hit = (o->flags & 3) == 0 ? (int64_t)(v - y) >= 0 : (o->flags & 3) == 1 ? v == y
-            : (o->flags & 3) == 2 ? (v & y) != 0 : ~(v | y) != 0;
-      }
-      if (hit) break;
+    for (long us = 10; !word_fits_now(o); us = us < 1000 ? us * 2 : us) {
       struct timespec t = { 0, us * 1000 };
       nanosleep(&t, NULL);
-      if (us < 1000) us *= 2;
     }
     break;
-  }
   case OP_FREE: mem_release(o->data); break;
   case OP_BATCH: run_work(o->data, s); break;
   case OP_GRAPH: graph_run(o, s); break;
@@ -67,7 +62,11 @@ static void run_op(struct op *o, struct stream *s) {
     struct timespec t = { g_latency_us / 1000000, (g_latency_us % 1000000) * 1000 };
     nanosleep(&t, NULL);
   }
-  if (o->tr) { atomic_store(&o->tr->t, now_ns()); trec_drop(o->tr); }
+  if (o->tr) atomic_store(&o->tr->t, now_ns());
+}
+
+static void run_op(struct op *o, struct stream *s) {
+  perform(o, s);
   op_drop(o);
 }
 
@@ -87,7 +86,8 @@ static void run_queued(struct op *o, struct stream *s) {
   bool holds = op_holds_queue(o);
   queue_enter(s->queue, o->ticket);
   if (!holds) queue_leave(s->queue);
-  run_op(o, s);
+  if (!outlive(s, o)) perform(o, s);
+  op_drop(o);
   if (holds) queue_leave(s->queue);
 }
 
@@ -140,7 +140,7 @@ static void stream_push(struct stream *s, const struct op *t, u64 pos) {
   o->pos = pos;
   o->next = NULL;
   if (o->type != OP_GRAPH) o->ticket = queue_put(s);
-  if (s->tail) s->tail->next = o; else s->head = o;
+  if (s->tail) __atomic_store_n(&s->tail->next, o, __ATOMIC_RELEASE); else s->head = o;
   s->tail = o;
   if (s->worker) {
     if (s->head == o) pthread_cond_signal(&s->cv);
@@ -284,6 +284,7 @@ static CUresult stream_new(struct ctx *c, unsigned flags, int prio, int kind, st
   s->slot = slot;
   s->queue = queue_of_new_stream();
   s->head = s->tail = NULL;
+  s->ahead = 0;
   s->worker = s->dead = false;
   s->cap = NULL;
   s->pub = obj_publish(&g_streams, s);
