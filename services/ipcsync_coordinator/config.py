@@ -38,7 +38,10 @@ class Settings:
         2048, "the most shared events there may be, those in quarantine included", least=1, most=65_536
     )
     max_cuda_events: int = _setting(
-        10_000, "the most CUDA events behind them; drivers fail beyond some 20,000", least=1, most=1_000_000
+        10_000,
+        "the most CUDA events behind them, with those that the dead left pending; drivers fail beyond some 20,000",
+        least=1,
+        most=1_000_000,
     )
     lease_ttl: float = _setting(5.0, "seconds of silence after which a session expires", least=MIN_TTL, most=MAX_TTL)
     max_sessions: int = _setting(1024, "the most sessions", least=1, most=65_535)

@@ -34,8 +34,8 @@ class DriverWork(Protocol):
     def make_ahead(self, device: str, count: int, then: Callable[[Made | IpcSyncError], None]) -> None:
         """As `make`, without waiting: `then` is called with the result, at once or from the loop."""
 
-    def destroy(self, serials: list[int]) -> None:
-        """Destroy these events, at once or soon."""
+    def destroy(self, serials: list[int], then: Callable[[list[int]], None]) -> None:
+        """Destroy these events, at once or soon; `then` gets those that are kept, since a record of them is pending."""
 
     def probe(self, device: str) -> bytes:
         """The handle of an event that is kept for tests whether handles open."""
@@ -51,7 +51,7 @@ class OwnDriver:
         self.make = events.make
         self.probe = events.probe
         self.why_not_timeline = events.why_not_timeline
-        self.destroy = events.destroy
+        self._events = events
 
     def make_ahead(self, device: str, count: int, then: Callable[[Made | IpcSyncError], None]) -> None:
         """Make them at once."""
@@ -60,6 +60,10 @@ class OwnDriver:
         except IpcSyncError as error:
             made = error
         then(made)
+
+    def destroy(self, serials: list[int], then: Callable[[list[int]], None]) -> None:
+        """Destroy them at once."""
+        then(self._events.destroy(serials))
 
 
 class KeepersDriver:
@@ -78,7 +82,7 @@ class KeepersDriver:
 
     def _destroy_late(self, answer: Any) -> None:
         if not isinstance(answer, IpcSyncError):
-            self.destroy([made.serial for made in msgspec.convert(answer, Made)])
+            self.destroy([made.serial for made in msgspec.convert(answer, Made)], lambda _: None)  # never recorded
 
     def make_ahead(self, device: str, count: int, then: Callable[[Made | IpcSyncError], None]) -> None:
         """New events, which `then` gets from a later `drain`."""
@@ -88,9 +92,14 @@ class KeepersDriver:
 
         self._post("make", [device, count], convert)
 
-    def destroy(self, serials: list[int]) -> None:
-        """Ask the keeper to destroy them, without waiting."""
-        self._post("destroy", [serials], _log_failure)
+    def destroy(self, serials: list[int], then: Callable[[list[int]], None]) -> None:
+        """Ask the keeper to destroy them, without waiting: `then` is called from a later `drain`."""
+
+        def convert(answer: Any) -> None:
+            _log_failure(answer)
+            then([] if isinstance(answer, IpcSyncError) else msgspec.convert(answer, list[int]))
+
+        self._post("destroy", [serials], convert)
 
     def probe(self, device: str) -> bytes:
         """The handle, made at the first call."""

@@ -1,4 +1,8 @@
-"""The CUDA events behind the slots: made ahead, given out as rings, destroyed only once no process can touch them."""
+"""The CUDA events behind the slots: made ahead, given out as rings, destroyed only once no process can touch them.
+
+And only once no record of them is pending: until then they are set aside, count as before, and are asked for again each
+second. What a dead process left pending may stay so for ever.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ from ipcsync_coordinator.driver_work import DriverWork, Made
 from ipcsync_holdings.events import SharedCudaEvent
 
 log = logging.getLogger("ipcsync.coordinator")
+
+_AT_A_TIME = 256
+"""How many events that were set aside are asked for again at a time."""
 
 
 @dataclass(eq=False)
@@ -40,6 +47,7 @@ class Pool:
         self.held = {shared.serial: shared for shared in held}
         self.made = len(self.held)
         self._asked_for = 0  # ahead, of a keeper that has not answered yet
+        self._aside: list[int] = []
         for shared in self.held.values():
             self._devices[shared.device].is_open = True
 
@@ -62,7 +70,10 @@ class Pool:
         if missing > 0:
             self._make_room(device, missing)
             if self.made + self._asked_for + missing > self._limit:
-                raise QuotaExceeded(f"there are {self.made} CUDA events already (--max-cuda-events)", limit=self._limit)
+                aside = f", {len(self._aside)} of them set aside with a pending record" if self._aside else ""
+                raise QuotaExceeded(
+                    f"there are {self.made} CUDA events already{aside} (--max-cuda-events)", limit=self._limit
+                )
             device.spare += self._work.make(uuid, missing)
             device.is_open = True
             self.made += missing
@@ -84,10 +95,25 @@ class Pool:
             self._devices[shared.device].spare.append(shared)
 
     def destroy(self, ring: list[SharedCudaEvent]) -> None:
-        """Destroy a ring of a dead recorder, whose state is unknown."""
+        """Destroy a ring of a dead recorder, whose state is unknown; what is pending is set aside."""
         if ring:
             self.made -= len(ring)
-            self._work.destroy([shared.serial for shared in ring])
+            self._work.destroy([shared.serial for shared in ring], self._set_aside)
+
+    def destroy_aside(self) -> None:
+        """Ask again for some of those set aside."""
+        asked, self._aside = self._aside[:_AT_A_TIME], self._aside[_AT_A_TIME:]
+
+        def settle(pending: list[int]) -> None:
+            self.made -= len(asked)
+            self._set_aside(pending)
+
+        if asked:
+            self._work.destroy(asked, settle)
+
+    def _set_aside(self, pending: list[int]) -> None:
+        self.made += len(pending)
+        self._aside += pending
 
     def sweep(self, used: Iterable[int]) -> None:
         """Destroy the `held` events that are not `used`: their state is unknown."""

@@ -260,6 +260,7 @@ class Server:
         if now >= self._next_feed_tick:
             self._next_feed_tick = now + 1.0
             self.feed.tick()
+            self.effects.pool.destroy_aside()
             self._check_place()
         self.effects.releaser.reassert()
         self.effects.pool.refill()

@@ -10,6 +10,7 @@ import msgspec
 from ipcsync import _drivers
 from ipcsync._board import Board
 from ipcsync._drivers.constants import (
+    ERROR_NOT_READY,
     EVENT_BLOCKING_SYNC,
     EVENT_DISABLE_TIMING,
     EVENT_INTERPROCESS,
@@ -73,14 +74,25 @@ class EventStore:
         self._made[shared.serial] = shared, event
         return shared
 
-    def destroy(self, serials: list[int]) -> None:
-        """Destroy these events; unknown ones are gone already."""
+    def destroy(self, serials: list[int]) -> list[int]:
+        """Destroy these events; unknown ones are gone already. Those with a pending record are kept, and returned.
+
+        A driver makes the next event in the place of a destroyed one, where the pending record could still signal it,
+        or block its records if the process that made it is dead.
+        """
         driver = _drivers.load()
+        pending = []
         for serial in serials:
-            shared, event = self._made.pop(serial, (None, None))
-            if shared is not None:
-                self._enter(shared.device)
-                _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+            if serial not in self._made:
+                continue
+            shared, event = self._made[serial]
+            self._enter(shared.device)
+            if int(driver.cuEventQuery(event)[0]) == ERROR_NOT_READY:
+                pending.append(serial)
+                continue
+            del self._made[serial]
+            _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+        return pending
 
     def probe(self, device: str) -> bytes:
         """The handle of an event that is kept for clients that test whether handles open."""

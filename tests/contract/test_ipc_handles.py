@@ -81,7 +81,7 @@ def test_the_handle_of_a_destroyed_event_comes_again_and_opens_the_event_that_ha
     destroyed = ok(drv.cuEventCreate(kit.SHAREABLE))
     handle = handle_of(drv, destroyed)
     ok(drv.cuEventDestroy(destroyed))
-    later = {}
+    later: dict[bytes, Any] = {}
     while handle not in later:
         assert len(later) < 200
         event = new_event()

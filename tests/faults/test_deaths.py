@@ -218,13 +218,18 @@ def test_row_03_a_ring_that_a_record_was_killed_in_is_not_used_again(
     peer.call(actions.open_recorder, coordinator.endpoint, "e", "event")
     event = client.event("e")
     peer.call(actions.hold)
-    handles = set(event.handles)
+    recorded = event.handles[0]
     peer.begin(actions.die_in_record, "e", step)
     until_lost(client, "pidfd")
+    stays_pending = not ipcsync.Event.from_ipc_handle(0, recorded).query()
     event.close()
     until(lambda: client.stats()["pool_in_use"] == 0, "the slot free again")
+    stream = ipcsync.Stream()
     for number in range(40):  # more than there are spare ones
-        assert not handles & set(client.event(f"new-{number}", engine="event").handles)
+        new = client.event(f"new-{number}", recorder=True, engine="event")
+        assert not (stays_pending and recorded in new.handles)
+        for _ in new.handles:
+            new.record(stream).synchronize(30)
 
 
 # --- row 6 ------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,19 @@
-"""Whether timeline words work is found out once, so what is found must not depend on how busy the machine is."""
+"""The CUDA events and the tests of the engines: what is pending is kept; a busy machine makes no device unusable."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from ipcsync import _drivers
+from ipcsync._drivers.constants import STREAM_NON_BLOCKING
+from ipcsync.errors import QuotaExceeded
+from ipcsync_holdings.events import SharedCudaEvent
+from tests.kit.driver_kit import Latch, complete, finish, ok, open_all_latches
 from tests.unit.coordinator.coordinator_world import World
 
 _LATE_S = 1.5
@@ -29,3 +34,64 @@ def test_a_late_first_write_makes_no_device_unusable(world: World, monkeypatch: 
     assert world.events.why_not_timeline(device) is None
     for timer in late:
         timer.join()
+
+
+@pytest.fixture
+def record_pending(world: World) -> Iterator[Callable[[SharedCudaEvent], Latch]]:
+    """Records events on streams that are held back; opening the latch completes the record."""
+    driver, streams = _drivers.load(), []
+
+    def record(shared: SharedCudaEvent) -> Latch:
+        streams.append(ok(driver.cuStreamCreate(STREAM_NON_BLOCKING)))
+        latch = Latch(streams[-1])
+        ok(driver.cuEventRecord(world.events._made[shared.serial][1], streams[-1]))
+        return latch
+
+    yield record
+    open_all_latches()
+    for stream in streams:
+        finish(stream)
+        ok(driver.cuStreamDestroy(stream))
+
+
+def test_an_event_with_a_pending_record_is_not_destroyed(
+    world: World, record_pending: Callable[[SharedCudaEvent], Latch]
+) -> None:
+    (device,) = world.pool.devices
+    made = world.events.make(device, 3)
+    serials = [shared.serial for shared in made]
+    latch = record_pending(made[1])
+    assert world.events.destroy(serials) == [serials[1]]
+    assert world.events.held() == [made[1]]
+    assert world.events.destroy(serials) == [serials[1]]
+    handles = [shared.handle for shared in world.events.make(device, 8)]
+    assert made[1].handle not in handles
+    latch.open()
+    complete(world.events._made[serials[1]][1])
+    assert world.events.destroy(serials) == []
+
+
+def test_what_is_set_aside_counts_until_it_is_complete(
+    world: World, record_pending: Callable[[SharedCudaEvent], Latch]
+) -> None:
+    pool, (device,) = world.pool, world.pool.devices
+    ring = pool.take(device, 4)
+    made = pool.made
+    latches = [record_pending(shared) for shared in ring[:2]]
+    pool.destroy(ring)
+    assert pool.made == made - 2
+    with pytest.raises(QuotaExceeded, match="already, 2 of them set aside with a pending record"):
+        pool.take(device, 200)
+    latches[0].open()
+    complete(world.events._made[ring[0].serial][1])
+    pool.destroy_aside()
+    assert pool.made == made - 3
+    world.begin(held=world.events.held())  # the next coordinator finds it without a slot
+    world.pool.sweep(())
+    assert [shared.serial for shared in world.events.held()] == [ring[1].serial]
+    assert world.pool.made == 1
+    latches[1].open()
+    complete(world.events._made[ring[1].serial][1])
+    world.pool.destroy_aside()
+    assert world.events.held() == []
+    assert world.pool.made == 0
