@@ -11,8 +11,9 @@ has told what it found. The directory has
   output of each program
 - doctor.json, demo.log, all.log
 
-With --failed only the tests that failed, or were not finished, in the last run into that directory. IPCSYNC_DRIVER
-(cuda) chooses the driver; what is not a real GPU is marked so. Exit status 1 if anything failed.
+With --failed only the tests that failed, or were not finished, in the last run into that directory: `again` below it has
+what came of them. IPCSYNC_DRIVER (cuda) chooses the driver; what is not a real GPU is marked so. Exit status 1 if
+anything failed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _pytest(name: str, most_s: float, workers: int, *chosen: str, env: Mapping[s
 
 def files(*folders: str, kill: bool) -> list[str]:
     """The test files that kill processes, or the others; without the probes, which are a step of their own."""
-    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("test_*.py"))]
+    found = dict.fromkeys(path for folder in folders for path in sorted((ROOT / folder).rglob("test_*.py")))
     names = {path: str(path.relative_to(ROOT)) for path in found}
     does_kill = {path: any(word in path.read_text(encoding="utf-8") for word in _KILLS) for path in found}
     return [name for path, name in names.items() if name not in PROBES and does_kill[path] == kill]
@@ -115,7 +116,7 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
             for name, rounds in _ROWS.items()
         ),
         _pytest("suite", 120, workers, *files(*_SUITE, kill=False), *parted),
-        _pytest("suite-deaths", 120, 1, *files(*_SUITE, kill=True), *parted),
+        _pytest("suite-deaths", 120, 1, *files("tests/faults", *_SUITE, kill=True), *parted),
         Step("demo", [*CLI, "demo"], 30, file="demo.log"),
         _pytest("alone", 45, 1, "tests/contract", *_SUITE, *alone),
         _program("hops", 30),
@@ -181,7 +182,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lmcache", type=Path, help="where LMCache's own tests of events on a GPU are")
     chosen = parser.parse_args(arguments)
     out: Path = chosen.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + 60 * chosen.minutes
     os.environ.setdefault("IPCSYNC_DRIVER", "cuda")
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # whatever else that machine's Python has
@@ -191,8 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(chosen.only) - {step.name for step in planned}:
         parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in planned)}")
     planned = [step for step in planned if not chosen.only or step.name in chosen.only]
-    if chosen.failed and not planned:
-        sys.stdout.write("no test failed\n")
+    if chosen.failed:
+        sys.stdout.write("" if planned else "no test failed\n")
+        out = out / "again"  # beside what was found first
+    out.mkdir(parents=True, exist_ok=True)
     for name in {"all.log", "tests.jsonl", "bench.jsonl", *(step.file for step in planned if step.file)}:
         (out / name).write_bytes(b"")
     told, is_real = device()
