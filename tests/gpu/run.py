@@ -11,8 +11,8 @@ has told what it found. The directory has
   output of each program
 - doctor.json, demo.log, all.log
 
-With --failed only the tests that failed, or were not finished, in the last run into that directory: `again` below it has
-what came of them. IPCSYNC_DRIVER (cuda) chooses the driver; what is not a real GPU is marked so. Exit status 1 if
+With --failed only the tests that failed, or were not finished, in the last run into that directory: its `again` has what
+came of them. IPCSYNC_DRIVER (cuda) chooses the driver; what is not a real GPU is marked so. Exit status 1 if
 anything failed.
 """
 
@@ -90,7 +90,7 @@ def _source(name: str, out: Path) -> list[Step]:
         return []
     cuda, mine = "/usr/local/cuda", os.environ.get("LD_LIBRARY_PATH", "")
     build = f"cc -O2 -I{cuda}/include -o {shlex.quote(str(binary))} {shlex.quote(str(source))} -lpthread"
-    script = f"for cuda in -lcuda -l:libcuda.so.1; do {build} $cuda && exec {shlex.quote(str(binary))}; done; exit 1"
+    script = f"for cuda in -lcuda -l:libcuda.so.1 ''; do {build} $cuda && exec {shlex.quote(str(binary))}; done; exit 1"
     env = {"LIBRARY_PATH": os.pathsep.join(filter(None, (mine, f"{cuda}/lib64/stubs")))}
     return [Step(name, ["sh", "-c", script], 40, file=f"{name}.txt", env=env)]
 

@@ -38,7 +38,7 @@ def mps(root: Path = Path("/")) -> tuple[Result, str, str]:
         "warn",
         f"an MPS daemon's pipe is in {pipe}",
         "Under MPS the GPU work of a process that died may go on in the server: whether it is over is never known, so "
-        "reuse no memory that it could write. Of ipcsync, the doctor and hand-over on both engines were tried under MPS.",
+        "reuse no memory that it could write. Of ipcsync, this command and hand-over on both engines were tried so.",
     )
 
 
