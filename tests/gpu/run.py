@@ -11,9 +11,9 @@ has told what it found. The directory has
   output of each program
 - doctor.json, demo.log, all.log
 
-With --failed only the tests that failed, or were not finished, in the last run into that directory; what comes of them is
-in its folder `again`. IPCSYNC_DRIVER (cuda) chooses the driver; what is not a real GPU is marked so. Exit status 1 if
-anything failed.
+With --failed only the tests that failed, or were not finished, in the last run into that directory; what comes of them
+is in its folder `again`. IPCSYNC_DRIVER (cuda) chooses the driver; what is not a real GPU is marked so. Exit status 1
+if anything failed.
 """
 
 from __future__ import annotations
