@@ -16,7 +16,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 
 #define SH_MAGIC   0x53494d4355444131ull /* "SIMCUDA1" */
-#define SH_LAYOUT  10u /* bump with every change of the structures below */
+#define SH_LAYOUT  12u /* bump with every change of the structures below */
 #define MAXPROC    512
 #define MAXSTREAM  32768
 #define MAXEVENT   131072

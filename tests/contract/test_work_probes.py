@@ -96,7 +96,7 @@ def test_a_record_left_pending_by_a_dead_process_stays_so_or_completes(peer: Pee
     peer.call(actions.hold, "s")
     assert peer.call(actions.record, "e", "s") == kit.SUCCESS
     peer.kill()
-    never = kind == "software" and os.environ.get("IPCSYNC_HOST_DEATH") == "pending"
+    never = kind == "software" and os.environ.get("IPCSYNC_HOST_DEATH") != "complete"
     patience = BLINK_S if never else SETTLE_S
     with suppress(AssertionError):
         until(lambda: third.call(actions.query, "e") != kit.NOT_READY, "an answer", patience)

@@ -20,6 +20,7 @@ def pytest_ignore_collect() -> bool | None:
 if _ALONE in os.environ:
     os.environ["IPCSYNC_HOST_SEGMENT"] = f"selftest-{os.getpid()}"
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    os.environ["IPCSYNC_HOST_DEATH"] = "complete"  # so that nobody hangs; a test of the default sets "pending"
     multiprocessing.set_start_method("spawn", force=True)  # cuda.core warns of fork, whoever forks
     from cuda.bindings import driver as drv
 

@@ -194,7 +194,7 @@ def test_death_pending_leaves_nothing() -> None:
     ).stdout.strip()
     assert seg in path
     assert glob.glob(path + "*") == []
-    assert "neither" in py("start()", IPCSYNC_HOST_DEATH="sudden").stderr
+    assert "complete or pending" in py("start()", succeeds=False, IPCSYNC_HOST_DEATH="sudden").stderr
 
 
 def test_last_process_leaves_nothing() -> None:
@@ -206,7 +206,13 @@ def test_last_process_leaves_nothing() -> None:
     code += f"print(len(glob.glob('{path}*')), flush=True); os.kill(os.getpid(), 9)"
     assert py(code, succeeds=False, IPCSYNC_HOST_SEGMENT=seg).stdout.split() == [path, "3"]
     py("start()", IPCSYNC_HOST_SEGMENT=seg + "-other")  # any process's start cleans up; another test's may have
-    assert glob.glob(path + "*") == []
+    until(lambda: not glob.glob(path + "*"), "it is cleaned up")  # by a third process, if that has the lock
+
+
+def test_a_segment_whose_name_goes_on_where_anothers_ends_is_left_alone() -> None:
+    seg = f"selftest-n-{os.getpid()}"
+    longer = f"py('start()', IPCSYNC_HOST_SEGMENT={seg!r}); assert os.path.exists(SIM.softcudaPath())"
+    py("from tests.softcuda.processes import py\nstart(); " + longer, IPCSYNC_HOST_SEGMENT=seg + ".m.0")
 
 
 def test_segments_do_not_meet(ctx: Any) -> None:

@@ -27,6 +27,7 @@ drv.cuLaunchHostFunc(held.streams[0], drv.CUhostFn(ctypes.cast(held.call, ctypes
 @pytest.fixture
 def victim(servers: MakeServers, monkeypatch: pytest.MonkeyPatch) -> Server:
     """A process with a stream and memory, whose operations are long."""
+    monkeypatch.setenv("IPCSYNC_HOST_DEATH", "pending")
     with monkeypatch.context() as patch:
         for name, value in LATENCY.items():
             patch.setenv(name, value)
@@ -96,6 +97,20 @@ def test_what_waits_in_a_killed_process_never_goes_on(servers: MakeServers, vict
     assert watcher("stat", "processes") == 2
     assert watcher("query", "e") == NOT_READY
     assert byte(watcher) == 1
+
+
+def test_what_the_dead_left_pending_stays_so_by_default(
+    servers: MakeServers, victim: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPCSYNC_HOST_DEATH", "")
+    watcher = servers()
+    watch(watcher, victim)
+    victim("hold", 0)
+    victim("record", "e", 0)
+    victim.kill()
+    victim.p.join()
+    watcher("stat", "reap")
+    assert watcher("query", "e") == NOT_READY
 
 
 def test_a_process_that_is_stopped_goes_on_with_its_work(servers: MakeServers, victim: Server) -> None:
