@@ -279,10 +279,11 @@ def on_stream(handle: DriverObject, ordinal: int) -> list[Wait]:
     return of(list_of(handle, ordinal))
 
 
-def list_of(handle: DriverObject, ordinal: int) -> int:
-    """The key of the list of a stream of device `ordinal`."""
+def list_of(handle: DriverObject, ordinal: int, what: str = "resume") -> int:
+    """The key of the list of a stream of device `ordinal`. StreamCapturing, for `what`, if it captures."""
     with OnDevice(ordinal) as inside, inside:
         driver = context.driver()
+        refuse_capturing(handle, what)  # asking for the id would invalidate the capture
         stream_id = int(unwrap(driver.cuStreamGetId(handle), "cuStreamGetId"))
         flags = unwrap(driver.cuStreamGetFlags(handle), "cuStreamGetFlags")
         return key_of(flags, stream_id, ordinal)

@@ -70,7 +70,7 @@ class Everything:
             else:
                 joining.wait_for_each(joined, streams)
                 for stream in streams:
-                    gathered.add(queued.list_of(stream._handle, stream._index))
+                    gathered.add(queued.list_of(stream._handle, stream._index, "record"))
             return joined, gathered
         except BaseException:
             self._give_back(joined)

@@ -97,7 +97,8 @@ class KeepersDriver:
 
         def convert(answer: Any) -> None:
             _log_failure(answer)
-            then([] if isinstance(answer, IpcSyncError) else msgspec.convert(answer, list[int]))
+            # A keeper of an earlier version says None.
+            then([] if isinstance(answer, IpcSyncError) or answer is None else msgspec.convert(answer, list[int]))
 
         self._post("destroy", [serials], convert)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import multiprocessing
 import os
 import platform
@@ -152,9 +153,28 @@ class _Held:
     def record(self, name: Any, stream: Any, flags: int = 0) -> int:
         return code(drv.cuEventRecordWithFlags(self.events[name], self.streams[stream], flags))
 
-    def record_many(self, name: Any, stream: Any, times: int) -> None:
-        for _ in range(times):
-            ok(drv.cuEventRecord(self.events[name], self.streams[stream]))
+    def race(self, name: Any, path: str, rounds: int, holds: bool) -> int:
+        """Record when another process does, so often; how often the event was complete while one record was held."""
+        event, stream, complete = self.events[name], self.streams[0], 0
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as page, memoryview(page).cast("Q") as words:
+
+            def meet(step: int) -> None:
+                mine, other = 2 * step + holds, 2 * step + (not holds)
+                words[mine] += 1
+                while words[other] < words[mine]:
+                    os.sched_yield()
+
+            for _ in range(rounds):
+                latch = Latch(stream) if holds else None
+                meet(0)
+                ok(drv.cuEventRecord(event, stream))
+                meet(1)
+                if latch is not None:
+                    complete += code(drv.cuEventQuery(event)) == 0
+                    latch.open()
+                ok(drv.cuStreamSynchronize(stream))
+                meet(2)
+        return complete
 
     def wait(self, stream: Any, name: Any) -> int:
         return code(drv.cuStreamWaitEvent(self.streams[stream], self.events[name], 0))

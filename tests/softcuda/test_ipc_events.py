@@ -279,24 +279,16 @@ def test_a_record_waits_for_the_earlier_one_of_the_event(
     assert b("ssync", 0) == a("sync", "e") == 0
 
 
-def test_records_at_the_same_moment_make_one_chain(servers: MakeServers) -> None:
-    """Every record waits for the one before it: the last one to complete is the one that the event captures."""
-    a, *others = every = servers(4)
-    h = a("create", "e")
-    for x in others:
-        assert x("open", "e", h) == 0
-    for x in every:
+def test_of_records_made_at_the_same_moment_one_waits_for_the_other(servers: MakeServers, tmp_path: Path) -> None:
+    """However they meet, the event is pending while one of them is held: it is the later one, or waited for by it."""
+    a, b = servers(2)
+    assert b("open", "e", a("create", "e")) == 0
+    page = tmp_path / "page"
+    page.write_bytes(bytes(4096))
+    for x in (a, b):
         x("stream", 0)
-        x("hold", 0)
-        x.send(("record_many", "e", 0, 500))
-    for x in every:
-        x.get()
-    waiting = list(every)
-    while waiting:  # each stream's records are behind some of each other stream's, so only the last `let` frees them
-        assert a("query", "e") == 600
-        waiting.pop()("let", 0)
-    for x in every:
-        assert x("sync", "e") == x("ssync", 0) == 0
+        x.send(("race", "e", str(page), 4000, x is a))
+    assert [x.get() for x in (a, b)] == [0, 0]
 
 
 def test_strict(servers: MakeServers, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

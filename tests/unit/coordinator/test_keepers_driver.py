@@ -38,6 +38,21 @@ def test_behind_a_question_that_is_not_answered_the_next_ones_are_refused_at_onc
         answering.join()
 
 
+@pytest.mark.parametrize(("answer", "kept"), [([7], [7]), ([], []), (None, [])])
+def test_what_the_keeper_has_kept_is_told_with_a_later_answer(answer: list[int] | None, kept: list[int]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        driver, keeper = KeepersDriver(Link(ours), itertools.count()), Link(theirs)
+        heard: list[list[int]] = []
+        driver.destroy([6, 7], heard.append)
+        number, op, arguments = keeper.receive(5.0) or [None] * 3
+        assert (op, arguments) == ("destroy", [[6, 7]])
+        assert heard == []
+        keeper.send(number, False, answer)
+        driver.drain()
+        assert heard == [kept]
+
+
 def _answer_one(keeper: Link) -> None:
     number, *_ = keeper.receive(30.0) or [None]
     keeper.send(number, False, b"handle")
