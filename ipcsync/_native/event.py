@@ -87,9 +87,9 @@ class Event:
     def from_ipc_handle(cls, device: DeviceLike | None, handle: bytes | bytearray | memoryview) -> Event:
         """The event that another process exported on `device` as `handle`, 64 bytes; opened at once.
 
-        Raises HandleError for another length, an unknown handle, one that this process exported itself, and one whose
-        exporter is gone; InvalidDevice for a device that this process does not see; TypeError for an argument of
-        another type.
+        Raises HandleError for another length, an unknown handle, and one that this process exported itself;
+        InvalidDevice for a device that this process does not see; TypeError for an argument of another type. That the
+        exporter destroyed the event or died is not told: CUDA opens such a handle, and may open another event by it.
         """
         fork.arm()
         kind = kind_of(device)

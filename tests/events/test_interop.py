@@ -142,6 +142,7 @@ def test_the_handle_of_a_shared_event_is_waited_for_by_cuda_core(core: Any, clie
 
 def _record_with_core() -> bytes:
     """An event of cuda.core's, made as it makes one to share: by a record, here behind a closed gate. Its handle."""
+    ipcsync.driver_name()  # the software driver has to be loaded before another library looks for one
     core = importlib.import_module("cuda.core")
     device = core.Device(0)
     device.set_current()

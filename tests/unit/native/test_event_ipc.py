@@ -220,24 +220,15 @@ def test_an_unpickled_event_of_this_very_process_is_a_handle_error() -> None:
 
 
 @pytest.mark.process
-def test_a_handle_whose_exporter_dropped_the_event_is_a_handle_error(other: Peer) -> None:
-    handle = other.ask("export", "e")
-    opened = ipcsync.Event.from_ipc_handle(0, handle)
-    opened.synchronize()
-    del opened
-    other.ask("drop", "e")
-    with pytest.raises(ipcsync.HandleError):
-        ipcsync.Event.from_ipc_handle(0, handle)
-
-
-@pytest.mark.process
-def test_a_handle_whose_exporter_is_dead_is_a_handle_error() -> None:
+def test_a_handle_outlives_its_event_and_its_exporter() -> None:
+    """CUDA does not tell: a handle names a slot of the exporter's file, which stays."""
     doomed = Peer()
     handle = doomed.ask("export", "e")
+    doomed.ask("drop", "e")
+    ipcsync.Event.from_ipc_handle(0, handle).synchronize()
     doomed.process.kill()
     doomed.process.join(30)
-    with pytest.raises(ipcsync.HandleError):
-        ipcsync.Event.from_ipc_handle(0, handle)
+    ipcsync.Event.from_ipc_handle(0, handle).synchronize()
 
 
 @pytest.mark.process
