@@ -4,7 +4,7 @@
  * One control file per segment, <dir>/softcuda<layout>-<uid>-<segment>, holds three flat tables.
  * Nothing in them is a pointer or a process-shared mutex: slots are claimed with
  * compare-and-swap, hot words are single 64-bit atomics, waiting is futex on the
- * low half of sh_stream.done.  So a process that is killed at any instruction
+ * low half of sh_stream.done, and on a word and its bell (parts/words.c).  So a process that is killed at any instruction
  * leaves nothing locked; whoever finds it dead ("reaps" it) repairs its slots.
  */
 #ifndef IPCSYNC_HOST_SHM_H
@@ -16,11 +16,13 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 
 #define SH_MAGIC   0x53494d4355444131ull /* "SIMCUDA1" */
-#define SH_LAYOUT  12u /* bump with every change of the structures below */
+#define SH_LAYOUT  13u /* bump with every change of the structures below */
 #define MAXPROC    512
 #define MAXSTREAM  32768
 #define MAXEVENT   131072
 #define MAXDEV     16
+#define MAXBELL    512           /* words of a page */
+#define TIMES      64            /* of a stream's latest operations, with a profile */
 
 /* A record is (stream slot, position).  Positions of a slot never restart, also when the
  * slot is used again by another stream, so a record is complete iff done >= position and a
@@ -64,6 +66,9 @@ struct sh_event {                /* 128 bytes; a slot for interprocess events, o
   char pad[128 - 48 - MAXPROC / 8];
 };
 
+/* Rung by each store of the library to a word at this place of a page, of whichever page, if a stream waits for one. */
+struct sh_bell { _Atomic u32 rung, waiters; };
+
 struct sh {
   u64 magic;
   u32 layout;
@@ -72,10 +77,15 @@ struct sh {
   u64 next_inc;                  /* under the file lock */
   _Atomic u32 stream_hi, event_hi, proc_hi; /* high-water marks of the tables */
   char pad[4096 - 48];
+  struct sh_bell bell[MAXBELL];
   struct sh_proc proc[MAXPROC];
   struct sh_stream stream[MAXSTREAM];
   struct sh_event event[MAXEVENT];
+  _Atomic u64 times[MAXSTREAM][TIMES]; /* by position: when it is complete; only with a profile (parts/profile.c) */
+  _Atomic u64 turn[MAXDEV];      /* REC(process slot + 1, when it begins): the latest turn of a process that records imported events */
+  _Atomic u64 turns;             /* how often it went from one process to another */
 };
+_Static_assert(sizeof(struct sh_bell) * MAXBELL == 4096, "layout");
 _Static_assert(sizeof(struct sh_proc) == 256, "layout");
 _Static_assert(sizeof(struct sh_stream) == 64, "layout");
 _Static_assert(sizeof(struct sh_event) == 128, "layout");

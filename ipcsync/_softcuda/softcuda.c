@@ -10,6 +10,7 @@
 /* The parts are one unit, so that their helpers are static and the compiler sees all of them; each may use what is
  * above it. */
 #include "parts/state.c"
+#include "parts/profile.c"
 #include "parts/liveness.c"
 #include "parts/event_slots.c"
 #include "parts/objects.c"
@@ -17,6 +18,7 @@
 #include "parts/nodes.c"
 #include "parts/capture.c"
 #include "parts/queues.c"
+#include "parts/words.c"
 #include "parts/under_way.c"
 #include "parts/work.c"
 #include "parts/launch.c"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ipcsync._drivers import SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import EVENT_DISABLE_TIMING, STREAM_WAIT_VALUE_GEQ
+from ipcsync._linux.futex import Futex
 from ipcsync._native import capture, context, fork
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
@@ -103,6 +104,7 @@ class _Word:
         self.is_marked = False
         self._pointer = pointer
         self._value = ctypes.c_uint32.from_address(address)
+        self._wake = Futex(address).wake
 
     def hold(self, handle: DriverObject) -> None:
         """Queue the wait on the stream."""
@@ -120,6 +122,7 @@ class _Word:
         """Let the stream pass, without a driver call; returns whether it was held."""
         was_held = self in _held
         self._value.value = 1
+        self._wake()  # a software driver's stream sleeps on the word; on a GPU it does nothing
         _held.discard(self)
         return was_held
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipcsync._board import INT64_MAX, SlotLine
+from ipcsync._linux.futex import Futex
 
 
 class Releaser:
@@ -18,7 +19,7 @@ class Releaser:
     def hold(self, index: int, line: SlotLine) -> None:
         """Release every waiter of the word of slot `index`, from now until `reset`."""
         self._held[index] = line
-        line.store_completed(INT64_MAX)
+        _release(line)
 
     def reset(self, index: int, line: SlotLine, count: int) -> None:
         """Set the word to `count`, where the next use begins; no process can touch it any more."""
@@ -34,4 +35,10 @@ class Releaser:
         """Store INT64_MAX again where a write has lowered the word."""
         for line in self._held.values():
             if line.completed != INT64_MAX:
-                line.store_completed(INT64_MAX)
+                _release(line)
+
+
+def _release(line: SlotLine) -> None:
+    """End the waits of streams, and wake the host's, which sleep on the word (so do a software driver's streams)."""
+    line.store_completed(INT64_MAX)
+    Futex(line.completed_address).wake()

@@ -54,6 +54,8 @@ def py(source: str, succeeds: bool = True, **env: object) -> subprocess.Complete
 
 
 def _run(settings: dict[str, str], stderr: Any, function: Callable[..., None], *args: Any) -> None:
+    for name in [name for name in os.environ if name.startswith("IPCSYNC_HOST_")]:
+        del os.environ[name]  # what the forkserver began with
     os.environ.update(settings)
     os.dup2(stderr.detach(), 2)
     function(*args)

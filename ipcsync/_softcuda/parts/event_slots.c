@@ -88,16 +88,13 @@ static void slot_give(u32 slot) { /* its event is destroyed */
 struct seen { u64 rec, late; };
 static inline bool seen_done(struct seen e) { return !e.rec || rec_done(e.rec) || (e.late && rec_done(e.late)); }
 static bool seen_poll(struct seen e) { return !e.rec || rec_poll(e.rec) || (e.late && rec_poll(e.late)); }
-static void seen_wait(struct seen e) {
-  if (!e.late) {
-    if (e.rec) rec_wait(e.rec);
-    return;
-  }
-  while (!seen_poll(e)) { /* rare: so it looks again and again, rather than sleep on both */
-    struct timespec t = { 0, 1000000 };
-    nanosleep(&t, NULL);
-  }
+static bool seen_late(struct seen e) { /* rare: so it looks again and again, rather than sleep on both */
+  if (!e.late) return false;
+  for (struct timespec t = { 0, 1000000 }; !seen_poll(e);) nanosleep(&t, NULL);
+  return true;
 }
+static void seen_reach(struct seen e) { if (!seen_late(e) && e.rec) rec_reach(e.rec); } /* a stream */
+static void seen_wait(struct seen e, bool blocking) { if (!seen_late(e) && e.rec) rec_wait(e.rec, blocking); } /* a host */
 
 /* A new event in the slot. It has no record; but a signal that the one before it still waits for will come here, and if
  * the dead left that one's record pending, it stays so. */

@@ -42,6 +42,7 @@ static struct event *event_init(struct ctx *c, unsigned flags) {
 API cuEventCreate(CUevent *out, unsigned flags) {
   CUR(c);
   if (!out || flags > 7 || (flags & 6) == 4) return E_VALUE;
+  PACE(create);
   u32 slot = 0;
   bool fresh;
   if (flags & 4) {
@@ -76,6 +77,7 @@ static CUresult event_record(CUevent h, CUstream st, unsigned flags, int pt, con
   if (flags > 1) return E_VALUE;
   struct event *e = obj_get(&g_events, h);
   if (unlikely(!e)) return E_HANDLE;
+  PACE(record[event_sort(e)]);
   STREAM(st);
   if (s->ctx != e->ctx) return E_HANDLE;
   if (unlikely(undefined_use(e, fn))) return E_HANDLE;
@@ -103,6 +105,7 @@ API cuCtxRecordEvent(CUcontext hc, CUevent h) {
 API cuEventQuery(CUevent h) {
   CHK();
   EVENT(h);
+  PACE(query[event_sort(e)]);
   CUresult c = cap_event(e, E_VALUE);
   if (c) return c;
   return seen_poll(event_seen(e)) ? OK : E_NOTREADY;
@@ -112,13 +115,14 @@ API cuEventSynchronize(CUevent h) {
   EVENT(h);
   CUresult c = cap_event(e, E_CAP_EVENT);
   if (c) return c;
-  seen_wait(event_seen(e));
+  seen_wait(event_seen(e), e->flags & 1);
   return OK;
 }
 API cuEventDestroy_v2(CUevent h) {
   CHK();
   struct event *e = obj_get(&g_events, h);
   if (!e) return E_HANDLE;
+  PACE_NS(e->imported ? g_profile->call.close : 0);
   event_dispose(e);
   return OK;
 }
@@ -151,13 +155,14 @@ static CUresult stream_wait(CUstream st, CUevent h, unsigned flags, int pt) {
   if (flags > 1) return E_VALUE;
   struct event *e = obj_get(&g_events, h);
   if (unlikely(!e)) return E_HANDLE;
+  PACE(wait[event_sort(e)]);
   STREAM(st);
   if (unlikely(undefined_use(e, "cuStreamWaitEvent"))) return E_HANDLE;
   int captured = cap_wait(s, e, flags);
   if (unlikely(captured >= 0)) return captured;
   struct seen n = event_seen(e);
   if (seen_done(n) || seen_in_order(n, s)) return OK;
-  struct op o = { .type = OP_WAIT, .rec = n.rec, .late = n.late };
+  struct op o = { .type = OP_WAIT, .rec = n.rec, .late = n.late, .cost = e->shslot >= 0 ? GPU_WAIT_IPC : GPU_WAIT_PLAIN };
   return submit(s, &o, NULL);
 }
 PTSZ(cuStreamWaitEvent, (CUstream st, CUevent h, unsigned f), return stream_wait(st, h, f, pt))

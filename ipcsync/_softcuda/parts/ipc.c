@@ -13,6 +13,7 @@ API cuIpcGetEventHandle(CUipcEventHandle *out, CUevent ev) {
   (void)c;
   if (!out || !ev) return E_VALUE;
   EVENT(ev);
+  PACE(export);
   if (e->imported || e->shslot < 0) return E_HANDLE;
   struct event_handle h = { .pid = (u32)getpid(), .file = event_file(g_inc), .slot = (u32)e->shslot };
   memcpy(out, &h, sizeof h);
@@ -20,6 +21,7 @@ API cuIpcGetEventHandle(CUipcEventHandle *out, CUevent ev) {
 }
 API cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle in) {
   CUR(c);
+  PACE(open);
   static const u64 zero[5];
   struct event_handle h;
   memcpy(&h, &in, sizeof h);

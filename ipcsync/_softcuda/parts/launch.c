@@ -72,14 +72,14 @@ static void step_run(struct run *r, u32 i, struct stream *s) {
   if (seen.rec) { event.rec = seen.rec; event.late = seen.late; }
   for (u32 k = 0; k < t->ndep; k++) {
     struct step *d = &r->plan->step[t->dep[k]];
-    if (d->lane != t->lane) rec_wait(run_record(r, d->lane, d->at));
+    if (d->lane != t->lane) stream_after(s, (struct seen){ run_record(r, d->lane, d->at), 0 });
   }
   queue_enter(s->queue, r->step[i].ticket);
   if (!holds) queue_leave(s->queue);
   if (t->work->event) run_op(&event, s);
   run_work(t->work, s);
   if (holds) queue_leave(s->queue);
-  complete(s->slot, r->lane[t->lane].base + t->at);
+  op_complete(s, r->lane[t->lane].base + t->at);
 }
 /* run a lane: what the operation that graph_place put on its stream does */
 static void graph_run(struct op *o, struct stream *s) {
@@ -87,15 +87,15 @@ static void graph_run(struct op *o, struct stream *s) {
   struct plan *p = r->plan;
   u32 lane = (u32)o->width;
   if (lane) {
-    rec_wait(run_record(r, 0, 0));
+    stream_after(s, (struct seen){ run_record(r, 0, 0), 0 });
   } else {
-    if (r->after) rec_wait(r->after);
+    if (r->after) stream_after(s, (struct seen){ r->after, 0 });
     queue_enter(s->queue, r->begin);
     queue_leave(s->queue);
-    complete(s->slot, r->lane[0].base);
+    op_complete(s, r->lane[0].base);
   }
   for (u32 i = 0; i < p->n; i++) if (p->step[i].lane == lane) step_run(r, i, s);
-  for (u32 l = 1; !lane && l < p->lanes; l++) rec_wait(run_record(r, l, p->len[l]));
+  for (u32 l = 1; !lane && l < p->lanes; l++) stream_after(s, (struct seen){ run_record(r, l, p->len[l]), 0 });
   if (!lane) { queue_enter(s->queue, r->end); queue_leave(s->queue); }
   run_drop(r);
 }
@@ -161,10 +161,11 @@ static CUresult exec_ready(struct exec *x) {
 static CUresult exec_launch(void *handle, struct stream *s) {
   struct exec *x = obj_get(&g_execs, handle);
   if (!x) return E_VALUE;
+  if (!cap_in(s)) stream_room(s);
   pthread_mutex_lock(&x->mu);
   struct op o = { .type = OP_GRAPH, .data = x };
   CUresult r = H(x) != handle ? E_VALUE : exec_ready(x);
-  if (!r) r = submit(s, &o, NULL);
+  if (!r) r = submit_now(s, &o, NULL);
   pthread_mutex_unlock(&x->mu);
   return r;
 }
@@ -173,9 +174,10 @@ static CUresult exec_upload(void *handle, struct stream *s) {
   struct exec *x = obj_get(&g_execs, handle);
   if (!x) return E_VALUE;
   if (cap_in(s)) return E_CAP_UNSUPPORTED;
+  stream_room(s);
   pthread_mutex_lock(&x->mu);
   struct op o = { .type = x->last ? OP_WAIT : OP_NOP, .rec = x->last };
-  CUresult r = submit(s, &o, NULL);
+  CUresult r = submit_now(s, &o, NULL);
   pthread_mutex_unlock(&x->mu);
   return r;
 }

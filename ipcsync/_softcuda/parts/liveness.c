@@ -187,25 +187,31 @@ static bool rec_lost(u64 rec) {
   struct sh_stream *s = &S->stream[REC_SLOT(rec)];
   return g_death_pending && REC_POS(rec) > atomic_load(&s->lost_from) && REC_POS(rec) <= atomic_load(&s->lost_to);
 }
-static inline bool rec_done(u64 rec) {
+/* The stream has got there; with a profile it may be complete only later. */
+static inline bool rec_reached(u64 rec) {
   u64 d = atomic_load(&S->stream[REC_SLOT(rec)].done);
   if (likely(!g_death_pending)) return d >= REC_POS(rec);
   return (d & POS_MASK) >= REC_POS(rec) && !rec_lost(rec);
 }
+static inline bool rec_done(u64 rec) { return rec_reached(rec) && rec_due(rec); }
 /* as rec_done, but notices now and then that the process that must complete it is dead */
 static bool rec_poll(u64 rec) {
-  if (rec_done(rec)) return true;
+  if (rec_reached(rec)) return rec_due(rec);
   u32 o = atomic_load(&S->stream[REC_SLOT(rec)].owner);
   if (o && o != g_me + 1) check_proc(o - 1, 5);
   return rec_done(rec);
 }
-static void rec_wait(u64 rec) {
+/* Wait until the stream has got there. */
+static void rec_reach(u64 rec) {
   struct sh_stream *s = &S->stream[REC_SLOT(rec)];
-  if (rec_done(rec)) return;
+  if (rec_reached(rec)) return;
+  u64 began = spin_begin();
+  while (spin_on(began)) if (rec_reached(rec)) { spin_end(began, true); return; }
+  spin_end(began, false);
   atomic_fetch_add(&s->waiters, 1);
   for (;;) {
     u64 d = atomic_load(&s->done);
-    if (rec_done(rec)) break;
+    if (rec_reached(rec)) break;
     u32 o = atomic_load(&s->owner);
     bool mine = o == g_me + 1;
     int r = futex_wait(&s->done, d, mine || rec_lost(rec) ? -1 : 50);
@@ -215,4 +221,10 @@ static void rec_wait(u64 rec) {
     }
   }
   atomic_fetch_sub(&s->waiters, 1);
+}
+/* A host's wait until it is complete. */
+static void rec_wait(u64 rec, bool blocking) {
+  u64 began = g_profile ? now_ns() : 0;
+  rec_reach(rec);
+  if (g_profile) host_late(began, rec_time(rec), blocking);
 }

@@ -50,6 +50,8 @@ struct op {
   void *stage;                   /* copy of pageable memory, freed afterwards */
   struct alloc *a, *b;           /* allocations held while the operation is queued */
   struct trec *tr;
+  int cost;                      /* GPU_... of the profile */
+  u64 from;                      /* when it can begin, with a profile */
 };
 struct stream {
   struct hdr h;
@@ -60,10 +62,13 @@ struct stream {
   u64 id;
   u32 slot, queue;               /* queue: the hardware queue that it goes through */
   pthread_mutex_t mu;
-  pthread_cond_t cv;
+  pthread_cond_t cv, room;       /* room: fewer than g_capacity operations are queued */
   struct op *head, *tail;        /* the operation being executed stays at the head */
   u64 ahead;                     /* up to here the queue was done by a process that outlives this one */
+  _Atomic long queued;                  /* operations from head on */
+  int starved;                   /* callers that wait for room */
   bool worker, dead;
+  _Atomic u64 clock; u64 seen;              /* with a profile: when the last operation that was executed is over, and seen to be */
   u64 pub;                       /* handle that callbacks see */
   struct capture *cap;           /* that it takes part in; under g_cap_mu, as cap_next */
   struct stream *cap_next;
@@ -84,6 +89,7 @@ struct event {
   pthread_mutex_t mu;
   struct trec *tr;
 };
+static int event_sort(const struct event *e) { return e->imported ? IMPORTED : e->shslot >= 0 ? IPC : e->flags & 2 ? PLAIN : TIMING; }
 struct user {                    /* an object of the program, for as long as graphs need it */
   struct hdr h;
   _Atomic u64 refs;
@@ -147,8 +153,12 @@ static void *obj_new(struct pool *p) {
       pthread_condattr_t ca;
       pthread_condattr_init(&ca);
       pthread_condattr_setclock(&ca, CLOCK_MONOTONIC);
-      pthread_mutex_init(&((struct stream *)h)->mu, NULL);
+      pthread_mutexattr_t ma;
+      pthread_mutexattr_init(&ma);
+      pthread_mutexattr_settype(&ma, PTHREAD_MUTEX_ADAPTIVE_NP); /* the stream's thread holds it for moments */
+      pthread_mutex_init(&((struct stream *)h)->mu, &ma);
       pthread_cond_init(&((struct stream *)h)->cv, &ca);
+      pthread_cond_init(&((struct stream *)h)->room, NULL);
     }
   }
   pthread_mutex_unlock(&p->mu);

@@ -131,6 +131,16 @@ static u32 env_queues(void) {
   return (u32)env_num("IPCSYNC_HOST_QUEUES", v && !strcmp(v, "1"), 0, MAXQUEUES);
 }
 
+static void env_profile(void) {
+  const char *v = getenv("IPCSYNC_HOST_PROFILE");
+  g_profile = NULL;
+  if (!v || !*v) return;
+  for (size_t i = 0; i < sizeof PROFILES / sizeof *PROFILES; i++) if (!strcmp(PROFILES[i]->name, v)) g_profile = PROFILES[i];
+  if (g_profile) return;
+  say("IPCSYNC_HOST_PROFILE must be the name of a GPU in profiles/ (h100), but is '%s'", v);
+  g_bad_setting = true;
+}
+
 /* other segments of this user that no living process uses any more */
 static void gc_segments(void) {
   char pre[64];
@@ -265,6 +275,10 @@ API cuInit(unsigned flags) {
   if (!atomic_load(&g_ready)) {
     g_nphys = (int)env_num("IPCSYNC_HOST_DEVICES", 1, 0, MAXDEV);
     g_latency_us = env_num("IPCSYNC_HOST_LATENCY_US", 0, 0, 60000000);
+    env_profile();
+    g_mps = env_num("IPCSYNC_HOST_MPS", 0, 0, 1);
+    g_capacity = env_num("IPCSYNC_HOST_QUEUE", 1024, 0, 1 << 30);
+    g_poll = env_num("IPCSYNC_HOST_POLL", 1, 0, 1);
     g_event_limit = (u32)env_num("IPCSYNC_HOST_EVENT_LIMIT", 22000, 0, MAXEVENT);
     g_strict = (int)env_num("IPCSYNC_HOST_STRICT", 0, 0, 1);
     g_serial = (int)env_num("IPCSYNC_HOST_SERIAL", 1, 0, 1);
@@ -337,6 +351,8 @@ __attribute__((visibility("default"))) long long softcudaStat(const char *what) 
     n = slots_in_use();
   } else if (!strcmp(what, "memory")) {
     for (int d = 0; d < MAXDEV; d++) n += (long long)mem_used(d);
+  } else if (!strcmp(what, "turns")) {
+    n = (long long)atomic_load(&S->turns);
   } else if (!strcmp(what, "captured")) {
     n = (long long)atomic_load(&g_captured);
   } else if (!strcmp(what, "reap")) {

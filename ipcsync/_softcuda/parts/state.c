@@ -13,7 +13,8 @@ static int g_ndev, g_dev[MAXDEV];        /* visible ordinal -> physical device *
 static int g_nphys = 1, g_strict, g_async, g_p2p = 1, g_trace, g_version = 13000;
 static int g_serial = 1, g_late_signals = 1, g_poisoned_slots = 1;
 static bool g_death_pending;             /* what the dead left pending stays pending, as I see it */
-static long g_latency_us;
+static long g_latency_us, g_capacity = 1024; /* operations that a stream takes in; 0: any number */
+static bool g_poll = true;               /* look at words that streams wait for, not only when woken */
 static u32 g_event_limit = 22000;
 static u64 g_total_mem = 16ull << 30;
 static _Atomic u32 g_my_events, g_slot_hint, g_event_hint;
@@ -25,10 +26,11 @@ static CUresult not_ready(void) {
 }
 #define CHK() do { if (unlikely(atomic_load_explicit(&g_ready, memory_order_relaxed) != 1)) return not_ready(); } while (0)
 
+static __thread u64 t_clock;     /* when this thread last asked */
 static u64 now_ns(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
-  return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
+  return t_clock = (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
 }
 
 static __thread char *t_said;            /* where the loader wants to have what is said, instead of on stderr */

@@ -35,7 +35,7 @@ API cuStreamDestroy_v2(CUstream h) {
   pthread_mutex_unlock(&c->mu);
   return live ? OK : E_HANDLE;
 }
-PTSZ(cuStreamQuery, (CUstream h), STREAM(h); CUresult r = cap_stream(s); return r ? r : stream_idle(s) ? OK : E_NOTREADY)
+PTSZ(cuStreamQuery, (CUstream h), PACE(query_stream); STREAM(h); CUresult r = cap_stream(s); return r ? r : stream_idle(s) ? OK : E_NOTREADY)
 PTSZ(cuStreamSynchronize, (CUstream h), STREAM(h); CUresult r = cap_stream(s); if (!r) stream_sync(s); return r)
 PTSZ(cuStreamGetPriority, (CUstream h, int *p), STREAM(h); if (!p) return E_VALUE; *p = s->prio; return OK)
 PTSZ(cuStreamGetFlags, (CUstream h, unsigned *f), STREAM(h); if (!f) return E_VALUE; *f = s->flags; return OK)
@@ -95,6 +95,7 @@ static CUresult memop(int type, int width, CUdeviceptr p, u64 v, unsigned flags,
   return OK;
 }
 static CUresult one_memop(CUstream h, int pt, int type, int width, CUdeviceptr p, u64 v, unsigned flags) {
+  PACE_NS(type == OP_WRITE ? g_profile->call.write_word : g_profile->call.wait_word);
   STREAM(h);
   struct op o;
   CUresult r = memop(type, width, p, v, flags, &o);
@@ -127,6 +128,7 @@ static CUresult batch_work(unsigned count, const union memop_params *v, unsigned
   return r;
 }
 PTSZ(cuStreamBatchMemOp_v2, (CUstream h, unsigned count, const union memop_params *v, unsigned flags),
+     PACE_NS(g_profile->call.write_word + (count - 1) * g_profile->call.batch_entry);
      STREAM(h);
      struct work *w;
      CUresult r = batch_work(count, v, flags, &w);

@@ -11,7 +11,7 @@
 #define LONG_US 1000
 struct job { struct stream *s; struct op *o; pid_t thread; };
 static void perform(struct op *o, struct stream *s);
-static bool word_fits_now(const struct op *o);
+static void op_complete(struct stream *s, u64 pos);
 
 static bool op_passes(const struct op *o) { /* needs neither a wait nor the program */
   switch (o->type) {
@@ -39,7 +39,7 @@ static int go_on(void *arg) {
   do {
     perform(o, j->s);
     j->s->ahead = o->pos;
-    complete(j->s->slot, o->pos);
+    op_complete(j->s, o->pos);
     o = __atomic_load_n(&o->next, __ATOMIC_ACQUIRE);
   } while (o && op_passes(o) && !g_queues && atomic_load(&g_ready) == 1); /* the queues have locks */
   _exit(0);

@@ -21,38 +21,72 @@ static void op_drop(struct op *o) {
   mem_drop(o->b);
 }
 static void run_work(struct work *w, struct stream *s);
-static bool word_fits_now(const struct op *o) {
-  if (o->width == 4) {
-    u32 v = atomic_load((_Atomic u32 *)o->dst), y = (u32)o->val;
-    return (o->flags & 3) == 0 ? (int32_t)(v - y) >= 0 : (o->flags & 3) == 1 ? v == y
-         : (o->flags & 3) == 2 ? (v & y) != 0 : (u32)~(v | y) != 0;
+static int cost_of(const struct op *o) {
+  if (o->cost) return o->cost;
+  bool device = o->a && (o->a->kind == A_DEV || o->a->kind == A_IPC);
+  if (o->type == OP_WRITE) return device ? GPU_WRITE_DEVICE : GPU_WRITE_HOST;
+  if (o->type == OP_WAITVAL) return device ? GPU_WORD_DEVICE : GPU_WORD_HOST;
+  return o->cost;
+}
+static bool op_is_seen(const struct op *o) { /* by a CPU, without a call */
+  return o->type == OP_HOST || o->type == OP_CALLBACK || o->type == OP_COPY || o->type == OP_SET || o->type == OP_WRITE || o->type == OP_FREE;
+}
+/* What the stream does next is behind the record, by its clock too. */
+static void stream_after(struct stream *s, struct seen n) {
+  seen_reach(n);
+  if (!g_profile || !n.rec) return;
+  u64 at = n.late ? now_ns() : rec_time(n.rec);
+  if (s->clock < at) s->clock = at;
+}
+/* The same without a wait, if it has got there and nothing is queued before. */
+static bool stream_is_after(struct stream *s, struct seen n) {
+  if (!g_profile || n.late || s->head) return seen_done(n);
+  if (n.rec && !rec_reached(n.rec)) return false;
+  stream_after(s, n);
+  return true;
+}
+/* When it begins, and when it is over, by the stream's clock; without a profile only that it waits. */
+static void begin(struct op *o, struct stream *s) {
+  bool waited = o->type == OP_WAITVAL && !word_fits_now(o);
+  if (waited) word_wait(o);
+  if (o->type == OP_WAIT) stream_after(s, (struct seen){ o->rec, o->late });
+  if (!g_profile) return;
+  int cost = cost_of(o);
+  u32 gap = g_profile->gpu[cost].gap, latency = g_profile->gpu[cost].latency;
+  u64 at = s->clock > o->from ? s->clock : o->from;
+  if (o->type == OP_WAITVAL) {
+    if (waited && t_clock > at) at = t_clock, gap = latency;
+    latency = gap;
   }
-  u64 v = atomic_load((_Atomic u64 *)o->dst), y = o->val;
-  return (o->flags & 3) == 0 ? (int64_t)(v - y) >= 0 : (o->flags & 3) == 1 ? v == y
-       : (o->flags & 3) == 2 ? (v & y) != 0 : ~(v | y) != 0;
+  if (cost == GPU_RECORD_IMPORTED) {
+    at = turn_begin(g_dev[s->ctx->dev], o->from, at);
+    gap = g_profile->gpu[GPU_RECORD_IPC].gap;
+    latency = g_profile->gpu[GPU_RECORD_IPC].latency;
+  }
+  s->clock = at + gap;
+  s->seen = at + latency;
+  if (op_is_seen(o)) sleep_until(s->seen);
 }
 /* Do it, and be as late as IPCSYNC_HOST_LATENCY_US wants. */
 static void perform(struct op *o, struct stream *s) {
+  begin(o, s);
   switch (o->type) {
-  case OP_WAIT: seen_wait((struct seen){ o->rec, o->late }); break;
   case OP_HOST: o->fn(o->data); break;
   case OP_CALLBACK: o->cb((CUstream)(uintptr_t)s->pub, OK, o->data); break;
-  case OP_COPY: memmove(o->dst, o->stage ? o->stage : o->src, o->n); break;
+  case OP_COPY:
+    memmove(o->dst, o->stage ? o->stage : o->src, o->n);
+    words_stored(o->dst, o->n);
+    break;
   case OP_SET:
     if (o->width == 1) memset(o->dst, (int)o->val, o->n);
     else if (o->width == 2) for (size_t i = 0; i < o->n; i++) ((uint16_t *)o->dst)[i] = (uint16_t)o->val;
     else for (size_t i = 0; i < o->n; i++) ((u32 *)o->dst)[i] = (u32)o->val;
+    words_stored(o->dst, o->n * (size_t)o->width);
     break;
   case OP_WRITE:
     if (o->width == 4) atomic_store((_Atomic u32 *)o->dst, (u32)o->val);
     else atomic_store((_Atomic u64 *)o->dst, o->val);
-    break;
-  case OP_WAITVAL:
-    /* a plain store of a CPU wakes nobody, so this one kind of wait has to look again and again */
-    for (long us = 10; !word_fits_now(o); us = us < 1000 ? us * 2 : us) {
-      struct timespec t = { 0, us * 1000 };
-      nanosleep(&t, NULL);
-    }
+    words_stored(o->dst, (size_t)o->width);
     break;
   case OP_FREE: mem_release(o->data); break;
   case OP_BATCH: run_work(o->data, s); break;
@@ -62,17 +96,27 @@ static void perform(struct op *o, struct stream *s) {
     struct timespec t = { g_latency_us / 1000000, (g_latency_us % 1000000) * 1000 };
     nanosleep(&t, NULL);
   }
-  if (o->tr) atomic_store(&o->tr->t, now_ns());
+  if (g_profile && (o->type == OP_HOST || o->type == OP_CALLBACK || o->type == OP_COPY || o->type == OP_SET || g_latency_us)) {
+    u64 now = now_ns(); /* as long as it really took */
+    if (s->clock < now) s->clock = now;
+    if (s->seen < now) s->seen = now;
+  }
+  if (o->tr) atomic_store(&o->tr->t, g_profile ? s->seen : now_ns());
 }
 
 static void run_op(struct op *o, struct stream *s) {
   perform(o, s);
   op_drop(o);
 }
+static void op_complete(struct stream *s, u64 pos) {
+  stamp(s->slot, pos, s->seen);
+  complete(s->slot, pos);
+}
 
 static void run_work(struct work *w, struct stream *s) {
   for (u32 i = 0; i < w->n; i++) {
     struct op o = w->op[i];
+    o.cost = cost_of(&o);
     o.a = o.b = NULL;            /* the work holds them */
     run_op(&o, s);
   }
@@ -91,7 +135,11 @@ static void run_queued(struct op *o, struct stream *s) {
   if (holds) queue_leave(s->queue);
 }
 
+/* May it be executed in the call?  With a profile: is there nothing that a CPU sees at a time to come? */
 static bool op_quick(const struct op *o) {
+  if (g_latency_us) return false;
+  if (g_profile) return o->type == OP_NOP || (o->type == OP_WAIT && !o->late && rec_reached(o->rec)) || (o->type == OP_WAITVAL && word_fits_now(o));
+  if (g_async) return false;
   switch (o->type) {
   case OP_HOST: case OP_CALLBACK: case OP_BATCH: case OP_GRAPH: return false;
   case OP_WAIT: return seen_done((struct seen){ o->rec, o->late });
@@ -107,8 +155,16 @@ static void stream_free(struct stream *s) { /* dead and drained */
   obj_recycle(&g_streams, s);
 }
 
+/* Wake the callers that wait for room: many operations at a time, if the stream does not stop here. */
+static void room_made(struct stream *s) {
+  bool goes_on = s->head && (s->head->type == OP_NOP || s->head->type == OP_WRITE);
+  if (!goes_on || s->queued <= g_capacity - g_capacity / 16) pthread_cond_broadcast(&s->room);
+}
+
 static void *worker(void *arg) {
   struct stream *s = arg;
+  t_worker = true;
+  if (g_profile) prctl(PR_SET_TIMERSLACK, 1);
   pthread_mutex_lock(&s->mu);
   for (;;) {
     while (!s->head) {
@@ -128,7 +184,9 @@ static void *worker(void *arg) {
     pthread_mutex_lock(&s->mu);
     s->head = o->next;
     if (!s->head) s->tail = NULL;
-    complete(s->slot, o->pos);
+    s->queued--;
+    if (unlikely(s->starved)) room_made(s);
+    op_complete(s, o->pos);
     free(o);
   }
 }
@@ -142,6 +200,7 @@ static void stream_push(struct stream *s, const struct op *t, u64 pos) {
   if (o->type != OP_GRAPH) o->ticket = queue_put(s);
   if (s->tail) __atomic_store_n(&s->tail->next, o, __ATOMIC_RELEASE); else s->head = o;
   s->tail = o;
+  s->queued++;
   if (s->worker) {
     if (s->head == o) pthread_cond_signal(&s->cv);
   } else {
@@ -221,9 +280,29 @@ static struct seen event_take(struct event *e, u64 rec, struct trec *tr) {
   return prior;
 }
 
-static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
+/* A stream takes in so many operations and no more: the caller waits for room, holding nothing that a host function
+ * or a stream's thread could need.  A host function itself is not held up: it may be what makes room. */
+static void stream_room(struct stream *s) {
+  if (!g_capacity || t_worker) return;
+  if (unlikely(atomic_load_explicit(&s->queued, memory_order_relaxed) >= g_capacity)) {
+    pthread_mutex_lock(&s->mu);
+    s->starved++;
+    while (s->queued >= g_capacity) pthread_cond_wait(&s->room, &s->mu);
+    s->starved--;
+    pthread_mutex_unlock(&s->mu);
+  }
+  u64 over = atomic_load_explicit(&s->clock, memory_order_relaxed), ahead = (u64)g_capacity * 1000;
+  if (over > ahead + t_clock) sleep_until(over - ahead); /* what is not over by the clock is in the queue too: a us each */
+}
+
+static CUresult submit_now(struct stream *s, struct op *o, struct event *ev) { /* if there is room or not */
   int captured = cap_op(s, o, ev);
   if (unlikely(captured >= 0)) { op_drop(o); return captured; }
+  if (g_profile) {
+    static const int records[SORTS] = { GPU_RECORD_PLAIN, GPU_RECORD_TIMING, GPU_RECORD_IPC, GPU_RECORD_IMPORTED };
+    o->cost = ev ? records[event_sort(ev)] : cost_of(o);
+    o->from = t_clock + g_profile->launch; /* the call's pace has just asked */
+  }
   u64 one, *deps = NULL;
   int nd = implicit_deps(s, &deps, &one);
   struct trec *tr = o->tr = ev ? trec_new(ev) : NULL; /* run_op drops its share of it */
@@ -231,25 +310,26 @@ static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
   pthread_mutex_lock(&s->mu);
   u64 pos = atomic_load(&sh->tail);
   for (int i = 0; i < nd; i++) {
-    if (rec_done(deps[i])) continue;
-    struct op w = { .type = OP_WAIT, .rec = deps[i] };
+    if (stream_is_after(s, (struct seen){ deps[i], 0 })) continue;
+    struct op w = { .type = OP_WAIT, .rec = deps[i], .cost = GPU_WAIT_PLAIN };
     atomic_store(&sh->tail, ++pos);
     stream_push(s, &w, pos);
   }
   if (ev && ev->shslot >= 0) { /* pending for all before it can complete; one position is for the wait */
     atomic_store(&sh->tail, pos += 2);
     struct seen prior = event_take(ev, REC(s->slot, pos), NULL);
-    if (!seen_done(prior) && !seen_in_order(prior, s)) {
-      struct op w = { .type = OP_WAIT, .rec = prior.rec, .late = prior.late };
+    if (!seen_in_order(prior, s) && !stream_is_after(s, prior)) {
+      struct op w = { .type = OP_WAIT, .rec = prior.rec, .late = prior.late, .cost = GPU_WAIT_PLAIN };
       stream_push(s, &w, pos - 1);
     }
   } else {
     pos = o->type == OP_GRAPH ? graph_place(o, s, pos) : pos + 1;
     atomic_store(&sh->tail, pos);
   }
-  if (!s->head && !g_async && op_quick(o) && queue_empty(s)) {
+  if (!s->head && op_quick(o) && queue_empty(s)) {
+    if (o->type == OP_WAITVAL) o->type = OP_NOP; /* the stream has looked in this moment */
     run_op(o, s);
-    complete(s->slot, pos);
+    op_complete(s, pos);
   } else {
     stream_push(s, o, pos);
   }
@@ -257,6 +337,11 @@ static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
   pthread_mutex_unlock(&s->mu);
   if (deps != &one) free(deps);
   return OK;
+}
+
+static CUresult submit(struct stream *s, struct op *o, struct event *ev) {
+  if (!cap_in(s)) stream_room(s);
+  return submit_now(s, o, ev);
 }
 
 static CUresult stream_new(struct ctx *c, unsigned flags, int prio, int kind, struct stream **out) {
@@ -285,6 +370,8 @@ static CUresult stream_new(struct ctx *c, unsigned flags, int prio, int kind, st
   s->queue = queue_of_new_stream();
   s->head = s->tail = NULL;
   s->ahead = 0;
+  s->queued = s->starved = 0;
+  s->clock = s->seen = 0;
   s->worker = s->dead = false;
   s->cap = NULL;
   s->pub = obj_publish(&g_streams, s);
@@ -381,13 +468,13 @@ static void stream_sync(struct stream *s) {
     struct op o = { .type = OP_NOP };
     submit(s, &o, NULL);
   }
-  rec_wait(stream_tail(s));
+  rec_wait(stream_tail(s), s->ctx->flags & 4);
 }
 static void ctx_sync(struct ctx *c) {
   u64 *v;
   pthread_mutex_lock(&c->mu);
   int n = under_way_locked(c, NULL, true, &v);
   pthread_mutex_unlock(&c->mu);
-  for (int i = 0; i < n; i++) rec_wait(v[i]);
+  for (int i = 0; i < n; i++) rec_wait(v[i], c->flags & 4);
   free(v);
 }
