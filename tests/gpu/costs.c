@@ -3,7 +3,7 @@
  *
  *   cc -O2 -o costs costs.c -lcuda -lpthread && ./costs
  *
- * One line a figure: name, tab, median in microseconds, tab, least.  Calls are timed in bursts that no stream's queue is
+ * One line a figure, in microseconds: name, median, the 99th of a hundred, least.  Calls are timed in bursts that no stream's queue is
  * too short for, hops with everything queued ahead behind a gate, so that the host has no part in them.  Two processes,
  * forked before CUDA starts, for what happens between them.  Declares what it uses of cuda.h, so that it builds without
  * the toolkit. */
@@ -48,7 +48,7 @@ static int64_t ns(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t);
 static int by_size(const void *a, const void *b) { double x = *(const double *)a, y = *(const double *)b; return (x > y) - (x < y); }
 static void say(const char *name, double *us, int n) {
   qsort(us, (size_t)n, sizeof *us, by_size);
-  printf("%s\t%.3f\t%.3f\n", name, us[n / 2], us[0]);
+  printf("%-72s p50 %9.3f  p99 %9.3f  min %9.3f\n", name, us[n / 2], us[n * 99 / 100], us[0]);
   fflush(stdout);
 }
 
