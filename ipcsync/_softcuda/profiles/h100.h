@@ -18,9 +18,9 @@ static const struct profile H100 = {
     /* until the stream goes on, until others see it */
     [GPU_RECORD_PLAIN] = { 20, 40 },       /* hop between streams of a process: 90 */
     [GPU_RECORD_TIMING] = { 1200, 1450 },  /* hop: 1566 */
-    [GPU_RECORD_IPC] = { 1200, 3000 },     /* hop: 3767; idle stream -> query: 6315, another process's: 5342 */
+    [GPU_RECORD_IPC] = { 1200, 3500 },     /* hop: 3767; idle stream -> query: 6315, another process's: 5342 */
     [GPU_WAIT_PLAIN] = { 40, 40 },
-    [GPU_WAIT_IPC] = { 700, 700 },
+    [GPU_WAIT_IPC] = { 250, 250 },
     [GPU_WRITE_HOST] = { 1600, 1500 },     /* idle stream -> the CPU sees it: 5564, another process's: 4303 */
     [GPU_WRITE_DEVICE] = { 1200, 1000 },
     [GPU_WORD_HOST] = { 2000, 1450 },      /* a wait that need not wait: write and wait on one stream 3612; */
