@@ -185,9 +185,19 @@ class ClientStats(TypedDict):
 
 
 class Stats(TypedDict):
-    """The result of `Client.stats`: the coordinator's counts, and under `client` this client's own."""
+    """The result of `Client.stats`: the coordinator's counts, and under `client` this client's own.
 
+    Requests, refusals, deaths, resyncs, results and latency are counted since the last start (`start_s`).
+    """
+
+    version: str
+    """The coordinator's version of ipcsync; `epoch` in hexadecimal; and its driver."""
+    epoch: str
+    driver: str
+    lease_ttl_s: float
+    """The TTL of a session that asks for none."""
     sessions: int
+    max_sessions: int
     oldest_lease_s: float
     attachments: int
     events: int

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from ipcsync.client import Client
-
 _TIMEOUT_S = 2.0
 # "Known complete" is what the recorder last published; later records are unconfirmed, and may be complete by now.
 _EVENTS = ("event", "state", "engine", "recorded", "known complete", "/s", "unconfirmed", "recorder", "attached")
@@ -49,14 +47,11 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
       ipcsync top --period 0.2
       ipcsync top --json --once
 
-    Its own session is not shown. On a terminal it waits for a coordinator that is gone; else it prints each sample as
-    text, and ends with status 1 if there is no coordinator.
+    It takes no session, so it also works while all are taken, and as root. On a terminal it waits for a coordinator
+    that is gone; else it prints each sample as text, and ends with status 1 if there is no coordinator.
     """
-    import logging
-
     from ipcsync._wire import endpoints
 
-    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # that there is no GPU here is not what was asked
     try:
         where = endpoint or endpoints.default_endpoint()
     except ValueError as error:
@@ -74,53 +69,42 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
 
 
 class _Watcher:
-    """Takes samples of one endpoint; connects at the first one, and again after the coordinator was gone."""
+    """Takes samples of the coordinator at one endpoint, whichever that is at the moment."""
 
     def __init__(self, endpoint: str) -> None:
         from ipcsync._rates import Tracks
+        from ipcsync._session.reader import Reader
 
-        self.endpoint = endpoint
-        self._client: Client | None = None
+        self._reader = Reader(endpoint, _TIMEOUT_S)
+        self._epoch = ""
         self._tracks = Tracks(_SAMPLES)
 
     def sample(self) -> dict[str, Any]:
         """The present state. Raises IpcSyncError if the coordinator cannot be asked."""
         from msgspec.structs import asdict
 
-        client = self._connected()
-        stats: dict[str, Any] = {**client.stats(timeout=_TIMEOUT_S)}
-        del stats["client"]  # this command's own
-        tracks = self._tracks.see(client.list_events(), time.monotonic())
+        reader = self._reader
+        stats = reader.stats()
+        if stats["epoch"] != self._epoch:
+            self._epoch = stats["epoch"]
+            self._tracks.clear()
+        tracks = self._tracks.see(reader.list_events(), time.monotonic())
         return {
             "time": time.time(),
-            "endpoint": client.endpoint,
-            "epoch": client.epoch.hex(),
+            "version": stats["version"],
+            "endpoint": reader.endpoint,
+            "epoch": stats["epoch"],
+            "driver": stats["driver"],
             "stats": stats,
-            "sessions": [asdict(row) for row in client.list_sessions() if row.id != client.session_id],
+            "sessions": [asdict(row) for row in reader.list_sessions()],
             "events": [
                 {**asdict(track.info), "rate": track.rate, "pending_s": round(track.pending_s, 3)} for track in tracks
             ],
         }
 
-    def _connected(self) -> Client:
-        import ipcsync
-        from ipcsync._wire import endpoints
-
-        if self._client is not None and not self._client.is_connected:
-            self.close()
-        if self._client is None:
-            # The user asks for the present state, so this does not wait for a daemon to start.
-            if not os.path.exists(endpoints.socket_path(self.endpoint)):
-                raise ipcsync.ConnectError(f"no coordinator at {self.endpoint}; start one with: ipcsync coordinator")
-            self._client = ipcsync.connect(self.endpoint, name="ipcsync top", timeout=_TIMEOUT_S, trace="")
-            self._tracks.clear()
-        return self._client
-
     def close(self) -> None:
-        """End the session, if there is one."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        """Close the connection."""
+        self._reader.close()
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def recover(
     for each in left.sessions:
         table.add(_entry(registry.sessions[each.serial], each, board, now_ns))
     for reply in left.replies:
-        table.keep(reply.token, reply.id, reply.frame)
+        table.keep(reply.token, reply.id, reply.kept)
     if not is_carried_out:
         effects.redo(records[-1].effects)
         journal.carried_out()

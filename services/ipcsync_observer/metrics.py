@@ -16,7 +16,7 @@ from ipcsync._board.layout import REASONS
 from ipcsync_observer.sampler import Sample, Sampler
 
 GAUGES = {
-    "sessions": ("sessions", "Live sessions, the observer's own included."),
+    "sessions": ("sessions", "Live sessions."),
     "pool_size": ("pool_size", "The most shared events there may be."),
     "pool_in_use": ("pool_in_use", "Shared events in use, those in quarantine included."),
     "pool_high_water": ("pool_high_water", "The most shared events that were in use at once."),
