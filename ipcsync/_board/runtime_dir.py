@@ -202,22 +202,22 @@ class Place:
                     os.rename(old, new)
 
 
-def write_outcome(path: str, began_ns: int, why_not: str | None) -> None:
+def write_outcome(path: str, began_ns: int, why_not: str | None, note: str = "") -> None:
     """Write the result of the reload that began at `began_ns` into the directory `path`. OSError if that fails."""
     name = os.path.join(path, OUTCOME)
     with open(name + _NEW, "w", opener=_private) as file:
-        json.dump({"began_ns": began_ns, "why_not": why_not or ""}, file)
+        json.dump({"began_ns": began_ns, "why_not": why_not or "", "note": note}, file)
     os.rename(name + _NEW, name)
 
 
-def read_outcome(path: str) -> tuple[int, str | None]:
-    """(when the last finished reload began, why it failed or None); (0, None) if there was none."""
+def read_outcome(path: str) -> tuple[int, str | None, str]:
+    """(when the last finished reload began, why it failed or None, what it changed); (0, None, "") without one."""
     try:
         with open(os.path.join(path, OUTCOME), "rb") as file:
             found = json.load(file)
-        return int(found["began_ns"]), str(found["why_not"]) or None
+        return int(found["began_ns"]), str(found["why_not"]) or None, str(found["note"])
     except (OSError, ValueError, KeyError, TypeError):
-        return 0, None
+        return 0, None, ""
 
 
 def _private(path: str, flags: int) -> int:
