@@ -11,6 +11,7 @@ __all__ = [
     "Chains",
     "ClientStats",
     "CoordinatorSettings",
+    "CoordinatorStats",
     "DeviceLike",
     "EngineCheck",
     "EngineChecks",
@@ -184,8 +185,8 @@ class ClientStats(TypedDict):
     """Calls that the compiled core left to the Python engine."""
 
 
-class Stats(TypedDict):
-    """The result of `Client.stats`: the coordinator's counts, and under `client` this client's own.
+class CoordinatorStats(TypedDict):
+    """What a coordinator counts, and what it is.
 
     Requests, refusals, deaths, resyncs, results and latency are counted since the last start (`start_s`).
     """
@@ -228,4 +229,9 @@ class Stats(TypedDict):
     """Equal to `pid` without a keeper, as the memory of both is."""
     memory_bytes: int
     keeper_memory_bytes: int
+
+
+class Stats(CoordinatorStats):
+    """The result of `Client.stats`: the coordinator's counts, and under `client` this client's own."""
+
     client: ClientStats

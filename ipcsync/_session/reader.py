@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from ipcsync._session import no_answer
 from ipcsync._session.connection import Connection, expect
 from ipcsync._session.handshake import other_version
+from ipcsync._session.owner import check_endpoint
 from ipcsync._wire import endpoints, messages
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, Message, NodeInfo, SessionInfo
 from ipcsync.errors import ConnectError, ProtocolError, WaitTimeout
-from ipcsync.typing import Stats
+from ipcsync.typing import CoordinatorStats
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,9 +36,9 @@ class Reader:
         self._connection: Connection | None = None
         self._asked = 0
 
-    def stats(self) -> Stats:
-        """The coordinator's counts, without `client`."""
-        return cast("Stats", self._answer(messages.Stats(), messages.Counters).stats)
+    def stats(self) -> CoordinatorStats:
+        """The coordinator's counts."""
+        return cast("CoordinatorStats", self._answer(messages.Stats(), messages.Counters).stats)
 
     def list_events(self) -> list[EventInfo]:
         """The shared events, those in quarantine included."""
@@ -69,9 +70,12 @@ class Reader:
 
     def _ask(self, body: Message, kind: type[_M], timeout: float) -> _M:
         if self._connection is None:
+            checks_owner = os.geteuid() != 0
+            if checks_owner:
+                check_endpoint(self.endpoint)
             if not os.path.exists(self._path):
                 raise self._nobody(f"at {self.endpoint}")
-            self._connection = Connection(self.endpoint, checks_owner=os.geteuid() != 0)
+            self._connection = Connection(self.endpoint, checks_owner=checks_owner)
             self._connection.starts = lambda: self._asked  # so that it looks at each answer's process
         self._asked += 1
         try:

@@ -194,7 +194,8 @@ def test_status_without_a_coordinator_exits_1_with_one_line(arguments: tuple[str
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == (
-        f"ipcsync: no coordinator at ipc://{tmp_path}/coordinator.sock; start one with: ipcsync coordinator\n"
+        f"ipcsync: no coordinator at ipc://{tmp_path}/coordinator.sock: there is no socket; "
+        "start one with: ipcsync coordinator\n"
     )
 
 
