@@ -39,7 +39,15 @@ EngineChoice: TypeAlias = Literal["auto", "event", "timeline"]
 Chains: TypeAlias = Literal["stream", "session"]
 EventState: TypeAlias = Literal["open", "broken", "closed"]
 NoticeKind: TypeAlias = Literal[
-    "opened", "closed", "broken", "session_opened", "session_closed", "coordinator_restarted"
+    "opened",
+    "closed",
+    "broken",
+    "recorder_closed",
+    "recorder_died",
+    "recorder_expired",
+    "session_opened",
+    "session_closed",
+    "coordinator_restarted",
 ]
 
 

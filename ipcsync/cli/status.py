@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ipcsync.cli.output import Failed, echo, label_of, print_json, print_table
+from ipcsync.cli.output import Failed, echo, ended, labels_of, print_json, print_table
 
 _TIMEOUT_S = 2.0
 
@@ -69,6 +69,10 @@ def _starts(stats: dict[str, Any]) -> str:
     return f"{stats['starts']} ({why}); the last {stats['start_s']:.0f} s ago, after {stats['pause_s'] * 1000:.0f} ms"
 
 
+def _since(stats: dict[str, Any]) -> str:
+    return ", since the last start" if stats["starts"] > 1 else ""
+
+
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
 
@@ -77,13 +81,15 @@ def _show(found: dict[str, Any]) -> None:
     stats, sessions, events = found["stats"], found["sessions"], found["events"]
     facts = {
         "coordinator": found["endpoint"],
+        "version": found["version"],
         "epoch": found["epoch"],
         "driver": found["driver"],
         "up": f"{stats['uptime_s']:.0f} s",
         "processes": _processes(stats),
         "starts": _starts(stats),
+        "sessions": f"{stats['sessions']} of {stats['max_sessions']}; TTL {stats['lease_ttl_s']:g} s by default",
         "events": f"{stats['pool_in_use']} of {stats['pool_size']}, {stats['quarantined']} in quarantine",
-        "deaths": ", ".join(f"{count} by {how}" for how, count in stats["deaths"].items()) or "none",
+        "deaths": ", ".join(f"{count} by {how}" for how, count in stats["deaths"].items()) + _since(stats),
     }
     width = max(map(len, facts))
     for name, text in facts.items():
@@ -91,15 +97,22 @@ def _show(found: dict[str, Any]) -> None:
     click.echo()
     if sessions:
         print_table(
-            ("session", "pid", "events", "connected s", "seen s ago", "id"), [_session(row) for row in sessions]
+            ("session", "pid", "events", "connected s", "seen s ago", "id"),
+            [_session(row) for row in sessions],
+            shortened=("session",),
+            left_out=("connected s", "events"),
         )
     else:
         click.echo("no sessions")
     click.echo()
     if events:
         # As the recorder last published it; more may be complete by now.
-        columns = ("event", "engine", "state", "recorded", "known complete", "attached", "recorder", "device")
-        print_table(columns, [_event(row) for row in events])
+        print_table(
+            ("event", "engine", "state", "recorded", "known complete", "attached", "recorder", "ended", "device"),
+            [_event(label, row) for label, row in zip(labels_of(events), events, strict=True)],
+            shortened=("event", "recorder"),
+            left_out=("device", "attached", "known complete", "ended", "recorded"),
+        )
     else:
         click.echo("no events")
 
@@ -109,6 +122,6 @@ def _session(row: dict[str, Any]) -> tuple[object, ...]:
     return row["name"] or "(no name)", row["pid"], row["events"], since, seen, row["id"]
 
 
-def _event(row: dict[str, Any]) -> tuple[object, ...]:
+def _event(label: str, row: dict[str, Any]) -> tuple[object, ...]:
     counts = (row["generation"], row["completed"], row["attached"])
-    return label_of(row), row["engine"], row["state"], *counts, row["recorder"] or "-", row["device"]
+    return label, row["engine"], row["state"], *counts, row["recorder"] or None, ended(row), row["device"]

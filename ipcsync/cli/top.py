@@ -17,18 +17,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipcsync._logs import printable
-from ipcsync.cli.output import Failed, Seconds, echo, is_terminal, label_of, print_table
+from ipcsync.cli.output import Failed, Seconds, echo, fitted, is_terminal, labels_of, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
-    from rich.text import Text
 
 _TIMEOUT_S = 2.0
 # "Known complete" is what the recorder last published; later records are unconfirmed, and may be complete by now.
 _EVENTS = ("event", "state", "engine", "recorded", "known complete", "/s", "unconfirmed", "recorder", "attached")
 _SESSIONS = ("session", "pid", "events", "connected", "seen", "id")
 _TEXTS = ("event", "state", "engine", "recorder", "session", "id")
+_SHORTENED = ("event", "recorder", "session")
+_LEFT_OUT = {
+    _EVENTS: ("attached", "known complete", "unconfirmed", "recorded"),
+    _SESSIONS: ("connected", "events"),
+}
 _SAMPLES = 16
 _LINES_AROUND = 11  # lines for heads, blank lines, the summary, and the last line
 
@@ -89,6 +93,7 @@ class _Watcher:
             self._epoch = stats["epoch"]
             self._tracks.clear()
         tracks = self._tracks.see(reader.list_events(), time.monotonic())
+        rows = [asdict(track.info) for track in tracks]
         return {
             "time": time.time(),
             "version": stats["version"],
@@ -98,7 +103,8 @@ class _Watcher:
             "stats": stats,
             "sessions": [asdict(row) for row in reader.list_sessions()],
             "events": [
-                {**asdict(track.info), "rate": track.rate, "pending_s": round(track.pending_s, 3)} for track in tracks
+                {**row, "label": label, "rate": track.rate, "pending_s": round(track.pending_s, 3)}
+                for row, label, track in zip(rows, labels_of(rows), tracks, strict=True)
             ],
         }
 
@@ -119,15 +125,19 @@ def _print(watcher: _Watcher, period: float, *, as_json: bool, once: bool) -> No
             echo(_summary(found))
             if found["sessions"]:
                 echo()
-                print_table(_SESSIONS, [_session(session) for session in found["sessions"]])
+                _print_table(_SESSIONS, [_session(session) for session in found["sessions"]])
             if found["events"]:
                 echo()
-                print_table(_EVENTS, [_event(event) for event in found["events"]])
+                _print_table(_EVENTS, [_event(event) for event in found["events"]])
             echo()
         sys.stdout.flush()
         if once:
             return
         time.sleep(period)
+
+
+def _print_table(columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> None:
+    print_table(columns, rows, shortened=_SHORTENED, left_out=_LEFT_OUT[columns])
 
 
 def _summary(found: dict[str, Any]) -> str:
@@ -154,7 +164,7 @@ def _session(session: dict[str, Any]) -> list[object]:
 def _event(event: dict[str, Any]) -> list[object]:
     rate = event["rate"]
     return [
-        label_of(event),
+        event["label"],
         event["state"],
         event["engine"],
         event["generation"],
@@ -188,12 +198,12 @@ def _screen(watcher: _Watcher, console: Console) -> RenderableType:
     from ipcsync.errors import IpcSyncError
 
     try:
-        return _picture(watcher.sample(), console.height)
+        return _picture(watcher.sample(), console.width, console.height)
     except IpcSyncError as error:
         return Text(f"{printable(str(error))}\n\nwaiting for it; q ends", style="bold red")
 
 
-def _picture(found: dict[str, Any], height: int) -> RenderableType:
+def _picture(found: dict[str, Any], width: int, height: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -207,13 +217,9 @@ def _picture(found: dict[str, Any], height: int) -> RenderableType:
     room = max(height - _LINES_AROUND, 2)
     for_sessions = min(len(sessions), max(room // 3, room - len(events), 1))
     for_events = max(room - for_sessions, 1)
-    session_table, event_table = _table(_SESSIONS), _table(_EVENTS)
-    for session in sessions[:for_sessions]:
-        session_table.add_row(*map(_text, _session(session)))
-    for event in events[:for_events]:
-        cells = [_text(cell) for cell in _event(event)]
-        cells[1].stylize(styles.get(event["state"], ""))
-        event_table.add_row(*cells)
+    session_table = _table(_SESSIONS, [_session(session) for session in sessions[:for_sessions]], width)
+    state_styles = [styles.get(event["state"], "") for event in events[:for_events]]
+    event_table = _table(_EVENTS, [_event(event) for event in events[:for_events]], width, state_styles)
     left_out = [
         f"{count} more {what}"
         for count, what in ((len(sessions) - for_sessions, "sessions"), (len(events) - for_events, "events"))
@@ -228,21 +234,27 @@ def _picture(found: dict[str, Any], height: int) -> RenderableType:
     )
 
 
-def _table(columns: Sequence[str]) -> Table:
+def _table(
+    columns: tuple[str, ...], rows: Sequence[Sequence[object]], width: int, state_styles: Sequence[str] = ()
+) -> Table:
+    """A table in which state, engine, rate and recorder are always to be seen: names are shortened before."""
     from rich import box
     from rich.table import Table
-
-    table = Table(box=box.SIMPLE, pad_edge=False, expand=True)
-    for name in columns:
-        is_text = name in _TEXTS
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
-    return table
-
-
-def _text(cell: object) -> Text:
     from rich.text import Text
 
-    return Text("-" if cell is None else printable(str(cell)))  # as text: names may look like markup
+    texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    kept, texts = fitted(columns, texts, width, _SHORTENED, _LEFT_OUT[columns])
+    names = [columns[i] for i in kept]
+    table = Table(box=box.SIMPLE, pad_edge=False, expand=True)
+    for name in names:
+        is_text = name in _TEXTS
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
+    for number, row in enumerate(texts):
+        cells = [Text(cell) for cell in row]  # as text: names may look like markup
+        if state_styles:
+            cells[names.index("state")].stylize(state_styles[number])
+        table.add_row(*cells)
+    return table
 
 
 @contextmanager

@@ -350,7 +350,7 @@ class Handlers:
     # --- lists --------------------------------------------------------------------------------------------------------
 
     def _list_events(self, body: messages.ListEvents, most: int | None) -> messages.Message:
-        return messages.EventList(event_rows(self._registry, self._board, body.prefix, most))
+        return messages.EventList(event_rows(self._registry, self._board, self._effects, body.prefix, most))
 
     def _list_sessions(self, _: messages.ListSessions, most: int | None) -> messages.Message:
         return messages.SessionList(session_rows(self._sessions, self._board, most))
@@ -361,7 +361,7 @@ class Handlers:
 
     def _snapshot(self, _: SessionEntry, body: messages.Snapshot) -> messages.Message:
         self._metrics.resyncs += body.is_resync
-        events = event_rows(self._registry, self._board, body.prefix)
+        events = event_rows(self._registry, self._board, self._effects, body.prefix)
         return messages.SnapshotReply(self._effects.feed.number, events, session_rows(self._sessions, self._board))
 
     def _stats(self, _: messages.Stats, _most: int | None) -> messages.Message:

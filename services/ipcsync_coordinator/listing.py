@@ -10,18 +10,21 @@ from typing import cast
 from ipcsync._board import Board
 from ipcsync._wire import messages
 from ipcsync.typing import EngineName
+from ipcsync_coordinator.effects import Effects, cause_of_end
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry
 from ipcsync_coordinator.state import Session, Slot
 
 
-def event_rows(registry: Registry, board: Board, prefix: str, most: int | None = None) -> list[messages.EventInfo]:
+def event_rows(
+    registry: Registry, board: Board, effects: Effects, prefix: str, most: int | None = None
+) -> list[messages.EventInfo]:
     """The first `most` events whose names begin with `prefix`, those in quarantine included."""
     slots = (slot for slot in registry.slots.values() if slot.state != "free" and slot.name.startswith(prefix))
-    return [_event(slot, board) for slot in islice(slots, most)]
+    return [_event(slot, board, effects) for slot in islice(slots, most)]
 
 
-def _event(slot: Slot, board: Board) -> messages.EventInfo:
+def _event(slot: Slot, board: Board, effects: Effects) -> messages.EventInfo:
     assert slot.state != "free"
     line = board.slot(slot.index)
     generation = max(line.recorded - slot.base, 0)
@@ -40,6 +43,8 @@ def _event(slot: Slot, board: Board) -> messages.EventInfo:
         slot=slot.index,
         incarnation=slot.incarnation,
         node=slot.node,
+        cause=cause_of_end(slot),
+        ended_s=effects.quarantined_s(slot),
     )
 
 

@@ -60,6 +60,7 @@ def _restore(registry: Registry, pool: Pool, board: Board, left: Record) -> None
 def _session(record: SessionRecord) -> Session:
     session = Session(record.id, record.serial, record.serial & 0xFFFF, record.name, role=record.role)
     session.state = record.state  # type: ignore[assignment] # one of its values
+    session.end = "" if session.state == "live" else session.state
     session.pid = record.pid if record.started else 0
     session.started, session.streams = record.started, set(record.streams)
     return session

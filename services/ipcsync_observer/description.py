@@ -45,6 +45,8 @@ class _EventBase(TypedDict):
     attached: int
     recorder: str
     node: str
+    cause: str
+    ended_s: float | None
     slot: int
     incarnation: int
     rate: float | None
