@@ -108,7 +108,8 @@ class RuntimeDir:
     def sign(self, role: str = "") -> None:
         """Write into the lock file who serves here, in which role, and by which sockets, which are bound by now."""
         sockets = " ".join(map(_mark_of, self.sockets))
-        signed = f"{os.getpid()}\n{role}\n{pid_namespace()}\n{os.urandom(8).hex()}\n{sockets}\n".encode()
+        namespace = pid_namespace() if role else ""  # for those who signal it by its pid
+        signed = f"{os.getpid()}\n{role}\n{namespace}\n{os.urandom(8).hex()}\n{sockets}\n".encode()
         os.pwrite(self.lock, signed, 0)
         os.ftruncate(self.lock, len(signed))
 
