@@ -65,7 +65,10 @@ def test_metrics_tell_of_links_and_of_nodes_that_are_lost(
 
 def with_links(observer: Observer) -> dict[tuple[str, str], float]:
     figures = of(observer)
-    return figures if figures.get(("ipcsync_bridge_links", "mirrored")) else {}
+    has_both = figures.get(("ipcsync_bridge_links", "mirrored")) and figures.get(
+        ("ipcsync_bridge_tells_heard_total", "")
+    )
+    return figures if has_both else {}
 
 
 def of(observer: Observer) -> dict[tuple[str, str], float]:
