@@ -102,6 +102,7 @@ def _show(found: dict[str, Any]) -> None:
             shortened=("session",),
             left_out=("connected s", "events"),
         )
+        _tell_rest(stats["sessions"] - len(sessions))
     else:
         click.echo("no sessions")
     click.echo()
@@ -113,8 +114,14 @@ def _show(found: dict[str, Any]) -> None:
             shortened=("event", "recorder"),
             left_out=("device", "attached", "known complete", "ended", "recorded"),
         )
+        _tell_rest(stats["pool_in_use"] - len(events))
     else:
         click.echo("no events")
+
+
+def _tell_rest(count: int) -> None:
+    if count > 0:  # beyond the coordinator's limit, or ended since they were counted
+        click.echo(f"{count} more")
 
 
 def _session(row: dict[str, Any]) -> tuple[object, ...]:
