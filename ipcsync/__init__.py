@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ipcsync.client.aio.client import *
 
     __compiled__: bool
-    __version__: str
+
+__version__ = "0.2.0.dev0"
 
 _HOME = {
     name: module
@@ -53,10 +54,6 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # a type checker reads the star imports above
 
     def __getattr__(name):
-        if name == "__version__":
-            from importlib.metadata import version
-
-            return version(__name__)
         if name == "__compiled__":
             from ipcsync._engines.compiled import COMPILED
 

@@ -11,6 +11,7 @@ __all__ = [
     "Chains",
     "ClientStats",
     "CoordinatorSettings",
+    "CoordinatorStats",
     "DeviceLike",
     "EngineCheck",
     "EngineChecks",
@@ -38,7 +39,15 @@ EngineChoice: TypeAlias = Literal["auto", "event", "timeline"]
 Chains: TypeAlias = Literal["stream", "session"]
 EventState: TypeAlias = Literal["open", "broken", "closed"]
 NoticeKind: TypeAlias = Literal[
-    "opened", "closed", "broken", "session_opened", "session_closed", "coordinator_restarted"
+    "opened",
+    "closed",
+    "broken",
+    "recorder_closed",
+    "recorder_died",
+    "recorder_expired",
+    "session_opened",
+    "session_closed",
+    "coordinator_restarted",
 ]
 
 
@@ -184,10 +193,20 @@ class ClientStats(TypedDict):
     """Calls that the compiled core left to the Python engine."""
 
 
-class Stats(TypedDict):
-    """The result of `Client.stats`: the coordinator's counts, and under `client` this client's own."""
+class CoordinatorStats(TypedDict):
+    """What a coordinator counts, and what it is.
 
+    Requests, refusals, deaths, resyncs, results and latency are counted since the last start (`start_s`).
+    """
+
+    version: str
+    """The coordinator's version of ipcsync; `epoch` in hexadecimal; and its driver."""
+    epoch: str
+    driver: str
+    lease_ttl_s: float
+    """The TTL of a session that asks for none."""
     sessions: int
+    max_sessions: int
     oldest_lease_s: float
     attachments: int
     events: int
@@ -218,4 +237,9 @@ class Stats(TypedDict):
     """Equal to `pid` without a keeper, as the memory of both is."""
     memory_bytes: int
     keeper_memory_bytes: int
+
+
+class Stats(CoordinatorStats):
+    """The result of `Client.stats`: the coordinator's counts, and under `client` this client's own."""
+
     client: ClientStats

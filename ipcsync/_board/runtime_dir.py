@@ -22,6 +22,7 @@ KEEPER = "keeper"  # behind the pid in the lock file of a coordinator that has o
 RELOAD = signal.SIGUSR2  # asks a keeper to load the code on disk
 OUTCOME = "reload.json"  # the result of the last reload, in the directory
 _NEW = ".new"  # after its name while it is written
+_SIGNED_LINES, _SIGNED = 5, 512  # of a signed lock file, and the most bytes
 SHUT = ".full"  # after the name of a socket while no client may connect to it
 _SHARED_BOARDS = "/dev/shm/ipcsync-board"  # noqa: S108 - made with O_EXCL, mode 0600, under a random name
 _LONGEST_LOOK_S = 5.0  # for which a coordinator that starts waits for processes that only look who serves
@@ -104,9 +105,13 @@ class RuntimeDir:
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return fd
 
-    def sign(self, role: str) -> None:
-        """Write into the lock file which role serves here."""
-        os.pwrite(self.lock, f"{os.getpid()}\n{role}\n{pid_namespace()}\n".encode(), 0)
+    def sign(self, role: str = "") -> None:
+        """Write into the lock file who serves here, in which role, and by which sockets, which are bound by now."""
+        sockets = " ".join(map(_mark_of, self.sockets))
+        namespace = pid_namespace() if role else ""  # for those who signal it by its pid
+        signed = f"{os.getpid()}\n{role}\n{namespace}\n{os.urandom(8).hex()}\n{sockets}\n".encode()
+        os.pwrite(self.lock, signed, 0)
+        os.ftruncate(self.lock, len(signed))
 
     def _try_lock(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -172,7 +177,10 @@ class RuntimeDir:
 
 
 class Place:
-    """A coordinator's place: the runtime directory `path`, while its lock file is the open file `lock`."""
+    """A coordinator's place: the runtime directory `path`, while its lock file is the open file `lock`, or says that.
+
+    A cleaner of /tmp may remove some of the files only: `mend` makes a lock file anew, and who bound a socket, that.
+    """
 
     def __init__(self, path: str, lock: int) -> None:
         self.path = path
@@ -181,11 +189,75 @@ class Place:
         ]
         self._lock = lock
         self._lock_path = os.path.join(path, LOCK)
+        self._new_lock = -1  # the one that was made anew, locked by this process
+        self._new_marks: dict[str, str] = {}  # of the sockets that this process bound anew
 
     @property
     def is_own(self) -> bool:
         """Whether the path still leads here. If not, clients cannot find this coordinator, but perhaps another one."""
-        return _is_still_at(self._lock, self._lock_path)
+        return _is_still_at(self._lock, self._lock_path) or self._says_the_same()
+
+    def _says_the_same(self) -> bool:
+        signed = os.pread(self._lock, _SIGNED, 0)
+        try:
+            with open(self._lock_path, "rb", opener=_unfollowed) as file:
+                return signed.count(b"\n") > _SIGNED_LINES - 1 and file.read(_SIGNED + 1) == signed
+        except OSError:
+            return False
+
+    def mend(self) -> bool:
+        """Lock a lock file here that says what the removed one said; whether one had to be made. OSError if that fails.
+
+        Nothing is done if the removed one was never signed, or the directory, or the lock file, is another's by now.
+        """
+        if _is_still_at(self._lock, self._lock_path):
+            return False
+        if self._new_lock >= 0 and _is_still_at(self._new_lock, self._lock_path):
+            return False
+        made = not os.path.lexists(self._lock_path)
+        if made and not self._make_lock():
+            return False
+        if self._says_the_same():  # made here, or by a coordinator before this one
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._drop_new_lock()
+            self._new_lock = fd
+            if not _locks(fd, fcntl.LOCK_EX):
+                self._drop_new_lock()  # a coordinator that is about to end has it: again at the next look
+        return made
+
+    def _make_lock(self) -> bool:
+        status = os.stat(self.path)  # FileNotFoundError: all was removed
+        signed = os.pread(self._lock, _SIGNED, 0)
+        if (status.st_uid, stat.S_IMODE(status.st_mode)) != (os.geteuid(), 0o700) or signed.count(
+            b"\n"
+        ) < _SIGNED_LINES:
+            return False
+        written = f"{self._lock_path}{_NEW}{os.getpid()}"
+        with open(written, "wb", opener=_private) as file:
+            file.write(signed)
+        try:
+            os.link(written, self._lock_path)  # unless another coordinator was quicker
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(written)
+        return True
+
+    def _drop_new_lock(self) -> None:
+        if self._new_lock >= 0:
+            os.close(self._new_lock)
+            self._new_lock = -1
+
+    def lost_sockets(self) -> list[str]:
+        """The paths of the sockets that were removed, or replaced, since they were bound for this coordinator."""
+        *_, signed = os.pread(self._lock, _SIGNED, 0).decode(errors="replace").split("\n")[:_SIGNED_LINES]
+        marks = dict(zip(self.sockets, signed.split(" "), strict=False))
+        marks.update(self._new_marks)
+        return [path for path in self.sockets if marks.get(path) not in (_mark_of(path), _mark_of(path + SHUT))]
+
+    def saw_bound(self, path: str) -> None:
+        """Note that this process has just bound a new socket at `path`."""
+        self._new_marks[path] = _mark_of(path)
 
     def shut(self) -> None:
         """Refuse new connections: the sockets get other names."""
@@ -202,26 +274,39 @@ class Place:
                     os.rename(old, new)
 
 
-def write_outcome(path: str, began_ns: int, why_not: str | None) -> None:
+def write_outcome(path: str, began_ns: int, why_not: str | None, note: str = "") -> None:
     """Write the result of the reload that began at `began_ns` into the directory `path`. OSError if that fails."""
     name = os.path.join(path, OUTCOME)
     with open(name + _NEW, "w", opener=_private) as file:
-        json.dump({"began_ns": began_ns, "why_not": why_not or ""}, file)
+        json.dump({"began_ns": began_ns, "why_not": why_not or "", "note": note}, file)
     os.rename(name + _NEW, name)
 
 
-def read_outcome(path: str) -> tuple[int, str | None]:
-    """(when the last finished reload began, why it failed or None); (0, None) if there was none."""
+def read_outcome(path: str) -> tuple[int, str | None, str]:
+    """(when the last finished reload began, why it failed or None, what it changed); (0, None, "") without one."""
     try:
         with open(os.path.join(path, OUTCOME), "rb") as file:
             found = json.load(file)
-        return int(found["began_ns"]), str(found["why_not"]) or None
+        return int(found["began_ns"]), str(found["why_not"]) or None, str(found["note"])
     except (OSError, ValueError, KeyError, TypeError):
-        return 0, None
+        return 0, None, ""
 
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _unfollowed(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _mark_of(path: str) -> str:
+    """What tells a file from one that is made later at its path; empty if there is none."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return ""
+    return f"{status.st_ino}-{status.st_mtime_ns}"  # numbers alone are used again
 
 
 class Serving(NamedTuple):

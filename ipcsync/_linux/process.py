@@ -18,6 +18,15 @@ def start_time(pid: int) -> int | None:
         return None
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether process `pid` is stopped, by a signal or a debugger (proc(5), state T or t); False if it is not there."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def is_running(pid: int, started: int) -> bool:
     """Whether the process `pid` that started at `started` still runs. A zombie does not."""
     process = Process(pid, started)

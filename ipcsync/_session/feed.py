@@ -22,6 +22,11 @@ from ipcsync.errors import WaitTimeout
 from ipcsync.typing import EngineName, NoticeKind
 
 _SLICE_MS = 50
+_RECORDERS_END: dict[str, NoticeKind] = {
+    "closed": "recorder_closed",
+    "died": "recorder_died",
+    "expired": "recorder_expired",
+}
 _FOR_THE_BRIDGE = ("wanted", "unwanted")  # no change of an event or a session
 
 
@@ -29,9 +34,18 @@ _FOR_THE_BRIDGE = ("wanted", "unwanted")  # no change of an event or a session
 class Notice:
     """One change, or one row of the first snapshot.
 
-    `kind` is "opened", "closed", "broken", "session_opened" or "session_closed"; `name` the event's or the session's;
-    `number` counts the coordinator's changes. "coordinator_restarted" has no name: a keeper has started another
-    coordinator, and no session ended.
+    `kind` is "opened", "closed" or "broken" of an event, "session_opened" or "session_closed" of a session; `name` is
+    its name, `number` counts the coordinator's changes. "coordinator_restarted" has no name: a keeper has started
+    another coordinator, and no session ended.
+
+    The end of an event that had a recorder is followed by a second notice of the same number, which says how the
+    recorder ended: "recorder_closed", "recorder_died" (its process is dead) or "recorder_expired" (it was silent for
+    longer than its TTL). It, the notice before it, and "session_closed" have the process as `pid` (0: unknown), and as
+    `cause` "closed", "died" or "expired"; `session` is the recorder's name, or else its id. An event that ended while
+    its recorder goes on, because its work stood behind what was lost, is "broken" by the cause "behind".
+
+    Across a gap (the reader was too slow, or the coordinator was another one meanwhile) only the states before and
+    after are known: the cause is empty, and no recorder's end is told.
     """
 
     kind: NoticeKind
@@ -40,6 +54,8 @@ class Notice:
     device: str = ""
     engine: EngineName | Literal[""] = ""
     session: str = ""
+    pid: int = 0
+    cause: str = ""
 
 
 class Replay:
@@ -75,6 +91,8 @@ class Replay:
             announcement.device,
             announcement.engine,
             announcement.session,
+            announcement.pid,
+            announcement.cause,
         )
         if announcement.kind == "session_opened":
             if not notice.name.startswith(self._session_prefix):
@@ -93,7 +111,11 @@ class Replay:
             return [notice]
         # A closed event whose recorder dies later is announced as broken too, but is gone here already.
         gone = self._events.pop(key, None)
-        return [] if gone is None else [replace(gone, kind=notice.kind, number=notice.number)]
+        if gone is None:
+            return []
+        told = replace(notice, name=gone.name, device=gone.device, engine=gone.engine)
+        how = _RECORDERS_END.get(notice.cause)
+        return [told] if how is None or not notice.session else [told, replace(told, kind=how)]
 
     def resync(self, state: SnapshotReply) -> list[Notice]:
         """The notices that lead from the known state to a snapshot."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from ipcsync._board import Board
 from ipcsync._deadline import deadline_of
 from ipcsync._linux.process import pid_namespace, shm_identity, time_namespace
+from ipcsync._session import no_answer
 from ipcsync._session.connection import Connection, expect
 from ipcsync._wire.messages import Bye, Hello, Welcome
 from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, WaitTimeout
@@ -46,13 +47,14 @@ def greet(
         reply = connection.request(hello, b"", timeout, check)
     except WaitTimeout:
         raise ConnectError(
-            f"no coordinator answered at {connection.endpoint} within {timeout} s; start one with: ipcsync coordinator",
+            f"no coordinator answered at {connection.endpoint} within {timeout} s: "
+            f"{no_answer.why(connection.endpoint)}",
             endpoint=connection.endpoint,
         ) from None
     except ProtocolError as error:
         if error.code != "version":
             raise
-        raise _other_version(f"the coordinator at {connection.endpoint}", error, connection.endpoint) from None
+        raise other_version(f"the coordinator at {connection.endpoint}", error, connection.endpoint) from None
     except ConnectError as error:
         error.endpoint = connection.endpoint
         raise
@@ -70,7 +72,7 @@ def open_board(welcome: Welcome, endpoint: str) -> Board:
     except ProtocolError as error:
         if error.code != "version":
             raise
-        raise _other_version("the coordinator's board", error, endpoint) from None
+        raise other_version("the coordinator's board", error, endpoint) from None
     if board.epoch != welcome.epoch:
         board.close()
         raise ConnectError(f"the board {welcome.board} belongs to another coordinator", endpoint=endpoint)
@@ -83,7 +85,8 @@ def take_leave(connection: Connection, token: bytes) -> None:
         connection.request(Bye(released=True), token, _GOODBYE_S)
 
 
-def _other_version(what: str, error: ProtocolError, endpoint: str) -> ConnectError:
+def other_version(what: str, error: ProtocolError, endpoint: str) -> ConnectError:
+    """The error for a peer whose format has another version."""
     return ConnectError(
         f"{what} is of another version of ipcsync: {error}; install the same version for both, and restart both",
         endpoint=endpoint,

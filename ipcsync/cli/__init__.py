@@ -7,6 +7,7 @@ import os
 
 import click
 
+from ipcsync import __version__
 from ipcsync.cli.output import one_line_for_errors, open_closed_streams
 
 COMMANDS = {
@@ -50,7 +51,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, name="ipcsync")
-@click.version_option(package_name="ipcsync", prog_name="ipcsync")
+@click.version_option(__version__, prog_name="ipcsync")
 def main() -> None:
     """Shared CUDA events for processes that share GPUs.
 

@@ -37,20 +37,17 @@ def command(as_json: bool, runtime_dir: str | None, timeout: float) -> None:
 
 
 def _ask(runtime_dir: str | None, timeout: float) -> list[dict[str, Any]]:
-    import logging
-
     from msgspec.structs import asdict
 
-    import ipcsync
+    from ipcsync._session.reader import Reader
     from ipcsync._wire import endpoints
 
-    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # no warning about a missing GPU
     try:
         where = endpoints.endpoint_in(runtime_dir) if runtime_dir else endpoints.default_endpoint()
     except ValueError as error:
         raise Failed(str(error)) from None
-    with ipcsync.connect(where, name="ipcsync nodes", timeout=timeout, trace="") as client:
-        return [{**asdict(row), "epoch": row.epoch.hex()} for row in client.nodes(timeout=timeout)]
+    with Reader(where, timeout) as reader:
+        return [{**asdict(row), "epoch": row.epoch.hex()} for row in reader.nodes()]
 
 
 def _ago(seconds: float | None) -> str:

@@ -6,7 +6,10 @@ import errno
 import json
 import math
 import os
+import shutil
 import sys
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, TextIO
@@ -17,6 +20,8 @@ from ipcsync._logs import printable
 from ipcsync.errors import IpcSyncError
 
 _GAP = "  "
+_RICH_GAP, _RICH_MARGIN = 3, 2  # between columns of Rich's tables, and beside them
+_ENOUGH, _LEAST = 20, 8  # characters of a shortened cell
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -99,11 +104,36 @@ def echo(text: str = "", *, err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
 
-def label_of(event: Mapping[str, Any]) -> str:
-    """The label of an event in a list: its name, or the recorder of an unnamed one."""
+def ended(event: Mapping[str, Any]) -> str | None:
+    """How and when an event ended; None while it is open."""
+    if event["ended_s"] is None:
+        return None
+    return f"{event['cause'] or event['state']} {event['ended_s']:.0f} s ago"
+
+
+def labels_of(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The labels of a list's events: names, or recorders of unnamed ones, and with the slot where two are the same."""
+    labels = [_label_of(event) for event in events]
+    count = Counter(labels)
+    return [
+        f"{label} (slot {event['slot']})" if count[label] > 1 else label
+        for label, event in zip(labels, events, strict=True)
+    ]
+
+
+def _label_of(event: Mapping[str, Any]) -> str:
     if event["name"]:
         return str(event["name"])
     return f"(unnamed, of {event['recorder']})" if event["recorder"] else f"(unnamed, slot {event['slot']})"
+
+
+def cell_len(text: str) -> int:
+    """How many columns of a terminal a printable text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -116,15 +146,25 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    shortened: Sequence[str] = (),
+    left_out: Sequence[str] = (),
+) -> None:
     """Print a table of at least one row on stdout: with lines and bold heads on a terminal, else aligned with blanks.
 
-    Numbers are aligned to the right; None is shown as a dash.
+    Numbers are aligned to the right; None is shown as a dash. On a terminal it is made to fit, as `fitted` says.
     """
     texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     is_right = [
         all(cell is None or isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)
     ]
+    if is_terminal(sys.stdout):
+        width = shutil.get_terminal_size().columns
+        kept, texts = fitted(columns, texts, width, shortened, left_out)
+        columns, is_right = [columns[i] for i in kept], [is_right[i] for i in kept]
     if is_terminal(sys.stdout):
         _print_rich(columns, texts, is_right)
         return
@@ -137,6 +177,45 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         click.echo(_GAP.join(cells).rstrip())
 
 
+def fitted(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    shortened: Sequence[str],
+    left_out: Sequence[str],
+) -> tuple[list[int], list[list[str]]]:
+    """Which columns of a table there is room for on a terminal of that `width`, and the rows with these.
+
+    Columns are left out, in the order of `left_out`, until the `shortened` ones have room for 20 characters; cells of
+    these then lose their middle, the longest first, down to 8 characters.
+    """
+    kept = list(range(len(columns)))
+    natural = [max(map(cell_len, [name, *(row[i] for row in rows)])) for i, name in enumerate(columns)]
+    enough = [min(natural[i], _ENOUGH) if name in shortened else natural[i] for i, name in enumerate(columns)]
+    least = [min(natural[i], _LEAST) if name in shortened else natural[i] for i, name in enumerate(columns)]
+
+    def room(widths: Sequence[int]) -> int:
+        return width - _RICH_MARGIN - sum(widths[i] for i in kept) - _RICH_GAP * (len(kept) - 1)
+
+    for name in left_out:
+        if room(enough) >= 0:
+            break
+        kept.remove(columns.index(name))
+    widths = list(natural)
+    while room(widths) < 0 and (longer := [i for i in kept if widths[i] > least[i]]):
+        widths[max(longer, key=lambda i: widths[i])] -= 1
+    return kept, [[_without_middle(row[i], widths[i]) for i in kept] for row in rows]
+
+
+def _without_middle(text: str, width: int) -> str:
+    if cell_len(text) <= width:
+        return text
+    head, tail = text[: (width - 1) // 2], text[len(text) - (width - 1 - (width - 1) // 2) :]
+    while cell_len(head) + cell_len(tail) >= width and (head or tail):  # some characters take two columns
+        head, tail = (head[:-1], tail) if len(head) >= len(tail) else (head, tail[1:])
+    return f"{head}…{tail}"
+
+
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], is_right: Sequence[bool]) -> None:
     from rich import box
     from rich.console import Console
@@ -145,7 +224,7 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], is_right:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, right in zip(columns, is_right, strict=True):
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # as text: a name may look like markup
     Console().print(table)

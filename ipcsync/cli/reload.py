@@ -7,7 +7,7 @@ import time
 
 import click
 
-from ipcsync.cli.output import Failed
+from ipcsync.cli.output import Failed, echo
 
 _PATIENCE_S = 60.0
 
@@ -23,7 +23,8 @@ def command(runtime_dir: str | None) -> None:
       ipcsync reload --runtime-dir /run/ipcsync
 
     The new code is started beside the old one, and takes over if it speaks the same versions of everything; requests
-    pause meanwhile for some milliseconds. Exit status 1, and why, if it cannot: the old one goes on then.
+    pause meanwhile for some milliseconds. It says which settings changed, and which only a restart changes. Exit status
+    1, and why, if it cannot: the old one goes on then.
     """
     from ipcsync._board.runtime_dir import KEEPER, RELOAD, read_outcome, who_serves
     from ipcsync._linux.process import PidFd, pid_namespace
@@ -48,11 +49,11 @@ def command(runtime_dir: str | None) -> None:
         raise Failed("the coordinator has just ended") from None
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline and not keeper.is_dead:
-        began_ns, why_not = read_outcome(path)
+        began_ns, why_not, note = read_outcome(path)
         if began_ns > asked_ns:
             if why_not is not None:
                 raise Failed(f"not reloaded: {why_not}")
-            click.echo("reloaded")
+            echo(f"reloaded: {note}" if note else "reloaded")
             return
         time.sleep(0.01)
     raise Failed(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from ipcsync.cli.output import Failed, echo, label_of, print_json, print_table
-
-if TYPE_CHECKING:
-    from ipcsync.client import Client
+from ipcsync.cli.output import Failed, echo, ended, labels_of, print_json, print_table
 
 _TIMEOUT_S = 2.0
 
@@ -26,7 +23,7 @@ def command(as_json: bool, endpoint: str | None) -> None:
       ipcsync status --json
       ipcsync status --endpoint ipc:///run/user/1000/ipcsync/coordinator.sock
 
-    Its own session is not shown. Exit status 1 if there is no coordinator.
+    It takes no session, so it also works while all are taken, and as root. Exit status 1 if there is no coordinator.
     """
     found = _ask(endpoint)
     if as_json:
@@ -36,39 +33,26 @@ def command(as_json: bool, endpoint: str | None) -> None:
 
 
 def _ask(endpoint: str | None) -> dict[str, Any]:
-    import logging
-    import os
+    from msgspec.structs import asdict
 
-    import ipcsync
+    from ipcsync._session.reader import Reader
     from ipcsync._wire import endpoints
 
-    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # no warning about a missing GPU
     try:
         where = endpoint or endpoints.default_endpoint()
     except ValueError as error:
         raise Failed(str(error)) from None
-    # The user asks for the present state, so this does not wait for a daemon to start.
-    if not os.path.exists(endpoints.socket_path(where)):
-        raise Failed(f"no coordinator at {where}; start one with: ipcsync coordinator")
-    with ipcsync.connect(where, name="ipcsync status", timeout=_TIMEOUT_S, trace="") as client:
-        return _collect(client)
-
-
-def _collect(client: Client) -> dict[str, Any]:
-    from msgspec.structs import asdict
-
-    import ipcsync
-
-    stats: dict[str, Any] = {**client.stats()}
-    del stats["client"]  # this command's own
-    return {
-        "endpoint": client.endpoint,
-        "epoch": client.epoch.hex(),
-        "driver": ipcsync.driver_name(),
-        "stats": stats,
-        "sessions": [asdict(row) for row in client.list_sessions() if row.id != client.session_id],
-        "events": [asdict(row) for row in client.list_events()],
-    }
+    with Reader(where, _TIMEOUT_S) as reader:
+        stats = reader.stats()
+        return {
+            "version": stats["version"],
+            "endpoint": where,
+            "epoch": stats["epoch"],
+            "driver": stats["driver"],
+            "stats": stats,
+            "sessions": [asdict(row) for row in reader.list_sessions()],
+            "events": [asdict(row) for row in reader.list_events()],
+        }
 
 
 def _processes(stats: dict[str, Any]) -> str:
@@ -85,6 +69,10 @@ def _starts(stats: dict[str, Any]) -> str:
     return f"{stats['starts']} ({why}); the last {stats['start_s']:.0f} s ago, after {stats['pause_s'] * 1000:.0f} ms"
 
 
+def _since(stats: dict[str, Any]) -> str:
+    return ", since the last start" if stats["starts"] > 1 else ""
+
+
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
 
@@ -93,13 +81,15 @@ def _show(found: dict[str, Any]) -> None:
     stats, sessions, events = found["stats"], found["sessions"], found["events"]
     facts = {
         "coordinator": found["endpoint"],
+        "version": found["version"],
         "epoch": found["epoch"],
         "driver": found["driver"],
         "up": f"{stats['uptime_s']:.0f} s",
         "processes": _processes(stats),
         "starts": _starts(stats),
+        "sessions": f"{stats['sessions']} of {stats['max_sessions']}; TTL {stats['lease_ttl_s']:g} s by default",
         "events": f"{stats['pool_in_use']} of {stats['pool_size']}, {stats['quarantined']} in quarantine",
-        "deaths": ", ".join(f"{count} by {how}" for how, count in stats["deaths"].items()) or "none",
+        "deaths": ", ".join(f"{count} by {how}" for how, count in stats["deaths"].items()) + _since(stats),
     }
     width = max(map(len, facts))
     for name, text in facts.items():
@@ -107,17 +97,31 @@ def _show(found: dict[str, Any]) -> None:
     click.echo()
     if sessions:
         print_table(
-            ("session", "pid", "events", "connected s", "seen s ago", "id"), [_session(row) for row in sessions]
+            ("session", "pid", "events", "connected s", "seen s ago", "id"),
+            [_session(row) for row in sessions],
+            shortened=("session",),
+            left_out=("connected s", "events"),
         )
+        _tell_rest(stats["sessions"] - len(sessions))
     else:
         click.echo("no sessions")
     click.echo()
     if events:
         # As the recorder last published it; more may be complete by now.
-        columns = ("event", "engine", "state", "recorded", "known complete", "attached", "recorder", "device")
-        print_table(columns, [_event(row) for row in events])
+        print_table(
+            ("event", "engine", "state", "recorded", "known complete", "attached", "recorder", "ended", "device"),
+            [_event(label, row) for label, row in zip(labels_of(events), events, strict=True)],
+            shortened=("event", "recorder"),
+            left_out=("device", "attached", "known complete", "ended", "recorded"),
+        )
+        _tell_rest(stats["pool_in_use"] - len(events))
     else:
         click.echo("no events")
+
+
+def _tell_rest(count: int) -> None:
+    if count > 0:  # beyond the coordinator's limit, or ended since they were counted
+        click.echo(f"{count} more")
 
 
 def _session(row: dict[str, Any]) -> tuple[object, ...]:
@@ -125,6 +129,6 @@ def _session(row: dict[str, Any]) -> tuple[object, ...]:
     return row["name"] or "(no name)", row["pid"], row["events"], since, seen, row["id"]
 
 
-def _event(row: dict[str, Any]) -> tuple[object, ...]:
+def _event(label: str, row: dict[str, Any]) -> tuple[object, ...]:
     counts = (row["generation"], row["completed"], row["attached"])
-    return label_of(row), row["engine"], row["state"], *counts, row["recorder"] or "-", row["device"]
+    return label, row["engine"], row["state"], *counts, row["recorder"] or None, ended(row), row["device"]

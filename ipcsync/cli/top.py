@@ -17,20 +17,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipcsync._logs import printable
-from ipcsync.cli.output import Failed, Seconds, echo, is_terminal, label_of, print_table
+from ipcsync.cli.output import Failed, Seconds, echo, fitted, is_terminal, labels_of, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
-    from rich.text import Text
-
-    from ipcsync.client import Client
 
 _TIMEOUT_S = 2.0
 # "Known complete" is what the recorder last published; later records are unconfirmed, and may be complete by now.
 _EVENTS = ("event", "state", "engine", "recorded", "known complete", "/s", "unconfirmed", "recorder", "attached")
 _SESSIONS = ("session", "pid", "events", "connected", "seen", "id")
 _TEXTS = ("event", "state", "engine", "recorder", "session", "id")
+_SHORTENED = ("event", "recorder", "session")
+_LEFT_OUT = {
+    _EVENTS: ("attached", "known complete", "unconfirmed", "recorded"),
+    _SESSIONS: ("connected", "events"),
+}
 _SAMPLES = 16
 _LINES_AROUND = 11  # lines for heads, blank lines, the summary, and the last line
 
@@ -49,14 +51,11 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
       ipcsync top --period 0.2
       ipcsync top --json --once
 
-    Its own session is not shown. On a terminal it waits for a coordinator that is gone; else it prints each sample as
-    text, and ends with status 1 if there is no coordinator.
+    It takes no session, so it also works while all are taken, and as root. On a terminal it waits for a coordinator
+    that is gone; else it prints each sample as text, and ends with status 1 if there is no coordinator.
     """
-    import logging
-
     from ipcsync._wire import endpoints
 
-    logging.getLogger("ipcsync").setLevel(logging.ERROR)  # that there is no GPU here is not what was asked
     try:
         where = endpoint or endpoints.default_endpoint()
     except ValueError as error:
@@ -74,53 +73,44 @@ def command(as_json: bool, once: bool, period: float, endpoint: str | None) -> N
 
 
 class _Watcher:
-    """Takes samples of one endpoint; connects at the first one, and again after the coordinator was gone."""
+    """Takes samples of the coordinator at one endpoint, whichever that is at the moment."""
 
     def __init__(self, endpoint: str) -> None:
         from ipcsync._rates import Tracks
+        from ipcsync._session.reader import Reader
 
-        self.endpoint = endpoint
-        self._client: Client | None = None
+        self._reader = Reader(endpoint, _TIMEOUT_S)
+        self._epoch = ""
         self._tracks = Tracks(_SAMPLES)
 
     def sample(self) -> dict[str, Any]:
         """The present state. Raises IpcSyncError if the coordinator cannot be asked."""
         from msgspec.structs import asdict
 
-        client = self._connected()
-        stats: dict[str, Any] = {**client.stats(timeout=_TIMEOUT_S)}
-        del stats["client"]  # this command's own
-        tracks = self._tracks.see(client.list_events(), time.monotonic())
+        reader = self._reader
+        stats = reader.stats()
+        if stats["epoch"] != self._epoch:
+            self._epoch = stats["epoch"]
+            self._tracks.clear()
+        tracks = self._tracks.see(reader.list_events(), time.monotonic())
+        rows = [asdict(track.info) for track in tracks]
         return {
             "time": time.time(),
-            "endpoint": client.endpoint,
-            "epoch": client.epoch.hex(),
+            "version": stats["version"],
+            "endpoint": reader.endpoint,
+            "epoch": stats["epoch"],
+            "driver": stats["driver"],
             "stats": stats,
-            "sessions": [asdict(row) for row in client.list_sessions() if row.id != client.session_id],
+            "sessions": [asdict(row) for row in reader.list_sessions()],
             "events": [
-                {**asdict(track.info), "rate": track.rate, "pending_s": round(track.pending_s, 3)} for track in tracks
+                {**row, "label": label, "rate": track.rate, "pending_s": round(track.pending_s, 3)}
+                for row, label, track in zip(rows, labels_of(rows), tracks, strict=True)
             ],
         }
 
-    def _connected(self) -> Client:
-        import ipcsync
-        from ipcsync._wire import endpoints
-
-        if self._client is not None and not self._client.is_connected:
-            self.close()
-        if self._client is None:
-            # The user asks for the present state, so this does not wait for a daemon to start.
-            if not os.path.exists(endpoints.socket_path(self.endpoint)):
-                raise ipcsync.ConnectError(f"no coordinator at {self.endpoint}; start one with: ipcsync coordinator")
-            self._client = ipcsync.connect(self.endpoint, name="ipcsync top", timeout=_TIMEOUT_S, trace="")
-            self._tracks.clear()
-        return self._client
-
     def close(self) -> None:
-        """End the session, if there is one."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        """Close the connection."""
+        self._reader.close()
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
@@ -135,15 +125,19 @@ def _print(watcher: _Watcher, period: float, *, as_json: bool, once: bool) -> No
             echo(_summary(found))
             if found["sessions"]:
                 echo()
-                print_table(_SESSIONS, [_session(session) for session in found["sessions"]])
+                _print_table(_SESSIONS, [_session(session) for session in found["sessions"]])
             if found["events"]:
                 echo()
-                print_table(_EVENTS, [_event(event) for event in found["events"]])
+                _print_table(_EVENTS, [_event(event) for event in found["events"]])
             echo()
         sys.stdout.flush()
         if once:
             return
         time.sleep(period)
+
+
+def _print_table(columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> None:
+    print_table(columns, rows, shortened=_SHORTENED, left_out=_LEFT_OUT[columns])
 
 
 def _summary(found: dict[str, Any]) -> str:
@@ -170,7 +164,7 @@ def _session(session: dict[str, Any]) -> list[object]:
 def _event(event: dict[str, Any]) -> list[object]:
     rate = event["rate"]
     return [
-        label_of(event),
+        event["label"],
         event["state"],
         event["engine"],
         event["generation"],
@@ -204,12 +198,12 @@ def _screen(watcher: _Watcher, console: Console) -> RenderableType:
     from ipcsync.errors import IpcSyncError
 
     try:
-        return _picture(watcher.sample(), console.height)
+        return _picture(watcher.sample(), console.width, console.height)
     except IpcSyncError as error:
         return Text(f"{printable(str(error))}\n\nwaiting for it; q ends", style="bold red")
 
 
-def _picture(found: dict[str, Any], height: int) -> RenderableType:
+def _picture(found: dict[str, Any], width: int, height: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -223,13 +217,9 @@ def _picture(found: dict[str, Any], height: int) -> RenderableType:
     room = max(height - _LINES_AROUND, 2)
     for_sessions = min(len(sessions), max(room // 3, room - len(events), 1))
     for_events = max(room - for_sessions, 1)
-    session_table, event_table = _table(_SESSIONS), _table(_EVENTS)
-    for session in sessions[:for_sessions]:
-        session_table.add_row(*map(_text, _session(session)))
-    for event in events[:for_events]:
-        cells = [_text(cell) for cell in _event(event)]
-        cells[1].stylize(styles.get(event["state"], ""))
-        event_table.add_row(*cells)
+    session_table = _table(_SESSIONS, [_session(session) for session in sessions[:for_sessions]], width)
+    state_styles = [styles.get(event["state"], "") for event in events[:for_events]]
+    event_table = _table(_EVENTS, [_event(event) for event in events[:for_events]], width, state_styles)
     left_out = [
         f"{count} more {what}"
         for count, what in ((len(sessions) - for_sessions, "sessions"), (len(events) - for_events, "events"))
@@ -244,21 +234,27 @@ def _picture(found: dict[str, Any], height: int) -> RenderableType:
     )
 
 
-def _table(columns: Sequence[str]) -> Table:
+def _table(
+    columns: tuple[str, ...], rows: Sequence[Sequence[object]], width: int, state_styles: Sequence[str] = ()
+) -> Table:
+    """A table in which state, engine, rate and recorder are always to be seen: names are shortened before."""
     from rich import box
     from rich.table import Table
-
-    table = Table(box=box.SIMPLE, pad_edge=False, expand=True)
-    for name in columns:
-        is_text = name in _TEXTS
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
-    return table
-
-
-def _text(cell: object) -> Text:
     from rich.text import Text
 
-    return Text("-" if cell is None else printable(str(cell)))  # as text: names may look like markup
+    texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    kept, texts = fitted(columns, texts, width, _SHORTENED, _LEFT_OUT[columns])
+    names = [columns[i] for i in kept]
+    table = Table(box=box.SIMPLE, pad_edge=False, expand=True)
+    for name in names:
+        is_text = name in _TEXTS
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
+    for number, row in enumerate(texts):
+        cells = [Text(cell) for cell in row]  # as text: names may look like markup
+        if state_styles:
+            cells[names.index("state")].stylize(state_styles[number])
+        table.add_row(*cells)
+    return table
 
 
 @contextmanager

@@ -441,8 +441,15 @@ class Client:
     def watch(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[Notice]:
         """A snapshot as notices, then every change in order; ends after `timeout` seconds without one.
 
-        `prefix` selects events by name; sessions are always included. ValueError for a timeout that is negative or
-        NaN.
+        `prefix` selects events by name; sessions are always included. The kinds are those of `Notice`, among them
+        "recorder_died", "recorder_expired" and "recorder_closed", which tell a recorder's death from its close:
+
+            for notice in client.watch("kv/"):
+                if notice.kind in ("recorder_died", "recorder_expired"):
+                    print(f"{notice.name}: {notice.session} (pid {notice.pid}) {notice.cause}")
+
+        ValueError for a timeout that is negative or NaN. While it is read it raises CoordinatorLost, SessionExpired or
+        ClientClosed once the session is over.
         """
         return self._notices(prefix, timeout)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -13,7 +12,7 @@ import zmq
 
 import ipcsync
 from ipcsync_bench.rows import Row, at_most, compare, interleave, percentile
-from ipcsync_bench.workers import Worker
+from ipcsync_bench.workers import Worker, own_directory
 
 _FRAME = bytes(64)  # about a request's size
 
@@ -38,7 +37,7 @@ class Echo:
     """The limit of a request: a bare pyzmq ROUTER in a process of its own."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.mkdtemp(prefix="ipcsync-bench-")
+        self._directory = own_directory()
         self.endpoint = f"ipc://{self._directory}/echo.sock"
         self.feed = f"ipc://{self._directory}/feed.sock"
         self._worker = Worker()

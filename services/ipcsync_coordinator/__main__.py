@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+import ipcsync
 from ipcsync._logs import configure, fields
 from ipcsync._wire import endpoints
 from ipcsync_coordinator import config
@@ -70,6 +71,11 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
     try:
         settings = config.load(flags, config_file)
     except config.ConfigError as error:
+        if kept is not None:
+            from ipcsync_coordinator import given
+
+            given.refuse(kept, str(error))
+            sys.exit(2)
         raise click.UsageError(str(error)) from None
     configure(settings.log_level, as_json=settings.log_json)
     if kept is not None:
@@ -123,7 +129,7 @@ def _serve_kept(settings: config.Settings, kept: str) -> int:
     from ipcsync_coordinator import given, server  # noqa: F401
 
     _freeze()
-    what = given.receive(kept)
+    what = given.receive(kept, {"version": ipcsync.__version__, **dataclasses.asdict(settings)})
     fixed = what.terms.fixed
     settings = dataclasses.replace(
         settings, runtime_dir=fixed.runtime_dir, driver=fixed.driver, pool=fixed.pool, max_sessions=fixed.max_sessions
@@ -147,6 +153,7 @@ async def _serve_for_keeper(settings: config.Settings, what: Given) -> int:
     log.info(
         "serving",
         extra=fields(
+            version=ipcsync.__version__,
             starts=what.terms.starts,
             sessions=len(server.sessions),
             slots=server.registry.in_use,
@@ -198,6 +205,7 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
             "ready",
             extra=fields(
                 endpoint=endpoint,
+                version=ipcsync.__version__,
                 driver=what.terms.driver,
                 devices=len(what.terms.devices),
                 pool=settings.pool,

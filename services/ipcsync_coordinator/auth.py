@@ -1,4 +1,4 @@
-"""Only processes of this uid may connect; the kernel says which those are (SO_PEERCRED).
+"""Only processes of this uid and of root may connect, and root may only ask; the kernel says which are (SO_PEERCRED).
 
 A ZAP handler (ZeroMQ RFC 27) of our own, because over ipc the address is `localhost:uid:gid:pid`, which handlers for
 lists of whole addresses cannot match.
@@ -21,7 +21,7 @@ class ZapHandler:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], on_refusal: Callable[[str], None]) -> None:
         self._on_refusal = on_refusal
-        self._uid = str(os.geteuid())
+        self._uids = {"0", str(os.geteuid())}
         self.socket = context.socket(zmq.ROUTER)
         self.socket.linger = 0
         self.socket.bind("inproc://zeromq.zap.01")
@@ -34,7 +34,7 @@ class ZapHandler:
             return False
         split = parts.index(b"") + 1
         version, request_id, _domain, address = parts[split : split + 4]
-        allowed = uid_of(address.decode(errors="replace")) == self._uid
+        allowed = uid_of(address.decode(errors="replace")) in self._uids
         if not allowed:
             self._on_refusal("uid")
         answer = [version, request_id, b"200" if allowed else b"400", b"" if allowed else b"another uid", b"", b""]
@@ -60,6 +60,11 @@ class Sender(msgspec.Struct, frozen=True, gc=False):
 
     routing: bytes
     frame: Any
+
+    @property
+    def uid(self) -> str:
+        """Its user, empty if it is unknown."""
+        return uid_of(self.frame.get("Peer-Address"))
 
     @property
     def pid(self) -> int:

@@ -14,10 +14,10 @@ from ipcsync_coordinator.abuse import StrikeCounter
 from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.config import Settings
 from ipcsync_coordinator.decode import Request
-from ipcsync_coordinator.handlers import Handlers
+from ipcsync_coordinator.handlers import MOST_ROWS, Handlers
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.records import Reply
-from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import Kept, SessionEntry, SessionTable, Use
 from ipcsync_coordinator.transactions import Transactions
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -45,6 +45,7 @@ class Dispatcher:
         self._max_nesting = settings.max_nesting
         self._handlers = handlers
         self._table = handlers.table
+        self._questions = handlers.questions
         self._sessions = sessions
         self._metrics = metrics
         self._strikes = strikes
@@ -100,16 +101,20 @@ class Dispatcher:
             assert isinstance(request.body, messages.Hello)
             self._handlers.refuse_other_clock(request.body)  # before its deadline, which that clock gives
             return None if self._is_late(request, now_ns) else self._welcome(request, sender, now_ns)
+        if not request.token and messages.is_question(request.body):
+            return None if self._is_late(request, now_ns) else self._decide(None, request, sender)
         entry = self._sessions.find(request.token)
         if entry is None:
-            kept = self._sessions.final_reply(request.token, request.id)
+            kept: Kept | None = self._sessions.final_reply(request.token, request.id)
         else:
             self._strikes.clear(sender.routing)
             self.is_one_of_many = 0 < request.deadline_ns == entry.deadline_ns
             entry.deadline_ns = request.deadline_ns
             kept = entry.replies.get(request.id)
         if kept is not None:
-            return kept  # before the deadline: a client asks about requests that it gave up
+            return self._again(
+                entry, request.id, kept
+            )  # before the deadline: a client asks about requests that it gave up
         if self._is_late(request, now_ns):
             return None
         if entry is None:
@@ -127,8 +132,14 @@ class Dispatcher:
             )
         if not entry.watch.is_confirmed:
             self._on_confirm(entry, sender)
-        self._metrics.requests[op] += 1
         return self._decide(entry, request, sender)
+
+    def _again(self, entry: SessionEntry | None, request_id: int, kept: Kept) -> bytes:
+        """The same reply again."""
+        if not isinstance(kept, Use):
+            return kept
+        assert entry is not None
+        return codec.encode_reply(request_id, self._handlers.attachment_again(entry, kept))
 
     def _is_late(self, request: Request, now_ns: int) -> bool:
         if not 0 < request.deadline_ns < now_ns:
@@ -137,9 +148,12 @@ class Dispatcher:
         self._metrics.count_result(request.op, "late")
         return True
 
-    def _decide(self, entry: SessionEntry, request: Request, sender: Sender) -> bytes | None:
+    def _decide(self, entry: SessionEntry | None, request: Request, sender: Sender) -> bytes | None:
+        """The reply to a request of a session, or to a question without one; None if it follows later."""
         op, body = request.op, None
-        effect = request.body.effect
+        is_question = messages.is_question(request.body)
+        effect = "none" if is_question else request.body.effect
+        self._metrics.requests[op] += 1
         try:
             if effect != "none":
                 self._journal.make_room()
@@ -147,17 +161,28 @@ class Dispatcher:
                 body = self._handlers.fleet.ask(entry, request, sender.routing)
                 if body is None:
                     return None  # the reply follows once the bridge has answered
+            elif is_question:
+                body = self._questions[op](request.body, None if entry is not None else MOST_ROWS)
             else:
+                assert entry is not None
                 body = self._table[op](entry, request.body)
             self._metrics.count_result(op, "ok")
         except IpcSyncError as error:
-            self._metrics.count_refusal(error, op)
+            if is_question:
+                self._metrics.count_result(op, type(error).__name__)
+            else:
+                self._metrics.count_refusal(error, op)
             reply = codec.encode_reply(request.id, codec.failure_of(error))
         else:
             reply = codec.encode_reply(request.id, body)
-        if effect == "once":
+        if effect == "once" and entry is not None:
             # A refusal is kept in memory only: a reply that its client has not read is lost with the connection.
-            self._transactions.commit(Reply(entry.token, request.id, reply), is_refusal=body is None)
+            kept = (
+                Reply(entry.token, request.id, reply)
+                if body is None
+                else Reply.of(entry.token, request.id, body, reply)
+            )
+            self._transactions.commit(kept, is_refusal=body is None)
         return reply
 
     def _welcome(self, request: Request, sender: Sender, now_ns: int) -> bytes:

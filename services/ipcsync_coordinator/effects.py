@@ -234,6 +234,8 @@ class Effects:
                 slot=slot.index,
                 recorder=recorder.name if recorder is not None else "",
                 session=recorder.id if recorder is not None else "",
+                pid=recorder.pid if recorder is not None else 0,
+                cause=cause_of_end(slot),
                 generation=line.recorded - slot.base,
                 good_to=max(line.watermark - slot.base, 0),
             ),
@@ -246,19 +248,40 @@ class Effects:
     def _quarantine(self, slot: Slot) -> None:
         self._quarantined_ns.setdefault(slot.index, time.monotonic_ns())
 
+    def quarantined_s(self, slot: Slot) -> float | None:
+        """For how many seconds a slot has been in quarantine, None if it is not."""
+        since = self._quarantined_ns.get(slot.index)
+        return (time.monotonic_ns() - since) / 1e9 if since is not None and slot.is_quarantined else None
+
     def quarantine_oldest_s(self) -> float:
         """The longest time that a slot has been in quarantine, in seconds; 0 if there is none."""
         oldest = min(self._quarantined_ns.values(), default=0)
         return (time.monotonic_ns() - oldest) / 1e9 if oldest else 0.0
 
     def _announce(self, kind: str, slot: Slot) -> None:
-        self.feed.announce(kind, name=slot.name, slot=slot.index, incarnation=slot.incarnation)
+        recorder = slot.recorder if slot.origin is None else None  # a mirror's is the bridge, which has not ended
+        who = {} if recorder is None else {"session": recorder.label, "pid": recorder.pid}
+        self.feed.announce(
+            kind, name=slot.name, slot=slot.index, incarnation=slot.incarnation, cause=cause_of_end(slot), **who
+        )
 
     def _session_opened(self, session: Session) -> None:
         self.feed.announce("session_opened", name=session.name, session=session.id)
 
     def _session_closed(self, session: Session) -> None:
-        self.feed.announce("session_closed", name=session.name, session=session.id)
+        self.feed.announce("session_closed", name=session.name, session=session.id, pid=session.pid, cause=session.end)
+
+
+def cause_of_end(slot: Slot) -> str:
+    """Why a slot is not open any more, as `Announcement` and `EventInfo` have it; empty while it is."""
+    recorder = slot.recorder
+    if slot.origin is not None or slot.reason:
+        return slot.reason
+    if recorder is None or slot.state == "open":
+        return ""
+    if recorder.state == "live":
+        return "closed" if slot.state == "closed" else "behind"
+    return recorder.end
 
 
 def _watermark(slot: Slot, line: SlotLine) -> int:

@@ -45,13 +45,23 @@ _ANSWERS = (messages.Done, messages.NodeList, messages.BridgeInfo, messages.Even
 
 @dataclass
 class _Owed:
-    """A reply that a session waits for."""
+    """A reply that a session waits for, or who asks without one."""
 
     want: messages.Want
-    entry: SessionEntry
+    entry: SessionEntry | None
     request_id: int
     routing: bytes
     device: str
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """Whose request it is: the session's, or without one the connection's."""
+        return self.routing if self.entry is None else self.entry.token, self.request_id
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether who asked may still be there."""
+        return self.entry is None or self.entry.session.state == "live"
 
 
 class Fleet:
@@ -74,7 +84,7 @@ class Fleet:
         self._epoch = epoch
         self._number = first_want  # of wants; it differs between the coordinators of one epoch
         self._owed: dict[int, _Owed] = {}
-        self._asked: dict[tuple[bytes, int], int] = {}  # by token and request id
+        self._asked: dict[tuple[bytes, int], int] = {}  # by `_Owed.key`
         self.deliver: Callable[[bytes, bytes], None] = _nobody_listens
         self.table: dict[str, Callable[[SessionEntry, Any], messages.Message]] = {
             "import": self._import,
@@ -85,22 +95,24 @@ class Fleet:
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
-    def ask(self, entry: SessionEntry, request: Request, routing: bytes) -> messages.Message | None:
-        """The reply to a `Remote`; None if it is owed until the bridge answers."""
+    def ask(self, entry: SessionEntry | None, request: Request, routing: bytes) -> messages.Message | None:
+        """The reply to a `Remote`; None if it is owed until the bridge answers. A question needs no `entry`."""
         body = request.body
         assert isinstance(body, messages.Remote)
         self._check_names(body)
-        known = self._asked.get((entry.token, request.id))
+        known = self._asked.get((routing if entry is None else entry.token, request.id))
         if known is not None:  # it asks again, maybe over another connection
             self._owed[known].routing = routing
             return None
-        if body.what == "attach":
+        if entry is None or messages.is_question(body):
+            pass
+        elif body.what == "attach":
             attached = self._attach_known(entry, body)
             if attached is not None:
                 return attached
         elif body.what == "claim":
             self._check_claim(entry, body)
-        elif body.what not in ("open", "nodes", "events", "bridge"):
+        elif body.what != "open":
             raise ProtocolError(f"unknown question to other nodes {body.what!r:.80}", code="invalid")
         self._require_bridge(body)
         self._want(entry, request, body, routing)
@@ -165,7 +177,7 @@ class Fleet:
             "no bridge to other nodes runs beside this coordinator: start `ipcsync bridge --node NAME --nats URL`"
         )
 
-    def _want(self, entry: SessionEntry, request: Request, body: messages.Remote, routing: bytes) -> None:
+    def _want(self, entry: SessionEntry | None, request: Request, body: messages.Remote, routing: bytes) -> None:
         if len(self._owed) >= MOST_WANTS:
             raise QuotaExceeded(f"{MOST_WANTS} questions to other nodes are unanswered", limit=MOST_WANTS)
         self._number += 1
@@ -173,8 +185,8 @@ class Fleet:
         want = messages.Want(
             self._number, body.what, request.deadline_ns, body.node, body.name, epoch, body.slot, body.incarnation
         )
-        self._owed[want.number] = _Owed(want, entry, request.id, routing, body.default_device)
-        self._asked[entry.token, request.id] = want.number
+        owed = self._owed[want.number] = _Owed(want, entry, request.id, routing, body.default_device)
+        self._asked[owed.key] = want.number
         self._effects.feed.announce("wanted", want=want)
 
     def tick(self, now_ns: int) -> None:
@@ -183,7 +195,7 @@ class Fleet:
             return
         has_bridge = self._sessions.bridge() is not None
         for owed in list(self._owed.values()):
-            if 0 < owed.want.deadline_ns < now_ns or owed.entry.session.state != "live":
+            if 0 < owed.want.deadline_ns < now_ns or not owed.is_waited_for:
                 self._forget(owed)
             elif not has_bridge:
                 error = NoBridge("the bridge to other nodes has ended without an answer")
@@ -191,14 +203,16 @@ class Fleet:
 
     def _forget(self, owed: _Owed) -> None:
         self._owed.pop(owed.want.number, None)
-        self._asked.pop((owed.entry.token, owed.request_id), None)
+        self._asked.pop(owed.key, None)
 
     def _reply(self, owed: _Owed, body: messages.Message) -> None:
-        """Send the reply to a question, and keep it like any other."""
+        """Send the reply to a question, and keep it unless it may be asked again."""
         self._forget(owed)
         frame = codec.encode_reply(owed.request_id, body)
-        is_refusal = isinstance(body, messages.Failure)
-        self._transactions.commit(Reply(owed.entry.token, owed.request_id, frame), is_refusal=is_refusal)
+        if owed.entry is not None and owed.want.what in ("attach", "open", "claim"):
+            is_refusal = isinstance(body, messages.Failure)
+            reply = Reply.of(owed.entry.token, owed.request_id, body, frame)
+            self._transactions.commit(reply, is_refusal=is_refusal)
         self.deliver(owed.routing, frame)
 
     # --- what the bridge says -----------------------------------------------------------------------------------------
@@ -251,7 +265,7 @@ class Fleet:
 
     def _give(self, owed: _Owed | None, attach: Callable[[SessionEntry], messages.Message]) -> None:
         """Reply to the session that asked for a use with an attachment to it, or with the error."""
-        if owed is None or owed.entry.session.state != "live":
+        if owed is None or owed.entry is None or not owed.is_waited_for:
             return  # it waits no more
         try:
             body = attach(owed.entry)

@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -63,17 +65,18 @@ def make(fixed: Fixed) -> Given:
     return Given(terms, holdings.board, place, (requests, feed), holdings.journal, work, holdings=holdings)
 
 
-def receive(kept: str) -> Given:
+def receive(kept: str, settings: Mapping[str, object] | None = None) -> Given:
     """Take over what a keeper holds, once it says that this process is to serve; until then nothing is touched.
 
-    `kept` are the keeper's pid and the descriptors that it passed on. SystemExit if the keeper is gone by then.
+    `kept` are the keeper's pid and the descriptors that it passed on; it is told the `settings` that were read here.
+    SystemExit if the keeper is gone by then.
     """
     keeper, pair, *rest = map(int, kept.split(","))
     _end_with_keeper(keeper)
     end = Link(socket.socket(fileno=pair))
     numbers = itertools.count(1)
     try:
-        end.send(next(numbers), "serve", [versions()])
+        end.send(next(numbers), "serve", [versions(), settings or {}])
         answer = end.receive(None)
         assert answer is not None
     except EOFError:
@@ -87,6 +90,13 @@ def receive(kept: str) -> Given:
     board = Board(board_file, terms.board)  # its name may be gone by now, which ends no session
     place = Place(terms.fixed.runtime_dir, lock)
     return Given(terms, board, place, (requests, feed), journal, KeepersDriver(end, numbers), end)
+
+
+def refuse(kept: str, why: str) -> None:
+    """Tell the keeper why no coordinator can be started with these settings: it logs that, and answers a reload."""
+    pair = int(kept.split(",")[1])
+    with suppress(EOFError):
+        Link(socket.socket(fileno=pair)).send(0, "refuse", [why])
 
 
 def _end_with_keeper(keeper: int) -> None:

@@ -10,13 +10,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
+from ipcsync import __version__
 from ipcsync._board import Board, over
 from ipcsync._linux.process import pid_namespace, resident_bytes, shm_identity, time_namespace
 from ipcsync._logs import fields
-from ipcsync._wire import messages
+from ipcsync._wire import codec, messages
 from ipcsync.errors import (
     ConnectError,
     EngineMismatch,
+    EventClosed,
     IpcSyncError,
     ProtocolError,
     QuotaExceeded,
@@ -29,12 +33,15 @@ from ipcsync_coordinator.listing import attachment_of, attachment_rows, event_ro
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import SessionEntry, SessionTable, Use
 from ipcsync_coordinator.state import Session, Slot
 from ipcsync_coordinator.transactions import Transactions
 from ipcsync_holdings.holdings import Terms
 
 log = logging.getLogger("ipcsync.coordinator")
+
+MOST_ROWS = 4096
+"""The most rows of a list that is asked for without a session."""
 
 _UNLIMITED = 1 << 30
 _MOST_IN_FLIGHT = 256  # of a client's queue of 1,000 requests
@@ -83,14 +90,17 @@ class Handlers:
             "close": self._close,
             "break": self._break,
             "stream": self._stream,
-            "events": self._list_events,
-            "sessions": self._list_sessions,
-            "attachments": self._list_attachments,
-            "stats": self._stats,
             "snapshot": self._snapshot,
             "probe": self._probe,
             "bye": self._bye,
             **fleet.table,
+        }
+        # By operation: the body, and the most rows of the reply.
+        self.questions: dict[str, Callable[[Any, int | None], messages.Message]] = {
+            "events": self._list_events,
+            "sessions": self._list_sessions,
+            "attachments": self._list_attachments,
+            "stats": self._stats,
         }
 
     def serve(self) -> None:
@@ -115,6 +125,7 @@ class Handlers:
         known = self._sessions.of_nonce(hello.nonce)
         if known is not None:
             return self._welcome(known)
+        self._refuse_other_user(sender)
         if hello.role:
             self._raise_if_second_bridge(hello)
         elif hello.driver != self._terms.driver:
@@ -135,6 +146,14 @@ class Handlers:
         self._sessions.add(entry)
         log.info("session opened", extra=fields(id=session.id, name=session.name, pid=watch.pid, ttl_s=ttl))
         return self._welcome(entry)
+
+    def _refuse_other_user(self, sender: Sender) -> None:
+        mine, theirs = os.geteuid(), sender.uid
+        if theirs not in ("", str(mine)):
+            raise ConnectError(
+                f"this is uid {theirs}, and the coordinator is of uid {mine}: a session needs the same one, and root "
+                "may only look (ipcsync status)"
+            )
 
     def _is_held(self, line: int) -> bool:
         # By a child that C code forked, after its parent's death: who gets the line would wait for the child's end.
@@ -298,6 +317,13 @@ class Handlers:
             self._raise_if_unusable(entry, known)
         return attachment_of(self._registry.attach(entry.session, body.slot, body.incarnation), entry.session)
 
+    def attachment_again(self, entry: SessionEntry, use: Use) -> messages.Message:
+        """The attachment that a reply gave. A session that has left the slot since has read that reply."""
+        slot = self._registry.slots.get(use.slot)
+        if slot is None or slot.incarnation != use.incarnation or slot.state == "free":
+            return codec.failure_of(EventClosed(f"the event of slot {use.slot} was closed by this session"))
+        return replace(attachment_of(slot, entry.session), recorder=use.is_recorder)
+
     def _raise_if_unusable(self, entry: SessionEntry, slot: Slot) -> None:
         if slot.engine == "event" and entry.why_not_event:
             raise EngineMismatch(f"the event {slot.name!r} uses the engine 'event', but {entry.why_not_event}")
@@ -323,21 +349,22 @@ class Handlers:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    def _list_events(self, _: SessionEntry, body: messages.ListEvents) -> messages.Message:
-        return messages.EventList(event_rows(self._registry, self._board, body.prefix))
+    def _list_events(self, body: messages.ListEvents, most: int | None) -> messages.Message:
+        return messages.EventList(event_rows(self._registry, self._board, self._effects, body.prefix, most))
 
-    def _list_sessions(self, _: SessionEntry, _body: messages.ListSessions) -> messages.Message:
-        return messages.SessionList(session_rows(self._sessions, self._board))
+    def _list_sessions(self, _: messages.ListSessions, most: int | None) -> messages.Message:
+        return messages.SessionList(session_rows(self._sessions, self._board, most))
 
-    def _list_attachments(self, _: SessionEntry, body: messages.ListAttachments) -> messages.Message:
-        return messages.AttachmentList(attachment_rows(self._registry, body.prefix, body.limit))
+    def _list_attachments(self, body: messages.ListAttachments, most: int | None) -> messages.Message:
+        limit = body.limit if most is None else min(body.limit, most)
+        return messages.AttachmentList(attachment_rows(self._registry, body.prefix, limit))
 
     def _snapshot(self, _: SessionEntry, body: messages.Snapshot) -> messages.Message:
         self._metrics.resyncs += body.is_resync
-        events = event_rows(self._registry, self._board, body.prefix)
+        events = event_rows(self._registry, self._board, self._effects, body.prefix)
         return messages.SnapshotReply(self._effects.feed.number, events, session_rows(self._sessions, self._board))
 
-    def _stats(self, _: SessionEntry, _body: messages.Stats) -> messages.Message:
+    def _stats(self, _: messages.Stats, _most: int | None) -> messages.Message:
         return messages.Counters(self.stats())
 
     def stats(self) -> dict[str, object]:
@@ -346,7 +373,12 @@ class Handlers:
         opened_ns = [entry.opened_ns for entry in self._sessions if entry.session.state == "live"]
         now_ns = time.monotonic_ns()
         return {
+            "version": __version__,
+            "epoch": self._board.epoch.hex(),
+            "driver": self._terms.driver,
+            "lease_ttl_s": self._settings.lease_ttl,
             "sessions": len(opened_ns),
+            "max_sessions": self._registry.limits.sessions,
             "oldest_lease_s": (now_ns - min(opened_ns, default=now_ns)) / 1e9,
             "attachments": sum(len(slot.active) + len(slot.draining) for slot in slots),
             "events": sum(slot.state == "open" for slot in slots),

@@ -10,19 +10,21 @@ from typing import cast
 from ipcsync._board import Board
 from ipcsync._wire import messages
 from ipcsync.typing import EngineName
+from ipcsync_coordinator.effects import Effects, cause_of_end
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import SessionEntry
 from ipcsync_coordinator.state import Session, Slot
 
 
-def event_rows(registry: Registry, board: Board, prefix: str) -> list[messages.EventInfo]:
-    """The events whose names begin with `prefix`, those in quarantine included."""
-    return [
-        _event(slot, board) for slot in registry.slots.values() if slot.state != "free" and slot.name.startswith(prefix)
-    ]
+def event_rows(
+    registry: Registry, board: Board, effects: Effects, prefix: str, most: int | None = None
+) -> list[messages.EventInfo]:
+    """The first `most` events whose names begin with `prefix`, those in quarantine included."""
+    slots = (slot for slot in registry.slots.values() if slot.state != "free" and slot.name.startswith(prefix))
+    return [_event(slot, board, effects) for slot in islice(slots, most)]
 
 
-def _event(slot: Slot, board: Board) -> messages.EventInfo:
+def _event(slot: Slot, board: Board, effects: Effects) -> messages.EventInfo:
     assert slot.state != "free"
     line = board.slot(slot.index)
     generation = max(line.recorded - slot.base, 0)
@@ -41,6 +43,8 @@ def _event(slot: Slot, board: Board) -> messages.EventInfo:
         slot=slot.index,
         incarnation=slot.incarnation,
         node=slot.node,
+        cause=cause_of_end(slot),
+        ended_s=effects.quarantined_s(slot),
     )
 
 
@@ -62,10 +66,11 @@ def attachment_of(slot: Slot, session: Session) -> messages.Attachment:
     )
 
 
-def session_rows(sessions: Iterable[SessionEntry], board: Board) -> list[messages.SessionInfo]:
-    """The live sessions."""
+def session_rows(sessions: Iterable[SessionEntry], board: Board, most: int | None = None) -> list[messages.SessionInfo]:
+    """The first `most` live sessions."""
     now_ns = time.monotonic_ns()
-    return [_session(entry, board, now_ns) for entry in sessions if entry.session.state == "live"]
+    live = (entry for entry in sessions if entry.session.state == "live")
+    return [_session(entry, board, now_ns) for entry in islice(live, most)]
 
 
 def _session(entry: SessionEntry, board: Board, now_ns: int) -> messages.SessionInfo:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from ipcsync._wire.messages import Attachment, Message
 from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.registry import Registry
-from ipcsync_coordinator.sessions import SessionEntry, SessionTable
+from ipcsync_coordinator.sessions import Kept, SessionEntry, SessionTable, Use
 from ipcsync_coordinator.state import Session, Slot, Touched
 
 
@@ -137,7 +138,14 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     token: bytes
     id: int
-    frame: bytes
+    kept: Kept
+
+    @classmethod
+    def of(cls, token: bytes, request_id: int, body: Message, frame: bytes) -> Reply:
+        """The reply with that body and frame."""
+        if isinstance(body, Attachment):
+            return cls(token, request_id, Use(body.slot, body.incarnation, body.recorder))
+        return cls(token, request_id, frame)
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -34,7 +34,7 @@ def recover(
     for each in left.sessions:
         table.add(_entry(registry.sessions[each.serial], each, board, now_ns))
     for reply in left.replies:
-        table.keep(reply.token, reply.id, reply.frame)
+        table.keep(reply.token, reply.id, reply.kept)
     if not is_carried_out:
         effects.redo(records[-1].effects)
         journal.carried_out()
@@ -60,6 +60,7 @@ def _restore(registry: Registry, pool: Pool, board: Board, left: Record) -> None
 def _session(record: SessionRecord) -> Session:
     session = Session(record.id, record.serial, record.serial & 0xFFFF, record.name, role=record.role)
     session.state = record.state  # type: ignore[assignment] # one of its values
+    session.end = "" if session.state == "live" else session.state
     session.pid = record.pid if record.started else 0
     session.started, session.streams = record.started, set(record.streams)
     return session

@@ -117,10 +117,12 @@ class Registry:
 
     def end_session(self, session: Session, *, released: bool) -> None:
         """End a session that said goodbye. Without `released` its slots stay until its process is dead."""
+        session.end = session.end or "closed"
         self._end(session, "closed", breaks=False, released=released)
 
     def expire(self, session: Session) -> None:
         """End an expired session. Names and roles are free; slots and line stay until it releases them or is dead."""
+        session.end = session.end or "expired"
         self._end(session, "expired", breaks=True, released=False)
 
     def drains(self, session: Session) -> bool:
@@ -143,6 +145,7 @@ class Registry:
         `works_on`: what it submitted to a GPU may go on. The words that this may write stay its own, until a call
         without it.
         """
+        session.end = session.end or "died"
         self._end(session, "closed", breaks=True, released=True, works_on=works_on)
 
     def _end(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import zmq
@@ -36,6 +38,7 @@ from ipcsync_coordinator.requests import Requests
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Limits, Session
 from ipcsync_coordinator.transactions import Transactions
+from ipcsync_holdings.holdings import listen
 
 log = logging.getLogger("ipcsync.coordinator")
 
@@ -101,6 +104,7 @@ class Server:
         self._idle_since = 0.0
         self._next_feed_tick = 0.0
         self._is_drain_due = False
+        self._mend_failures = 1
         self._is_lost = False  # its path does not lead here any more
         self.status = 0
         self._gate = Gate(
@@ -285,7 +289,9 @@ class Server:
             self.stop()
 
     def _check_place(self) -> None:
-        """Log once that the runtime directory was removed, and stop when the last session ends."""
+        """Make single files anew that were removed; log once that the directory was, and stop with the last session."""
+        if not self._is_lost:
+            self._mend_place()
         if not self._is_lost and not self._given.place.is_own:
             self._is_lost = True
             log.error(
@@ -297,6 +303,32 @@ class Server:
             self.status = 1
             self._given.tell_ending()
             self.stop()
+
+    def _mend_place(self) -> None:
+        place = self._given.place
+        try:
+            if place.mend():
+                log.warning("the runtime directory's lock file was removed: made anew", extra=fields(path=place.path))
+            if place.is_own:
+                for path in place.lost_sockets():
+                    self._listen_anew(path)
+        except FileNotFoundError:
+            return  # the directory was removed
+        except OSError as error:
+            if is_round(self._mend_failures):
+                log.error("the runtime directory cannot be mended", extra=fields(path=place.path, why=error))
+            self._mend_failures += 1
+
+    def _listen_anew(self, path: str) -> None:
+        """Bind another socket at `path` for the same peers; those that are connected stay so."""
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # of a coordinator before this one
+        place = self._given.place
+        at = place.sockets.index(path)
+        socket, endpoint = ((self._requests.socket, self._endpoint), (self.feed.socket, self._feed_endpoint))[at]
+        self._take(socket, listen(path).detach(), endpoint)
+        place.saw_bound(path)
+        log.warning("a socket in the runtime directory was removed: made anew", extra=fields(path=path))
 
     def _check(self, entry: SessionEntry, now_ns: int) -> None:
         if entry.is_dead or entry.watch.lifeline_is_cut():

@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
 
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.state import Session
+
+
+class Use(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The attachment of a reply, which is put together again for a retry: a deep ring's handles take 70 KB."""
+
+    slot: int
+    incarnation: int
+    is_recorder: bool
+
+
+Kept: TypeAlias = bytes | Use
+"""A reply as it is kept: a short frame, or what an attachment's is made from."""
 
 
 @dataclass(eq=False)
@@ -25,7 +40,7 @@ class SessionEntry:
     is_ready: bool = False
     was_confirmed: bool = False  # by a coordinator before this one
     is_dead: bool = False  # its process is, and what that submitted to a GPU may go on
-    replies: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
+    replies: OrderedDict[int, Kept] = field(default_factory=OrderedDict)
     forgotten: int = 0  # the highest request id whose reply is no longer kept
     deadline_ns: int = 0  # of its last request; all requests of one call have the same
 
@@ -76,10 +91,12 @@ class SessionTable:
             del self._by_token[entry.token], self._by_nonce[entry.nonce]
         return entry
 
-    def keep(self, token: bytes, request_id: int, reply: bytes) -> None:
+    def keep(self, token: bytes, request_id: int, reply: Kept) -> None:
         """Keep a reply for the case that its request comes again."""
         entry = self._by_token.get(token)
         if entry is None:  # its own last request ended it
+            if isinstance(reply, Use):
+                return  # not its last one, then
             self._final_replies[token] = (request_id, reply)
             if len(self._final_replies) > self._most_final_replies:
                 self._final_replies.popitem(last=False)
@@ -89,8 +106,8 @@ class SessionTable:
             oldest, _ = entry.replies.popitem(last=False)
             entry.forgotten = max(entry.forgotten, oldest)
 
-    def replies(self) -> Iterator[tuple[bytes, int, bytes]]:
-        """All replies that are kept: token, request id, frame; each session's in the order in which they were kept."""
+    def replies(self) -> Iterator[tuple[bytes, int, Kept]]:
+        """All replies that are kept: token, request id, reply; each session's in the order in which they were kept."""
         for entry in self._by_token.values():
             for request_id, reply in entry.replies.items():
                 yield entry.token, request_id, reply

@@ -10,6 +10,7 @@ from ipcsync_coordinator.mirrors import Origin
 
 SlotState = Literal["free", "open", "broken", "closed"]
 SessionState = Literal["live", "expired", "closed"]
+SessionEnd = Literal["", "closed", "died", "expired"]
 FinishedState = Literal["broken", "closed"]
 ChangeKind = Literal[
     "opened",
@@ -51,6 +52,7 @@ class Session:
     left: set[int] = field(default_factory=set)  # slots whose `left` has it, or had
     streams: set[str] = field(default_factory=set)
     role: str = ""  # "bridge"
+    end: SessionEnd = ""  # how it ended, once it has
 
     @property
     def label(self) -> str:

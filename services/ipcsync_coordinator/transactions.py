@@ -45,7 +45,7 @@ class Transactions:
 
     def _keep(self, reply: Reply | None) -> None:
         if reply is not None:
-            self._sessions.keep(reply.token, reply.id, reply.frame)
+            self._sessions.keep(reply.token, reply.id, reply.kept)
 
     def _record(self, reply: Reply | None) -> Record:
         registry = self._registry

@@ -74,7 +74,8 @@ class Holdings:
                     log.warning("no robust futex: clients check /proc or a file lock to see whether this process lives")
                 self.events = EventStore(devices, self.board)
                 self.journal = JournalFiles.create()
-                self.sockets = [_listen(path) for path in self.directory.sockets]
+                self.sockets = [listen(path) for path in self.directory.sockets]
+                self.directory.sign()
             except BaseException:
                 self.board.unlink()
                 raise
@@ -111,7 +112,8 @@ class Holdings:
         self.directory.close()
 
 
-def _listen(path: str) -> socket.socket:
+def listen(path: str) -> socket.socket:
+    """A socket that listens at a path where there is none."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     listening.bind(path)
     listening.listen(_backlog())

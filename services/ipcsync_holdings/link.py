@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-VERSION = 3  # of the requests, and of what a coordinator is given
+VERSION = 4  # of the requests, and of what a coordinator is given
 _LENGTH = 4
 _CHUNK = 1 << 18
 

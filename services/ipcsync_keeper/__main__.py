@@ -8,6 +8,8 @@ import sys
 
 import msgspec
 
+import ipcsync
+from ipcsync import _drivers
 from ipcsync._board.runtime_dir import KEEPER, RuntimeDirError
 from ipcsync._linux.process import watched
 from ipcsync._linux.service_manager import ServiceManager
@@ -38,7 +40,16 @@ def main(plan: Plan) -> int:
 
     def ready() -> None:
         endpoint = holdings.directory.endpoint
-        log.info("ready", extra=fields(endpoint=endpoint, keeper=os.getpid(), epoch=holdings.epoch.hex()[:8]))
+        log.info(
+            "ready",
+            extra=fields(
+                endpoint=endpoint,
+                version=ipcsync.__version__,
+                driver=_drivers.name(),
+                keeper=os.getpid(),
+                epoch=holdings.epoch.hex()[:8],
+            ),
+        )
         if plan.ready_fd is not None:
             os.write(plan.ready_fd, f"{endpoint}\n".encode())
             os.close(plan.ready_fd)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import msgspec
 
+from ipcsync._linux.child import in_words
 from ipcsync._linux.process import PidFd
 from ipcsync._logs import fields
 from ipcsync_holdings.holdings import Holdings, Terms
@@ -49,6 +50,8 @@ class Child:
         self.link = Link(ours)
         self.began = time.monotonic()  # the start of waiting, later of serving
         self.versions: dict[str, str] | None = None  # its versions, from its greeting
+        self.settings: dict[str, object] = {}  # and what it has read of them
+        self.refusal = ""  # or why it cannot start
         self.was_told = self.was_dismissed = False  # to serve, once the driver is free for it; to end
         self.has_terms = False  # and serves over them, or is about to
         self.is_serving = self.is_asking = self.has_hung = self.was_killed = False
@@ -59,13 +62,28 @@ class Child:
         try:
             message = self.link.receive()
             if message is not None:
-                self._greeting, _, (versions,) = message
-                self.versions, self.is_silent = msgspec.convert(versions, dict[str, str]), False
+                self._greeting, what, arguments = message
+                self.is_silent = False
+                if what == "refuse":
+                    self.refusal = str(arguments[0])
+                else:
+                    versions, self.settings = arguments
+                    self.versions = msgspec.convert(versions, dict[str, str])
         except EOFError:
             self.is_silent = False  # it has ended, or has half a minute to do so
         except Exception as error:  # noqa: BLE001 - the code on disk may be anything by now
             log.warning("not a coordinator's greeting", extra=fields(pid=self.pid, why=error))
             self.kill()
+
+    def how_it_ended(self) -> str:
+        """Its exit status in words, and what it said of it; it has ended."""
+        how = in_words(self.end())
+        return f"{how}: {self.refusal}" if self.refusal else how
+
+    def why_not_started(self) -> str:
+        """Why it ended before its greeting, in its own words if it had any."""
+        how = self.how_it_ended()
+        return self.refusal or f"the new code did not start ({how})"
 
     def begin(self, terms: Terms) -> None:
         """Tell it to serve. EOFError if it is gone."""
@@ -85,6 +103,8 @@ class Child:
     def end(self, seconds: float = 0.0) -> int | None:
         """Have it end, killed after `seconds`; returns its exit status (negative: the signal), also if called again."""
         if self._process.returncode is None:
+            if self.is_silent:
+                self.hear()
             self.link.close()
             if not self.pidfd.wait(seconds):
                 self.kill()

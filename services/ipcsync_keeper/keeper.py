@@ -12,7 +12,6 @@ from collections.abc import Callable
 import msgspec
 
 from ipcsync._board.runtime_dir import RELOAD
-from ipcsync._linux.child import in_words
 from ipcsync._linux.process import PidFd, has_terminal
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
@@ -21,7 +20,7 @@ from ipcsync_holdings.holdings import Fixed, Holdings
 from ipcsync_holdings.journal_files import IN_HAND, IS_ENDING, KILLED_FROM_OUTSIDE, REPLIES, UNREADABLE
 from ipcsync_keeper.child import Child
 from ipcsync_keeper.patience import Restarts
-from ipcsync_keeper.reload import Reloads
+from ipcsync_keeper.reload import Reloads, SeenSettings
 from ipcsync_keeper.wake import Wake
 
 log = logging.getLogger("ipcsync.coordinator")
@@ -72,6 +71,7 @@ class Keeper:
         self._spare_at, self._kill_at = 0.0, math.inf
         self._beat, self._beat_at, self._looked_at = 0, 0.0, 0.0
         self._reloads = Reloads(holdings.directory.path, manager)
+        self._settings = SeenSettings()
         self._restarts = Restarts()
         self._has_terminal = has_terminal()
         self._wake = wake
@@ -144,7 +144,7 @@ class Keeper:
         elif child.versions is not None and not child.was_told:
             self._let_serve(child)
         elif child.is_serving and not child.was_dismissed:
-            self._see_serving()
+            self._see_serving(child)
 
     def _start(self) -> Child | None:
         """A coordinator with the code on disk; None if there is no process, memory or descriptor for it."""
@@ -171,17 +171,18 @@ class Keeper:
         theirs, ours = child.versions or self._versions or {}, self._versions or {}
         return ", ".join(sorted(name for name in ours | theirs if theirs.get(name) != ours.get(name)))
 
-    def _see_serving(self) -> None:
+    def _see_serving(self, child: Child) -> None:
         self._unserved_ns = 0
         if self._reloads.is_under_way and self._candidate is None:
-            self._reloads.end()
+            self._reloads.end(note=self._settings.differences(child.settings))
+        self._settings.see(child.settings)
         if not self._is_ready:
             self._is_ready = True
             self._tell_ready()
 
     def _see_end(self, child: Child, status: int) -> None:
         """The coordinator has ended: a death, unless it was told to end or announced it."""
-        words, now, how = self._holdings.journal.words, time.monotonic(), in_words(status)
+        words, now, how = self._holdings.journal.words, time.monotonic(), child.how_it_ended()
         if words[IS_ENDING]:
             self._status = max(status, 0)
         elif not self._is_ready and not child.is_serving and not words[REPLIES]:
@@ -225,7 +226,7 @@ class Keeper:
         if child is None:
             return
         if child.pidfd.is_dead:
-            why_not = f"the new code did not start ({in_words(child.end())})"
+            why_not = child.why_not_started()
         elif time.monotonic() - child.began > _START_S:
             is_ready = child.versions is not None
             why_not = (
@@ -263,7 +264,7 @@ class Keeper:
         spare = self._spare
         if spare is not None and (spare.pidfd.is_dead or self._differing(spare)):
             self._spare, self._spare_at, differing = None, now + _NO_SPARE_S, self._differing(spare)
-            log.warning("no spare", extra=fields(differs=differing, how=in_words(spare.end()), again_s=_NO_SPARE_S))
+            log.warning("no spare", extra=fields(differs=differing, how=spare.how_it_ended(), again_s=_NO_SPARE_S))
 
     # --- time, and the end --------------------------------------------------------------------------------------------
 

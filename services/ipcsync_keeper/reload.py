@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from ipcsync._board.runtime_dir import write_outcome
 from ipcsync._linux.service_manager import ServiceManager
@@ -29,12 +31,44 @@ class Reloads:
         self._began_ns = time.monotonic_ns()
         self._manager.reloading()
 
-    def end(self, why_not: str | None = None) -> None:
-        """End a reload: the new code serves, or `why_not` says why it does not."""
+    def end(self, why_not: str | None = None, note: str = "") -> None:
+        """End a reload: the new code serves, and `note` says what changed; or `why_not` says why it does not."""
         self.is_under_way = False
-        log.log(logging.ERROR if why_not else logging.INFO, "reload", extra=fields(outcome=why_not or "done"))
+        more = {"note": note} if note else {}
+        log.log(logging.ERROR if why_not else logging.INFO, "reload", extra=fields(outcome=why_not or "done", **more))
         try:
-            write_outcome(self._directory, self._began_ns, why_not)
+            write_outcome(self._directory, self._began_ns, why_not, note)
         except OSError as error:
             log.error("the outcome of the reload cannot be written", extra=fields(why=error))
-        self._manager.ready(f"not reloaded: {why_not}" if why_not else "reloaded")
+        done = f"reloaded: {note}" if note else "reloaded"
+        self._manager.ready(f"not reloaded: {why_not}" if why_not else done)
+
+
+class SeenSettings:
+    """The settings that coordinators had read when they began to serve, and the first one: the holdings have its."""
+
+    def __init__(self) -> None:
+        self._first: Mapping[str, object] = {}
+        self._last: Mapping[str, object] = {}
+
+    def see(self, settings: Mapping[str, object]) -> None:
+        """Note those of the coordinator that serves."""
+        self._first, self._last = self._first or settings, settings
+
+    def differences(self, settings: Mapping[str, object]) -> str:
+        """What a reload to these changes, and what it cannot change; empty if they are the same."""
+        taken = _differing(self._last, settings, settings.keys() - _FIXED)
+        left = _differing(self._first, settings, _FIXED)
+        return "; ".join([*([taken] if taken else []), *([f"not before a restart: {left}"] if left else [])])
+
+
+# Of the holdings, and the keeper's own.
+_FIXED = frozenset(("devices", "driver", "keeper", "max_sessions", "pool", "runtime_dir", "spare"))
+
+
+def _differing(old: Mapping[str, object], new: Mapping[str, object], names: AbstractSet[str]) -> str:
+    return ", ".join(
+        f"{name} {old[name]} -> {new[name]}"
+        for name in sorted(names)
+        if name in old and name in new and old[name] != new[name]
+    )

@@ -28,7 +28,7 @@ def main(host: str, port: int, endpoint: str | None, period: float, log_level: s
       ipcsync observer
       ipcsync observer --port 9000 --endpoint ipc:///run/ipcsync/coordinator.sock
 
-    It is an ordinary client, and connects to the next coordinator when one ends. It needs the extra ipcsync[observer].
+    It takes no session, and goes on with the next coordinator when one ends. It needs the extra ipcsync[observer].
     """
     try:
         from ipcsync_observer import serve

@@ -8,7 +8,7 @@ import msgspec
 
 import ipcsync
 from ipcsync import AttachmentInfo, BridgeInfo, SessionInfo
-from ipcsync.typing import EngineName, EventState, Stats
+from ipcsync.typing import CoordinatorStats, EngineName, EventState
 
 MAX_FILTER = 255
 """The longest filter for events, in characters; the rest is ignored."""
@@ -45,6 +45,8 @@ class _EventBase(TypedDict):
     attached: int
     recorder: str
     node: str
+    cause: str
+    ended_s: float | None
     slot: int
     incarnation: int
     rate: float | None
@@ -72,7 +74,7 @@ class State(TypedDict):
     endpoint: str
     epoch: str
     period_s: float
-    stats: Stats
+    stats: CoordinatorStats
     sessions: list[SessionInfo]
     sessions_total: int
     events: list[Event]

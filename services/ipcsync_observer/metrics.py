@@ -16,7 +16,8 @@ from ipcsync._board.layout import REASONS
 from ipcsync_observer.sampler import Sample, Sampler
 
 GAUGES = {
-    "sessions": ("sessions", "Live sessions, the observer's own included."),
+    "sessions": ("sessions", "Live sessions."),
+    "max_sessions": ("max_sessions", "The most sessions there may be."),
     "pool_size": ("pool_size", "The most shared events there may be."),
     "pool_in_use": ("pool_in_use", "Shared events in use, those in quarantine included."),
     "pool_high_water": ("pool_high_water", "The most shared events that were in use at once."),
@@ -69,6 +70,9 @@ class CoordinatorCollector(Collector):
         connects.add_metric([], self._sampler.connects)
         yield connects
         if is_up:
+            info = GaugeMetricFamily("ipcsync_info", "1; the labels say what serves.", labels=["version", "driver"])
+            info.add_metric([sample.stats["version"], sample.stats["driver"]], 1.0)
+            yield info
             yield from _gauges(sample.stats)
             yield _memory(sample.stats)
             yield from _counters(sample.stats)

@@ -10,10 +10,11 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-import ipcsync
-from ipcsync import AttachmentInfo, BridgeInfo, EventInfo, IpcSyncError, SessionInfo, SessionLost
+from ipcsync import AttachmentInfo, BridgeInfo, EventInfo, IpcSyncError, SessionInfo
 from ipcsync._logs import fields
 from ipcsync._rates import Tracks
+from ipcsync._session.reader import Reader
+from ipcsync._wire import endpoints
 
 log = logging.getLogger("ipcsync.observer")
 
@@ -58,14 +59,17 @@ class Sample:
 
 
 class Sampler:
-    """A thread that takes a sample every `period_s` seconds, and connects again when the coordinator was restarted."""
+    """A thread that takes a sample every `period_s` seconds, of whichever coordinator serves then.
+
+    `connects` counts the coordinators whose events and sessions were others than before.
+    """
 
     def __init__(self, endpoint: str | None, period_s: float = 1.0) -> None:
-        self._endpoint = endpoint
+        self._reader = Reader(endpoint or endpoints.default_endpoint(), READY_S)
         self._period_s = period_s
         self._began = time.monotonic()
         self._answered_at = -1e9
-        self._client: ipcsync.Client | None = None
+        self._epoch = ""
         self._tracks = Tracks(max(2, min(240, round(_LANE_S / period_s))))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ipcsync-observer", daemon=True)
@@ -77,10 +81,10 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and close the client; within a few seconds, also if the coordinator does not answer."""
+        """Stop, within a few seconds also if the coordinator does not answer."""
         self._stop.set()
         self._thread.join()
-        self._disconnect()
+        self._reader.close()
 
     # --- what there is to show ----------------------------------------------------------------------------------------
 
@@ -131,7 +135,7 @@ class Sampler:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self._take(self._connected())
+                self._take(self._reader)
             except IpcSyncError as error:
                 self._fail(str(error))
             except Exception as error:  # the next sample may succeed; the page and /healthz show the failure
@@ -139,38 +143,36 @@ class Sampler:
                 self._fail(f"{type(error).__name__}: {error}")
             self._stop.wait(self._period_s)
 
-    def _connected(self) -> ipcsync.Client:
-        if self._client is None:
-            self._client = ipcsync.connect(self._endpoint, name="ipcsync observer", timeout=READY_S, trace="")
+    def _take(self, reader: Reader) -> None:
+        stats = reader.stats()
+        self._answered_at = self._now()
+        if stats["epoch"] != self._epoch:
+            self._epoch = stats["epoch"]
             self._tracks.clear()
             self.connects += 1
-            log.info("connected", extra=fields(endpoint=self._client.endpoint, epoch=self._client.epoch.hex()[:8]))
-        return self._client
-
-    def _take(self, client: ipcsync.Client) -> None:
-        stats = client.stats(timeout=READY_S)
-        self._answered_at = self._now()
-        infos = client.list_events()
+            log.info(
+                "connected",
+                extra=fields(endpoint=reader.endpoint, epoch=self._epoch[:8], version=stats["version"]),
+            )
+        infos = reader.list_events()
         now = self._answered_at = self._now()
-        sessions = client.list_sessions()
-        links = client.list_attachments(limit=_LINKS)
+        sessions = reader.list_sessions()
+        links = reader.list_attachments(_LINKS)
         self._answered_at = self._now()
         events = [
             SeenEvent(track.info, track.rate, track.pending_s, [_place(point) for point in track.points])
             for track in self._tracks.see(infos, now)
         ]
-        own = client.session_id
-        bridge = _bridge_of(client)
         self.latest = Sample(
             at=now,
             problem="",
-            endpoint=client.endpoint,
-            epoch=client.epoch.hex(),
+            endpoint=reader.endpoint,
+            epoch=self._epoch,
             stats={**stats},
-            sessions=[session for session in sessions if session.id != own],
+            sessions=sessions,
             events=events,
             links=links,
-            bridge=bridge,
+            bridge=_bridge_of(reader),
         )
 
     def _fail(self, problem: str) -> None:
@@ -178,21 +180,12 @@ class Sampler:
         if not last.problem:
             log.warning("coordinator not ready", extra=fields(why=problem))
         self.latest = replace(last, problem=problem)
-        if self._client is not None and not self._client.is_connected:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
 
 
-def _bridge_of(client: ipcsync.Client) -> BridgeInfo | None:
+def _bridge_of(reader: Reader) -> BridgeInfo | None:
     """The bridge, None if there is none or it does not answer; no other figure depends on it."""
     try:
-        return client.bridge(timeout=_BRIDGE_S)
-    except SessionLost:
-        raise
+        return reader.bridge(_BRIDGE_S)
     except IpcSyncError:
         return None
 

@@ -6,12 +6,15 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.managers import SyncManager
 from threading import Barrier
 from typing import Any
+
+from ipcsync._linux.child import die_with
+from ipcsync_bench.workers import own_directory
 
 _START_S = 10.0
 _CONNECT_S = 60.0
@@ -37,7 +40,7 @@ class Manager:
 
     def __init__(self) -> None:
         self._manager = _Manager(authkey=b"ipcsync-bench")
-        self._manager.start()
+        self._manager.start(die_with, (os.getpid(),))  # by itself it would outlive a parent that is killed
         self._table = self._manager.Table()  # type: ignore[attr-defined] # registered above
         self.token = self._table._token
 
@@ -88,10 +91,15 @@ class Redis:
     """Debian's redis-server, on a Unix socket of its own, nothing written to disk."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.mkdtemp(prefix="ipcsync-bench-")
+        self._directory = own_directory()
         self.path = os.path.join(self._directory, "redis.sock")
         command = ["redis-server", "--port", "0", "--unixsocket", self.path, "--save", "", "--appendonly", "no"]
-        self._process = subprocess.Popen(command, cwd=self._directory, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command,
+            cwd=self._directory,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509 - one call, which takes no lock
+        )
         deadline = time.monotonic() + _START_S
         while not os.path.exists(self.path):
             if time.monotonic() > deadline or self._process.poll() is not None:

@@ -211,5 +211,6 @@ def test_without_a_coordinator_it_fails_at_once_in_one_line(tmp_path: Path) -> N
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == (
-        f"ipcsync: no coordinator at ipc://{tmp_path}/nobody.sock; start one with: ipcsync coordinator\n"
+        f"ipcsync: no coordinator at ipc://{tmp_path}/nobody.sock: there is no socket; "
+        "start one with: ipcsync coordinator\n"
     )

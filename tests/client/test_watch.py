@@ -47,6 +47,8 @@ def replayed(notices: list[ipcsync.Notice], before: set[str] | None = None) -> s
     """The names that are open after the notices. What is told twice, or ends without having begun, fails."""
     names = set(before or ())
     for notice in notices:
+        if notice.kind.startswith("recorder_"):  # beside the end of its event
+            continue
         if notice.kind.endswith("opened"):
             assert notice.name not in names, f"told twice: {notice}"
             names.add(notice.name)
@@ -115,10 +117,59 @@ def test_a_recorders_death_breaks_each_of_its_events_once(
         ("opened", "y"),
     ]
     peer.kill()
-    found = told(notices, 3)
-    assert sorted(found) == [("broken", "x"), ("broken", "y"), ("session_closed", "holder")]
+    found = told(notices, 5)
+    assert sorted(found) == [
+        ("broken", "x"),
+        ("broken", "y"),
+        ("recorder_died", "x"),
+        ("recorder_died", "y"),
+        ("session_closed", "holder"),
+    ]
     client.event("x")  # the name is free at once
     assert told(notices, 1) == [("opened", "x")]
+
+
+def _end_as_told(endpoint: str, how: str) -> None:
+    """In a peer: record on an event, and close it, or have it broken by a wait that was lost."""
+    client = ipcsync.connect(endpoint, name="holder", lease_ttl=1.5 if how == "expired" else None)
+    event = client.event("x", recorder=True)
+    _kept.extend([client, event])
+    if how == "closed":
+        event.close()
+
+
+@pytest.mark.parametrize("how", ["closed", "died", "expired"])
+def test_a_watch_tells_how_the_recorder_ended(
+    coordinator: ipcsync.Coordinator, client: ipcsync.Client, peer: Peer, how: str
+) -> None:
+    notices = client.watch("x", timeout=LONG_S)
+    next(notices)
+    peer.call(_end_as_told, coordinator.endpoint, how)
+    if how == "died":
+        peer.kill()
+    elif how == "expired":
+        peer.signal(signal.SIGSTOP)
+    last = until(notices, f"recorder_{how}", "x")
+    told_of, ended = last[-2:]
+    assert (told_of.kind, told_of.name) == ("closed" if how == "closed" else "broken", "x")
+    assert told_of.number == ended.number
+    for notice in (told_of, ended):
+        assert (notice.session, notice.pid, notice.cause) == ("holder", peer.pid, how)
+        assert (notice.device, notice.engine != "") == (ipcsync.get_device_properties().uuid, True)
+    if how != "closed":
+        gone = [notice for notice in last if notice.kind == "session_closed"] or [next(notices)]
+        assert [(notice.kind, notice.pid, notice.cause) for notice in gone] == [("session_closed", peer.pid, how)]
+    peer.signal(signal.SIGCONT)
+
+
+def test_an_event_without_a_recorder_ends_without_one(client: ipcsync.Client) -> None:
+    notices = client.watch("x", timeout=LONG_S)
+    next(notices)
+    client.event("x").close()
+    client.event("xx").close()
+    found = until(notices, "closed", "xx")
+    assert [notice.kind for notice in found] == ["opened", "closed", "opened", "closed"]
+    assert {notice.cause for notice in found} == {""}
 
 
 def test_a_watch_ends_when_nothing_came_for_its_time(client: ipcsync.Client) -> None:

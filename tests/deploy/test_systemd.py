@@ -37,6 +37,13 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     root = Path(_PREPARED or "", "root")
     for unit in ("ipcsync@.service", "ipcsync-observer@.service"):
         shutil.copy(_UNITS / unit, root / "etc" / "systemd" / "system" / unit)
+    for directory, name in (("etc/ipcsync", "coordinator-alice"), ("home/alice/.config/ipcsync", "coordinator")):
+        (root / directory).mkdir(parents=True, exist_ok=True)
+        shutil.copy(_UNITS / "coordinator.toml", root / directory / f"{name}.toml")
+    for kind, unit in (("system", "ipcsync@.service"), ("user", "ipcsync.service")):  # there is no GPU
+        drop_in = root / "etc" / "systemd" / kind / f"{unit}.d" / "driver.conf"
+        drop_in.parent.mkdir(exist_ok=True)
+        drop_in.write_text("[Service]\nEnvironment=IPCSYNC_DRIVER=host\n")
     shutil.copy(_UNITS / "ipcsync.service", root / "etc" / "systemd" / "user" / "ipcsync.service")
     machine = Machine(root, tmp_path_factory.mktemp("machine") / "console.log")
     yield machine
@@ -64,7 +71,8 @@ def test_the_unit_is_active_once_it_serves_its_user_and_nobody_else(served: Mach
     assert int(served.property(_UNIT, "MainPID")) == _status(served)["stats"]["keeper_pid"]
     refused = served.tried(f"{_IPCSYNC} status", user="bob")
     assert refused.returncode == 1
-    assert "no coordinator at ipc:///run/ipcsync-alice" in refused.stderr  # its directory is closed to others
+    assert "/run/ipcsync-alice belongs to uid" in refused.stderr  # and is closed to others
+    assert "no sessions" in served.run(f"env {_IPCSYNC} status"), "root may look"
 
 
 def _seen(machine: Machine) -> int:
@@ -112,8 +120,9 @@ def test_systemd_starts_the_unit_again_if_its_keeper_is(served: Machine, number:
 def test_what_it_does_is_in_the_journal(served: Machine) -> None:
     lines = served.run(f"journalctl --unit {_UNIT} --output cat")
     assert "event=ready endpoint=ipc:///run/ipcsync-alice/coordinator.sock" in lines
-    _status(served)
-    until(lambda: 'name="ipcsync status"' in served.run(f"journalctl --unit {_UNIT} --output cat"), "a session's line")
+    connect = "import ipcsync; ipcsync.connect(name='a worker').close()"
+    served.run(f'IPCSYNC_RUNTIME_DIR=/run/ipcsync-alice /opt/ipcsync/bin/python -c "{connect}"', user="alice")
+    until(lambda: 'name="a worker"' in served.run(f"journalctl --unit {_UNIT} --output cat"), "a session's line")
 
 
 def test_a_stop_leaves_nothing(machine: Machine) -> None:

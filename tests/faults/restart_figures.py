@@ -165,7 +165,7 @@ def upgrades(count: int, figures: Figures, askers: int = 4) -> None:
                 asked_ns = time.monotonic_ns()
                 os.kill(one.pid, RELOAD)
                 until(lambda: read_outcome(one.runtime_dir)[0] > asked_ns, "the outcome")  # noqa: B023 - called at once
-                _, why_not = read_outcome(one.runtime_dir)
+                _, why_not, _ = read_outcome(one.runtime_dir)
                 assert not why_not, why_not
                 turns = [asker.turns for asker in working]
                 until(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -14,11 +16,13 @@ import zmq
 
 import ipcsync
 from ipcsync._session.connection import Connection
+from ipcsync._session.reader import Reader
 from ipcsync._wire import codec, endpoints, messages
 from tests.faults import fixtures
 from tests.kit.peer import Peer
 from tests.kit.raw_client import Raw, assert_serves, await_end, refusals, request, unix_socket
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
+from tests.kit.zygote import IPCSYNC
 
 pytestmark = pytest.mark.keeper
 
@@ -159,6 +163,39 @@ def test_row_29_another_uid_is_told_at_once_whose_the_directory_is(
     error, seconds = peer.call(_connect_to_a_closed_directory, coordinator.endpoint)
     assert error.startswith(f"the directory {coordinator.runtime_dir} belongs to uid 0, and this is uid 65534")
     assert seconds < 2.0  # and not the five after which nobody has answered
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_row_29_root_may_look_at_another_users_coordinator_and_gets_no_session() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        os.chown(directory, 65534, 65534)
+        endpoint = endpoints.endpoint_in(directory)
+        command = [sys.executable, "-m", "ipcsync_coordinator", "--runtime-dir", directory, "--no-keeper"]
+        env = {**os.environ, "IPCSYNC_HOST_SEGMENT": f"nobody-{os.getpid()}"}
+        try:
+            program = subprocess.Popen(
+                [*command, "--max-sessions", "1"], cwd="/", env=env, user=65534, group=65534, extra_groups=[]
+            )
+        except PermissionError:
+            pytest.skip("another user cannot run this Python")
+        try:
+            until(lambda: program.poll() is not None or os.path.exists(endpoints.socket_path(endpoint)), "it serves")
+            if program.poll() is not None:
+                pytest.skip("another user cannot run this Python")
+            with Reader(endpoint, DEADLINE_S) as reader, Raw(endpoint) as raw:
+                assert (reader.stats()["sessions"], reader.list_sessions(), reader.list_events()) == (0, [], [])
+                hello = messages.Hello(os.urandom(16), ipcsync.driver_name(), "root's")
+                refusal = raw.refused(hello, b"")
+                assert isinstance(refusal, ipcsync.ConnectError)
+                assert "this is uid 0, and the coordinator is of uid 65534" in str(refusal)
+                assert reader.stats()["sessions"] == 0
+            for words in (["status"], ["top", "--once"]):
+                done = subprocess.run([*IPCSYNC, *words, "--endpoint", endpoint], timeout=DEADLINE_S, check=False)
+                assert done.returncode == 0
+        finally:
+            program.terminate()
+            program.wait(DEADLINE_S)
 
 
 # --- row 30 -----------------------------------------------------------------------------------------------------------

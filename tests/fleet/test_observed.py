@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.fleet.nodes import Node
 from tests.kit import browser as browsers
 from tests.kit.browser import Browser
 from tests.kit.until import DEADLINE_S, until
+from tests.observer.healthy import assert_no_alert
 from tests.observer.observing import Observer, running
 
 pytestmark = [pytest.mark.process, pytest.mark.thorough]
@@ -40,13 +42,17 @@ def linked(pair: tuple[Node, Node]) -> ipcsync.SharedEvent:
     return seen
 
 
-def test_metrics_tell_of_links_and_of_nodes_that_are_lost(pair: tuple[Node, Node], observer: Observer) -> None:
+def test_metrics_tell_of_links_and_of_nodes_that_are_lost(
+    pair: tuple[Node, Node], observer: Observer, tmp_path: Path
+) -> None:
     seen = linked(pair)
     figures = until(lambda: with_links(observer), "a look at the bridge")
     assert figures["ipcsync_bridge_up", ""] == figures["ipcsync_bridge_connected", ""] == 1
     assert figures["ipcsync_bridge_nodes", "linked"] == 1
     assert figures["ipcsync_bridge_tells_heard_total", ""] >= 1
     assert figures["ipcsync_bridge_nodes_lost_total", "stopped"] == 0
+    if shutil.which("promtool") is not None:
+        assert_no_alert(observer, tmp_path)
     pair[0].end_bridge()
     until(lambda: of(observer)["ipcsync_bridge_nodes_lost_total", "stopped"] == 1, "the loss")
     assert of(observer)["ipcsync_bridge_nodes", "lost"] == 1
@@ -59,7 +65,10 @@ def test_metrics_tell_of_links_and_of_nodes_that_are_lost(pair: tuple[Node, Node
 
 def with_links(observer: Observer) -> dict[tuple[str, str], float]:
     figures = of(observer)
-    return figures if figures.get(("ipcsync_bridge_links", "mirrored")) else {}
+    has_both = figures.get(("ipcsync_bridge_links", "mirrored")) and figures.get(
+        ("ipcsync_bridge_tells_heard_total", "")
+    )
+    return figures if has_both else {}
 
 
 def of(observer: Observer) -> dict[tuple[str, str], float]:

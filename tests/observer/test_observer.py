@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import ipcsync
 from ipcsync.testing import StreamGate
 from tests.kit.peer import Peer
 from tests.kit.until import until
+from tests.observer.healthy import assert_no_alert
 from tests.observer.observing import DIRECT, PERIOD_S, Observer
 
 pytestmark = pytest.mark.process
@@ -162,7 +164,8 @@ def test_metrics_say_what_the_coordinator_counts(
         metrics = observer.metrics()
         stats = client.stats()
     assert metrics["ipcsync_up", ()] == 1
-    assert metrics["ipcsync_sessions", ()] == 2
+    assert metrics["ipcsync_sessions", ()] == 1
+    assert metrics["ipcsync_info", (ipcsync.driver_name(), ipcsync.__version__)] == 1
     assert metrics["ipcsync_attachments", ()] == 2
     assert metrics["ipcsync_events", ("event", "open")] == 1
     assert metrics["ipcsync_events", ("timeline", "open")] == 1
@@ -179,6 +182,15 @@ def test_metrics_say_what_the_coordinator_counts(
     count = metrics["ipcsync_request_seconds_count", ()]
     assert metrics["ipcsync_request_seconds_bucket", ("+Inf",)] == count > 0
     assert metrics["ipcsync_request_seconds_sum", ()] > 0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool not found (Debian: apt-get install prometheus)")
+def test_no_alert_fires_on_a_healthy_coordinator(observer: Observer, client: ipcsync.Client, tmp_path: Path) -> None:
+    with client.event("e", recorder=True) as event:
+        event.record().synchronize(10)
+        observer.until(lambda state: state["events"], "what there is, is seen: the rest goes on as between two looks")
+        assert_no_alert(observer, tmp_path)
+    assert not client.stats()["refusals"], "who only asks for a bridge is refused nothing"
 
 
 # --- health, and the coordinator's life -------------------------------------------------------------------------------
@@ -225,7 +237,7 @@ def test_a_coordinator_that_does_not_answer_is_not_ready_and_then_is_again(
 
 def test_it_starts_before_any_coordinator(new_observer: Callable[..., Observer], tmp_path: Path) -> None:
     one = new_observer("--endpoint", f"ipc://{tmp_path}/nobody.sock")
-    state = one.until(lambda state: "no coordinator answered" in state["problem"], "nobody is there")
+    state = one.until(lambda state: "no coordinator at" in state["problem"], "nobody is there")
     assert not state["ready"]
     assert one.stop() == 0
 

@@ -11,6 +11,8 @@ import pytest
 import ipcsync
 from tests.kit import browser as browsers
 from tests.kit.browser import Browser
+from tests.kit.peer import Peer
+from tests.kit.until import until
 from tests.observer.observing import Observer
 
 pytestmark = [
@@ -107,6 +109,59 @@ def test_the_page_shows_what_happens_while_it_happens(
     browser.until(
         f"{_NAMES.replace('return', 'const names =')}; return !names.includes('kv/layer-0')", what="it is gone"
     )
+    _assert_clean(browser, observer)
+
+
+_kept: list[object] = []
+
+
+def _hold(endpoint: str, name: str) -> None:
+    """In a peer: record on an event."""
+    _kept.append(ipcsync.connect(endpoint, name="dies").event(name, recorder=True))
+
+
+def test_events_that_look_alike_are_told_apart_and_a_broken_one_says_why_and_when(
+    browser: Browser,
+    coordinator: ipcsync.Coordinator,
+    new_observer: Callable[..., Observer],
+    new_client: Callable[..., ipcsync.Client],
+    peer: Peer,
+) -> None:
+    observer = new_observer("--endpoint", coordinator.endpoint)
+    client = new_client("stays")
+    peer.call(_hold, coordinator.endpoint, "weights")
+    held = client.event("weights")
+    peer.kill()
+    until(lambda: held.state == "broken", "its recorder's death is seen")
+    client.event("weights", recorder=True)
+    for _ in range(2):
+        client.record(ipcsync.Stream())
+    browser.look(width=1280, height=900)
+    browser.open(observer.url)
+    expected = ["(unnamed, of stays) (slot 2)", "(unnamed, of stays) (slot 3)", "weights (slot 0)", "weights (slot 1)"]
+    browser.until(f"{_NAMES.replace('return', 'const names =')}; return names.length === 4", what="all are shown")
+    assert sorted(browser.run(_NAMES)) == expected
+    drawn = browser.run("return [...document.querySelectorAll('g.event title')].map((each) => each.textContent)")
+    assert sorted(drawn) == expected
+    texts = browser.run("return [...document.querySelectorAll('#links li')].map((item) => item.textContent)")
+    assert {text.partition(" on ")[2] for text in texts} == set(expected)
+    ends = browser.run(
+        "return [...document.querySelectorAll('#events tbody tr')].map((row) => "
+        "[row.cells[0].textContent, [...row.cells].find((cell) => cell.dataset.label === 'ended').textContent])"
+    )
+    assert {name: end.partition(" ")[0] for name, end in ends if "ago" in end} == {"weights (slot 0)": "died"}
+    assert len(ends) == len(expected)
+    figures = browser.run(
+        "return [...document.querySelectorAll('#figures div')].map((box) => [...box.children].map((each) => each.textContent))"  # noqa: E501 - JavaScript
+    )
+    shown = dict(figures)
+    assert (shown["version"], shown["driver"]) == (ipcsync.__version__, ipcsync.driver_name())
+    assert shown["default TTL"] == "5.0 s"
+    assert {"pool high-water", "last gap", "deaths"} <= shown.keys()
+    heads = browser.run(
+        "return [...document.querySelectorAll('#events th[scope=col]')].map((head) => head.textContent)"
+    )
+    assert {"records/s", "last minute", "ended"} <= set(heads)
     _assert_clean(browser, observer)
 
 

@@ -88,6 +88,7 @@ __all__ = [
     "Want",
     "WantList",
     "Welcome",
+    "is_question",
 ]
 
 VERSION = 2
@@ -129,5 +130,14 @@ REPLIES: dict[str, type[Message]] = {
     "bridge": BridgeInfo,
     "wants": WantList,
 }
+
+
+def is_question(body: RequestBody) -> bool:
+    """Whether a request only asks what there is: it then needs no session, and its failure is no refusal."""
+    return isinstance(body, _QUESTIONS) or (isinstance(body, Remote) and body.what in _QUESTIONS_TO_NODES)
+
+
+_QUESTIONS = (ListAttachments, ListEvents, ListSessions, Stats)
+_QUESTIONS_TO_NODES = ("bridge", "events", "nodes")
 OPS: dict[type[Message], str] = {kind: op for op, kind in REQUESTS.items()}
 ANSWERS: dict[type[Message], str] = {kind: op for op, kind in REPLIES.items()}

@@ -116,7 +116,9 @@ class EventInfo(Message, frozen=True):
     """One shared event. `device` is a UUID, `attached` a count, `recorder` a session's name or id, empty for none.
 
     `slot` and `incarnation` identify the event, also if it has no name or an earlier one had the same. `node` is where
-    it is recorded; empty for the node of the coordinator that was asked.
+    it is recorded; empty for the node of the coordinator that was asked. `ended_s` is for how many seconds it has not
+    been open, None while it is; `cause` then says why: "closed", "died", "expired", "behind", or what the reason is of
+    another node's; empty if it had no recorder.
     """
 
     name: str
@@ -130,6 +132,8 @@ class EventInfo(Message, frozen=True):
     slot: Count = 0
     incarnation: Count = 0
     node: str = ""
+    cause: str = ""
+    ended_s: float | None = None
 
 
 class EventList(Message, frozen=True):

@@ -30,6 +30,10 @@ class SnapshotReply(Message, frozen=True):
 class Announcement(Message, frozen=True):
     """One change. kind: opened, closed, broken, session_opened, session_closed, or tick (the number again).
 
+    Of an event's end, `session` is its recorder's name or else its id, `pid` that process (0: unknown), and `cause` is
+    "closed", "died", "expired", or "behind" for work behind what was lost; of a session's end, `pid` and `cause` are
+    its own. `cause` is empty for an event without a recorder, and may be another node's reason.
+
     For the bridge: wanted, with the `want`; and unwanted, a mirror that no other session uses any more.
     """
 
@@ -43,3 +47,5 @@ class Announcement(Message, frozen=True):
     handles: list[bytes] = []
     session: str = ""
     want: Want | None = None
+    pid: Count = 0
+    cause: str = ""

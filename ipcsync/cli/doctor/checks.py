@@ -15,6 +15,7 @@ from ipcsync.errors import IpcSyncError
 from ipcsync.typing import EngineName
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive (one thread)", 2: "prohibited", 3: "exclusive (one process)"}
+_READ_S = 2.0
 _ENGINES: tuple[EngineName, ...] = ("event", "timeline")
 
 
@@ -69,6 +70,13 @@ def _driver(context: Context) -> Outcome:
     version = context.found["version"]
     number = f"{version // 1000}.{version % 1000 // 10}"
     if context.is_host:
+        if os.environ.get("IPCSYNC_DRIVER") != "host" and platforms.has_nvidia_gpu():
+            return (
+                "fail",
+                f"the host driver, CUDA {number}: software, though this machine has an NVIDIA GPU",
+                "A coordinator that starts now uses it too. IPCSYNC_DRIVER=cuda says why the GPU's driver is not used; "
+                "with IPCSYNC_DRIVER=host, software is what you chose.",
+            )
         return (
             "warn",
             f"the software driver (host), CUDA {number}: no GPU",
@@ -160,6 +168,13 @@ def _coordinator(context: Context) -> Outcome:
         try:
             context.theirs = context.workers["recorder"].call(actions.connect, endpoint=context.wanted)
         except CheckFailed as error:
+            theirs, ours = _driver_of(context.wanted), context.found["driver"]
+            if theirs not in ("", ours):
+                return (
+                    "fail",
+                    f"the coordinator at {context.wanted} uses the driver {theirs!r}, and this process {ours!r}",
+                    "Was it started before the GPU's driver was up? Start it again, with IPCSYNC_DRIVER=cuda.",
+                )
             _own_coordinator(context)
             return (
                 "warn",
@@ -177,6 +192,17 @@ def _coordinator(context: Context) -> Outcome:
         f"none at {context.wanted}; the rest is tried with one of the doctor's own",
         "Workers need one: ipcsync coordinator",
     )
+
+
+def _driver_of(endpoint: str) -> str:
+    """The driver of the coordinator there, which is asked without a session; empty if it does not say."""
+    from ipcsync._session.reader import Reader
+
+    try:
+        with Reader(endpoint, _READ_S) as reader:
+            return reader.stats()["driver"]
+    except IpcSyncError:
+        return ""
 
 
 def _own_coordinator(context: Context) -> None:

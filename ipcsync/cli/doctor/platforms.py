@@ -29,6 +29,14 @@ def kind(root: Path = Path("/")) -> tuple[Result, str, str]:
     return "ok", f"Linux on {machine}, neither WSL nor Tegra", ""
 
 
+def has_nvidia_gpu(root: Path = Path("/")) -> bool:
+    """Whether the machine has a GPU of NVIDIA's, by its devices on PCI, whatever its driver does."""
+    devices = (root / "sys/bus/pci/devices").glob("*/vendor")
+    return any(
+        _read(vendor).strip() == "0x10de" and _read(vendor.with_name("class")).startswith("0x03") for vendor in devices
+    )
+
+
 def mps(root: Path = Path("/")) -> tuple[Result, str, str]:
     """Whether a Multi-Process Service serves the GPU."""
     pipe = mps_directory()

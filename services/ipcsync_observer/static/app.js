@@ -22,19 +22,20 @@ function sum(counts) {
 }
 
 const events = new Table(byId("events"), [
-  { name: "name", text: (event) => event.name || (event.recorder ? `(unnamed, of ${event.recorder})` : `(unnamed, slot ${event.slot})`), value: (event) => event.name },
+  { name: "name", text: (event) => event.label, value: (event) => event.name },
   { name: "state", text: (event) => event.state, value: (event) => event.state, class: (event) => event.state },
+  { name: "ended", text: (event) => (event.ended_s === null ? "–" : `${event.cause || event.state} ${seconds(event.ended_s)} ago`), value: (event) => event.ended_s ?? -1 },
   { name: "engine", text: (event) => event.engine, value: (event) => event.engine },
   { name: "recorded", number: true, text: (event) => whole.format(event.generation), value: (event) => event.generation },
   { name: "known complete", number: true, text: (event) => whole.format(event.completed), value: (event) => event.completed },
-  { name: "a second", number: true, text: (event) => (event.rate === null ? "–" : event.rate.toFixed(1)), value: (event) => event.rate ?? -1 },
+  { name: "records/s", number: true, text: (event) => (event.rate === null ? "–" : event.rate.toFixed(1)), value: (event) => event.rate ?? -1 },
   {
     name: "unconfirmed for", number: true, text: (event) => (event.pending_s ? seconds(event.pending_s) : "–"),
     value: (event) => event.pending_s, class: (event) => (event.pending_s > 5 ? "old" : ""),
   },
   { name: "last recorder", text: (event) => (event.node ? `on ${event.node}` : event.recorder || "–"), value: (event) => event.node || event.recorder },
   { name: "attached", number: true, text: (event) => String(event.attached), value: (event) => event.attached },
-  { name: "the last minute", class: () => "wide", cell: (event, cell) => drawLane(cell, lanes.get(event.key) ?? [], view.state.at, event.state) },
+  { name: "last minute", class: () => "wide", cell: (event, cell) => drawLane(cell, lanes.get(event.key) ?? [], view.state.at, event.state) },
 ], "name");
 
 const sessions = new Table(byId("sessions"), [
@@ -65,6 +66,7 @@ const nodes = new Table(byId("nodes"), [
 
 function keepLanes(state) {
   const known = new Set();
+  labelAll(state.events);
   for (const event of state.events) {
     event.key = `${state.epoch}/${event.slot}/${event.incarnation}`;
     known.add(event.key);
@@ -89,13 +91,14 @@ function say(text, isGood) {
 function showFigures(state) {
   const { stats } = state;
   const shown = [
-    ["sessions", whole.format(state.sessions_total)], ["events open", whole.format(stats.events ?? 0)],
+    ["version", stats.version ?? "–"], ["driver", stats.driver ?? "–"], ["default TTL", seconds(stats.lease_ttl_s ?? 0)],
+    ["sessions", `${whole.format(state.sessions_total)} of ${whole.format(stats.max_sessions ?? 0)}`], ["events open", whole.format(stats.events ?? 0)],
     ["pool in use", `${whole.format(stats.pool_in_use ?? 0)} of ${whole.format(stats.pool_size ?? 0)}`],
-    ["pool at most", whole.format(stats.pool_high_water ?? 0)], ["quarantined", whole.format(stats.quarantined ?? 0)],
-    ["deaths seen", whole.format(sum(stats.deaths))], ["refusals", whole.format(sum(stats.refusals))],
+    ["pool high-water", whole.format(stats.pool_high_water ?? 0)], ["quarantined", whole.format(stats.quarantined ?? 0)],
+    ["deaths", whole.format(sum(stats.deaths))], ["refusals", whole.format(sum(stats.refusals))],
     ["requests", whole.format(sum(stats.requests))], ["up for", seconds(stats.uptime_s ?? 0)],
     ["starts", `${whole.format(stats.starts ?? 1)}, the last ${seconds(stats.start_s ?? 0)} ago`],
-    ["paused before it", seconds(stats.pause_s ?? 0)], ["coordinator", process(stats.pid, stats.memory_bytes)],
+    ["last gap", seconds(stats.pause_s ?? 0)], ["coordinator", process(stats.pid, stats.memory_bytes)],
     ["keeper", stats.keeper_pid === stats.pid ? "none" : process(stats.keeper_pid, stats.keeper_memory_bytes)],
   ];
   const list = byId("figures");
@@ -112,7 +115,8 @@ function showFigures(state) {
 function showGraph(state) {
   const box = byId("graph"), width = Math.max(box.clientWidth, 480);
   const states = new Map(state.events.map((event) => [`${event.slot}/${event.incarnation}`, event.state]));
-  const now = JSON.stringify([state.links, [...states], width]);
+  const labels = new Map(state.events.map((event) => [`${event.slot}/${event.incarnation}`, event.label]));
+  const now = JSON.stringify([state.links, [...states], [...labels], width]);
   if (view.graph === now) return; // it keeps its focus and its place
   view.graph = now;
   const focused = box.contains(document.activeElement) ? document.activeElement.getAttribute("data-key") : null;
@@ -121,12 +125,12 @@ function showGraph(state) {
     byId("links").replaceChildren();
     return;
   }
-  const { picture, leftOut } = drawGraph(state.links, states, width);
+  const { picture, leftOut } = drawGraph(state.links, states, labels, width);
   box.replaceChildren(picture);
   if (leftOut) box.append(element("p", { class: "note" }, `${leftOut} more are not drawn: narrow the events' names.`));
   if (focused) [...picture.querySelectorAll("g.node")].find((node) => node.getAttribute("data-key") === focused)?.focus();
   byId("links").replaceChildren(...state.links.map((link) => {
-    const event = link.event || `(unnamed, slot ${link.slot})`;
+    const event = labels.get(`${link.slot}/${link.incarnation}`);
     return element("li", {}, `${link.session} ${link.role === "records" ? "records" : "waits"} on ${event}${link.state === "draining" ? " (closed it, work still in flight)" : ""}`);
   }));
 }

@@ -36,6 +36,17 @@ function printable(text) {
   return String(text).replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
 }
 
+// What each event is called, in the table, the picture and the text alike: two of one name are told apart by their slots.
+function labelAll(events) {
+  const counts = new Map();
+  for (const event of events) {
+    event.label = event.name || (event.recorder ? `(unnamed, of ${event.recorder})` : `(unnamed, slot ${event.slot})`);
+    counts.set(event.label, (counts.get(event.label) ?? 0) + 1);
+  }
+  for (const event of events) if (counts.get(event.label) > 1) event.slotted = `${event.label} (slot ${event.slot})`;
+  for (const event of events) event.label = event.slotted ?? event.label;
+}
+
 // --- tables ----------------------------------------------------------------------------------------------------------
 
 // A table with a row for each key. Columns: {name, text(item), value(item) to sort by, number, class(item), cell(item)}.
@@ -156,11 +167,11 @@ const short = ((format) => (count) => format.format(count))(new Intl.NumberForma
 // --- who records, who waits ------------------------------------------------------------------------------------------
 
 // What there is to draw: three columns of {key, text, x, y}, and the edges between them.
-function layOut(links, width) {
+function layOut(links, labels, width) {
   const place = (link) => `${link.slot}/${link.incarnation}`;
   const events = new Map(), recorders = new Map(), waiters = new Map();
   const sorted = [...links].sort((a, b) => compare(a.role, b.role) || compare(a.session, b.session) || compare(a.event, b.event));
-  for (const link of sorted) if (events.size < MOST_DRAWN) events.set(place(link), link.event || `(unnamed, slot ${link.slot})`);
+  for (const link of sorted) if (events.size < MOST_DRAWN) events.set(place(link), labels.get(place(link)) ?? link.event);
   const shown = sorted.filter((link) => events.has(place(link)));
   const order = [...events.keys()];
   for (const link of shown) {
@@ -190,8 +201,8 @@ function layOut(links, width) {
   return { nodes, edges, box, height: rows * step + 12, leftOut: links.length - edges.length };
 }
 
-function drawGraph(links, states, width) {
-  const { nodes, edges, box, height, leftOut } = layOut(links, width);
+function drawGraph(links, states, labels, width) {
+  const { nodes, edges, box, height, leftOut } = layOut(links, labels, width);
   const picture = drawn("svg", { class: "graph", width, height, viewBox: `0 0 ${width} ${height}` });
   for (const edge of edges) {
     const from = nodes.get(edge.from), to = nodes.get(edge.to);

@@ -21,10 +21,12 @@ import pytest
 import ipcsync
 from ipcsync._board import runtime_dir
 from ipcsync.cli import COMMANDS, main
-from ipcsync.cli.output import Failed
-from tests.kit.until import DEADLINE_S
+from ipcsync.cli.output import Failed, cell_len, fitted
+from tests.kit.peer import Peer
+from tests.kit.until import DEADLINE_S, until
 from tests.kit.zygote import EXEC, IPCSYNC
 
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _EXAMPLE = re.compile(r"^ {2,}((?:[A-Z_]+=\S+ )*)ipcsync ?(.*?)(?: {2,}.*)?$", re.MULTILINE)
 
 
@@ -194,7 +196,8 @@ def test_status_without_a_coordinator_exits_1_with_one_line(arguments: tuple[str
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == (
-        f"ipcsync: no coordinator at ipc://{tmp_path}/coordinator.sock; start one with: ipcsync coordinator\n"
+        f"ipcsync: no coordinator at ipc://{tmp_path}/coordinator.sock: there is no socket; "
+        "start one with: ipcsync coordinator\n"
     )
 
 
@@ -335,6 +338,81 @@ def test_an_unnamed_event_is_called_by_its_recorder(
     new_client("decoder").record(ipcsync.Stream()).synchronize(10)
     for command in (("status",), ("top", "--once")):
         assert "(unnamed, of decoder)" in run(*command, "--endpoint", coordinator.endpoint).stdout
+
+
+_LONG = "kv/prefill-0/decode-17/layer/" + "x" * 180 + "/the end"
+
+
+def _die(endpoint: str, name: str) -> None:
+    """In a peer: record on an event."""
+    _kept.append(ipcsync.connect(endpoint, name="dies").event(name, recorder=True))
+
+
+_kept: list[object] = []
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_whatever_the_names_state_engine_rate_and_recorder_are_to_be_seen(
+    coordinator: ipcsync.Coordinator,
+    new_client: Callable[..., ipcsync.Client],
+    columns: int,
+    command: str,
+) -> None:
+    recorder = new_client("recorder-" + "y" * 60)
+    recorder.event(_LONG, recorder=True)
+    recorder.event("\u4e16" * 60, recorder=True)  # of two columns each
+    arguments = (command, *(["--once"] if command == "top" else []), "--endpoint", coordinator.endpoint)
+    text = _ESCAPE.sub("", run_on_terminal(*arguments, COLUMNS=str(columns)))
+    lines = [line.rstrip() for line in text.splitlines()]
+    start = next(number for number, line in enumerate(lines) if line.split()[:1] == ["event"])
+    assert max(cell_len(line) for line in lines[start:]) <= columns
+    head = lines[start]
+    for name in ("state", "engine", "recorder", *(["/s"] if command == "top" else [])):
+        assert f" {name}" in head
+    rows = [line for line in lines[start:] if " open " in line]
+    assert len(rows) == 2
+    for row in rows:
+        assert re.search(r"… *\S.* (event|timeline) .* recor\S*y( |$)", row), row
+    assert re.search(r"^ *kv/.*…\S*(the )?end ", rows[0]), "both ends of a name are kept"
+
+
+def test_elsewhere_than_on_a_terminal_names_are_whole(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client]
+) -> None:
+    new_client("recorder").event(_LONG, recorder=True)
+    assert _LONG in run("status", "--endpoint", coordinator.endpoint).stdout
+
+
+def test_two_events_of_one_name_are_told_apart_and_the_broken_one_says_why_and_when(
+    coordinator: ipcsync.Coordinator, new_client: Callable[..., ipcsync.Client], peer: Peer
+) -> None:
+    client = new_client("stays")
+    peer.call(_die, coordinator.endpoint, "weights")
+    held = client.event("weights")
+    peer.kill()
+    until(lambda: held.state == "broken", "its recorder's death is seen")
+    client.event("weights", recorder=True)
+    shown = run("status", "--endpoint", coordinator.endpoint).stdout
+    assert re.search(r"^weights \(slot 0\) +\w+ +broken .* dies +died \d+ s ago ", shown, re.MULTILINE)
+    assert re.search(r"^weights \(slot 1\) +\w+ +open .* stays +- ", shown, re.MULTILINE)
+    rows = json.loads(run("status", "--json", "--endpoint", coordinator.endpoint).stdout)["events"]
+    assert [(row["cause"], row["ended_s"] is None) for row in rows] == [("died", False), ("", True)]
+
+
+@pytest.mark.parametrize(
+    ("width", "kept", "row"),
+    [
+        (40, [0, 1, 2], ["name-of-an-event", "1", "extra"]),
+        (30, [0, 1, 2], ["name-of-an-event", "1", "extra"]),
+        (29, [0, 1], ["name-of-an-event", "1"]),
+        (20, [0, 1], ["name-o…n-event", "1"]),
+        (3, [0, 1], ["nam…vent", "1"]),
+    ],
+)
+def test_columns_are_left_out_first_and_then_names_are_shortened(width: int, kept: list[int], row: list[str]) -> None:
+    found, rows = fitted(("name", "n", "more"), [["name-of-an-event", "1", "extra"]], width, ("name",), ("more",))
+    assert (found, rows) == (kept, [row])
 
 
 # --- colours ----------------------------------------------------------------------------------------------------------

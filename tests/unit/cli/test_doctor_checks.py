@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from ipcsync.cli.doctor import actions, checks, two_process_checks
+import ipcsync
+from ipcsync.cli.doctor import actions, checks, platforms, two_process_checks
 from ipcsync.cli.doctor.checks import CHECKS, Context
 from ipcsync.cli.doctor.report import Finding
 from ipcsync.cli.doctor.workers import CheckFailed, Workers
@@ -70,6 +71,29 @@ def test_a_driver_is_what_its_devices_are_called(
     assert found.result == result
     assert said in found.detail
     assert advised in found.advice
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "chosen", "result"), [(True, "auto", "fail"), (True, "host", "warn"), (False, "auto", "warn")]
+)
+def test_the_software_driver_in_place_of_a_gpus_is_a_failure_unless_it_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, chosen: str, result: str
+) -> None:
+    monkeypatch.setenv("IPCSYNC_DRIVER", chosen)
+    monkeypatch.setattr(platforms, "has_nvidia_gpu", lambda: has_gpu)
+    found = _find("driver", _context(describe={**_drives(_H100), "driver": "host"}))
+    assert found.result == result
+    assert "IPCSYNC_DRIVER=cuda says why" in found.advice
+
+
+def test_a_coordinator_of_another_driver_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, coordinator: ipcsync.Coordinator
+) -> None:
+    context = _context(connect=CheckFailed("this coordinator uses the driver 'host', the client 'cuda'"))
+    context.wanted = coordinator.endpoint
+    found = _find("coordinator", context)
+    assert found.result == "fail"
+    assert f"the coordinator at {coordinator.endpoint} uses the driver 'host', and this process 'cuda'" in found.detail
 
 
 def test_devices_are_those_that_both_processes_see() -> None:

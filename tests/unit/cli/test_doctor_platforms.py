@@ -60,3 +60,15 @@ def test_mig_and_the_drivers_own_word_are_two_things() -> None:
     assert _mig(_Context())[:2] == ("warn", "MIG instances: devices 0")  # type: ignore[arg-type]
     result, detail, _ = _ipc_attribute(_Context())  # type: ignore[arg-type]
     assert (result, detail.endswith("on devices 1")) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "kind", "expected"),
+    [("0x10de", "0x030200", True), ("0x10de", "0x040300", False), ("0x1002", "0x030000", False)],
+)
+def test_a_gpu_of_nvidias_is_seen_by_its_pci_device(tmp_path: Path, vendor: str, kind: str, expected: bool) -> None:
+    device = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+    assert platforms.has_nvidia_gpu(tmp_path) is expected

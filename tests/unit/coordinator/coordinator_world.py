@@ -39,8 +39,9 @@ SETTINGS = Settings(runtime_dir="/", pool=12, max_sessions=6, max_attachments=5,
 class Frame:
     """A frame from the process `pid`, or from one that we cannot see."""
 
-    def __init__(self, pid: int | None = None) -> None:
-        self._address = "" if pid is None else f"localhost:{os.getuid()}:{os.getgid()}:{pid}"
+    def __init__(self, pid: int | None = None, uid: int | None = None) -> None:
+        uid = os.getuid() if uid is None else uid
+        self._address = "" if pid is None else f"localhost:{uid}:{os.getgid()}:{pid}"
 
     def get(self, _: str) -> str:
         """What ZeroMQ tells of the peer."""

@@ -6,7 +6,9 @@ import os
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+from hypothesis import given
 
 from ipcsync import _drivers
 from ipcsync._wire import codec, messages
@@ -15,7 +17,9 @@ from ipcsync_coordinator.auth import Sender
 from ipcsync_coordinator.liveness import ProcessWatch
 from ipcsync_coordinator.sessions import SessionEntry, SessionTable
 from ipcsync_coordinator.state import Session
+from tests.kit.examples import examples
 from tests.unit.coordinator.coordinator_world import SENDER, SETTINGS, Frame, World
+from tests.unit.wire import frames
 
 _KEPT = SETTINGS.remembered_requests
 
@@ -67,6 +71,100 @@ def test_what_only_asks_is_counted_and_not_kept(world: World) -> None:
     assert world.metrics.requests["stats"] == 2
     assert world.metrics.results["stats"] == {"ok": 2}
     assert not _entry(world, token).replies
+
+
+def test_a_question_needs_no_session_and_leaves_nothing(world: World) -> None:
+    token = world.hello().token
+    for _ in range(SETTINGS.max_sessions - 1):
+        world.hello()
+    _send(world, 1, messages.Open("e", True), token)
+    before, strikes = world.written, world.dispatcher._strikes
+    assert len(world.sessions) == SETTINGS.max_sessions, "none is left for who only asks"
+    kinds = {
+        messages.Stats(): messages.Counters,
+        messages.ListEvents(): messages.EventList,
+        messages.ListSessions(): messages.SessionList,
+        messages.ListAttachments(): messages.AttachmentList,
+    }
+    for question, kind in kinds.items():
+        assert isinstance(_send(world, 1, question)[1], kind)
+    for what in ("bridge", "nodes", "events"):
+        assert _refused(world, 1, messages.Remote(what, "n")).kind == "NoBridge"
+        assert _refused(world, 2, messages.Remote(what, "n"), token).kind == "NoBridge"
+    assert world.metrics.results["remote"] == {"NoBridge": 6}
+    assert not world.metrics.refusals, "no answer to a question is a refusal"
+    assert (world.written, strikes._counts) == (before, {})
+    assert len(_entry(world, token).replies) == 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in messages.REQUESTS.values() if kind is not messages.Hello])
+def test_without_a_session_nothing_but_a_question_is_answered(world: World, kind: type[messages.RequestBody]) -> None:
+    @examples(60)
+    @given(frames.bodies_of[kind])
+    def of(body: messages.RequestBody) -> None:
+        if not messages.is_question(body):
+            assert _refused(world, 1, body).kind == "SessionExpired"
+
+    of()
+
+
+def test_a_list_without_a_session_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipcsync_coordinator.dispatcher.MOST_ROWS", 2)
+    token = world.hello().token
+    for number in range(3):
+        _send(world, number + 1, messages.Open(f"e{number}", True), token)
+        world.hello()
+    for given_token, most in ((b"", 2), (token, None)):
+        _, events = _send(world, 9, messages.ListEvents(), given_token)
+        _, sessions = _send(world, 9, messages.ListSessions(), given_token)
+        _, links = _send(world, 9, messages.ListAttachments(), given_token)
+        assert isinstance(events, messages.EventList)
+        assert isinstance(sessions, messages.SessionList)
+        assert isinstance(links, messages.AttachmentList)
+        assert len(events.events) == len(links.attachments) == (most or 3)
+        assert len(sessions.sessions) == (most or 4)
+
+
+def test_root_may_ask_and_gets_no_session(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    roots = Sender(b"root's", Frame(1, uid=0))
+    hello = messages.Hello(os.urandom(16), _drivers.name(), "root")
+    frame = world.dispatcher.handle(codec.encode_request(1, hello, b"", 0), roots, time.monotonic_ns())
+    assert frame is not None
+    _, failure = codec.decode_reply(frame)
+    assert isinstance(failure, messages.Failure)
+    assert failure.kind == "ConnectError"
+    assert failure.message.startswith("this is uid 0, and the coordinator is of uid 1000")
+    assert len(world.sessions) == 0
+    frame = world.dispatcher.handle(codec.encode_request(1, messages.Stats(), b"", 0), roots, time.monotonic_ns())
+    assert frame is not None
+    assert isinstance(codec.decode_reply(frame)[1], messages.Counters)
+
+
+def test_a_reply_with_a_deep_ring_is_kept_short_and_comes_again_whole(world: World) -> None:
+    token, other = world.hello().token, world.hello().token
+    first = _send(world, 1, messages.Open("e", True, engine="event", depth=100), token)
+    waits = _send(world, 1, messages.Open("e"), other)
+    later = _send(world, 2, messages.Attach(first[1].slot, first[1].incarnation), other)  # type: ignore[attr-defined]
+    kept = [reply for _, _, reply in world.sessions.replies()]
+    assert len(kept) == 3
+    assert all(len(msgspec.msgpack.encode(reply)) < 100 for reply in kept), "the ring's handles alone take 7 KB"
+    for _ in ("this one", "one that goes on with the journal"):
+        assert _send(world, 1, messages.Open("e", True, engine="event", depth=100), token) == first
+        assert _send(world, 1, messages.Open("e"), other) == waits
+        assert _send(world, 2, messages.Attach(waits[1].slot, 1), other) == later  # type: ignore[attr-defined]
+        world.begin(held=world.events.held())
+    assert world.registry.in_use == 1
+
+
+def test_a_kept_attachment_that_was_closed_since_is_no_other_use_of_its_slot(world: World) -> None:
+    token = world.hello().token
+    _, opened = _send(world, 1, messages.Open("e", True), token)
+    assert isinstance(opened, messages.Attachment)
+    _send(world, 2, messages.Close(opened.slot, opened.incarnation), token)
+    assert _refused(world, 1, messages.Open("e", True), token).kind == "EventClosed"
+    _send(world, 3, messages.Open("other", True), token)
+    assert _refused(world, 1, messages.Open("e", True), token).kind == "EventClosed"
 
 
 def test_a_request_whose_reply_is_kept_no_more_is_never_done_again(world: World) -> None:
@@ -180,7 +278,7 @@ def test_a_late_hello_opens_no_session(world: World) -> None:
 
 def test_a_failure_inside_is_counted_under_its_operation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     token = world.hello().token
-    monkeypatch.setitem(world.handlers.table, "stats", lambda *_: 1 // 0)
+    monkeypatch.setitem(world.handlers.questions, "stats", lambda *_: 1 // 0)
     assert _refused(world, 1, messages.Stats(), token).kind == "IpcSyncError"
     assert world.metrics.results["stats"] == {"internal": 1}
     _refused(world, 2, messages.Stats(), b"t" * 16)

@@ -46,7 +46,7 @@ def test_a_session_is_put_on_the_board_and_told_and_taken_off_at_its_end(scene: 
     assert scene.outside.forgotten == [session]
     assert scene.outside.heard() == [
         Announcement(number=1, kind="session_opened", name="s", session="id-s"),
-        Announcement(number=2, kind="session_closed", name="s", session="id-s"),
+        Announcement(number=2, kind="session_closed", name="s", session="id-s", pid=17, cause="expired"),
     ]
 
 
@@ -90,7 +90,8 @@ def test_a_close_is_told_and_the_slot_waits_for_the_last_who_may_touch_it(scene:
     scene.registry.close(recorder, 0, 1, released=True)
     assert scene.settle() == [Effect("close", 0), None]  # of an event that drains, the board says nothing
     assert (line.state, line.completed) == (CLOSED, 2)
-    assert scene.outside.heard() == [Announcement(number=4, kind="closed", name="e", slot=0, incarnation=1)]
+    ended = {"session": "r", "pid": 17, "cause": "closed"}
+    assert scene.outside.heard() == [Announcement(number=4, kind="closed", name="e", slot=0, incarnation=1, **ended)]  # type: ignore[arg-type] # each is of its kind
     assert 0 < scene.effects.quarantine_oldest_s() < 60
     scene.registry.close(waiter, 0, 1, released=True)
     assert scene.settle() == [Effect("free", 0, (2,))]
@@ -137,10 +138,21 @@ def test_a_break_says_what_stays_good_and_why(
     assert (line.state, line.watermark, line.has_expired) == (BROKEN, 3, has_expired)
     assert line.completed == (INT64_MAX if engine == "timeline" else 3)
     assert scene.effects.releaser.holds_any() == (engine == "timeline")
-    assert [(each.kind, each.name, each.slot) for each in scene.outside.heard()] == [("broken", "e", 0)]
+    cause = "expired" if has_expired else "died"
+    told_of = [(each.kind, each.name, each.slot, each.session, each.pid, each.cause) for each in scene.outside.heard()]
+    assert told_of == [("broken", "e", 0, "r", 17, cause)]
     assert scene.effects.quarantine_oldest_s() > 0
     (said,) = caplog.records
-    told = {"name": "e", "slot": 0, "recorder": "r", "session": "id-r", "generation": 5, "good_to": 3}
+    told = {
+        "name": "e",
+        "slot": 0,
+        "recorder": "r",
+        "session": "id-r",
+        "pid": 17,
+        "cause": cause,
+        "generation": 5,
+        "good_to": 3,
+    }
     assert (said.getMessage(), said.fields) == ("event broken", told)  # type: ignore[attr-defined] # see _logs
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from ipcsync_bridge.__main__ import main as bridge
+from ipcsync_coordinator.config import Settings, load
 from tests.unit.deploy.deploying import (
     DEPLOY,
     parse,
@@ -148,6 +150,20 @@ def test_a_unit_starts_a_command_that_there_is_in_the_directory_that_it_makes(un
     assert "--spare" in words
     assert settings["Type"] == ["notify"]
     assert int(settings["WatchdogSec"][0]) > 1
+    assert settings["Environment"] == ["IPCSYNC_DRIVER=cuda"], "at boot the GPU's driver may not be up yet"
+    assert (settings["StartLimitIntervalSec"], settings["RestartPreventExitStatus"]) == (["0"], ["2"])
+    config = words[words.index("--config") + 1].replace("%i", "alice").replace("%E", "~/.config")
+    page = (DEPLOY / "systemd" / "README.md").read_text()
+    assert f"install -D -m 0644 deploy/systemd/coordinator.toml {config}\n" in page
+    assert config in unit.read_text().replace("%i", "alice").replace("%E", "~/.config").partition("[Unit]")[0]
+
+
+def test_the_settings_beside_the_units_are_settings_with_their_defaults(tmp_path: Path) -> None:
+    text = (DEPLOY / "systemd" / "coordinator.toml").read_text()
+    config = tmp_path / "coordinator.toml"
+    config.write_text(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
+    assert load({"runtime_dir": "/run"}, str(config)) == Settings("/run", driver=os.environ["IPCSYNC_DRIVER"])
+    assert len(re.findall(r"^\w+ = ", config.read_text(), re.MULTILINE)) > 4
 
 
 @pytest.mark.parametrize(

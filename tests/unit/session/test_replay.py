@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,6 +94,8 @@ class Reader:
             elif notice.kind in ("closed", "broken"):
                 self.events.remove(notice.name)
                 assert (notice.device, notice.engine) == ("d", "event")
+            elif notice.kind.startswith("recorder_"):
+                assert self.notices[-2].number == notice.number
             elif notice.kind == "session_opened":
                 assert notice.session not in self.sessions
                 self.sessions.add(notice.session)
@@ -198,6 +200,21 @@ def test_an_event_that_was_closed_and_then_breaks_ends_once() -> None:
     reader.hear(publisher.end_event(key, "closed", keep=True))
     reader.hear(publisher.announce("broken", name="e", slot=key[0], incarnation=key[1]))
     assert [notice.kind for notice in reader.notices] == ["opened", "closed"]
+
+
+def test_a_recorders_end_follows_its_events_and_nothing_else_does() -> None:
+    publisher = Publisher()
+    reader = Reader(publisher)
+    for cause, kind in [("closed", "closed"), ("died", "broken"), ("expired", "broken"), ("behind", "broken")]:
+        reader.hear(publisher.open_event(cause))
+        (key,) = publisher.open_keys()
+        publisher.events.clear()
+        ended = {"slot": key[0], "incarnation": key[1], "session": "r", "pid": 7, "cause": cause}
+        reader.hear(publisher.announce(kind, name=cause, **ended))
+        told, *more = [notice for notice in reader.notices if notice.number == publisher.number]
+        assert (told.kind, told.session, told.pid, told.cause) == (kind, "r", 7, cause)
+        assert [notice.kind for notice in more] == ([] if cause == "behind" else [f"recorder_{cause}"])
+        assert [replace(notice, kind=told.kind) for notice in more] == [told] * len(more)
 
 
 def test_a_gap_tells_how_an_event_ended_while_that_is_known() -> None:

@@ -1,0 +1,160 @@
+"""A cleaner of /tmp removes single files of a runtime directory in use: they are made anew, and no session ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import ipcsync
+from ipcsync._board.runtime_dir import RuntimeDir, who_serves
+from ipcsync._wire import endpoints
+from tests.kit.raw_client import run_coordinator
+from tests.kit.until import DEADLINE_S, until
+from tests.kit.zygote import IPCSYNC
+
+_FILES = {"lock": ["lock"], "sockets": ["coordinator.sock", "feed.sock"], "one socket": ["feed.sock"]}
+_FILES["all"] = [*_FILES["lock"], *_FILES["sockets"]]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture(params=["--keeper", "--no-keeper"])
+def served(request: pytest.FixtureRequest, directory: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A coordinator there, which ends in order and leaves nothing."""
+    command = [*IPCSYNC, "coordinator", "--runtime-dir", str(directory), request.param]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    yield process
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 0
+    assert not directory.exists()
+
+
+@pytest.fixture
+def client(served: subprocess.Popen[bytes], directory: Path) -> Iterator[ipcsync.Client]:
+    with ipcsync.connect(endpoints.endpoint_in(str(directory)), name="old", timeout=DEADLINE_S) as one:
+        yield one
+
+
+def _assert_is_whole(directory: Path, client: ipcsync.Client, keeper: int) -> None:
+    """Sockets and lock are there, for new clients and against a second coordinator."""
+    until(lambda: {path.name for path in directory.iterdir()} >= set(_FILES["all"]), "all files are there")
+    until(lambda: (found := who_serves(str(directory))) and found.pid == keeper, "the lock is held")
+    with ipcsync.connect(client.endpoint, name="new", timeout=DEADLINE_S) as new, new.event("e") as event:
+        assert new.epoch == client.epoch
+        assert {row.name for row in new.list_sessions()} == {"old", "new"}
+        assert next(new.watch(timeout=DEADLINE_S)).kind == "session_opened"
+        with client.event("e", recorder=True) as recorded:
+            recorded.record().synchronize(DEADLINE_S)
+        event.at(1).synchronize(DEADLINE_S)
+    second = run_coordinator("--runtime-dir", str(directory), "--no-keeper")
+    assert second.returncode == 1
+    assert f"another coordinator (pid {keeper}) serves {directory}" in second.stderr
+
+
+@pytest.mark.process
+@pytest.mark.keeper
+@pytest.mark.parametrize("what", _FILES)
+def test_single_files_that_are_removed_are_made_anew_and_that_is_logged(
+    client: ipcsync.Client, directory: Path, tmp_path: Path, what: str
+) -> None:
+    stats = client.stats()
+    for _ in range(2):
+        for name in _FILES[what]:
+            (directory / name).unlink()
+        _assert_is_whole(directory, client, stats["keeper_pid"])
+    log = (tmp_path / "log").read_text()
+    assert log.count("lock file was removed: made anew") == (2 if what in ("lock", "all") else 0)
+    assert log.count("a socket in the runtime directory was removed: made anew") == 2 * len(
+        [name for name in _FILES[what] if name != "lock"]
+    )
+    if stats["keeper_pid"] != stats["pid"]:
+        os.kill(stats["pid"], signal.SIGKILL)
+        until(lambda: client.stats()["starts"] == 2, "the next one serves")
+        _assert_is_whole(directory, client, stats["keeper_pid"])
+        command = [*IPCSYNC, "reload", "--runtime-dir", str(directory)]
+        assert subprocess.run(command, timeout=2 * DEADLINE_S, check=False).returncode == 0
+        _assert_is_whole(directory, client, stats["keeper_pid"])
+
+
+# --- the lock, in one process -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def owned(directory: Path) -> Iterator[RuntimeDir]:
+    """A directory that this process serves."""
+    one = RuntimeDir(str(directory))
+    sockets = [socket.socket(socket.AF_UNIX) for _ in one.sockets]
+    for each, path in zip(sockets, one.sockets, strict=True):
+        each.bind(path)
+    one.sign()
+    yield one
+    for each in sockets:
+        each.close()
+    one.close()
+
+
+def _nothing(_: Path) -> None:
+    pass
+
+
+def _of_another(directory: Path) -> None:
+    (directory / "lock").write_text("1\n\n0\nother\n\n")
+
+
+def _gone(directory: Path) -> None:
+    for path in directory.iterdir():
+        path.unlink()
+    directory.rmdir()
+
+
+def _open_to_all(directory: Path) -> None:
+    (directory / "lock").unlink()
+    directory.chmod(0o777)
+
+
+@pytest.mark.parametrize("change", [_nothing, _of_another, _open_to_all])
+def test_a_place_that_is_whole_or_anothers_is_left_alone(
+    owned: RuntimeDir, directory: Path, change: Callable[[Path], None]
+) -> None:
+    if change is _of_another:
+        (directory / "lock").unlink()
+    change(directory)
+    before = {path.name: path.read_bytes() for path in directory.iterdir() if path.name == "lock"}
+    assert not owned.place.mend()
+    assert {path.name: path.read_bytes() for path in directory.iterdir() if path.name == "lock"} == before
+    assert owned.place.is_own is (change is _nothing)
+    assert owned.place.lost_sockets() == []
+    directory.chmod(0o700)
+
+
+def test_a_directory_that_is_gone_is_not_made_anew(owned: RuntimeDir, directory: Path) -> None:
+    _gone(directory)
+    with pytest.raises(FileNotFoundError):
+        owned.place.mend()
+    assert not directory.exists()
+
+
+def test_a_socket_that_is_another_one_is_lost_and_one_by_its_other_name_is_not(owned: RuntimeDir) -> None:
+    place = owned.place
+    place.shut()
+    assert place.lost_sockets() == []
+    place.reopen()
+    first, second = place.sockets
+    os.unlink(first)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(first)  # perhaps with the number that the first one had
+        assert place.lost_sockets() == [first]
+        place.saw_bound(first)
+        assert place.lost_sockets() == []
+        os.unlink(second)
+        assert place.lost_sockets() == [second]
