@@ -327,9 +327,13 @@ class Client:
 
         `timeout` in seconds, for the coordinator's reply; `client.timeout` by default.
 
-        Raises ProtocolError for invalid bytes, EventClosed if the event is gone. For a point of another node or of an
-        earlier coordinator: NodeLost if that node is lost or not known, NoBridge if no bridge runs, CoordinatorLost if
-        there never was one.
+        If its sender has closed or died by now, the point is complete if it was known complete, and else raises
+        RecorderLost at its use. Once another event has its slot, which takes a while, RecorderLost of cause "gone" is
+        raised here.
+
+        Raises ProtocolError for invalid bytes, StalePoint for a point of an earlier coordinator, after which this
+        client is as good as before. Where a bridge runs or ran, a point of another epoch is another node's: NodeLost if
+        that node is lost or not known, NoBridge if no bridge runs.
         """
         self._session.check()
         key = wire.unpack(data)

@@ -16,6 +16,7 @@ from typing import Any
 from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
 from ipcsync._board.layout import REASONS
 from ipcsync._logs import fields
+from ipcsync._wire.messages import Remains, RemainsCause
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.mirrors import Grave, Graves
 from ipcsync_coordinator.pool import Pool
@@ -106,10 +107,11 @@ class Effects:
         if slot.is_grave:
             return Effect("entomb", slot.index, (slot.base + slot.good, slot.reason == "expired", is_timeline, reason))
         good = _watermark(slot, self.line(slot.index))
+        slot.good = max(good - slot.base, 0)
         if slot.origin is not None:
-            slot.good = max(good - slot.base, 0)
             return Effect("break", slot.index, (good, slot.reason == "expired", is_timeline, reason))
         has_expired = slot.reason == "expired" or (slot.recorder is not None and slot.recorder.state == "expired")
+        slot.reason = "expired" if has_expired else ""
         return Effect("break", slot.index, (good, has_expired, is_timeline, ""))
 
     def _plan_drain(self, slot: Slot) -> Effect | None:
@@ -124,8 +126,23 @@ class Effects:
         ring, slot.ring = slot.ring, []
         if slot.origin is not None and change.was_broken:
             self._graves.dig(slot.origin, Grave(slot.node, slot.good, slot.reason))
+        if slot.origin is None:
+            slot.remains = self._remains(slot, line, was_broken=change.was_broken)
         # On either engine: the next use begins at `recorded`, and must find everything before it complete.
         return Step(change, Effect("free", slot.index, (recorded,)), ring, is_reusable)
+
+    def _remains(self, slot: Slot, line: SlotLine, *, was_broken: bool) -> Remains:
+        recorder = slot.recorder
+        cause: RemainsCause = "closed"
+        good = recorded = max(line.recorded - slot.base, 0)  # a closed one is free once all its records are complete
+        serial, label, pid = (0, "", 0) if recorder is None else (recorder.serial, recorder.label, recorder.pid)
+        if was_broken:
+            # As the break was planned: the board may not have it yet.
+            good, cause = slot.good, "expired" if slot.reason == "expired" else "died"
+        if line.lost > slot.base:
+            good, cause, serial = min(good, line.lost - slot.base - 1), "behind", line.culprit
+            label, pid = self._board.who(serial)
+        return Remains(slot.name, slot.index, slot.incarnation, slot.device, recorded, good, cause, serial, label, pid)
 
     def _plan_assign(self, session: Session) -> Effect:
         namespace = self._board.coordinator[2]

@@ -296,6 +296,9 @@ class Handlers:
         known = self._registry.slots.get(body.slot)
         if known is not None:
             self._raise_if_unusable(entry, known)
+        remains = self._registry.remains(body.slot, body.incarnation)
+        if remains is not None:
+            return remains
         return attachment_of(self._registry.attach(entry.session, body.slot, body.incarnation), entry.session)
 
     def _raise_if_unusable(self, entry: SessionEntry, slot: Slot) -> None:
