@@ -237,6 +237,19 @@ def test_getting_started_ends_if_its_worker_dies(start: Callable[[str], subproce
     assert "EOFError" in output or "ConnectionResetError" in output
 
 
+@pytest.mark.parametrize("there", ["here.send(bytes", "client.point(here", "print("])
+def test_getting_started_ends_if_its_own_process_raises(
+    start: Callable[[str], subprocess.Popen[str]], there: str
+) -> None:
+    program = _blocks(_ROOT / "docs" / "getting-started.md", "python")[0]
+    raises = program.replace(f"        {there}", f"        raise BrokenPipeError\n        {there}", 1)
+    assert raises != program
+    process = start(raises)
+    output, _ = process.communicate(timeout=_DEADLINE_S)
+    assert process.returncode == 1
+    assert "BrokenPipeError" in output
+
+
 @pytest.mark.process
 def test_the_plugins_examples_pass(tmp_path: Path) -> None:
     blocks = _blocks(_ROOT / "docs" / "pytest.md", "python")
