@@ -34,6 +34,7 @@ from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
 from ipcsync._worker import Latch, start
 from ipcsync.errors import ClientClosed, InvalidDevice, Reentered
+from ipcsync.typing import EngineChoice
 
 if TYPE_CHECKING:
     from ipcsync._engines import EventEngine
@@ -70,6 +71,7 @@ class Session:
         self.endpoint = endpoint
         self.name = name
         self.timeout = DEFAULT_TIMEOUT_S  # of requests without one of their own
+        self.engine: EngineChoice = "auto"  # of what it creates, where no other one is asked for
         self.is_closed: bool = False
         self._behind_all = behind_all
         self.waits: Waits = Waits()

@@ -259,7 +259,7 @@ class Handlers:
         else:
             self._registry.check_room(entry.session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
-            engine = self._choose_engine(entry, body.engine, device)
+            engine = self._choose_engine(entry, body.default_engine if body.engine == "auto" else body.engine, device)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
                 slot = self._registry.create(

@@ -22,6 +22,7 @@ class Open(RequestBody, frozen=True):
     default_device: Text = ""  # UUID for an event that does not exist yet
     engine: Text = "auto"
     depth: Annotated[int, Meta(ge=1, le=1024)] = 4
+    default_engine: Text = "auto"  # in place of "auto", for an event that does not exist yet
 
 
 class Attach(RequestBody, frozen=True):

@@ -25,8 +25,8 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeIn
 from ipcsync.client import _wait_over
 from ipcsync.client._connecting import connect
 from ipcsync.client._former import positional_timeout
+from ipcsync.client._opening import DEFAULT_DEPTH, note_depth
 from ipcsync.client._record_all import chosen
-from ipcsync.client._unnamed import UNNAMED_DEPTH
 from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
 from ipcsync.client.aio.reservation import AsyncReservation
@@ -53,6 +53,7 @@ def aconnect(
     trace: str | os.PathLike[str] | None = None,
     chains: Chains = "stream",
     prefix: str = "",
+    engine: EngineChoice = "auto",
 ) -> Connecting:
     """Open a session with a coordinator; as `connect`, and with its errors.
 
@@ -60,7 +61,7 @@ def aconnect(
     """
     fork.arm()
     options: dict[str, Any] = {"name": name, "timeout": timeout, "lease_ttl": lease_ttl, "trace": trace}
-    return Connecting(_open(partial(connect, endpoint, **options, chains=chains, prefix=prefix)))
+    return Connecting(_open(partial(connect, endpoint, **options, chains=chains, prefix=prefix, engine=engine)))
 
 
 class Connecting(Coroutine[Any, Any, "AsyncClient"]):
@@ -177,7 +178,7 @@ class AsyncClient:
         recorder: bool = False,
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
-        depth: int = 4,
+        depth: int = DEFAULT_DEPTH,
         timeout: float | None = None,
         node: str | None = None,
         fleet: bool = False,
@@ -197,7 +198,7 @@ class AsyncClient:
         recorder: bool = False,
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
-        depth: int = 4,
+        depth: int = DEFAULT_DEPTH,
         timeout: float | None = None,
         node: str | None = None,
     ) -> list[AsyncSharedEvent]:
@@ -213,7 +214,7 @@ class AsyncClient:
         *,
         engine: EngineChoice = "auto",
         timeout: float | None = None,
-        depth: int = UNNAMED_DEPTH,
+        depth: int = DEFAULT_DEPTH,
         after: Iterable[AsyncPoint] = (),
     ) -> AsyncPoint:
         """Record on this client's unnamed event for `stream`; as `Client.record`, and the task waits for room."""
@@ -224,6 +225,8 @@ class AsyncClient:
         event = self._client._unnamed.events.get(key)
         if event is None or event.is_lost:
             event = await self._runner.request(partial(self._client._unnamed.take, key, depth))
+        if depth != DEFAULT_DEPTH:
+            note_depth(event, depth)
         points = await attached(after)
         return AsyncPoint(await self._runner.record(event, chosen, stream, timeout, points), self._runner)
 
