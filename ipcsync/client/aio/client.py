@@ -61,7 +61,12 @@ def aconnect(
     """
     fork.arm()
     options: dict[str, Any] = {"name": name, "timeout": timeout, "lease_ttl": lease_ttl, "trace": trace}
-    return Connecting(_open(partial(connect, endpoint, **options, chains=chains, prefix=prefix, engine=engine)))
+    return connecting(partial(connect, endpoint, **options, chains=chains, prefix=prefix, engine=engine))
+
+
+def connecting(open_session: Callable[[], Client]) -> Connecting:
+    """The session that `open_session` opens, on a thread, once it is awaited or entered."""
+    return Connecting(_open(open_session))
 
 
 class Connecting(Coroutine[Any, Any, "AsyncClient"]):
