@@ -10,7 +10,7 @@ import ipcsync
 from ipcsync.client import default
 from ipcsync.typing import EngineChoice, EngineName
 
-pytestmark = pytest.mark.driver
+pytestmark = [pytest.mark.driver, pytest.mark.usefixtures("nothing_queued")]
 
 ENGINES: list[EngineName] = ["event", "timeline"]
 

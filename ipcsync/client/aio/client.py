@@ -14,11 +14,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from functools import partial
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
 from ipcsync._native.device import parse
+from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
@@ -27,6 +28,7 @@ from ipcsync.client._connecting import connect
 from ipcsync.client._former import positional_timeout
 from ipcsync.client._opening import DEFAULT_DEPTH, note_depth
 from ipcsync.client._record_all import chosen
+from ipcsync.client.aio import _fan_in
 from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
 from ipcsync.client.aio.reservation import AsyncReservation
@@ -277,6 +279,28 @@ class AsyncClient:
     async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""
         return AsyncPoint(await self._runner.request(partial(self._client.point, data), timeout), self._runner)
+
+    async def synchronize_all(
+        self, points: Iterable[AsyncPoint], *, timeout: float | None = None, lost: Literal["raise", "skip"] = "raise"
+    ) -> list[AsyncPoint]:
+        """Wait until every point is complete, at most `timeout` seconds in all; as `ipcsync.synchronize_all`."""
+        return await _fan_in.synchronize_all(points, timeout, lost)
+
+    async def wait_all(
+        self,
+        points: Iterable[AsyncPoint],
+        stream: StreamLike | None = None,
+        *,
+        timeout: float | None = None,
+        lost: Literal["raise", "skip"] = "raise",
+    ) -> list[AsyncPoint]:
+        """Have all work submitted to `stream` from now on wait for every point; as `ipcsync.wait_all`.
+
+        All waits are queued by one call on a thread, so it costs little more than a wait for one point.
+        """
+        self._client._session.check()
+        refuse_small_number(stream, 0)
+        return await _fan_in.wait_all(self._runner, points, resolve(stream), stream, timeout, lost)
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
         """Wait until the GPU work of the lost recorder of `point` has ended; as `Client.wait_over`."""
