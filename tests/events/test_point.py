@@ -328,3 +328,26 @@ def test_a_copy_is_the_point_itself_of_the_same_client(coordinator: ipcsync.Coor
                 assert copy.copy(awaited) is awaited
 
         asyncio.run(again())
+
+
+class _TorchStream:
+    """What torch.cuda.Stream has for this: `wait_event(event)` is `event.wait(self)`."""
+
+    def __init__(self, stream: ipcsync.Stream) -> None:
+        self.cuda_stream = stream.cuda_stream
+        self.device_index = stream.device_index
+
+    def wait_event(self, event: ipcsync.Point) -> None:
+        event.wait(self)
+
+
+def test_a_torch_streams_own_wait_event_takes_a_point(new_client: NewClient, engine: EngineName) -> None:
+    recorder, waiter = new_client(), new_client()
+    stream, waiting = ipcsync.Stream(), ipcsync.Stream()
+    with StreamGate(stream) as gate:
+        point = waiter.point(bytes(recorder.record(stream, engine=engine)))
+        _TorchStream(waiting).wait_event(point)
+        assert not waiting.query()
+        gate.open()
+        waiting.synchronize()
+    assert point.query()
