@@ -38,6 +38,11 @@ async def _awaited(call: Callable[[], Awaitable[object]]) -> float:
     return _median_us(took)
 
 
+def _all_of(points: list[ipcsync.Point], stream: ipcsync.Stream) -> None:
+    for point in points:
+        point.wait(stream)
+
+
 async def _one_by_one(points: list[ipcsync.AsyncPoint], stream: ipcsync.Stream) -> None:
     for point in points:
         await point.wait(stream)
@@ -65,7 +70,7 @@ async def _measure(endpoint: str) -> None:
             )
             _print(
                 f"{COUNT} points, one wait after another",
-                _timed(lambda: [point.wait(waiting) for point in points]),
+                _timed(lambda: _all_of(points, waiting)),
                 await _awaited(lambda: _one_by_one(theirs, waiting)),
             )
             _print(
