@@ -180,6 +180,8 @@ class SlotView(Core):
         """Whether the recorder's process lives; True while there is no recorder."""
         serial = self._words[self._recorder_index]
         if not serial or self.is_recorder:
+            if not serial:
+                self._note_nobody()
             return True
         peer = self._peer
         if peer is None or peer.serial != serial:
@@ -389,20 +391,17 @@ class SlotView(Core):
         """Check this session, the coordinator and the recorder; called in every slice of a wait."""
         self.guard.check_liveness()
         self.check()
-        if self.name and not self._words[self._recorder_index]:
-            self._note_nobody(generation)
         self._raise_if_dead(generation)
 
-    def _note_nobody(self, generation: int) -> None:
+    def _note_nobody(self) -> None:
         """Log, once, that waits of this process have lasted for a while, and nobody is there to record."""
         now = time.monotonic_ns()
         self._waits_since = self._waits_since or now
         if now - self._waits_since > NOBODY_NS:
             self._waits_since = FOREVER
             log.warning(
-                "still waiting for generation %d of %s: nobody has opened the event as its recorder (recorder=True); "
-                "is the name the same on both sides, prefix included?",
-                generation,
+                "still waiting for %s: nobody has opened the event as its recorder (recorder=True); is the name the "
+                "same on both sides, prefix included?",
                 self.label,
             )
 

@@ -26,6 +26,8 @@ from ipcsync_coordinator.state import Change, ChangeKind, Session, Slot
 
 log = logging.getLogger("ipcsync.coordinator")
 
+_CAUSES: dict[str, RemainsCause] = {"expired": "expired", "behind": "behind"}
+
 
 @dataclass(frozen=True)
 class Step:
@@ -111,7 +113,8 @@ class Effects:
         if slot.origin is not None:
             return Effect("break", slot.index, (good, slot.reason == "expired", is_timeline, reason))
         has_expired = slot.reason == "expired" or (slot.recorder is not None and slot.recorder.state == "expired")
-        slot.reason = "expired" if has_expired else ""
+        if has_expired:
+            slot.reason = "expired"
         return Effect("break", slot.index, (good, has_expired, is_timeline, ""))
 
     def _plan_drain(self, slot: Slot) -> Effect | None:
@@ -122,26 +125,25 @@ class Effects:
         line = self.line(slot.index)
         # A recorder that died between the driver's call and the store left a record that is not on the board.
         recorded = line.recorded
-        is_reusable = line.completed >= recorded and not change.was_broken
+        completed = line.completed
+        is_reusable = completed >= recorded and not change.was_broken
         ring, slot.ring = slot.ring, []
         if slot.origin is not None and change.was_broken:
             self._graves.dig(slot.origin, Grave(slot.node, slot.good, slot.reason))
         if slot.origin is None:
-            slot.remains = self._remains(slot, line, was_broken=change.was_broken)
+            slot.remains = self._remains(slot, recorded, completed, was_broken=change.was_broken)
         # On either engine: the next use begins at `recorded`, and must find everything before it complete.
         return Step(change, Effect("free", slot.index, (recorded,)), ring, is_reusable)
 
-    def _remains(self, slot: Slot, line: SlotLine, *, was_broken: bool) -> Remains:
-        recorder = slot.recorder
+    def _remains(self, slot: Slot, recorded: int, completed: int, *, was_broken: bool) -> Remains:
         cause: RemainsCause = "closed"
-        good = recorded = max(line.recorded - slot.base, 0)  # a closed one is free once all its records are complete
-        serial, label, pid = (0, "", 0) if recorder is None else (recorder.serial, recorder.label, recorder.pid)
-        if was_broken:
-            # As the break was planned: the board may not have it yet.
-            good, cause = slot.good, "expired" if slot.reason == "expired" else "died"
-        if line.lost > slot.base:
-            good, cause, serial = min(good, line.lost - slot.base - 1), "behind", line.culprit
-            label, pid = self._board.who(serial)
+        good = min(recorded, completed) - slot.base  # a closed one is free once all its records are complete
+        if was_broken:  # as the break was planned: the board may not have it yet
+            good, cause = slot.good, _CAUSES.get(slot.reason, "died")
+        who = slot.recorder if cause != "behind" else None  # its recorder lives; who ended is not known here
+        serial, label, pid = (0, "", 0) if who is None else (who.serial, who.label, who.pid)
+        recorded = max(recorded - slot.base, 0)
+        good = min(max(good, 0), recorded)
         return Remains(slot.name, slot.index, slot.incarnation, slot.device, recorded, good, cause, serial, label, pid)
 
     def _plan_assign(self, session: Session) -> Effect:

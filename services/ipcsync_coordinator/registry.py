@@ -347,6 +347,7 @@ class Registry:
             return
         if slot.recorder is not session:
             raise EventClosed(f"this session does not record on slot {index}: it cannot break it")
+        slot.reason = "behind"
         self._finish(slot, "broken")
 
     def stream(self, session: Session, name: str, device: str, default_device: str, priority: int) -> tuple[str, int]:

@@ -75,7 +75,8 @@ class Slot:
     A mirror has the use of another node's slot that it stands for as `origin`, and the bridge as its recorder. Once it
     is broken, `reason` is that of `Finish`; `is_grave`: it was lost before a session opened it here.
 
-    Once any slot is broken, `good` is the last generation that counts, and `reason` is "expired" if its recorder did.
+    Once any slot is broken, `good` is the last generation that counts, and `reason` is "expired" if its recorder
+    did, "behind" if that lives and what it recorded stood behind a lost wait.
     `remains` is what became of its last use, while it is free, and `freed` grows with each slot that becomes free.
     """
 

@@ -96,7 +96,7 @@ def test_a_wait_for_a_name_that_nobody_records_is_told_once(
     by: str,
 ) -> None:
     monkeypatch.setattr(slot_view, "NOBODY_NS", 1)
-    told = "still waiting for generation 1 of 'kv/raedy': nobody has opened the event as its recorder"
+    told = "still waiting for 'kv/raedy': nobody has opened the event as its recorder"
 
     async def wait() -> None:
         async with ipcsync.aconnect(coordinator.endpoint) as other:
