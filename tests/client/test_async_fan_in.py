@@ -30,17 +30,18 @@ def test_all_are_waited_for_on_the_host_and_by_a_stream(coordinator: ipcsync.Coo
             stream, waiting = ipcsync.Stream(), ipcsync.Stream()
             recorder, event = await one.event("kv", recorder=True, engine="timeline"), await two.event("kv")
             points = [event.at(number) for number in range(1, COUNT + 1)]
-            both = asyncio.gather(two.synchronize_all(points, timeout=LONG_S), two.wait_all(points, waiting))
+            complete = asyncio.ensure_future(two.synchronize_all(points, timeout=LONG_S))
+            queued = asyncio.ensure_future(two.wait_all(points, waiting, timeout=LONG_S))
             with StreamGate(stream) as gate:
                 for number in range(COUNT):
                     await turns()
-                    assert not both.done(), f"{number} of {COUNT} are recorded"
+                    assert not queued.done(), f"{number} of {COUNT} are recorded"
                     await recorder.record(stream)
-                await turns()
-                assert not both.done(), "recorded, and not complete"
+                assert await queued == []
                 assert not waiting.query(), "the stream waits"
+                assert not complete.done(), "recorded, and not complete"
                 gate.open()
-            assert tuple(await both) == ([], [])
+            assert await complete == []
             waiting.synchronize()
 
     asyncio.run(main())
