@@ -38,8 +38,8 @@ _HOME = {
         ),
         "ipcsync.client": (
             "aconnect AsyncClient AsyncPoint AsyncReservation AsyncSharedEvent AttachmentInfo BridgeInfo Client "
-            "connect Connecting default_client EventInfo NodeInfo Notice PeerInfo Point Reservation SessionInfo "
-            "SharedEvent synchronize_all wait_all"
+            "connect Connecting DEFAULT_DEPTH default_client EventInfo NodeInfo Notice PeerInfo Point Reservation "
+            "SessionInfo SharedEvent synchronize_all wait_all"
         ),
     }.items()
     for name in names.split()

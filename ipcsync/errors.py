@@ -13,8 +13,9 @@ IpcSyncError(RuntimeError)
 │   ├── CoordinatorLost         the coordinator died or stopped: .pid .cause
 │   └── SessionExpired          this process was silent for longer than its TTL: .session
 ├── ClientClosed                the client was closed: .client .endpoint
-├── EventClosed                 the event was closed, or a point of an earlier use of its slot: .event
+├── EventClosed                 the event was closed in this process: .event
 ├── RecorderLost                its recorder closed, died or expired: .event .generation .session .pid .cause .over
+│   ├── StalePoint              a point of an earlier coordinator; the session is healthy
 │   └── NodeLost                the node that records is lost to this one: .node .reason
 ├── NotComplete                 the time between events whose work is not complete
 ├── NotRecorder                 recording without the role: .event .recorder .pid
@@ -61,6 +62,7 @@ __all__ = [
     "Reentered",
     "SessionExpired",
     "SessionLost",
+    "StalePoint",
     "StreamCapturing",
     "WaitTimeout",
 ]
@@ -135,7 +137,7 @@ class SessionLost(IpcSyncError):
 
 
 class CoordinatorLost(SessionLost):
-    """The coordinator died or was stopped: everything of its epoch is void. Or a point is of one that serves no more.
+    """The coordinator died or was stopped: everything of its epoch is void.
 
     `pid` is its process id in its own pid namespace (0: not known); `cause` says what became of it (None: not known).
     """
@@ -171,7 +173,7 @@ class ClientClosed(IpcSyncError):
 
 
 class EventClosed(IpcSyncError):
-    """The shared event was closed here, or the point belongs to an earlier use of its slot; `event` is its name."""
+    """The shared event was closed in this process; `event` is its name."""
 
     def __init__(self, message: str = "", *, event: str = "") -> None:
         super().__init__(message)
@@ -186,7 +188,8 @@ class RecorderLost(IpcSyncError):
     - "died": its process ended before the work was known complete;
     - "expired": it was silent for longer than its lease's TTL;
     - "closed": it closed the event before it recorded this generation;
-    - "behind": the work stood behind a wait that was lost; `session` and `pid` are then of the one that died.
+    - "behind": the work stood behind a wait that was lost; `session` and `pid` are then of the one that died;
+    - "gone": the event ended so long ago that its slot is another's by now, and how it ended is not known any more.
 
     `over` is True if the recorder's GPU work is proven to have ended, None if that is not known.
     """
@@ -199,7 +202,7 @@ class RecorderLost(IpcSyncError):
         generation: int = 0,
         session: str = "",
         pid: int = 0,
-        cause: Literal["died", "expired", "closed", "behind"] | None = None,
+        cause: Literal["died", "expired", "closed", "behind", "gone"] | None = None,
         over: bool | None = None,
     ) -> None:
         super().__init__(message)
@@ -209,6 +212,14 @@ class RecorderLost(IpcSyncError):
         self.pid = pid
         self.cause = cause
         self.over = over
+
+
+class StalePoint(RecorderLost):
+    """The point is of an earlier coordinator, or of one that this client is not connected to.
+
+    What it stands for is void. The session of the client that was asked is healthy: drop the point, and ask its sender
+    for a new one, who has to connect again too.
+    """
 
 
 class NodeLost(RecorderLost):
@@ -233,7 +244,7 @@ class NodeLost(RecorderLost):
         generation: int = 0,
         session: str = "",
         pid: int = 0,
-        cause: Literal["died", "expired", "closed", "behind"] | None = None,
+        cause: Literal["died", "expired", "closed", "behind", "gone"] | None = None,
         over: bool | None = None,
         node: str = "",
         reason: Literal["silent", "restarted", "bridge", "replaced", "stopped"] | None = None,

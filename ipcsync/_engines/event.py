@@ -18,7 +18,7 @@ from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject
 from ipcsync._engines import imports
 from ipcsync._engines.base import Engine
-from ipcsync._engines.slot_view import SLICE_NS, Guard
+from ipcsync._engines.slot_view import FULL_NS, SLICE_NS, Guard
 from ipcsync._locks import holding, taking, trying, under_within
 from ipcsync._native import capture, fork
 from ipcsync._wire.messages import Attachment
@@ -97,10 +97,13 @@ class EventEngine(Engine):
         return oldest if oldest > self._completed else 0
 
     def _await_completed(self, oldest: int, timeout: float | None, deadline: int) -> None:
+        first = time.monotonic_ns()
         while oldest > self._completed:
             now = time.monotonic_ns()
             if now >= deadline:
                 self.raise_full(oldest, timeout)
+            if now - first > FULL_NS:
+                self.note_full(oldest)
             is_done = self._wait_in_driver(oldest, min(deadline, now + SLICE_NS))
             self.guard.check_liveness()
             self._find_room(is_first=False)

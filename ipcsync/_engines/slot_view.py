@@ -9,6 +9,7 @@ A generation counts as complete here only in these cases:
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import NoReturn, Protocol, cast
 
@@ -22,6 +23,10 @@ from ipcsync.errors import EventClosed, RecorderLost, WaitTimeout
 from ipcsync.typing import EventState
 
 SLICE_NS = 50_000_000
+FULL_NS = 100_000_000  # for which a record waits for room before it is logged
+NOBODY_NS = 10_000_000_000  # for which a wait by name without a recorder is quiet
+
+log = logging.getLogger("ipcsync")
 
 
 class Guard(Protocol):
@@ -60,6 +65,8 @@ class SlotView(Core):
         self.base: int = attachment.base
         self.is_recorder: bool = attachment.recorder
         origin = attachment.origin
+        self.has_told_depth = self._has_told_full = False
+        self._waits_since = 0  # when this process first waited while nobody recorded, in ns
         self.node: str = "" if origin is None else origin.node  # where the event is recorded, "" for this node
         self.origin: tuple[bytes, int, int] = (
             (board.epoch, self.slot, self.incarnation)
@@ -173,6 +180,8 @@ class SlotView(Core):
         """Whether the recorder's process lives; True while there is no recorder."""
         serial = self._words[self._recorder_index]
         if not serial or self.is_recorder:
+            if not serial:
+                self._note_nobody()
             return True
         peer = self._peer
         if peer is None or peer.serial != serial:
@@ -331,6 +340,19 @@ class SlotView(Core):
             timeout=timeout,
         )
 
+    def note_full(self, oldest: int) -> None:
+        """Log, once, that a record has waited for the `oldest` one for a while, and the way out."""
+        if not self._has_told_full:
+            self._has_told_full = True
+            log.warning(
+                "a record waits for room: all depth=%d are in flight, and generation %d of %s, the oldest, is not "
+                "complete; until it is, the thread that records stands still. Give the event or the stream's first "
+                "record a larger depth, or engine='timeline', which has no such limit",
+                self.depth,
+                oldest,
+                self.label,
+            )
+
     def raise_visited(self, oldest: int, timeout: float | None) -> NoReturn:
         """Raise WaitTimeout: other processes are inside the driver for a wait for `oldest`, or a generation before."""
         raise WaitTimeout(
@@ -370,6 +392,18 @@ class SlotView(Core):
         self.guard.check_liveness()
         self.check()
         self._raise_if_dead(generation)
+
+    def _note_nobody(self) -> None:
+        """Log, once, that waits of this process have lasted for a while, and nobody is there to record."""
+        now = time.monotonic_ns()
+        self._waits_since = self._waits_since or now
+        if now - self._waits_since > NOBODY_NS:
+            self._waits_since = FOREVER
+            log.warning(
+                "still waiting for %s: nobody has opened the event as its recorder (recorder=True); is the name the "
+                "same on both sides, prefix included?",
+                self.label,
+            )
 
     def _raise_if_dead(self, generation: int) -> None:
         """Raise RecorderLost if the recorder is dead, and `generation` not known complete."""

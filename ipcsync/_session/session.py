@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -18,22 +19,25 @@ from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import outliving
 from ipcsync._native import device as devices
 from ipcsync._native import fork
-from ipcsync._native.context import count, current_ordinal, uuid_of
+from ipcsync._native.context import count, current_ordinal, ordinal_of, uuid_of
 from ipcsync._session import feed, handshake, sessions
 from ipcsync._session.attachments import AttachmentTable, ClosedMeanwhile
 from ipcsync._session.connection import Connection, Request, expect, zmq_context
 from ipcsync._session.feed import Notice
+from ipcsync._session.finished import Finished
 from ipcsync._session.lease import SessionLease
-from ipcsync._session.references import AttachmentRef, Opening
+from ipcsync._session.references import AttachmentRef, Key, Opening
 from ipcsync._session.shutdown import Shutdown
 from ipcsync._session.waits import Waits
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
 from ipcsync._worker import Latch, start
-from ipcsync.errors import ClientClosed, Reentered
+from ipcsync.errors import ClientClosed, InvalidDevice, Reentered
+from ipcsync.typing import EngineChoice
 
 if TYPE_CHECKING:
+    from ipcsync._engines import EventEngine
     from ipcsync._engines.traced import Tracing
 
 log = logging.getLogger("ipcsync")
@@ -67,6 +71,7 @@ class Session:
         self.endpoint = endpoint
         self.name = name
         self.timeout = DEFAULT_TIMEOUT_S  # of requests without one of their own
+        self.engine: EngineChoice = "auto"  # of what it creates, where no other one is asked for
         self.is_closed: bool = False
         self._behind_all = behind_all
         self.waits: Waits = Waits()
@@ -77,6 +82,7 @@ class Session:
         self._closer = 0  # the id of the thread that waits for the end
         self._shown = shown
         self._thread: threading.Thread | None = None
+        self._finished: WeakValueDictionary[Key, AttachmentRef] = WeakValueDictionary()  # uses that are over
 
     def begin(
         self, timeout: float = DEFAULT_TIMEOUT_S, lease_ttl: float | None = None, tracing: Tracing | None = None
@@ -348,8 +354,8 @@ class Session:
     def attach(self, key: PointKey, timeout: float | None = None) -> AttachmentRef:
         """The attachment to a point's event. Asks the coordinator only if this session has none to the event yet.
 
-        Raises EventClosed if the event is gone. A point of another epoch belongs to another node, which the bridge
-        asks: NodeLost if there is no such node, or it is lost; NoBridge; CoordinatorLost if there never was a bridge.
+        Raises RecorderLost if the event is gone. A point of another epoch belongs to another node, which the bridge
+        asks: NodeLost if there is no such node, or it is lost; NoBridge; StalePoint if there never was a bridge.
         """
         self.check()
         found = self._find(key)
@@ -362,7 +368,8 @@ class Session:
     def _find(self, key: PointKey) -> AttachmentRef | None:
         if key.epoch != self.epoch:
             return self.attachments.find_mirror((key.epoch, key.slot, key.incarnation))
-        return self.attachments.find((key.slot, key.incarnation))
+        use = key.slot, key.incarnation
+        return self.attachments.find(use) or self._finished.get(use)
 
     def _attach(self, key: PointKey, timeout: float, left: float) -> AttachmentRef:
         found = self._find(key)
@@ -378,10 +385,23 @@ class Session:
         requests = [Request(body, self._give_back)]
         try:
             self.connection.exchange(requests, self.token, left, self.check_liveness)
+            if isinstance(remains := requests[0].reply, messages.Remains):
+                return self._finish(remains)
             return self._take(requests, 0, None, timeout, deadline)
         except BaseException:
             self._abandon(requests)
             raise
+
+    def _finish(self, remains: messages.Remains) -> AttachmentRef:
+        try:
+            ordinal = ordinal_of(remains.device)
+        except InvalidDevice:
+            ordinal = current_ordinal()  # nothing of it is used
+        name = self._shown(remains.name)
+        finished = Finished(self.lease.board, self.lease, remains, ordinal, name)
+        found = AttachmentRef(self.waits, cast("EventEngine", finished))  # it has what a point asks of an engine
+        self._finished[remains.slot, remains.incarnation] = found
+        return found
 
     def _give_back(self, late: Message) -> None:
         """Release an attachment whose request was given up."""

@@ -8,6 +8,7 @@ from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, PeerInfo, SessionInfo
 from ipcsync.client._connecting import connect
 from ipcsync.client._fan_in import synchronize_all, wait_all
+from ipcsync.client._opening import DEFAULT_DEPTH
 from ipcsync.client.client import Client
 from ipcsync.client.default import default_client
 from ipcsync.client.event import SharedEvent
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "DEFAULT_DEPTH",
     "AsyncClient",
     "AsyncPoint",
     "AsyncReservation",

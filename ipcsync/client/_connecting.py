@@ -6,7 +6,7 @@ import os
 
 from ipcsync._native import fork
 from ipcsync.client.client import Client
-from ipcsync.typing import Chains
+from ipcsync.typing import Chains, EngineChoice
 
 
 def connect(
@@ -18,6 +18,7 @@ def connect(
     trace: str | os.PathLike[str] | None = None,
     chains: Chains = "stream",
     prefix: str = "",
+    engine: EngineChoice = "auto",
 ) -> Client:
     """Open a session with a coordinator.
 
@@ -28,14 +29,16 @@ def connect(
     on shared events, $IPCSYNC_TRACE by default, "" for none. `chains` is "stream", or "session": each record then
     stands behind every wait of the process, whatever its stream. `prefix` is put before the name of every event and
     stream that this client opens, lists and watches, and is left out in what it returns: two jobs with their own
-    prefixes share a coordinator and never see each other's names.
+    prefixes share a coordinator and never see each other's names. `engine` is that of every event that this client
+    creates, named or not, unless a call names another one: "event", "timeline", or "auto", which takes $IPCSYNC_ENGINE,
+    and without that lets the coordinator choose. An event that exists keeps its engine.
 
     The client lives until its `close`, also if the program keeps no reference to it: leave a `with` block, or close it.
 
     Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; QuotaExceeded
     if it has as many sessions as it may; ProtocolError for an invalid name, prefix or TTL; ValueError for a timeout
-    that is negative or NaN, and for another `chains`; OSError if the trace's directory is not writable; NoDriver, and
-    ForkedProcessError in a process forked after CUDA or ipcsync was used.
+    that is negative or NaN, and for another `chains` or `engine`; OSError if the trace's directory is not writable;
+    NoDriver, and ForkedProcessError in a process forked after CUDA or ipcsync was used.
     """
     fork.arm()
     client = Client.__new__(Client)
@@ -50,6 +53,7 @@ def connect(
             trace=trace,
             chains=chains,
             prefix=prefix,
+            engine=engine,
         )
         return client
     except BaseException:

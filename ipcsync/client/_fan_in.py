@@ -59,7 +59,7 @@ def _each(
     waiting = list(points)
     for point in waiting:
         if not isinstance(point, Point):
-            hint = ": an asynchronous client's are awaited, together by asyncio.gather"
+            hint = ": an asynchronous client has methods of the same name"
             name = type(point).__name__
             raise TypeError(f"points are ipcsync.Points, but got {name}{hint if name == 'AsyncPoint' else ''}")
     order = {id(point): index for index, point in enumerate(waiting)}

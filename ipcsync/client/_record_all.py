@@ -11,7 +11,8 @@ from ipcsync._engines.queued import Gathered
 from ipcsync._native import joining
 from ipcsync._native.context import OnDevice
 from ipcsync._native.stream import Stream, resolve
-from ipcsync.client._unnamed import UNNAMED_DEPTH, UnnamedEvents
+from ipcsync.client._opening import DEFAULT_DEPTH
+from ipcsync.client._unnamed import UnnamedEvents
 from ipcsync.client.point import Point
 from ipcsync.errors import DriverError
 from ipcsync.typing import EngineChoice, StreamLike
@@ -44,7 +45,7 @@ class Everything:
             key = (joined.stream_id, 0, joined.device_index, engine)
             event = self._unnamed.events.get(key)
             if event is None or event.is_lost:
-                event = self._unnamed.take(key, UNNAMED_DEPTH)
+                event = self._unnamed.take(key, DEFAULT_DEPTH)
             return event._record_on(joined._handle, joined.device_index, timeout, after, gathered.waits())
         finally:
             self._give_back(joined)

@@ -17,9 +17,6 @@ from ipcsync.typing import EngineChoice
 StreamKey: TypeAlias = tuple[int, int, int, EngineChoice]
 """A stream's address; the thread's id if the address means another stream on each, else 0; device; engine."""
 
-UNNAMED_DEPTH = 16
-"""How many records of a stream may be in flight, unless its first record says otherwise."""
-
 _MANY = 32
 _LOOKS = 16  # how many events are looked at before another one is made
 

@@ -25,10 +25,10 @@ from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeIn
 from ipcsync.client import _remote, _wait_over
 from ipcsync.client._former import positional_timeout
 from ipcsync.client._naming import Naming, plain
-from ipcsync.client._opening import Wanted, open_events
+from ipcsync.client._opening import DEFAULT_DEPTH, Wanted, chosen_engine, note_depth, open_events
 from ipcsync.client._record_all import Everything, chosen
 from ipcsync.client._streams import open_stream
-from ipcsync.client._unnamed import UNNAMED_DEPTH, UnnamedEvents
+from ipcsync.client._unnamed import UnnamedEvents
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import RING, Reservation
@@ -64,6 +64,7 @@ class Client:
         trace: str | os.PathLike[str] | None = None,
         chains: Chains = "stream",
         prefix: str = "",
+        engine: EngineChoice = "auto",
     ) -> None:
         if chains not in ("stream", "session"):
             raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
@@ -72,6 +73,7 @@ class Client:
         endpoint = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
         stands_behind_all = chains == "session"
         self._session = Session(endpoint, plain(name or ""), behind_all=stands_behind_all, shown=self._naming.shown)
+        self._session.engine = chosen_engine(engine)
         self._unnamed = UnnamedEvents(self._session)
         self._everything = Everything(self._unnamed)
         self._session.begin(timeout, lease_ttl, tracing)
@@ -142,7 +144,7 @@ class Client:
         recorder: bool = False,
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
-        depth: int = 4,
+        depth: int = DEFAULT_DEPTH,
         timeout: float | None = None,
         node: str | None = None,
         fleet: bool = False,
@@ -150,8 +152,9 @@ class Client:
         """Open the shared event `name`, or create it if there is none. Recorder and waiters may open it in any order.
 
         `recorder=True` makes this session its recorder. `device` is by default the event's own if it exists, else the
-        current one. `engine` is "event", "timeline" or "auto". `depth`, 1 to 1024, is how many records may be in
-        flight; the creator's counts. `timeout` in seconds, for the coordinator's reply; `client.timeout` by default.
+        current one. `engine` is "event", "timeline", or "auto" for the client's (see `connect`). `depth`, 1 to
+        1024, is how many records may be in flight on the `event` engine; the creator's holds. `timeout` in seconds, for
+        the coordinator's reply; `client.timeout` by default.
 
         `node` opens an event of another node, for waiting only; its recorder and waiters may open it in any order.
         `fleet=True` opens an event with one recorder in the whole fleet, on any node, on the `timeline` engine; waiters
@@ -194,7 +197,7 @@ class Client:
         recorder: bool = False,
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
-        depth: int = 4,
+        depth: int = DEFAULT_DEPTH,
         timeout: float | None = None,
         node: str | None = None,
     ) -> list[SharedEvent]:
@@ -228,13 +231,13 @@ class Client:
         *,
         engine: EngineChoice = "auto",
         timeout: float | None = None,
-        depth: int = UNNAMED_DEPTH,
+        depth: int = DEFAULT_DEPTH,
         after: Iterable[Point] = (),
     ) -> Point:
         """Record on this client's unnamed event for `stream`: the usual way to hand work on.
 
-        It blocks while `depth` records of the stream are in flight (1 to 1024; the depth of the stream's first record
-        counts; no limit on the `timeline` engine), at most `timeout` seconds. The first record on a stream asks the
+        It blocks while `depth` records of the stream are in flight (1 to 1024; that of the stream's first record holds;
+        no limit on the `timeline` engine), at most `timeout` seconds. The first record on a stream asks the
         coordinator, at most `client.timeout` seconds; later ones send nothing. Once the client has 32 such events, a
         new stream takes over the event of one whose work is complete, and lost events are closed, points and all, so a
         program may make a stream for each piece of work.
@@ -251,6 +254,8 @@ class Client:
         event = self._unnamed.events.get(key)
         if event is None or event.is_lost:
             event = self._unnamed.take(key, depth)
+        if depth != DEFAULT_DEPTH:
+            note_depth(event, depth)
         return event._record_on(handle, ordinal, timeout, bound(after) if after else ())
 
     def record_all(
@@ -327,9 +332,13 @@ class Client:
 
         `timeout` in seconds, for the coordinator's reply; `client.timeout` by default.
 
-        Raises ProtocolError for invalid bytes, EventClosed if the event is gone. For a point of another node or of an
-        earlier coordinator: NodeLost if that node is lost or not known, NoBridge if no bridge runs, CoordinatorLost if
-        there never was one.
+        If its sender has closed or died by now, the point is complete if it was known complete, and else raises
+        RecorderLost at its use. Once another event has its slot, which takes a while, RecorderLost of cause "gone" is
+        raised here.
+
+        Raises ProtocolError for invalid bytes, StalePoint for a point of an earlier coordinator, after which this
+        client is as good as before. Where a bridge runs or ran, a point of another epoch is another node's: NodeLost if
+        that node is lost or not known, NoBridge if no bridge runs.
         """
         self._session.check()
         key = wire.unpack(data)

@@ -13,7 +13,7 @@ from ipcsync._native.device import Device
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.references import Opening
 from ipcsync.client.point import Point, bound
-from ipcsync.errors import EventClosed
+from ipcsync.errors import EngineMismatch, EventClosed
 from ipcsync.typing import EngineName, EventState, StreamLike
 
 if TYPE_CHECKING:
@@ -78,13 +78,30 @@ class SharedEvent(EventBase):
 
     @property
     def handles(self) -> tuple[bytes, ...]:
-        """The IPC handles of the ring, 64 bytes each; empty on the `timeline` engine."""
+        """The IPC handles of the ring, 64 bytes each. EngineMismatch on the `timeline` engine, which has none."""
+        if self._engine.kind == "timeline":
+            raise EngineMismatch(
+                f"the event {self._engine.label} uses the engine 'timeline', and has no CUDA event whose handle "
+                "another library could open: open it with engine='event', or have the other process wait for "
+                "bytes(point)"
+            )
         return self._engine.handles
 
     @property
-    def handle(self) -> bytes | None:
-        """The first of `handles`: with depth=1, torch or cuda.core can wait with it alone."""
-        return self._engine.handles[0] if self._engine.handles else None
+    def handle(self) -> bytes:
+        """The IPC handle of the CUDA event, 64 bytes: torch or cuda.core can wait with it alone.
+
+        EngineMismatch unless `depth` is 1: each further record is made on the next CUDA event of the ring, so that a
+        wait with one handle would wait for another record, or for none; and on the `timeline` engine.
+        """
+        handles = self.handles
+        if len(handles) != 1:
+            raise EngineMismatch(
+                f"the event {self._engine.label} has a ring of {len(handles)} CUDA events, and one handle would wait "
+                "for every so many records only: open it with depth=1, or send bytes(point) and wait for that; "
+                "handles[(generation - 1) % depth] is the one of a generation"
+            )
+        return handles[0]
 
     @property
     def generation(self) -> int:

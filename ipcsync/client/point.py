@@ -33,8 +33,9 @@ class Point(PointBase):
     client of the same coordinator. It pickles too: an unpickled point belongs to the process's client of that
     coordinator, and its use raises ConnectError if there is none.
 
-    Each use raises EventClosed if the event was closed in this process or another event has its slot, CoordinatorLost
-    or SessionExpired if the client's session is over, and ForkedProcessError in a forked child.
+    Each use raises EventClosed if the event was closed in this process, CoordinatorLost or SessionExpired if the
+    client's session is over, and ForkedProcessError in a forked child. The first use of an unpickled one also raises
+    what `Client.point` does.
     """
 
     __slots__ = ("__weakref__", "_unbound")

@@ -29,9 +29,8 @@ class Reservation:
     because nothing was recorded so far. It raises RecorderLost if the reservation is closed, or its process dies,
     before the record.
 
-    A context manager that closes it. Keep it open until the receivers of the point have begun to use it: once the
-    reservation is closed and its work complete, a process that sees the point first raises EventClosed. A reservation
-    that is dropped without being closed is closed with a ResourceWarning.
+    A context manager that closes it; close it once the record is made. A reservation that is dropped without being
+    closed is closed with a ResourceWarning.
     """
 
     def __init__(self, event: SharedEvent) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 import ipcsync
+from ipcsync.errors import RecorderLost
 
 _ALIGNMENT = 64
 Layout = tuple[tuple[int, ...], torch.dtype]
@@ -48,11 +49,23 @@ def copied(tensors: Sequence[torch.Tensor]) -> tuple[int, HostMemory]:
 
 
 def opened(memory: HostMemory, layouts: Sequence[Layout], point: ipcsync.Point) -> list[torch.Tensor]:
-    """Another process's CPU tensors, mapped privately: writes to them stay in this process."""
+    """Another process's CPU tensors, mapped privately: writes to them stay in this process.
+
+    RecorderLost if that process has ended, and its memory with it; FileNotFoundError if it has freed them.
+    """
     try:
         descriptor = os.open(f"/proc/{memory.pid}/fd/{memory.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        point.query()  # raises RecorderLost if the recorder died
+        point.query()  # raises RecorderLost if the recorder died before they were complete
+        if not os.path.exists(f"/proc/{memory.pid}"):
+            raise RecorderLost(
+                f"the process {memory.pid}, which had the tensors, has ended, and their memory with it: have them sent "
+                "again",
+                event=point.event_name,
+                generation=point.generation,
+                pid=memory.pid,
+                cause="died",
+            ) from None
         raise
     try:
         if os.fstat(descriptor).st_ino != memory.inode:

@@ -176,8 +176,8 @@ class PointTransport(TensorTransportManager):
     ) -> list[torch.Tensor]:
         """The tensors, in `target_buffers` if they are given.
 
-        Raises RecorderLost if the sender died, TransferAborted, and CoordinatorLost for a sender with another
-        coordinator, as on another machine.
+        Raises RecorderLost if the sender died, TransferAborted, and StalePoint (a RecorderLost) for a sender with
+        another coordinator, as on another machine.
         """
         transfer = self.fetch_multiple_tensors(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers)
         return self.wait_fetch_complete(transfer)

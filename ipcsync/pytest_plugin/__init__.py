@@ -23,14 +23,15 @@ import pytest
 from ipcsync.pytest_plugin import gpu, run
 
 if TYPE_CHECKING:
-    from ipcsync.client import Client
+    from ipcsync.client import Client, Connecting
     from ipcsync.pytest_plugin.run import Run, RunCoordinator
-    from ipcsync.pytest_plugin.spawned import Child
+    from ipcsync.pytest_plugin.spawned import Child, Children
 
-__all__ = ["ipcsync_client", "ipcsync_coordinator", "ipcsync_namespace", "ipcsync_spawn"]
+__all__ = ["ipcsync_async_client", "ipcsync_client", "ipcsync_coordinator", "ipcsync_namespace", "ipcsync_spawn"]
 
 _RUN: pytest.StashKey[Run] = pytest.StashKey()
 _JOINED: pytest.StashKey[RunCoordinator] = pytest.StashKey()
+_CHILDREN: pytest.StashKey[Children] = pytest.StashKey()
 _WORKER_KEY = "ipcsync_run"
 _DEFAULT_TIMEOUT_S = 30.0
 
@@ -102,6 +103,17 @@ def _needs_gpu(item: pytest.Item) -> bool:
     return uses_us and item.get_closest_marker("gpu") is not None
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test of whose children one has failed without being asked for its result."""
+    __tracebackhide__ = True
+    result = yield
+    children = item.stash.get(_CHILDREN, None)
+    if children is not None:
+        children.raise_unasked()
+    return result
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Name the coordinator's log in the report of a failed test that used it, and show its end."""
@@ -164,18 +176,49 @@ def ipcsync_client(
 
 
 @pytest.fixture
-def ipcsync_spawn(
+def ipcsync_async_client(
     pytestconfig: pytest.Config, ipcsync_coordinator: RunCoordinator, ipcsync_namespace: str
+) -> Iterator[Connecting]:
+    """The same for asyncio: `async with ipcsync_async_client as client:`, in whichever loop runs the test.
+
+    It connects when it is entered or awaited, once, and is closed after the test if the test has not done so.
+    """
+    from ipcsync.client.aio.client import connecting
+    from ipcsync.pytest_plugin import namespaced
+
+    ipcsync_coordinator.check()
+    opened: list[Client] = []
+
+    def connect() -> Client:
+        timeout = pytestconfig.getoption("--ipcsync-timeout")
+        opened.append(namespaced.connect(ipcsync_coordinator.endpoint, ipcsync_namespace, "test-async", timeout))
+        return opened[-1]
+
+    session = connecting(connect)
+    yield session
+    session.close()
+    for client in opened:
+        client.close()
+
+
+@pytest.fixture
+def ipcsync_spawn(
+    request: pytest.FixtureRequest,
+    pytestconfig: pytest.Config,
+    ipcsync_coordinator: RunCoordinator,
+    ipcsync_namespace: str,
 ) -> Iterator[Callable[..., Child]]:
     """`ipcsync_spawn(fn, *args) -> Child`: a fresh process that runs `fn(client, *args)`; none outlives the test.
 
     `fn` is a function of a module (not a lambda, not one made in another function); arguments, result and errors must
-    pickle. Call it from a thread that lives as long as the child: the kernel kills the child when that thread ends.
+    pickle. A child that fails makes the test fail, also if its result is not asked for. Call it from a thread that
+    lives as long as the child: the kernel kills the child when that thread ends.
     """
     from ipcsync.pytest_plugin.spawned import Children
 
     ipcsync_coordinator.check()
     children = Children(ipcsync_coordinator.endpoint, ipcsync_namespace, pytestconfig.getoption("--ipcsync-timeout"))
+    request.node.stash[_CHILDREN] = children
     try:
         yield children.spawn
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import sys
 import time
 import warnings
@@ -23,6 +24,8 @@ from ipcsync.pytest_plugin.spawned_main import Task
 
 _END_S = 10.0
 _GRACE_S = 2.0  # for a child that ends at its own time limit and writes its traceback
+_UNASKED_S = 1.0  # from its function's begin, for a child whose result the test did not ask for
+_DELIBERATE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)  # how a test may have ended it
 
 
 class ChildError(AssertionError):
@@ -46,7 +49,8 @@ class Child:
         self._limit = task.limit
         self._answer: tuple[str, Any, str] | None = None
         self._failure: ChildError | None = None
-        self._was_asked = False
+        self._was_asked = self._was_killed = False
+        self._has_begun = False  # its function
         self._began = time.monotonic()
         pickled = pickle.dumps(args)  # separately: the child needs the module before it can unpickle them
         self._trace = os.memfd_create("ipcsync-child")
@@ -80,12 +84,9 @@ class Child:
         """Read the answer, or find out why there is none."""
         over = self._began + self._limit + _GRACE_S
         until = over if timeout is None else min(over, time.monotonic() + timeout)
-        self._child.has_spoken(until - time.monotonic())
-        if self._child.connection.poll(0):
-            try:
-                self._answer = self._child.connection.recv()
-            except (EOFError, ConnectionResetError):
-                self._child.has_ended(_END_S)  # the pipe's end came first
+        if not self._has_begun:
+            self._hear(until)
+        self._hear(until)
         if self._answer is not None:
             return
         if not self._child.has_ended() and time.monotonic() < over:
@@ -98,6 +99,36 @@ class Child:
         self._failure = ChildError(
             f"{self._label} (pid {self.pid}) {why}{_block(trace)}", traceback=trace, status=self._child.status
         )
+
+    def _hear(self, until: float) -> None:
+        """Read one message, that the function has begun or the answer, if it comes by `until` (monotonic)."""
+        if self._answer is not None or (self._child.has_ended() and not self._child.connection.poll(0)):
+            return
+        self._child.has_spoken(until - time.monotonic())
+        if self._child.connection.poll(0):
+            try:
+                said = self._child.connection.recv()
+            except (EOFError, ConnectionResetError):
+                self._child.has_ended(_END_S)  # the pipe's end came first
+                return
+            if said == spawned_main.BEGUN:
+                self._has_begun = True
+            else:
+                self._answer = said
+
+    def raise_unasked(self) -> None:
+        """Raise what it raised, or how it ended without a result, if nobody asked for its result or killed it.
+
+        It gets a second from its function's begin; one that still runs then is ended with its test, as it should be.
+        """
+        __tracebackhide__ = True
+        if self._was_asked or self._was_killed or self._answer is not None or self._failure is not None:
+            return
+        self._hear(self._began + self._limit)
+        self._hear(time.monotonic() + _UNASKED_S)
+        has_failed = self._answer is None and self._child.has_ended() and self._child.status not in _DELIBERATE
+        if has_failed or (self._answer is not None and self._answer[0] == "raised"):
+            self.result()
 
     def _error(self, pickled: bytes | None, trace: str) -> Exception:
         """Its exception, with its traceback."""
@@ -120,6 +151,7 @@ class Child:
 
     def kill(self) -> None:
         """Kill it and every process that it started by SIGKILL, and reap it; does nothing once it has ended."""
+        self._was_killed = True
         self._child.kill(with_group=True)
 
     def close(self) -> None:
@@ -127,7 +159,8 @@ class Child:
         if not self._was_asked and self._answer is None and self._failure is None and self._child.connection.poll(0):
             # It ended in the middle of its answer, or that cannot be rebuilt here: nobody has asked for it.
             with contextlib.suppress(Exception):
-                self._answer = self._child.connection.recv()
+                for _ in range(2):
+                    self._hear(time.monotonic())
         self.kill()
         self._child.close()
         os.close(self._trace)
@@ -161,6 +194,12 @@ class Children:
         task = Task(module, name, file, self._endpoint, self._namespace, label, self._limit)
         self._children.append(Child(task, args, label))
         return self._children[-1]
+
+    def raise_unasked(self) -> None:
+        """Raise the error of the first that failed and whose result the test did not ask for."""
+        __tracebackhide__ = True
+        for each in self._children:
+            each.raise_unasked()
 
     def close(self) -> None:
         """End all of them."""

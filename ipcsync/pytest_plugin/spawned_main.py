@@ -15,6 +15,9 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, NamedTuple
 
+BEGUN = "begun"
+"""The message that the function is called now; the other one is the answer."""
+
 
 class Task(NamedTuple):
     """The function to run, and the client's names."""
@@ -33,7 +36,7 @@ def run(pipe: Connection, task: Task, args: bytes, trace_fd: int) -> None:
     faulthandler.enable(trace_fd)
     # A watchdog in C, which needs no GIL: it writes every thread's traceback and ends the process.
     faulthandler.dump_traceback_later(task.limit, exit=True, file=trace_fd)
-    answer = _run(task, args)
+    answer = _run(pipe, task, args)
     try:
         pipe.send(answer)
     except Exception as error:  # noqa: BLE001 - an answer that does not pickle
@@ -41,7 +44,7 @@ def run(pipe: Connection, task: Task, args: bytes, trace_fd: int) -> None:
     pipe.close()
 
 
-def _run(task: Task, args: bytes) -> tuple[str, Any, str]:
+def _run(pipe: Connection, task: Task, args: bytes) -> tuple[str, Any, str]:
     try:
         fn: Any = _load(task.module, task.file)
         for part in task.name.split("."):
@@ -50,6 +53,7 @@ def _run(task: Task, args: bytes) -> tuple[str, Any, str]:
         from ipcsync.pytest_plugin import namespaced
 
         with namespaced.connect(task.endpoint, task.namespace, task.label, task.limit) as client:
+            pipe.send(BEGUN)
             return ("returned", fn(client, *values), "")
     except BaseException as error:  # noqa: BLE001 - the parent raises it
         return ("raised", *_told(error))

@@ -19,6 +19,7 @@ from ipcsync.errors import (
     NodeLost,
     ProtocolError,
     QuotaExceeded,
+    RecorderLost,
     SessionLost,
     WaitTimeout,
 )
@@ -232,10 +233,12 @@ class Answering:
             before = self._closes
             while self._is_closed(reply := await self._desk.ask(messages.Attach(*key)), before):
                 before = self._closes
-        except EventClosed:
+        except RecorderLost:
             return wire.Row(*key, state="gone")
         except EngineMismatch:
             raise EngineMismatch(_ONLY_TIMELINE.format(name="", node=self._settings.node)) from None
+        if isinstance(reply, messages.Remains):
+            return self._remains(reply)
         assert isinstance(reply, messages.Attachment)
         is_exported = self._settings.exports_name(reply.name)
         if reply.engine == "timeline" and reply.origin is None and is_exported:
@@ -246,6 +249,15 @@ class Answering:
         if not is_exported:
             return wire.Row(*key, state="gone")
         raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self._settings.node))
+
+    def _remains(self, left: messages.Remains) -> wire.Row:
+        """The row of a use that is over."""
+        if not self._settings.exports_name(left.name):
+            return wire.Row(left.slot, left.incarnation, state="gone")
+        cause = {"closed": "", "expired": "expired"}.get(left.cause, "died")
+        lost = left.good + 1 if left.cause == "behind" else 0
+        state = "broken" if cause else "closed"
+        return wire.Row(left.slot, left.incarnation, left.recorded, left.good, lost, state, cause)
 
     async def _list(self, prefix: str) -> wire.Listed:
         reply = await self._desk.ask(messages.ListEvents(prefix))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ipcsync._wire import codec, messages
-from ipcsync.errors import EngineMismatch, EventClosed, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded
+from ipcsync.errors import EngineMismatch, IpcSyncError, NodeLost, ProtocolError, QuotaExceeded, RecorderLost
 from ipcsync_bridge import wire
 from ipcsync_bridge.asking import Asking
 from ipcsync_bridge.config import Settings
@@ -146,7 +146,7 @@ class Wants:
         """Mirror the use that a node has answered with, which answers the want."""
         state, row, sent = opened
         if row.state == "gone":
-            raise EventClosed(f"the event of this point (slot {row.slot} of node {node!r}) is gone")
+            raise RecorderLost(f"the event of this point (slot {row.slot} of node {node!r}) is gone", cause="gone")
         source = self._following.source_of(node, state, sent)
         if row.key not in source.links and len(self._mirrors) >= self._settings.max_links:
             raise QuotaExceeded(

@@ -16,6 +16,7 @@ from typing import Any
 from ipcsync._board import CLOSED, EXPIRED, FREE, INT64_MAX, Board, SlotLine
 from ipcsync._board.layout import REASONS
 from ipcsync._logs import fields
+from ipcsync._wire.messages import Remains, RemainsCause
 from ipcsync_coordinator.feed import Feed
 from ipcsync_coordinator.mirrors import Grave, Graves
 from ipcsync_coordinator.pool import Pool
@@ -24,6 +25,8 @@ from ipcsync_coordinator.release import Releaser
 from ipcsync_coordinator.state import Change, ChangeKind, Session, Slot
 
 log = logging.getLogger("ipcsync.coordinator")
+
+_CAUSES: dict[str, RemainsCause] = {"expired": "expired", "behind": "behind"}
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,12 @@ class Effects:
         if slot.is_grave:
             return Effect("entomb", slot.index, (slot.base + slot.good, slot.reason == "expired", is_timeline, reason))
         good = _watermark(slot, self.line(slot.index))
+        slot.good = max(good - slot.base, 0)
         if slot.origin is not None:
-            slot.good = max(good - slot.base, 0)
             return Effect("break", slot.index, (good, slot.reason == "expired", is_timeline, reason))
         has_expired = slot.reason == "expired" or (slot.recorder is not None and slot.recorder.state == "expired")
+        if has_expired:
+            slot.reason = "expired"
         return Effect("break", slot.index, (good, has_expired, is_timeline, ""))
 
     def _plan_drain(self, slot: Slot) -> Effect | None:
@@ -120,12 +125,26 @@ class Effects:
         line = self.line(slot.index)
         # A recorder that died between the driver's call and the store left a record that is not on the board.
         recorded = line.recorded
-        is_reusable = line.completed >= recorded and not change.was_broken
+        completed = line.completed
+        is_reusable = completed >= recorded and not change.was_broken
         ring, slot.ring = slot.ring, []
         if slot.origin is not None and change.was_broken:
             self._graves.dig(slot.origin, Grave(slot.node, slot.good, slot.reason))
+        if slot.origin is None:
+            slot.remains = self._remains(slot, recorded, completed, was_broken=change.was_broken)
         # On either engine: the next use begins at `recorded`, and must find everything before it complete.
         return Step(change, Effect("free", slot.index, (recorded,)), ring, is_reusable)
+
+    def _remains(self, slot: Slot, recorded: int, completed: int, *, was_broken: bool) -> Remains:
+        cause: RemainsCause = "closed"
+        good = min(recorded, completed) - slot.base  # a closed one is free once all its records are complete
+        if was_broken:  # as the break was planned: the board may not have it yet
+            good, cause = slot.good, _CAUSES.get(slot.reason, "died")
+        who = slot.recorder if cause != "behind" else None  # its recorder lives; who ended is not known here
+        serial, label, pid = (0, "", 0) if who is None else (who.serial, who.label, who.pid)
+        recorded = max(recorded - slot.base, 0)
+        good = min(max(good, 0), recorded)
+        return Remains(slot.name, slot.index, slot.incarnation, slot.device, recorded, good, cause, serial, label, pid)
 
     def _plan_assign(self, session: Session) -> Effect:
         namespace = self._board.coordinator[2]

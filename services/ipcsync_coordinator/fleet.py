@@ -15,7 +15,6 @@ from typing import Any
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages, names, nodes
 from ipcsync.errors import (
-    CoordinatorLost,
     EngineMismatch,
     EventClosed,
     IpcSyncError,
@@ -24,6 +23,7 @@ from ipcsync.errors import (
     NotRecorder,
     ProtocolError,
     QuotaExceeded,
+    StalePoint,
 )
 from ipcsync_coordinator.decode import Request
 from ipcsync_coordinator.effects import Effects
@@ -169,9 +169,11 @@ class Fleet:
         if self._sessions.bridge() is not None:
             return
         if body.what == "attach" and not self._registry.has_had_bridge:
-            raise CoordinatorLost(
-                "this point belongs to another coordinator, or to one that has restarted since; if it belongs to "
-                "another node, a bridge must run here (ipcsync bridge)"
+            raise StalePoint(
+                "this point is of an earlier coordinator, or of another one: what it stands for is void, and this "
+                "session is healthy; drop it, and have its sender connect again and record anew (if it is of another "
+                "node, a bridge must run here: ipcsync bridge)",
+                cause="gone",
             )
         raise NoBridge(
             "no bridge to other nodes runs beside this coordinator: start `ipcsync bridge --node NAME --nats URL`"

@@ -278,7 +278,7 @@ class Handlers:
         else:
             self._registry.check_room(entry.session, body.name)
             device = body.device or body.default_device or self._effects.pool.devices[0]
-            engine = self._choose_engine(entry, body.engine, device)
+            engine = self._choose_engine(entry, body.default_engine if body.engine == "auto" else body.engine, device)
             ring = self._effects.pool.take(device, body.depth) if engine == "event" else []
             try:
                 slot = self._registry.create(
@@ -315,6 +315,9 @@ class Handlers:
         known = self._registry.slots.get(body.slot)
         if known is not None:
             self._raise_if_unusable(entry, known)
+        remains = self._registry.remains(body.slot, body.incarnation)
+        if remains is not None:
+            return remains
         return attachment_of(self._registry.attach(entry.session, body.slot, body.incarnation), entry.session)
 
     def attachment_again(self, entry: SessionEntry, use: Use) -> messages.Message:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ipcsync._wire.messages import Attachment, Message
+from ipcsync._wire.messages import Attachment, Message, Remains
 from ipcsync_coordinator.mirrors import Grave, Origin
 from ipcsync_coordinator.registry import Registry
 from ipcsync_coordinator.sessions import Kept, SessionEntry, SessionTable, Use
@@ -43,6 +43,9 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str = ""
     good: int = 0
     is_grave: bool = False
+    remains: Remains | None = None
+    recorder_pid: int = 0
+    freed: int = 0
 
     @classmethod
     def of(cls, slot: Slot) -> SlotRecord:
@@ -68,6 +71,9 @@ class SlotRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             slot.reason,
             slot.good,
             slot.is_grave,
+            slot.remains,
+            0 if recorder is None else recorder.pid,
+            slot.freed,
         )
 
 

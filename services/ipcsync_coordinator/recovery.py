@@ -70,7 +70,8 @@ def _slot(record: SlotRecord, sessions: dict[int, Session], pool: Pool) -> Slot:
     recorder = None
     if record.recorder is not None:
         serial, session_id, name = record.recorder
-        recorder = sessions.get(serial) or Session(session_id, serial, serial & 0xFFFF, name, state="closed")
+        gone = Session(session_id, serial, serial & 0xFFFF, name, record.recorder_pid, state="closed")
+        recorder = sessions.get(serial) or gone
     return Slot(
         record.index,
         record.state,  # type: ignore[arg-type] # one of its values
@@ -91,6 +92,8 @@ def _slot(record: SlotRecord, sessions: dict[int, Session], pool: Pool) -> Slot:
         record.reason,
         record.good,
         record.is_grave,
+        record.remains,
+        record.freed,
     )
 
 

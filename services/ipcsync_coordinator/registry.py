@@ -17,16 +17,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ipcsync._wire import names
+from ipcsync._wire.messages import Remains
 from ipcsync.errors import (
     DeviceMismatch,
     EngineMismatch,
     EventClosed,
     ProtocolError,
     QuotaExceeded,
+    RecorderLost,
     RecorderTaken,
 )
 from ipcsync_coordinator.mirrors import Grave, Graves, Origin
 from ipcsync_coordinator.state import Change, FinishedState, Limits, Session, SessionState, Slot, Touched
+
+_MOST_KEPT = 256  # free slots that are not used again yet
 
 
 class Registry:
@@ -44,7 +48,10 @@ class Registry:
         self.touched = Touched()  # since the journal was last appended to
         self.high_water = 0
         self.in_use = 0
-        self._free: list[int] = []
+        # The longest free first, and not at once: a point of its last use may be on its way to who sees it first.
+        self._free: deque[int] = deque()
+        self._kept = min(limits.slots // 8, _MOST_KEPT)
+        self._frees = 0  # how often a slot became free
         # The longest free first: a closed session's process may still hold the lock of its line.
         self._free_lines = deque(range(limits.sessions))
         self.count = 0  # of sessions there ever were
@@ -62,7 +69,9 @@ class Registry:
         self.names = {slot.name: slot for slot in slots if slot.name and slot.state == "open" and slot.origin is None}
         self.mirrors = {slot.origin: slot for slot in slots if slot.origin is not None and slot.state != "free"}
         self.in_use = sum(slot.state != "free" for slot in slots)
-        self._free = [slot.index for slot in slots if slot.state == "free"]
+        free = sorted((slot for slot in slots if slot.state == "free"), key=lambda slot: slot.freed)
+        self._free = deque(slot.index for slot in free)
+        self._frees = max((slot.freed for slot in slots), default=0)
         self._free_lines = deque(free_lines)
         self.has_had_bridge = any(session.role == "bridge" for session in sessions) or any(
             slot.origin is not None
@@ -225,12 +234,14 @@ class Registry:
         """
         self.check_room(session, name)
         assert origin is not None or not (name and name in self.names)
-        index = self._free.pop() if self._free else len(self.slots)
+        index = len(self.slots)
+        if len(self._free) > self._kept or (self._free and index >= self.limits.slots):
+            index = self._free.popleft()
         slot = self.slots.setdefault(index, Slot(index))
         slot.incarnation += 1
         slot.state, slot.name, slot.device, slot.engine = "open", name, device, engine
         slot.depth, slot.ring = depth, ring
-        slot.recorder, slot.is_drained, slot.left = None, False, set()
+        slot.recorder, slot.is_drained, slot.left, slot.remains = None, False, set(), None
         slot.origin, slot.node, slot.reason, slot.good, slot.is_grave = origin, node, "", 0, False
         self.in_use += 1
         self.high_water = max(self.high_water, self.in_use)
@@ -251,13 +262,20 @@ class Registry:
             raise QuotaExceeded(f"all {self.limits.slots} shared events are in use (--pool)", limit=self.limits.slots)
         self._check_attachments(session)
 
+    def remains(self, index: int, incarnation: int) -> Remains | None:
+        """What became of the use of a slot that a point names, if that is over and known."""
+        slot = self.slots.get(index)
+        return slot.remains if slot is not None and slot.incarnation == incarnation else None
+
     def attach(self, session: Session, index: int, incarnation: int) -> Slot:
-        """Attach to the use of a slot that a point names; EventClosed if it is over."""
+        """Attach to the use of a slot that a point names; RecorderLost if it is over."""
         slot = self.slots.get(index)
         if slot is None or slot.incarnation != incarnation or slot.state == "free":
-            raise EventClosed(
-                f"the event of this point (slot {index}, incarnation {incarnation}) is gone: keep an event open for as "
-                "long as its points are used"
+            raise RecorderLost(
+                f"the event of this point (slot {index}, use {incarnation}) is gone: its recorder has closed it or "
+                "died, and its slot has been used for another event since, so whether the work was complete is not "
+                "known any more; wait for a point while its sender lives, or soon after",
+                cause="gone",
             )
         self._attach(session, slot)
         return slot
@@ -332,6 +350,7 @@ class Registry:
             return
         if slot.recorder is not session:
             raise EventClosed(f"this session does not record on slot {index}: it cannot break it")
+        slot.reason = "behind"
         self._finish(slot, "broken")
 
     def stream(self, session: Session, name: str, device: str, default_device: str, priority: int) -> tuple[str, int]:
@@ -429,6 +448,8 @@ class Registry:
         if slot.origin is not None:
             self.mirrors.pop(slot.origin, None)
         self.in_use -= 1
+        self._frees += 1
+        slot.freed = self._frees
         self._free.append(slot.index)
         self.changes.append(Change("freed", slot=slot, was_broken=was_broken))
 

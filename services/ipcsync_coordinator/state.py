@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ipcsync._wire import names
+from ipcsync._wire.messages import Remains
 from ipcsync_coordinator.mirrors import Origin
 
 SlotState = Literal["free", "open", "broken", "closed"]
@@ -74,8 +75,11 @@ class Slot:
     waiters ahead are released.
 
     A mirror has the use of another node's slot that it stands for as `origin`, and the bridge as its recorder. Once it
-    is broken, `reason` is that of `Finish`, and `good` the last generation that counts; `is_grave`: it was lost before
-    a session opened it here.
+    is broken, `reason` is that of `Finish`; `is_grave`: it was lost before a session opened it here.
+
+    Once any slot is broken, `good` is the last generation that counts, and `reason` is "expired" if its recorder
+    did, "behind" if that lives and what it recorded stood behind a lost wait.
+    `remains` is what became of its last use, while it is free, and `freed` grows with each slot that becomes free.
     """
 
     index: int
@@ -97,6 +101,8 @@ class Slot:
     reason: str = ""
     good: int = 0
     is_grave: bool = False
+    remains: Remains | None = None
+    freed: int = 0
 
     @property
     def is_unwanted(self) -> bool:

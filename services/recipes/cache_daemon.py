@@ -65,7 +65,7 @@ def engine(endpoint: str, address: str) -> None:
             _ask(socket, b"retrieve", number, block, client.record(stream))
             client.point(_expect(socket, b"queued")).wait(stream, timeout=30)
             _expect(socket, b"done")
-            stream.synchronize()
+            client.record(stream).synchronize(30)
             if not block.holds(number):
                 raise SystemExit(
                     f"engine: block {number} came back as something else: it was stored before it was computed"

@@ -5,7 +5,7 @@ Without ipcsync: two importers of one CUDA event must both have opened it before
 a message back from each, and the encoder may reuse an output only when the slower of the two is done, which takes
 another event from each, exported the other way. A count of one too few overwrites an image under a reader. Here
 one point goes to both, each returns a point of its own, and the encoder's stream waits for both before it reuses the
-slot. A consumer that dies raises RecorderLost in the encoder, rather than blocking it.
+slot. A consumer that dies ends the encoder by an error, rather than blocking it, and so the other way round.
 
     python services/recipes/encoder_fanout.py
 """
@@ -52,8 +52,9 @@ def consumer(endpoint: str, name: str, encoder: Connection) -> None:
             image, encoded = encoder.recv()
             client.point(encoded).wait(stream, timeout=30)
             mine.copy_from(slots[image % SLOTS], stream)
-            encoder.send(bytes(client.record(stream)))
-            stream.synchronize()
+            read = client.record(stream)
+            encoder.send(bytes(read))
+            read.synchronize(30)
             if not mine.holds(image):
                 raise SystemExit(f"{name}: image {image} was read before it was encoded")
         print(f"{name}: {IMAGES} images", flush=True)

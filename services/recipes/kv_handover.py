@@ -6,7 +6,7 @@ has opened it, the open fails, or worse, opens another event whose handle has th
 the record, the decode's wait passes at once, since CUDA takes an event that was never recorded for complete, and it
 reads the cache of the request before. If the prefill records the event again for the next request, the decode waits
 for the wrong one. And if either process is killed, the other's wait may never end. Here a point names one record, and
-each of these is an error that is raised.
+each of these is an error that is raised: on the host, wait for points, since a stream may stay behind a lost wait.
 
     python services/recipes/kv_handover.py
 """
@@ -47,8 +47,9 @@ def decode(endpoint: str, prefill: Connection) -> None:
             request, data = prefill.recv()
             client.point(data).wait(stream, timeout=30)
             mine.copy_from(cache, stream)
-            prefill.send(bytes(client.record(stream)))
-            stream.synchronize()
+            read = client.record(stream)
+            prefill.send(bytes(read))
+            read.synchronize(30)  # not stream.synchronize(), which may never return if the prefill is killed
             if not mine.holds(request):
                 raise SystemExit(f"decode: the cache of request {request} was read before it was computed")
             print(f"decode: request {request} has its own cache", flush=True)

@@ -40,8 +40,8 @@ def engine(endpoint: str, server: Connection) -> None:
                 server.send((operation, backend.export_event(mine, device)))
                 theirs = backend.import_event(server.recv(), device)
             backend.wait_event(theirs, stream)
-        backend.synchronize_event(theirs, device)
-        stream.synchronize()
+        backend.record_event(mine, stream)  # behind that wait: an error if the server died, and no stream that hangs
+        backend.synchronize_event(mine, device)
         server.send(None)
         if not (backend.query_event(theirs) and block.holds(7)):
             raise SystemExit("engine: the block was copied before it was computed, or overwritten after it came back")

@@ -37,21 +37,21 @@ def worker(endpoint: str, listener: socket.socket, handle: Connection, all_there
     """Answer requests on the port that the parent has bound; the kernel gives each connection to one worker."""
     with ipcsync.connect(endpoint, name="http worker") as client, client.event("weights/ready") as ready:
         weights = Memory(SIZE, handle=handle.recv())
-        server = HTTPServer(listener.getsockname(), _handler(weights, ready.at(1)), bind_and_activate=False)
+        server = HTTPServer(listener.getsockname(), _handler(client, weights, ready.at(1)), bind_and_activate=False)
         server.socket.close()
         server.socket = listener
         all_there.wait(DEADLINE_S)
         server.serve_forever()
 
 
-def _handler(weights: Memory, ready: ipcsync.Point) -> type[BaseHTTPRequestHandler]:
+def _handler(client: ipcsync.Client, weights: Memory, ready: ipcsync.Point) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             """Answer with the first byte of the weights, and who answered."""
             stream, output = ipcsync.Stream(), Memory(SIZE)
             ready.wait(stream, timeout=30)
             output.copy_from(weights, stream)  # stands for a forward pass
-            stream.synchronize()
+            client.record(stream).synchronize(30)  # RecorderLost if the loader died before the weights were there
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b"%d from %d" % (output.read()[0], os.getpid()))

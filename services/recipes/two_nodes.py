@@ -62,7 +62,7 @@ def decode(endpoint: str, card: Connection, prefill: Connection) -> None:
             point = client.point(data)
             point.wait(stream, timeout=30)
             mine.copy_from(cache, stream)
-            stream.synchronize()
+            client.record(stream).synchronize(30)
             if not mine.holds(request):
                 raise SystemExit(f"decode: the cache of request {request} was read before it was there")
             print(f"decode: request {request} has its own cache, from node {point.node}", flush=True)

@@ -56,9 +56,9 @@ def inference(endpoint: str, trainer: Connection, turn: Barrier) -> None:
         for version in range(1, VERSIONS + 1):
             ready.at(version).wait(stream, timeout=30)
             used.copy_from(buffers[version % 2], stream)  # stands for a forward pass
-            read.record(stream)
+            done = read.record(stream)
             turn.wait(DEADLINE_S)
-            stream.synchronize()
+            done.synchronize(30)  # RecorderLost if the trainer died; stream.synchronize() might not return then
             if not used.holds(version):
                 raise SystemExit(f"inference: version {version} was used before it was written")
             print(f"inference: used version {version}", flush=True)

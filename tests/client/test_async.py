@@ -105,10 +105,11 @@ def test_clients_events_and_points_tell_what_the_plain_ones_do(
             assert (one.session_id, one.lease_ttl) == (plain.session_id, plain.lease_ttl)
             one.timeout = 7.5
             assert one.timeout == plain.timeout == 7.5
-            event = await one.event("e", recorder=True, engine=engine, depth=2)
+            event = await one.event("e", recorder=True, engine=engine, depth=1)
             point = await event.record(ipcsync.Stream())
             sync = event._event
-            for name in ("engine", "depth", "handles", "handle", "node", "is_lost", "generation", "state"):
+            handles = ("handle", "handles") if engine == "event" else ()
+            for name in ("engine", "depth", "node", "is_lost", "generation", "state", *handles):
                 assert getattr(event, name) == getattr(sync, name), name
             assert (event.engine, event.node, point.node, event.is_lost) == (engine, "", "", False)
             assert [repr(one), repr(event), repr(point)] == [

@@ -84,3 +84,33 @@ def test_a_recipe_fails_when_its_waits_are_taken_out(name: str, tmp_path: Path) 
     done = _run(name, PYTHONPATH=path, IPCSYNC_DRIVER="host", IPCSYNC_HOST_ASYNC="0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "before it was" in done.stderr
+
+
+# Who has queued work behind a gate is killed when it would open it: that work stays open for ever, and the others have
+# queued theirs behind it.
+_KILLED_AT_ITS_GATE = """
+import os, signal
+from ipcsync.testing import StreamGate
+
+StreamGate.__exit__ = lambda self, *_: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("engine", ["event", "timeline"])
+@pytest.mark.parametrize("name", _ORDERED_BY_WAITS)
+def test_in_a_recipe_nobody_outlives_a_killed_peer_by_long(name: str, engine: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_KILLED_AT_ITS_GATE)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs.recipe_bereaved", str(_RECIPES / f"{name}.py")],
+        env={**os.environ, "PYTHONPATH": path, "IPCSYNC_ENGINE": engine},
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+    )
+    ended = dict(line.split(": ") for line in done.stdout.splitlines() if ": " in line)
+    codes = [code for who, code in ended.items() if code.lstrip("-").isdigit() or code == "None"]
+    assert "-9" in codes, done.stdout + done.stderr
+    assert "None" not in codes, done.stdout + done.stderr
+    assert "RecorderLost" in done.stderr or "EOFError" in done.stderr

@@ -179,10 +179,10 @@ def test_a_timeout_ends_a_wait_for_what_is_not_recorded(point: ipcsync.Point) ->
 
 
 def test_what_an_earlier_use_of_the_slot_completed_is_not_taken_for_the_record(
-    engine: EngineName, new_client: Callable[..., ipcsync.Client]
+    new_coordinator: Callable[..., ipcsync.Coordinator], engine: EngineName
 ) -> None:
-    """A driver calls an event complete that was recorded for somebody else before."""
-    client, other = (new_client(lease_ttl=2) for _ in range(2))
+    endpoint = new_coordinator(pool=1).endpoint
+    client, other = (ipcsync.connect(endpoint, lease_ttl=2) for _ in range(2))
     stream = ipcsync.Stream()
     places = set()
     for _ in range(3):
@@ -197,6 +197,8 @@ def test_what_an_earlier_use_of_the_slot_completed_is_not_taken_for_the_record(
             del point
         until(lambda: client.stats()["pool_in_use"] == 0, "the slot free again")
     assert len(places) == 1
+    client.close()
+    other.close()
 
 
 # --- the record -------------------------------------------------------------------------------------------------------

@@ -38,11 +38,15 @@ def test_handles_are_the_rings_and_a_timeline_has_none(new_client: NewClient) ->
     assert len(event.handles) == 3
     assert all(isinstance(handle, bytes) and len(handle) == 64 for handle in event.handles)
     assert len(set(event.handles)) == 3
-    assert event.handle == event.handles[0]
+    with pytest.raises(ipcsync.EngineMismatch, match=r"a ring of 3 CUDA events.*open it with depth=1.*bytes\(point\)"):
+        event.handle  # noqa: B018 - torch would wait for another record with it
+    single = first.event("single", engine="event", depth=1)
+    assert (single.handle,) == single.handles
     assert same.handles == event.handles
     timeline = first.event("t", engine="timeline")
-    assert timeline.handles == ()
-    assert timeline.handle is None
+    for attribute in ("handle", "handles"):
+        with pytest.raises(ipcsync.EngineMismatch, match=r"no CUDA event.*bytes\(point\)"):
+            getattr(timeline, attribute)
 
 
 def test_the_depth_is_the_creators(new_client: NewClient) -> None:

@@ -136,7 +136,7 @@ def test_a_closed_object_raises_and_says_closed(client: ipcsync.Client, engine: 
         with pytest.raises(ipcsync.EventClosed):
             use()
     assert event.state == "closed"
-    assert (event.name, event.engine, event.depth) == ("e", engine, 4)
+    assert (event.name, event.engine, event.depth) == ("e", engine, ipcsync.DEFAULT_DEPTH)
 
 
 def test_a_close_wakes_this_processs_own_waits_and_nobody_elses(new_client: NewClient, engine: EngineName) -> None:

@@ -49,6 +49,17 @@ def open_event(name: str, engine: EngineName, depth: int = 4) -> None:
     _events[name] = client().event(name, recorder=True, engine=engine, depth=depth)
 
 
+def open_in_slot(name: str, engine: EngineName, slot: int) -> None:
+    """Open events and close them until one is in that slot, which rests before it is used again."""
+    for _ in range(2000):
+        event = client().event(name, recorder=True, engine=engine, depth=4)
+        if event._engine.slot == slot:
+            _events[name] = event
+            return
+        event.close()
+    raise AssertionError(f"slot {slot} is never used again")
+
+
 def hold(on: str = "main") -> None:
     """Hold all later work of a stream."""
     _gates.append(StreamGate(stream(on)).__enter__())

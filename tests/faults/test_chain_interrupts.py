@@ -141,11 +141,8 @@ def test_row_03_the_next_use_of_a_slot_stands_behind_nothing_of_the_last_one(lin
     end(line)
     d, c = line.add("d", records=False), line.add("c", records=False)
     until(lambda: d.call(do.quarantined) == 0, "every slot is free")
-    names = [f"d/{index}" for index in range(4)]
-    for name in names:
-        d.call(do.open_event, name, line.engine)
-    (again,) = [name for name in names if d.call(do.slot_of, name) == slot]
-    point = d.call(do.record, again)
+    d.call(do.open_in_slot, "again", line.engine, slot)
+    point = d.call(do.record, "again")
     assert c.call(do.await_end, point) is None
     assert d.call(do.await_end, point) is None
 

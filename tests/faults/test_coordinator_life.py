@@ -115,7 +115,7 @@ def test_row_09_a_coordinator_restarted_at_once_has_a_new_epoch_and_does_nothing
         assert fresh.epoch != client.epoch
         assert fresh.list_events() == []  # neither the events of the old one, nor the requests that it did not answer
         assert fresh.stats()["requests"].keys() <= {"hello", "ready", "events", "stats"}
-        with pytest.raises(ipcsync.CoordinatorLost):
+        with pytest.raises(ipcsync.StalePoint):
             fresh.point(bytes(held.point))
         with fresh.event("e", recorder=True, engine=engine) as event:
             assert event.generation == 0

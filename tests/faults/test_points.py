@@ -136,7 +136,7 @@ def test_row_39_a_point_of_an_old_incarnation_is_refused_for_ever_and_never_anot
         assert bytes(new)[4:8] == data[4:8]
         assert bytes(new) != data
         for _ in range(2):
-            with pytest.raises(ipcsync.EventClosed):
+            with pytest.raises(ipcsync.RecorderLost, match="is gone"):
                 other.point(data)
             for use in (old.query, old.synchronize, lambda: old.wait(ipcsync.Stream()), lambda: old.is_recorded):
                 with pytest.raises(ipcsync.EventClosed):
@@ -157,7 +157,7 @@ def test_row_39_points_of_events_that_never_were_are_typed_errors(client: ipcsyn
         PointKey(client.epoch, (1 << 32) - 1, 1, 1),
     ]
     for key in keys:
-        with pytest.raises((ipcsync.EventClosed, ipcsync.ProtocolError)):
+        with pytest.raises((ipcsync.RecorderLost, ipcsync.ProtocolError)):
             client.point(pack(key))
     later = client.point(pack(PointKey(client.epoch, slot, 1, 1 << 61)))
     assert not later.is_recorded
@@ -173,7 +173,7 @@ def test_row_39_a_point_of_another_coordinator_is_a_typed_error(
     with ipcsync.connect(other.endpoint) as elsewhere:
         theirs = elsewhere.event("e", recorder=True).record(ipcsync.Stream())
         for reader, foreign in ((client, theirs), (elsewhere, mine)):
-            with pytest.raises(ipcsync.CoordinatorLost, match="another coordinator"):
+            with pytest.raises(ipcsync.StalePoint, match="this session is healthy"):
                 reader.point(bytes(foreign))
         assert mine != theirs
         assert len({mine, theirs, client.point(bytes(mine))}) == 2
@@ -192,7 +192,7 @@ def test_row_39_a_point_of_an_old_epoch_is_a_typed_error(
     second = new_coordinator(runtime_dir=directory)
     with ipcsync.connect(second.endpoint) as client:
         client.event("e", recorder=True).record(ipcsync.Stream())
-        with pytest.raises(ipcsync.CoordinatorLost):
+        with pytest.raises(ipcsync.StalePoint):
             client.point(bytes(old))
         with pytest.raises((ipcsync.CoordinatorLost, ipcsync.ClientClosed)):
             old.synchronize(1)

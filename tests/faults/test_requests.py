@@ -23,6 +23,7 @@ from tests.kit.until import until
 pytestmark = [pytest.mark.driver, pytest.mark.keeper]
 
 NewClient = Callable[..., ipcsync.Client]
+NewCoordinator = Callable[..., ipcsync.Coordinator]
 
 # --- row 15 -----------------------------------------------------------------------------------------------------------
 
@@ -53,8 +54,8 @@ def test_row_15_a_retried_refusal_is_the_same_refusal(coordinator: ipcsync.Coord
         assert isinstance(codec.decode_reply(refusal)[1], messages.Failure)
 
 
-def test_row_15_a_retried_close_does_not_close_what_was_opened_since(coordinator: ipcsync.Coordinator) -> None:
-    with Raw(coordinator.endpoint) as raw:
+def test_row_15_a_retried_close_does_not_close_what_was_opened_since(new_coordinator: NewCoordinator) -> None:
+    with Raw(new_coordinator(pool=1).endpoint) as raw:
         token = raw.hello().token
         first = raw.ask(messages.Open("e", recorder=True), token, messages.Attachment)
         close = codec.encode_request(100, messages.Close(first.slot, first.incarnation), token, 0)
@@ -162,11 +163,12 @@ def test_row_15_a_client_whose_reply_was_lost_asks_again_and_it_was_done_once(
 # --- row 17 -----------------------------------------------------------------------------------------------------------
 
 
-def test_row_17_closing_twice_does_nothing(coordinator: ipcsync.Coordinator, client: ipcsync.Client) -> None:
-    event = client.event("e", recorder=True)
-    event.close()
-    event.close()
-    with Raw(coordinator.endpoint) as raw:
+def test_row_17_closing_twice_does_nothing(new_coordinator: NewCoordinator) -> None:
+    endpoint = new_coordinator(pool=1).endpoint
+    with ipcsync.connect(endpoint) as client, Raw(endpoint) as raw:
+        event = client.event("e", recorder=True)
+        event.close()
+        event.close()
         token = raw.hello().token
         held = raw.ask(messages.Open("e", recorder=True), token, messages.Attachment)
         for _ in range(3):

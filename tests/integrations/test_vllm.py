@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,8 @@ from vllm.distributed.weight_transfer import (
 )
 
 from ipcsync.integrations import vllm as plugin
-from ipcsync.integrations.vllm import message
+from ipcsync.integrations.vllm import asleep, message
+from ipcsync.integrations.vllm.errors import WorkerAsleep
 from ipcsync.integrations.vllm.trainer import PointTrainerInitInfo
 from ipcsync.integrations.vllm.worker import PointWeightTransferEngine
 
@@ -263,3 +265,98 @@ def test_a_cuda_tensors_handles_pass_through_json() -> None:
     )
     told = json.loads(json.dumps(message.encode(arguments)))
     assert message.decode(told, 5) == (*arguments[:6], 5, *arguments[7:])
+
+
+def test_a_trainer_that_died_after_its_weights_were_complete_is_a_recorder_lost(two: tuple[Peer, Peer]) -> None:
+    trainer, worker = two
+    update = trainer.call(_send_and_stay, timeout=120)
+    assert until(lambda: worker.call(_is_complete, update, timeout=120), "the weights are complete")
+    os.kill(trainer.pid, signal.SIGKILL)
+    assert trainer.wait(30)
+    with pytest.raises(PeerError, match=r"RecorderLost: the process \d+, which had the tensors, has ended"):
+        worker.call(_receive, update, timeout=60)
+
+
+# --- sleep mode -------------------------------------------------------------------------------------------------------
+
+
+class _Parameter:
+    is_cuda = True
+
+    def numel(self) -> int:
+        return 4
+
+    def data_ptr(self) -> int:
+        return 0x7F0000000000
+
+
+class _OnGpu(_Model):
+    def parameters(self) -> list[_Parameter]:
+        return [_Parameter()]
+
+
+def test_an_update_of_a_sleeping_worker_is_refused_before_anything_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU: the driver's answer, that no memory is behind the weights, is a stand-in."""
+    plugin.register()
+    config = SimpleNamespace(parallel_config=None, model_config=None)
+    backend, model = SimpleNamespace(backend="ipcsync"), _OnGpu()
+    worker = WeightTransferEngineFactory.create_engine(backend, config, torch.device("cuda", 0), model)
+    monkeypatch.setattr(asleep, "is_mapped", lambda _: False)
+    for call in (worker.start_weight_update, worker.finish_weight_update, lambda: worker.update_weights({})):
+        with pytest.raises(WorkerAsleep, match="wake it up first"):
+            call()
+    assert model.weights == {}
+    monkeypatch.setattr(asleep, "is_mapped", lambda _: True)
+    with pytest.raises(ValueError, match="Invalid update_info"):  # awake: it is looked at
+        worker.update_weights({})
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------
+
+
+class _Failing(_Client):
+    def update_weights(self, update_info: Any) -> None:
+        raise ConnectionError("no such server")
+
+
+class _Broken(_Source):
+    def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+        raise KeyError("no such block")
+
+
+def _send_as(rank: int, folder: str, what: str) -> str:
+    """One rank of two: how its `send_weights` ended."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    plugin.register()
+    client = _Failing() if what == "the sender" and not rank else _Client()
+    source = _Broken() if what == "the other" and rank else _Source()
+    info = PointTrainerInitInfo(rank=rank)
+    trainer = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+    try:
+        trainer.send_weights()
+    except Exception as error:  # noqa: BLE001 - told to the test
+        return f"{type(error).__name__}: {error}"
+    finally:
+        torch.distributed.destroy_process_group()
+    return "sent"
+
+
+@pytest.mark.parametrize("what", ["nobody", "the sender", "the other"])
+def test_a_rank_that_fails_leaves_no_other_waiting(two: tuple[Peer, Peer], tmp_path: Path, what: str) -> None:
+    for rank, peer in enumerate(two):
+        peer.begin(_send_as, rank, str(tmp_path), what)
+    ended = [peer.result(120) for peer in two]
+    assert (
+        ended
+        == {
+            "nobody": ["sent", "sent"],
+            "the sender": [
+                "ConnectionError: no such server",
+                "RankFailed: rank 0 failed, and this update with it: ConnectionError: no such server",
+            ],
+            "the other": [
+                "RankFailed: rank 1 failed, and this update with it: KeyError: 'no such block'",
+                "KeyError: 'no such block'",
+            ],
+        }[what]
+    )

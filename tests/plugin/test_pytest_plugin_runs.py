@@ -366,16 +366,19 @@ def test_modules_that_pytest_imports_by_their_file_are_found_by_children(
     result.assert_outcomes(passed=2, deselected=2)
 
 
-def test_an_error_that_nobody_asked_for_is_a_warning(pytester: pytest.Pytester, suite: Callable[[str], Path]) -> None:
+def test_an_error_that_nobody_asked_for_is_a_warning_of_a_test_that_failed_by_itself(
+    pytester: pytest.Pytester, suite: Callable[[str], Path]
+) -> None:
     suite(
         """
 def test_careless(ipcsync_client, ipcsync_spawn):
     child = ipcsync_spawn(fail, "unseen")
-    assert child._child.has_spoken(30)
+    assert child._child.has_ended(30)
+    assert not "its own"
 """
     )
     result = pytester.runpytest_subprocess(timeout=LONG_S)
-    result.assert_outcomes(passed=1, warnings=1)
+    result.assert_outcomes(failed=1, warnings=1)
     result.stdout.fnmatch_lines(["*PytestWarning: fail-1 (pid *) raised, and its result was never asked for*"])
 
 
@@ -412,3 +415,87 @@ def test_stopped(ipcsync_spawn):
 """
     )
     pytester.runpytest_subprocess("--ipcsync-timeout=1", timeout=LONG_S).assert_outcomes(passed=1)
+
+
+def test_a_child_that_fails_fails_its_test_without_being_asked(
+    pytester: pytest.Pytester, suite: Callable[[str], Path]
+) -> None:
+    suite("""
+def crash(client):
+    os._exit(5)
+
+def test_raised(ipcsync_spawn):
+    ipcsync_spawn(fail, "no such block")
+
+@pytest.fixture
+def child(ipcsync_spawn):
+    return ipcsync_spawn(fail, "spawned by a fixture")
+
+def test_of_a_fixture(child):
+    pass
+
+def test_crashed(ipcsync_spawn):
+    ipcsync_spawn(crash)
+
+def test_asked(ipcsync_spawn):
+    with pytest.raises(ipcsync.RecorderLost):
+        ipcsync_spawn(fail, "asked").result()
+
+def test_killed(ipcsync_spawn):
+    child = ipcsync_spawn(crash)
+    child.kill()
+
+def test_runs_on(ipcsync_spawn):
+    ipcsync_spawn(block)
+
+def test_its_own_failure_comes_first(ipcsync_spawn):
+    ipcsync_spawn(fail, "the child's")
+    assert not "its own"
+""")
+    done = pytester.runpytest_subprocess("-rf", "-W", "ignore", timeout=LONG_S)
+    done.assert_outcomes(passed=3, failed=4)
+    done.stdout.fnmatch_lines_random(
+        [
+            "E*RecorderLost: no such block*",
+            "*in fail*",
+            "E*RecorderLost: spawned by a fixture*",
+            "E*ended without a result: exit status 5*",
+            "E*assert not 'its own'*",
+            "FAILED *::test_raised - *",
+            "FAILED *::test_of_a_fixture - *",
+            "FAILED *::test_crashed - *",
+            "FAILED *::test_its_own_failure_comes_first - *",
+        ]
+    )
+
+
+def test_an_asynchronous_client_is_of_the_tests_namespace_and_closed_after_it(
+    pytester: pytest.Pytester, suite: Callable[[str], Path]
+) -> None:
+    suite("""
+import asyncio
+left = []
+
+def test_entered(ipcsync_async_client, ipcsync_client, ipcsync_namespace):
+    async def use():
+        async with ipcsync_async_client as client:
+            event = await client.event("e", recorder=True)
+            assert event.name == ipcsync_client.event("e").name == f"{ipcsync_namespace}/e"
+            point = await event.record(ipcsync.Stream())
+            await point.synchronize(10)
+        assert not client.is_connected
+    asyncio.run(use())
+
+def test_left_open(ipcsync_async_client):
+    async def use():
+        left.append(await ipcsync_async_client)
+    asyncio.run(use())
+    assert left[0].is_connected
+
+def test_is_closed_by_now():
+    assert not left[0].is_connected
+
+def test_not_used(ipcsync_async_client):
+    pass
+""")
+    pytester.runpytest_subprocess("-W", "error", timeout=LONG_S).assert_outcomes(passed=4)

@@ -217,12 +217,15 @@ _PROGRAMS = {
     "index.md": [""],
     "getting-started.md": ["written, read\n", "weights 1 open\n"],
     "async.md": ["generation 1\n"],
+    "concepts.md": ["24\n"],
+    "errors.md": ["lost: RecorderLost died\ntaken: False\n"],
 }
 
 
 @pytest.mark.parametrize("page", _PROGRAMS)
 def test_the_programs_of_a_page_run(start: Callable[[str], subprocess.Popen[str]], page: str) -> None:
-    outputs = [_output(start(program)) for program in _blocks(_ROOT / "docs" / page, "python")]
+    programs = [block for block in _blocks(_ROOT / "docs" / page, "python") if "import ipcsync" in block]
+    outputs = [_output(start(program)) for program in programs]
     printed = ["".join(line for line in output.splitlines(True) if not line.startswith("time=")) for output in outputs]
     assert printed == _PROGRAMS[page]  # beside what their coordinators log
 
@@ -235,6 +238,19 @@ def test_getting_started_ends_if_its_worker_dies(start: Callable[[str], subproce
     output, _ = process.communicate(timeout=_DEADLINE_S)
     assert process.returncode == 1
     assert "EOFError" in output or "ConnectionResetError" in output
+
+
+@pytest.mark.parametrize("there", ["here.send(bytes", "client.point(here", "print("])
+def test_getting_started_ends_if_its_own_process_raises(
+    start: Callable[[str], subprocess.Popen[str]], there: str
+) -> None:
+    program = _blocks(_ROOT / "docs" / "getting-started.md", "python")[0]
+    raises = program.replace(f"        {there}", f"        raise BrokenPipeError\n        {there}", 1)
+    assert raises != program
+    process = start(raises)
+    output, _ = process.communicate(timeout=_DEADLINE_S)
+    assert process.returncode == 1
+    assert "BrokenPipeError" in output
 
 
 @pytest.mark.process

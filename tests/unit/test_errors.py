@@ -28,6 +28,7 @@ _TREE = {
     "ClientClosed": ("IpcSyncError",),
     "EventClosed": ("IpcSyncError",),
     "RecorderLost": ("IpcSyncError",),
+    "StalePoint": ("RecorderLost",),
     "NodeLost": ("RecorderLost",),
     "NotComplete": ("IpcSyncError",),
     "NotRecorder": ("IpcSyncError",),
@@ -59,6 +60,7 @@ _ATTRIBUTES: dict[str, dict[str, object]] = {
         "cause": "died",
         "over": True,
     },
+    "StalePoint": {"event": "", "generation": 0, "session": "", "pid": 0, "cause": "gone", "over": None},
     "NodeLost": {
         "event": "e",
         "generation": 7,

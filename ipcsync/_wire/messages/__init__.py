@@ -21,6 +21,8 @@ from ipcsync._wire.messages.events import (
     Open,
     OpenStream,
     Origin,
+    Remains,
+    RemainsCause,
     StreamSpec,
 )
 from ipcsync._wire.messages.feed import Announcement, Snapshot, SnapshotReply
@@ -77,6 +79,8 @@ __all__ = [
     "Probe",
     "ProbeReply",
     "Ready",
+    "Remains",
+    "RemainsCause",
     "Remote",
     "RequestBody",
     "SessionInfo",
@@ -118,6 +122,7 @@ REPLIES: dict[str, type[Message]] = {
     "welcome": Welcome,
     "done": Done,
     "attachment": Attachment,
+    "remains": Remains,
     "stream": StreamSpec,
     "events": EventList,
     "sessions": SessionList,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta
 
 from ipcsync._wire.messages.base import Count, Effect, Message, Name, RequestBody, Text, Token
 from ipcsync.typing import EngineName, EventState
+
+RemainsCause: TypeAlias = Literal["died", "expired", "closed", "behind"]
 
 
 class Open(RequestBody, frozen=True):
@@ -20,10 +22,11 @@ class Open(RequestBody, frozen=True):
     default_device: Text = ""  # UUID for an event that does not exist yet
     engine: Text = "auto"
     depth: Annotated[int, Meta(ge=1, le=1024)] = 4
+    default_engine: Text = "auto"  # in place of "auto", for an event that does not exist yet
 
 
 class Attach(RequestBody, frozen=True):
-    """Attach to the slot and incarnation that a point names."""
+    """Attach to the slot and incarnation that a point names; answered by `Remains` if that use is over."""
 
     effect: ClassVar[Effect] = "once"
     slot: Count
@@ -102,6 +105,25 @@ class Attachment(Message, frozen=True):
     handles: list[bytes]
     serials: list[int]
     origin: Origin | None = None
+
+
+class Remains(Message, frozen=True):
+    """What became of a use of a slot that every session has released, as long as the slot is not used again.
+
+    Generations up to `good` are complete; of the later ones, up to `recorded` were recorded, none counts, and `cause`
+    says why. `serial`, `session` (name or id) and `pid` are of who ended; 0 and "" if that is not known.
+    """
+
+    name: str
+    slot: Count
+    incarnation: Count
+    device: str
+    recorded: Count
+    good: Count
+    cause: RemainsCause
+    serial: Count = 0
+    session: str = ""
+    pid: Count = 0
 
 
 class StreamSpec(Message, frozen=True):

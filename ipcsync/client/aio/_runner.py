@@ -22,6 +22,7 @@ from typing import Generic, ParamSpec, TypeVar
 from ipcsync import _drivers
 from ipcsync._deadline import deadline_of, left_of
 from ipcsync._drivers import DriverObject, unwrap
+from ipcsync._engines.slot_view import FULL_NS
 from ipcsync._inbox import LoopCalls
 from ipcsync._native import context, fork
 from ipcsync._native.context import OnDevice
@@ -185,10 +186,13 @@ class Runner:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             pause_s = _FIRST_PAUSE_S
+            told = asyncio.get_running_loop().call_later(FULL_NS / 1e9, engine.note_full, oldest)
             try:
                 await self.over(event._attached, Pending(engine, oldest, None if timeout is None else left_s))
             except WaitTimeout:
                 engine.raise_full(oldest, timeout)
+            finally:
+                told.cancel()
 
     async def wait(self, point: Point, stream: Stream, owner: object, timeout: float | None, *, ahead: bool) -> None:
         """Queue the wait as soon as the record is made."""

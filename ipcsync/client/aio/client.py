@@ -14,19 +14,21 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from functools import partial
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ipcsync._native import fork
 from ipcsync._native.context import LEGACY
 from ipcsync._native.device import parse
+from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, resolve
 from ipcsync._session.feed import Notice
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync.client import _wait_over
 from ipcsync.client._connecting import connect
 from ipcsync.client._former import positional_timeout
+from ipcsync.client._opening import DEFAULT_DEPTH, note_depth
 from ipcsync.client._record_all import chosen
-from ipcsync.client._unnamed import UNNAMED_DEPTH
+from ipcsync.client.aio import _fan_in
 from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
 from ipcsync.client.aio.reservation import AsyncReservation
@@ -53,6 +55,7 @@ def aconnect(
     trace: str | os.PathLike[str] | None = None,
     chains: Chains = "stream",
     prefix: str = "",
+    engine: EngineChoice = "auto",
 ) -> Connecting:
     """Open a session with a coordinator; as `connect`, and with its errors.
 
@@ -60,7 +63,12 @@ def aconnect(
     """
     fork.arm()
     options: dict[str, Any] = {"name": name, "timeout": timeout, "lease_ttl": lease_ttl, "trace": trace}
-    return Connecting(_open(partial(connect, endpoint, **options, chains=chains, prefix=prefix)))
+    return connecting(partial(connect, endpoint, **options, chains=chains, prefix=prefix, engine=engine))
+
+
+def connecting(open_session: Callable[[], Client]) -> Connecting:
+    """The session that `open_session` opens, on a thread, once it is awaited or entered."""
+    return Connecting(_open(open_session))
 
 
 class Connecting(Coroutine[Any, Any, "AsyncClient"]):
@@ -177,7 +185,7 @@ class AsyncClient:
         recorder: bool = False,
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
-        depth: int = 4,
+        depth: int = DEFAULT_DEPTH,
         timeout: float | None = None,
         node: str | None = None,
         fleet: bool = False,
@@ -197,7 +205,7 @@ class AsyncClient:
         recorder: bool = False,
         device: DeviceLike | None = None,
         engine: EngineChoice = "auto",
-        depth: int = 4,
+        depth: int = DEFAULT_DEPTH,
         timeout: float | None = None,
         node: str | None = None,
     ) -> list[AsyncSharedEvent]:
@@ -213,7 +221,7 @@ class AsyncClient:
         *,
         engine: EngineChoice = "auto",
         timeout: float | None = None,
-        depth: int = UNNAMED_DEPTH,
+        depth: int = DEFAULT_DEPTH,
         after: Iterable[AsyncPoint] = (),
     ) -> AsyncPoint:
         """Record on this client's unnamed event for `stream`; as `Client.record`, and the task waits for room."""
@@ -224,6 +232,8 @@ class AsyncClient:
         event = self._client._unnamed.events.get(key)
         if event is None or event.is_lost:
             event = await self._runner.request(partial(self._client._unnamed.take, key, depth))
+        if depth != DEFAULT_DEPTH:
+            note_depth(event, depth)
         points = await attached(after)
         return AsyncPoint(await self._runner.record(event, chosen, stream, timeout, points), self._runner)
 
@@ -269,6 +279,28 @@ class AsyncClient:
     async def point(self, data: bytes | bytearray | memoryview, *, timeout: float | None = None) -> AsyncPoint:
         """The point in 48 bytes from any process; as `Client.point`."""
         return AsyncPoint(await self._runner.request(partial(self._client.point, data), timeout), self._runner)
+
+    async def synchronize_all(
+        self, points: Iterable[AsyncPoint], *, timeout: float | None = None, lost: Literal["raise", "skip"] = "raise"
+    ) -> list[AsyncPoint]:
+        """Wait until every point is complete, at most `timeout` seconds in all; as `ipcsync.synchronize_all`."""
+        return await _fan_in.synchronize_all(points, timeout, lost)
+
+    async def wait_all(
+        self,
+        points: Iterable[AsyncPoint],
+        stream: StreamLike | None = None,
+        *,
+        timeout: float | None = None,
+        lost: Literal["raise", "skip"] = "raise",
+    ) -> list[AsyncPoint]:
+        """Have all work submitted to `stream` from now on wait for every point; as `ipcsync.wait_all`.
+
+        All waits are queued by one call on a thread, so it costs little more than a wait for one point.
+        """
+        self._client._session.check()
+        refuse_small_number(stream, 0)
+        return await _fan_in.wait_all(self._runner, points, resolve(stream), stream, timeout, lost)
 
     async def wait_over(self, point: AsyncPoint, timeout: float | None = None) -> bool:
         """Wait until the GPU work of the lost recorder of `point` has ended; as `Client.wait_over`."""

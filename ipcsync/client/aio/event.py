@@ -59,12 +59,12 @@ class AsyncSharedEvent:
 
     @property
     def handles(self) -> tuple[bytes, ...]:
-        """The IPC handles of the ring, 64 bytes each; empty on the `timeline` engine."""
+        """The IPC handles of the ring, 64 bytes each; as `SharedEvent.handles`."""
         return self._event.handles
 
     @property
-    def handle(self) -> bytes | None:
-        """The first of `handles`: with depth=1, torch or cuda.core can wait with it alone."""
+    def handle(self) -> bytes:
+        """The IPC handle of the CUDA event of an event with depth=1; as `SharedEvent.handle`."""
         return self._event.handle
 
     @property

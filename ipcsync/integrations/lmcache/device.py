@@ -19,8 +19,17 @@ BACKEND = "ipcsync"
 _CPU_MODULE = "_ipcsync_lmcache_cpu"
 
 
+def _variable(name: str) -> str:
+    return os.environ.get(name, "").strip().lower()
+
+
 def _is_chosen() -> bool:
-    return os.environ.get("LMCACHE_DEVICE_BACKEND", "").strip().lower() == BACKEND
+    return _variable("LMCACHE_DEVICE_BACKEND") == BACKEND
+
+
+def _is_for_cpu() -> bool:
+    """Whether the device is the CPU: LMCache's other variable says so, or torch has no GPU."""
+    return _variable("DEVICE_TYPE") == "cpu" or not torch.cuda.is_available()
 
 
 class IpcSyncCudaSpec(CudaDeviceSpec):
@@ -39,8 +48,8 @@ class IpcSyncCudaSpec(CudaDeviceSpec):
         return self._events
 
     def is_available(self) -> bool:
-        """Whether it was chosen and there is a GPU."""
-        return _is_chosen() and super().is_available()
+        """Whether it was chosen, there is a GPU, and $DEVICE_TYPE does not ask for the CPU."""
+        return _is_chosen() and not _is_for_cpu() and super().is_available()
 
 
 class IpcSyncCpuSpec(CpuDeviceSpec):
@@ -70,10 +79,10 @@ class IpcSyncCpuSpec(CpuDeviceSpec):
         return self._events
 
     def is_available(self) -> bool:
-        """Whether it was chosen and torch has no GPU."""
-        return _is_chosen() and not torch.cuda.is_available()
+        """Whether it was chosen, and $DEVICE_TYPE asks for the CPU or torch has no GPU."""
+        return _is_chosen() and _is_for_cpu()
 
 
 IpcSyncDeviceSpec: type[CudaDeviceSpec | CpuDeviceSpec] = (
-    IpcSyncCpuSpec if _is_chosen() and not torch.cuda.is_available() else IpcSyncCudaSpec
+    IpcSyncCpuSpec if _is_chosen() and _is_for_cpu() else IpcSyncCudaSpec
 )

@@ -81,7 +81,7 @@ class IpcSyncEventBackend:
         return event.ipc_handle()
 
     def import_event(self, handle: bytes, device: object) -> IpcSyncEvent:  # noqa: ARG002
-        """The event that another process exported. Raises ProtocolError for other bytes, EventClosed if it is gone.
+        """The event that another process exported. Raises ProtocolError for other bytes, RecorderLost if it is gone.
 
         If its recorder was lost, the first wait raises RecorderLost.
         """

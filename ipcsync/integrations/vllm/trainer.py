@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +20,7 @@ from vllm.distributed.weight_transfer.base import (
 import ipcsync
 from ipcsync.integrations.host_memory import copied
 from ipcsync.integrations.vllm import BACKEND, message
+from ipcsync.integrations.vllm.errors import RankFailed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,28 +54,44 @@ class PointTrainerWeightTransferEngine(TrainerWeightTransferEngine):
         return engine
 
     def send_weights(self) -> None:
-        """One update, from start to finish. The source's tensors may be written again when it returns."""
-        named = [(name, tensor.detach().contiguous()) for name, tensor in self.source.iter_full()]
-        tensors = [tensor for _, tensor in named]
-        place, told, descriptor = _placed(tensors)
-        try:
-            points, places = _merged({place: _recorded(tensors)}, {place: told})
-            if self.is_sender:
-                update = message.PointUpdateInfo(
-                    names=[name for name, _ in named],
-                    dtype_names=[message.name_of(tensor.dtype) for tensor in tensors],
-                    shapes=[list(tensor.shape) for tensor in tensors],
-                    points=points,
-                    tensors=places,
-                )
-                self.client.start_weight_update()
-                self.client.update_weights(asdict(update))  # returns when every worker has read them
-                self.client.finish_weight_update()
-            if _ranks() > 1:
-                torch.distributed.barrier()
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+        """One update, from start to finish. The source's tensors may be written again when it returns.
+
+        If a rank fails outside the source's own collectives, it raises its error, and all others RankFailed.
+        """
+        with ExitStack() as undo:
+            named: list[tuple[str, torch.Tensor]] = []
+            with _together() as outcome:
+                named = [(name, tensor.detach().contiguous()) for name, tensor in self.source.iter_full()]
+                tensors = [tensor for _, tensor in named]
+                place, told, descriptor = _placed(tensors)
+                if descriptor is not None:
+                    undo.callback(os.close, descriptor)
+                outcome.value = {place: _recorded(tensors)}, {place: told}
+            points: dict[str, str] = {}
+            places: dict[str, list[dict[str, Any]]] = {}
+            for theirs, there in outcome.values:
+                points |= theirs
+                places |= there
+            with _together():
+                if self.is_sender:
+                    self._send(named, points, places)  # returns when every worker has read them
+
+    def _send(
+        self,
+        named: list[tuple[str, torch.Tensor]],
+        points: dict[str, str],
+        places: dict[str, list[dict[str, Any]]],
+    ) -> None:
+        update = message.PointUpdateInfo(
+            names=[name for name, _ in named],
+            dtype_names=[message.name_of(tensor.dtype) for _, tensor in named],
+            shapes=[list(tensor.shape) for _, tensor in named],
+            points=points,
+            tensors=places,
+        )
+        self.client.start_weight_update()
+        self.client.update_weights(asdict(update))
+        self.client.finish_weight_update()
 
 
 def _placed(tensors: list[torch.Tensor]) -> tuple[str, list[dict[str, Any]], int | None]:
@@ -104,14 +123,30 @@ def _ranks() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
-def _merged(
-    points: dict[str, str], places: dict[str, list[dict[str, Any]]]
-) -> tuple[dict[str, str], dict[str, list[dict[str, Any]]]]:
-    """Those of all ranks, each by its device."""
-    if _ranks() == 1:
-        return points, places
-    gathered: list[Any] = [None] * _ranks()
-    torch.distributed.all_gather_object(gathered, (points, places))
-    for theirs, there in gathered:
-        points, places = {**points, **theirs}, {**places, **there}
-    return points, places
+class _Outcome:
+    """The result of one step: this rank's `value`, and then the `values` of all."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.values: list[Any] = []
+
+
+@contextmanager
+def _together() -> Iterator[_Outcome]:
+    """A step that all ranks make: none goes on before all have, and all raise if one does."""
+    outcome = _Outcome()
+    error: Exception | None = None
+    try:
+        yield outcome
+    except Exception as failed:  # noqa: BLE001 - raised below, once the others know
+        error = failed
+    told: list[Any] = [(None if error is None else f"{type(error).__name__}: {error}", outcome.value)]
+    if _ranks() > 1:
+        mine, told = told[0], [None] * _ranks()
+        torch.distributed.all_gather_object(told, mine)
+    if error is not None:
+        raise error
+    for rank, (failure, _) in enumerate(told):
+        if failure is not None:
+            raise RankFailed(f"rank {rank} failed, and this update with it: {failure}", rank=rank)
+    outcome.values = [value for _, value in told]

@@ -10,6 +10,7 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine,
 import ipcsync
 from ipcsync.integrations.host_memory import opened
 from ipcsync.integrations.vllm import message
+from ipcsync.integrations.vllm.asleep import refuse_asleep
 
 
 class PointWeightTransferEngine(IPCWeightTransferEngine):
@@ -27,12 +28,27 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         """Connect now, so that a missing coordinator is found early. Raises ConnectError."""
         ipcsync.default_client()
 
+    def start_weight_update(self) -> None:
+        """As vLLM's. WorkerAsleep in sleep mode, before anything is touched."""
+        self._refuse_asleep("an update")
+        super().start_weight_update()
+
+    def finish_weight_update(self) -> None:
+        """As vLLM's. WorkerAsleep in sleep mode, before anything is touched."""
+        self._refuse_asleep("the end of an update")
+        super().finish_weight_update()
+
+    def _refuse_asleep(self, what: str) -> None:
+        if self.device.type == "cuda":
+            refuse_asleep(self.model.parameters(), what)
+
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load one update, and return when the device has read it: the trainer may write again.
 
-        Raises RecorderLost if the trainer died before its weights were complete, and FileNotFoundError if the memory of
-        CPU tensors has gone with it. The next update arrives all the same.
+        Raises RecorderLost if the trainer died before its weights were complete, or the memory of CPU tensors has gone
+        with it, and WorkerAsleep in sleep mode. The next update arrives all the same.
         """
+        self._refuse_asleep("an update")
         self.receive_weights(self.parse_update_info(update_info))
         ipcsync.default_client().record(self._stream()).synchronize()
 

@@ -21,8 +21,8 @@ from tests.unit.wire import frames
 
 _CODES = {
     "malformed", "version", "unknown_op", "invalid", "too_large", "too_deep", "name", "ttl", "engine", "forgotten",
-    "late", "ConnectError", "SessionExpired", "QuotaExceeded", "EventClosed", "RecorderTaken", "DeviceMismatch",
-    "EngineMismatch", "role", "epoch", "wanted", "NoBridge", "CoordinatorLost", "NodeLost", "NotRecorder",
+    "late", "ConnectError", "SessionExpired", "QuotaExceeded", "EventClosed", "RecorderLost", "RecorderTaken",
+    "DeviceMismatch", "EngineMismatch", "role", "epoch", "wanted", "NoBridge", "StalePoint", "NodeLost", "NotRecorder",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 import ipcsync
 from ipcsync._board import BROKEN, INT64_MAX, OPEN
 from ipcsync._wire import codec, messages
-from ipcsync.errors import CoordinatorLost, EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded
+from ipcsync.errors import EventClosed, NoBridge, NodeLost, ProtocolError, QuotaExceeded, StalePoint
 from ipcsync_bridge import mirrors as mirrors_of_bridges
 from ipcsync_bridge.links import Link
 from ipcsync_bridge.session import Desk as BridgesDesk
@@ -171,7 +171,7 @@ def test_the_mirrors_name_is_not_one_of_this_coordinator(desk: Desk) -> None:
 
 def test_without_a_bridge_it_is_another_coordinators_and_after_one_there_is_none(desk: Desk) -> None:
     asker = desk.session()
-    assert isinstance(desk.failure(_ATTACH, asker), CoordinatorLost)
+    assert isinstance(desk.failure(_ATTACH, asker), StalePoint)
     assert isinstance(desk.failure(messages.Remote("open", "a", "kv"), asker), NoBridge)
     bridge = desk.session("bridge")
     assert desk.put(_ATTACH, asker) is None

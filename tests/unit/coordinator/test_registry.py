@@ -10,6 +10,7 @@ from ipcsync.errors import (
     EventClosed,
     ProtocolError,
     QuotaExceeded,
+    RecorderLost,
     RecorderTaken,
 )
 from ipcsync_coordinator.registry import Registry
@@ -147,8 +148,20 @@ def test_a_slot_index_is_used_again_with_the_next_incarnation(scene: Scene) -> N
     assert (second.index, second.incarnation) == (key[0], key[1] + 1)
     scene.registry.close(session, *key, released=True)
     assert second.state == "open"
-    with pytest.raises(EventClosed):
+    with pytest.raises(RecorderLost) as gone:
         scene.registry.attach(session, *key)
+    assert gone.value.cause == "gone"
+
+
+def test_an_eighth_of_the_slots_rest_and_the_longest_free_is_used_first() -> None:
+    scene = Scene(Limits(slots=32))
+    session = scene.session()
+    opened = []
+    for _ in range(9):
+        slot = scene.open(session, "e", recorder=True)
+        opened.append((slot.index, slot.incarnation))
+        scene.close(session, slot)
+    assert opened == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (0, 2), (1, 2), (2, 2), (3, 2)]
 
 
 def test_refusals_say_why_and_change_nothing(scene: Scene) -> None:
@@ -170,7 +183,7 @@ def test_refusals_say_why_and_change_nothing(scene: Scene) -> None:
             scene.registry.close(other, index, incarnation, released=True)
         with pytest.raises(EventClosed, match=f"^no slot {index} with incarnation {incarnation}$"):
             scene.registry.break_event(other, index, incarnation)
-        with pytest.raises(EventClosed, match=rf"\(slot {index}, incarnation {incarnation}\) is gone:"):
+        with pytest.raises(RecorderLost, match=rf"\(slot {index}, use {incarnation}\) is gone:"):
             scene.registry.attach(other, index, incarnation)
     with pytest.raises(EventClosed, match=r"^this session is not attached to slot 0: it cannot close it for others$"):
         scene.close(other, slot)

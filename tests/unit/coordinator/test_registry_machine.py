@@ -176,7 +176,7 @@ class Machine(RuleBasedStateMachine):
         held = self.model.held(session.serial)
         try:
             slot = self.registry.attach(session, *key)
-        except errors.EventClosed:
+        except errors.RecorderLost:
             assert key not in self.model.uses
             return
         except errors.QuotaExceeded:

@@ -1,0 +1,143 @@
+"""The asynchronous client's one wait for many points: as the synchronous one, and for the price of one call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import ipcsync
+from ipcsync.client.aio._runner import Threads
+from ipcsync.testing import StreamGate
+from tests.client.loops import LONG_S, cancel, turns, turns_until, two_clients
+from tests.faults import actions
+from tests.kit.peer import Peer
+
+COUNT = 24
+
+Wait = Callable[..., Awaitable[list[ipcsync.AsyncPoint]]]
+
+
+def _of(client: ipcsync.AsyncClient, name: str) -> Wait:
+    wait: Wait = getattr(client, name)
+    return wait
+
+
+def test_all_are_waited_for_on_the_host_and_by_a_stream(coordinator: ipcsync.Coordinator) -> None:
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            stream, waiting = ipcsync.Stream(), ipcsync.Stream()
+            recorder, event = await one.event("kv", recorder=True, engine="timeline"), await two.event("kv")
+            points = [event.at(number) for number in range(1, COUNT + 1)]
+            complete = asyncio.ensure_future(two.synchronize_all(points, timeout=LONG_S))
+            queued = asyncio.ensure_future(two.wait_all(points, waiting, timeout=LONG_S))
+            with StreamGate(stream) as gate:
+                for number in range(COUNT):
+                    await turns()
+                    assert not queued.done(), f"{number} of {COUNT} are recorded"
+                    await recorder.record(stream)
+                assert await queued == []
+                assert not waiting.query(), "the stream waits"
+                assert not complete.done(), "recorded, and not complete"
+                gate.open()
+            assert await complete == []
+            waiting.synchronize()
+
+    asyncio.run(main())
+
+
+def test_waits_for_many_are_queued_by_one_call_on_a_thread(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    drive = Threads.drive
+
+    async def main() -> None:
+        nonlocal calls
+        async with two_clients(coordinator.endpoint) as (one, two):
+            stream = ipcsync.Stream()
+            sent = [bytes(await one.record(stream, engine="timeline")) for _ in range(COUNT)]
+            points = [await two.point(data) for data in sent]
+
+            async def counted(self: Threads, fn: Callable[[], object]) -> object:
+                nonlocal calls
+                calls += 1
+                return await drive(self, fn)
+
+            monkeypatch.setattr(Threads, "drive", counted)
+            assert await two.wait_all(points, ipcsync.Stream()) == []
+
+    asyncio.run(main())
+    assert calls == 1
+
+
+@pytest.mark.parametrize("name", ["synchronize_all", "wait_all"])
+def test_the_first_that_is_late_is_named(coordinator: ipcsync.Coordinator, name: str) -> None:
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            opened = await one.events(["a", "b", "c"], recorder=True)
+            await opened[0].record(ipcsync.Stream())
+            points = [(await two.event(each)).at(1) for each in ("a", "b", "c")]
+            with pytest.raises(ipcsync.WaitTimeout) as late:
+                await _of(two, name)(points, timeout=0.05)
+            assert (late.value.event, late.value.timeout) == ("b", 0.05)
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["synchronize_all", "wait_all"])
+@pytest.mark.parametrize("lost", ["raise", "skip"])
+def test_a_recorder_that_dies_ends_the_wait_or_is_left_out(
+    coordinator: ipcsync.Coordinator, peer: Peer, name: str, lost: str
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "dying", "timeline")
+
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            mine = await one.event("mine", recorder=True)
+            points = [(await two.event("mine")).at(1), (await two.event("dying")).at(1)]
+            waiting = asyncio.ensure_future(_of(two, name)(points, lost=lost, timeout=LONG_S))
+            await turns()
+            assert not waiting.done()
+            peer.kill()
+            if lost == "raise":
+                with pytest.raises(ipcsync.RecorderLost) as raised:
+                    await waiting
+                assert raised.value.event == "dying"
+            else:
+                await (await mine.record(ipcsync.Stream())).synchronize(LONG_S)
+                assert await waiting == [points[1]]
+
+    asyncio.run(main())
+
+
+def test_cancelling_it_leaves_no_wait_behind(coordinator: ipcsync.Coordinator) -> None:
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, two):
+            await one.event("kv", recorder=True)
+            points = [(await two.event("kv")).at(number) for number in range(1, 4)]
+            for name in ("synchronize_all", "wait_all"):
+                waiting = asyncio.ensure_future(_of(two, name)(points))
+                waits = two._client._session.waits
+                await turns_until(lambda: waits.count == 3, "all wait")  # noqa: B023 - within this turn
+                await cancel(waiting)
+                assert waits.count == 0
+
+    asyncio.run(main())
+
+
+def test_what_is_no_point_or_no_way_to_lose_one_is_refused(coordinator: ipcsync.Coordinator) -> None:
+    async def main() -> None:
+        async with two_clients(coordinator.endpoint) as (one, _):
+            for name in ("synchronize_all", "wait_all"):
+                with pytest.raises(TypeError, match="are AsyncPoints, but got str"):
+                    await _of(one, name)(["point"])
+                with pytest.raises(ValueError, match="lost is 'raise' or 'skip', but got 'ignore'"):
+                    await _of(one, name)([], lost="ignore")
+                assert await _of(one, name)([]) == []
+            with pytest.raises(TypeError, match="did you mean timeout=5"):
+                await _of(one, "wait_all")([], 5)
+
+    asyncio.run(main())

@@ -1,0 +1,82 @@
+"""The engine of all that a client creates: by `connect`, by the environment; a call's own comes first."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import ipcsync
+from ipcsync.client import default
+from ipcsync.typing import EngineChoice, EngineName
+
+pytestmark = [pytest.mark.driver, pytest.mark.usefixtures("nothing_queued")]
+
+ENGINES: list[EngineName] = ["event", "timeline"]
+
+
+def _engines_of(client: ipcsync.Client) -> set[str]:
+    """The engines of an event of each kind that this client creates."""
+    stream = ipcsync.Stream()
+    with client.reserve() as reservation:
+        points = [client.record(stream), client.record_all(), reservation.point]
+    named = [client.event("named", recorder=True), *client.events(["a", "b"])]
+    return {point._bound().engine.kind for point in points} | {event.engine for event in named}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_connect_sets_it_for_all_that_the_client_creates(coordinator: ipcsync.Coordinator, engine: EngineName) -> None:
+    with ipcsync.connect(coordinator.endpoint, engine=engine) as client:
+        assert _engines_of(client) == {engine}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_environment_sets_it_where_connect_does_not(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch, engine: EngineName
+) -> None:
+    monkeypatch.setenv("IPCSYNC_ENGINE", engine)
+    monkeypatch.setenv("IPCSYNC_ENDPOINT", coordinator.endpoint)
+    other: EngineName = "event" if engine == "timeline" else "timeline"
+    with ipcsync.connect() as client, ipcsync.connect(engine=other) as told:
+        assert _engines_of(client) == {engine}
+        assert told.event("e").engine == other
+    with ipcsync.default_client() as client:
+        assert client.event("e").engine == engine
+    assert default._present() is None
+
+    async def opened() -> set[str]:
+        async with ipcsync.aconnect() as client, ipcsync.aconnect(engine=other) as told:
+            return {(await client.event("f")).engine, (await told.event("g")).engine}
+
+    assert asyncio.run(opened()) == {engine, other}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_calls_own_engine_comes_first(coordinator: ipcsync.Coordinator, engine: EngineName) -> None:
+    other: EngineName = "event" if engine == "timeline" else "timeline"
+    with ipcsync.connect(coordinator.endpoint, engine=engine) as client:
+        assert client.event("e", engine=other).engine == other
+        assert client.record(ipcsync.Stream(), engine=other)._bound().engine.kind == other
+
+
+def test_an_event_that_exists_keeps_its_engine(coordinator: ipcsync.Coordinator) -> None:
+    with (
+        ipcsync.connect(coordinator.endpoint, engine="event") as first,
+        ipcsync.connect(coordinator.endpoint, engine="timeline") as second,
+    ):
+        point = first.event("e", recorder=True).record(ipcsync.Stream())
+        assert second.event("e").engine == "event"
+        second.point(bytes(point)).wait(ipcsync.Stream())
+        with pytest.raises(ipcsync.EngineMismatch):
+            second.event("e", engine="timeline")
+
+
+@pytest.mark.parametrize("wrong", ["cuda", "Event"])
+def test_another_engine_is_refused_by_name(
+    coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch, wrong: EngineChoice
+) -> None:
+    with pytest.raises(ValueError, match=f"^engine is 'auto', 'event' or 'timeline', but got '{wrong}'$"):
+        ipcsync.connect(coordinator.endpoint, engine=wrong)
+    monkeypatch.setenv("IPCSYNC_ENGINE", wrong)
+    with pytest.raises(ValueError, match=f"^IPCSYNC_ENGINE is 'auto', 'event' or 'timeline', but got '{wrong}'$"):
+        ipcsync.connect(coordinator.endpoint)
