@@ -254,7 +254,7 @@ class Effects:
                 recorder=recorder.name if recorder is not None else "",
                 session=recorder.id if recorder is not None else "",
                 pid=recorder.pid if recorder is not None else 0,
-                cause=cause_of_end(slot),
+                cause=cause_of_end(slot, "broken"),
                 generation=line.recorded - slot.base,
                 good_to=max(line.watermark - slot.base, 0),
             ),
@@ -281,7 +281,7 @@ class Effects:
         recorder = slot.recorder if slot.origin is None else None  # a mirror's is the bridge, which has not ended
         who = {} if recorder is None else {"session": recorder.label, "pid": recorder.pid}
         self.feed.announce(
-            kind, name=slot.name, slot=slot.index, incarnation=slot.incarnation, cause=cause_of_end(slot), **who
+            kind, name=slot.name, slot=slot.index, incarnation=slot.incarnation, cause=cause_of_end(slot, kind), **who
         )
 
     def _session_opened(self, session: Session) -> None:
@@ -291,15 +291,18 @@ class Effects:
         self.feed.announce("session_closed", name=session.name, session=session.id, pid=session.pid, cause=session.end)
 
 
-def cause_of_end(slot: Slot) -> str:
-    """Why a slot is not open any more, as `Announcement` and `EventInfo` have it; empty while it is."""
+def cause_of_end(slot: Slot, state: str) -> str:
+    """Why a slot came into this state, as `Announcement` and `EventInfo` have it; empty for an open one.
+
+    It may be free by the time that its end is announced.
+    """
     recorder = slot.recorder
     if slot.origin is not None or slot.reason:
         return slot.reason
-    if recorder is None or slot.state == "open":
+    if recorder is None or state not in ("closed", "broken"):
         return ""
     if recorder.state == "live":
-        return "closed" if slot.state == "closed" else "behind"
+        return "closed" if state == "closed" else "behind"
     return recorder.end
 
 

@@ -43,7 +43,7 @@ def _event(slot: Slot, board: Board, effects: Effects) -> messages.EventInfo:
         slot=slot.index,
         incarnation=slot.incarnation,
         node=slot.node,
-        cause=cause_of_end(slot),
+        cause=cause_of_end(slot, slot.state),
         ended_s=effects.quarantined_s(slot),
     )
 
