@@ -120,7 +120,7 @@ def launch(
     `keeper`, whose process `pid` then is, another coordinator goes on when one dies.
 
     Raises ConnectError if it does not start, with the reason on stderr; TypeError for an unknown setting, or for a
-    value that is neither text, a number nor a bool.
+    value that is neither text, a number nor a bool; ValueError for text with a NUL.
     """
     unknown = sorted(settings.keys() - SETTINGS)
     if unknown:
@@ -138,6 +138,10 @@ def launch(
             raise TypeError(f"the setting {name} must be text, a number or a bool, but got {type(value).__name__}")
     if driver is not None:
         command += ["--driver", driver]
+    if runtime_dir is not None:
+        runtime_dir = os.path.abspath(runtime_dir)
+    if any("\0" in part for part in (*command, runtime_dir or "")):
+        raise ValueError("a setting of launch() has a NUL, which no program can be given")
     return Errand(partial(_start, command, runtime_dir), Coordinator.stop).run()
 
 

@@ -36,14 +36,10 @@ def is_running(pid: int, started: int) -> bool:
         process.close()
 
 
-def watched(process: str) -> PidFd | None:
-    """The descriptor of the process PID:START (its start time); None if that has ended."""
+def watched(process: str) -> Process:
+    """The process PID:START (its start time)."""
     pid, _, started = process.partition(":")
-    try:
-        found = PidFd(int(pid))
-    except ProcessLookupError:
-        return None
-    return found if is_running(int(pid), int(started)) else None
+    return Process(int(pid), int(started))
 
 
 def has_terminal() -> bool:

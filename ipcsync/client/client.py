@@ -32,7 +32,7 @@ from ipcsync.client._unnamed import UnnamedEvents
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import RING, Reservation
-from ipcsync.errors import WaitTimeout
+from ipcsync.errors import ConnectError, WaitTimeout
 from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ class Client:
             raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
         self._naming = self._naming_of(prefix)
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
-        endpoint = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
+        try:
+            endpoint = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
+        except (ValueError, FileNotFoundError) as error:
+            raise ConnectError(f"the default endpoint cannot be used: {error}") from None
+        endpoint = endpoints.absolute(endpoint)
         stands_behind_all = chains == "session"
         self._session = Session(endpoint, plain(name or ""), behind_all=stands_behind_all, shown=self._naming.shown)
         self._session.engine = chosen_engine(engine)

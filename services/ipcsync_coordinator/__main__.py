@@ -16,6 +16,7 @@ import click
 import msgspec
 
 import ipcsync
+from ipcsync._linux.inherited import forget_parent
 from ipcsync._logs import configure, fields
 from ipcsync._wire import endpoints
 from ipcsync_coordinator import config
@@ -68,6 +69,8 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
       ipcsync coordinator --runtime-dir /run/ipcsync --devices 0,1 --lease-ttl 10
       IPCSYNC_DRIVER=host ipcsync coordinator --exit-when-idle 60
     """
+    forget_parent()
+    os.umask(0o077)  # whatever it was: the sockets are for this user, and for all its processes
     try:
         settings = config.load(flags, config_file)
     except config.ConfigError as error:

@@ -13,7 +13,7 @@ from functools import partial
 import zmq
 
 from ipcsync._inbox import Inbox
-from ipcsync._linux.process import PidFd
+from ipcsync._linux.process import Process
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
 from ipcsync_coordinator import auth, records
@@ -113,7 +113,7 @@ class Server:
             self._descriptors.usable,
             Inbox(self._refuse).put,
         )
-        self._parent: PidFd | None = None
+        self._parent: Process | None = None
 
     # --- sockets ------------------------------------------------------------------------------------------------------
 
@@ -185,13 +185,9 @@ class Server:
         """Start the shutdown."""
         self._done.set()
 
-    def end_with(self, parent: PidFd | None) -> None:
-        """Stop when that process ends; at once if it has."""
-        if parent is None:
-            self.stop()
-        else:
-            self._loop.add_reader(parent, self.stop)
-            self._parent = parent
+    def end_with(self, parent: Process) -> None:
+        """Stop when that process ends, and at once if it has."""
+        self._parent = parent
 
     def _drain_link(self) -> None:
         if isinstance(self._given.work, KeepersDriver):
@@ -276,6 +272,8 @@ class Server:
         self._drain_requests()
         self._drain_feed()
         self._stop_if_idle(now)
+        if self._parent is not None and not self._parent.is_alive():
+            self.stop()
         self._tell_alive()
 
     def _stop_if_idle(self, now: float) -> None:
@@ -354,9 +352,6 @@ class Server:
         holdings = self._given.holdings
         if holdings is not None:
             self.board.stop()
-        if self._parent is not None:
-            self._loop.remove_reader(self._parent)
-            self._parent.close()
         if self._given.link is not None:
             self._loop.remove_reader(self._given.link.socket)
         self._gate.stop()

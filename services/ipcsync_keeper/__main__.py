@@ -27,7 +27,7 @@ def main(plan: Plan) -> int:
     os.environ["IPCSYNC_DRIVER"] = plan.fixed.driver
     manager = ServiceManager()
     parent = watched(plan.exit_with) if plan.exit_with else None
-    if plan.exit_with and parent is None:
+    if parent is not None and not parent.is_alive():
         return 0
     wake = Wake()  # before anything needs to be removed at the end
     try:
