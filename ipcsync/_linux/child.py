@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from ipcsync._linux.inherited import OF_A_SERVICE, forget_parent, open_standard
-from ipcsync._linux.process import PidFd
+from ipcsync._linux.process import PidFd, PidFdError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -35,6 +35,7 @@ COMMAND = "from ipcsync._linux.child import main; main()"
 """The program that a child's interpreter runs, by -c."""
 
 _REAP_S = 5.0
+_PAUSE_S = 0.005
 
 at_end: list[Callable[[], object]] = []
 """What a worker calls before it ends by itself."""
@@ -201,7 +202,9 @@ class Child:
             theirs.close()
             self._process = process
             self.pid: int = process.pid
-            self._pidfd = pidfd = PidFd(process.pid)
+            with contextlib.suppress(PidFdError):
+                pidfd = PidFd(process.pid)
+            self._pidfd = pidfd
             with contextlib.suppress(BrokenPipeError):  # it is gone already: its status says how
                 self.connection.send((tuple(fds), program, arguments))
         except BaseException:
@@ -226,13 +229,23 @@ class Child:
         """Whether a message can be received, or the child has ended, within `seconds`."""
         from multiprocessing.connection import wait
 
-        return bool(wait([self.connection, self._pidfd.fileno()], max(0.0, seconds)))
+        ends = [self._pidfd.fileno()] if self._pidfd is not None else []  # else its end of the pipe says so
+        return bool(wait([self.connection, *ends], max(0.0, seconds)))
 
     def has_ended(self, seconds: float = 0.0) -> bool:
         """Whether it ends within `seconds`. It is not reaped, so that `kill` still finds its group."""
-        from multiprocessing.connection import wait
+        if self._pidfd is not None:
+            return self._pidfd.wait(max(0.0, seconds))
+        deadline = time.monotonic() + seconds
+        while not (ended := self._is_zombie()) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+        return ended
 
-        return bool(wait([self._pidfd.fileno()], max(0.0, seconds)))
+    def _is_zombie(self) -> bool:
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # it was reaped, or this process ignores SIGCHLD
+            return True
 
     def signal(self, number: int) -> None:
         """Send it a signal; does nothing once it has ended."""
@@ -270,7 +283,8 @@ class Child:
         self.connection.close()
         if os.getpid() == self._owner and not self.wait(seconds):
             self.kill()
-        self._pidfd.close()
+        if self._pidfd is not None:
+            self._pidfd.close()
         return self.status
 
     def __enter__(self) -> Self:
