@@ -16,6 +16,7 @@ from ipcsync._inbox import Inbox
 from ipcsync._linux.process import Process
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
+from ipcsync._zeromq import new_context
 from ipcsync_coordinator import auth, records
 from ipcsync_coordinator.abuse import StrikeCounter, cut
 from ipcsync_coordinator.auth import Sender
@@ -29,7 +30,7 @@ from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.given import Given
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
-from ipcsync_coordinator.liveness import PauseCredit
+from ipcsync_coordinator.liveness import PauseCredit, warn_without_pidfds
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover
@@ -62,8 +63,8 @@ class Server:
         self._endpoint = endpoints.endpoint_in(terms.fixed.runtime_dir)
         self._feed_endpoint = endpoints.endpoint_in(terms.fixed.runtime_dir, endpoints.FEED)
         self._descriptors = Descriptors(settings.max_sessions)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 65_535)
+        warn_without_pidfds()
+        self._context = new_context(65_535)
         self._zap = auth.ZapHandler(self._context, self._refuse)
         self.metrics = Metrics()
         self.feed = Feed(
