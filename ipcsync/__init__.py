@@ -61,5 +61,14 @@ if not TYPE_CHECKING:  # a type checker reads the star imports above
         home = _HOME.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(home), name)
+        try:
+            module = importlib.import_module(home)
+        except (ImportError, RuntimeError) as error:  # a library below that has one state for the whole process
+            if "subinterpreter" not in str(error):
+                raise
+            raise _errors.IpcSyncError(
+                f"ipcsync does not work in this sub-interpreter ({error}): use it in the main interpreter, or in a "
+                "process of its own"
+            ) from error
+        value = globals()[name] = getattr(module, name)
         return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 FOREVER = 1 << 62
+_LONGEST_S = 1e9  # 31 years: also what no float can hold is a timeout
 
 
 def deadline_of(timeout: float | None, began: int = 0) -> int:
@@ -13,7 +14,12 @@ def deadline_of(timeout: float | None, began: int = 0) -> int:
         return FOREVER
     if not timeout >= 0:
         raise ValueError(f"timeout is a number of seconds from 0 up, or None, not {timeout!r}")
-    return (began or time.monotonic_ns()) + int(float(min(timeout, 1e9)) * 1e9)
+    return (began or time.monotonic_ns()) + int(bounded(timeout) * 1e9)
+
+
+def bounded(timeout: float) -> float:
+    """A timeout of any type of number as a float, and no longer than a wait may be."""
+    return float(min(timeout, _LONGEST_S))
 
 
 def left_of(deadline: int) -> float:

@@ -13,6 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from ipcsync import _room as room
+from ipcsync._deadline import bounded
 from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
 from ipcsync._linux.process import is_running, pid_namespace, start_time
 from ipcsync._worker import Errand
@@ -79,7 +81,7 @@ class Coordinator:
             self._process.send_signal(signal.SIGTERM)
             self._process.send_signal(signal.SIGCONT)
             try:
-                self._process.wait(timeout)
+                self._process.wait(bounded(timeout))
             except subprocess.TimeoutExpired:
                 self._process.kill()
         status = self._process.wait()
@@ -119,8 +121,9 @@ def launch(
     lease_ttl=5.0, pool=100. The daemon is a process of its own, started by exec, and ends with this one. With a
     `keeper`, whose process `pid` then is, another coordinator goes on when one dies.
 
-    Raises ConnectError if it does not start, with the reason on stderr; TypeError for an unknown setting, or for a
-    value that is neither text, a number nor a bool.
+    Raises ConnectError if it does not start, with the reason on stderr; QuotaExceeded if this process has no room for
+    it (descriptors, processes, memory, a disk's bytes); TypeError for an unknown setting, or for a
+    value that is neither text, a number nor a bool; ValueError for text with a NUL.
     """
     unknown = sorted(settings.keys() - SETTINGS)
     if unknown:
@@ -138,7 +141,14 @@ def launch(
             raise TypeError(f"the setting {name} must be text, a number or a bool, but got {type(value).__name__}")
     if driver is not None:
         command += ["--driver", driver]
-    return Errand(partial(_start, command, runtime_dir), Coordinator.stop).run()
+    if runtime_dir is not None:
+        runtime_dir = os.path.abspath(runtime_dir)
+    if any("\0" in part for part in (*command, runtime_dir or "")):
+        raise ValueError("a setting of launch() has a NUL, which no program can be given")
+    try:
+        return Errand(partial(_start, command, runtime_dir), Coordinator.stop).run()
+    except OSError as error:
+        raise room.shortage(error, "a coordinator's process") or error from None
 
 
 def _start(command: list[str], runtime_dir: str | None) -> Coordinator:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import _thread
 import logging
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from ipcsync import _room as room
+from ipcsync.errors import IpcSyncError
 
 T = TypeVar("T")
 
@@ -19,6 +23,10 @@ log = logging.getLogger("ipcsync")
 
 _PAUSE_S = 0.001
 _SLICE_S = 0.05
+_REPLACERS = (
+    ("gevent", "gevent.monkey", "is_module_patched", "_thread"),
+    ("eventlet", "eventlet.patcher", "is_monkey_patched", "thread"),
+)
 
 
 class Latch:
@@ -52,21 +60,42 @@ class Latch:
         return self.is_set
 
 
+def check_threads() -> None:
+    """Raise IpcSyncError if gevent or eventlet has replaced threads: one that waits in the kernel then stops all."""
+    for library, module, question, name in _REPLACERS:
+        replacer = sys.modules.get(module)
+        if replacer is not None and getattr(replacer, question)(name):
+            raise IpcSyncError(
+                f"{library} has replaced this process's threads by its own, and ipcsync needs real ones: its heartbeat "
+                f"goes on whatever the others do. Have {library} leave them as they are (thread=False), or use ipcsync "
+                "in a process of its own"
+            )
+
+
 def start(target: Callable[[], object], name: str, on_failure: Callable[[BaseException], object]) -> threading.Thread:
     """A daemon thread that runs `target`, or none: then `on_failure` is told why, on a thread of its own.
 
     `Thread.start` waits until the thread runs, and an exception that ends it there leaves it torn (CPython 3.11). So
-    another thread calls it, which is started in one step.
+    another thread calls it, which is started in one step. QuotaExceeded if that one cannot be started, IpcSyncError in
+    an interpreter that may have none.
     """
-    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread = threading.Thread(target=target, name=name, daemon=True)
 
-    def begin() -> None:
-        try:
-            thread.start()
-        except BaseException as error:  # noqa: BLE001 - told
-            on_failure(error)
+        def begin() -> None:
+            try:
+                thread.start()
+            except BaseException as error:  # noqa: BLE001 - told
+                on_failure(error)
 
-    _thread.start_new_thread(begin, ())
+        _thread.start_new_thread(begin, ())
+    except RuntimeError as error:
+        if "sub" in str(error):  # "isolated subinterpreters", "this (sub)interpreter"
+            raise IpcSyncError(
+                f"this interpreter may not start the threads that ipcsync needs ({error}): use ipcsync in the main "
+                "interpreter, or in a process of its own"
+            ) from None
+        raise room.shortage(error, f"the thread {name}") or error from None
     return thread
 
 

@@ -328,6 +328,8 @@ def who_serves(path: str) -> Serving | None:
             return None
         pid, role, namespace, *_ = [*os.pread(fd, 64, 0).decode(errors="replace").split("\n"), "", ""]
         return Serving(int(pid), role, int(namespace) if namespace.isdigit() else 0) if pid.isdigit() else None
+    except RuntimeDirError:
+        return None  # where nothing can be locked, no coordinator starts
     finally:
         os.close(fd)
 
@@ -338,6 +340,12 @@ def _locks(fd: int, kind: int) -> bool:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        raise RuntimeDirError(
+            f"{path} cannot be locked ({error.strerror}): choose a runtime directory on a file system with locks, and "
+            "allow flock where a sandbox filters system calls"
+        ) from None
     return True
 
 

@@ -68,18 +68,31 @@ class Tracing:
         self._directory = directory
         self._client = client
         self._domain = _nvtx_domain()
+        self._has_stopped = False
 
     def engine(
         self, board: Board, guard: Guard, attachment: Attachment, ordinal: int
-    ) -> TracedEventEngine | TracedTimelineEngine:
-        """A traced engine. OSError if the file cannot be created."""
-        writer = writer_in(self._directory)
+    ) -> TracedEventEngine | TracedTimelineEngine | None:
+        """A traced engine; None if the process's file cannot be created, which is logged once."""
+        writer = self._writer()
+        if writer is None:
+            return None
         engine = _TRACED[attachment.engine](board, guard, attachment, ordinal)
         use = Use(
             board.epoch, attachment.slot, attachment.incarnation, attachment.name, attachment.engine, self._client
         )
         engine.begin_trace(writer, use, Ranges(self._domain, attachment.name) if self._domain is not None else None)
         return engine
+
+    def _writer(self) -> Writer | None:
+        if self._has_stopped:
+            return None
+        try:
+            return writer_in(self._directory)
+        except OSError as error:  # the disk is full, or the directory gone: the program goes on
+            self._has_stopped = True
+            log.warning("no trace of %r in %s: %s", self._client, self._directory, error.strerror or error)
+            return None
 
 
 def _nvtx_domain() -> DriverObject:

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
-from ipcsync._linux.process import PidFd
+from ipcsync._linux.inherited import OF_A_SERVICE, forget_parent, open_standard
+from ipcsync._linux.process import PidFd, PidFdError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -34,6 +35,7 @@ COMMAND = "from ipcsync._linux.child import main; main()"
 """The program that a child's interpreter runs, by -c."""
 
 _REAP_S = 5.0
+_PAUSE_S = 0.005
 
 at_end: list[Callable[[], object]] = []
 """What a worker calls before it ends by itself."""
@@ -45,6 +47,7 @@ at_end: list[Callable[[], object]] = []
 def main() -> None:
     """Run as a child: take the pipe from the arguments, and the program from the pipe."""
     fd, parent = map(int, sys.argv[1:3])
+    forget_parent()
     die_with(parent)
     run(fd)
 
@@ -120,24 +123,39 @@ def read_line(fd: int, seconds: float) -> str | None:
     return data.decode().strip()
 
 
+def spawn(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    fds: Sequence[int] = (),
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start one of our programs. OSError if there is no process, memory or descriptor for it.
+
+    It has a session of its own, so Ctrl-C reaches this process alone; no stdin, and no other descriptor of this process
+    than `fds`, under the same numbers, a GPU driver's included. See `inherited` for what it takes over.
+    """
+    variables = os.environ if env is None else env
+    return subprocess.Popen(
+        command,
+        env={name: value for name, value in variables.items() if name not in OF_A_SERVICE},
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
 def start_daemon(
     command: list[str], env: Mapping[str, str], output: IO[bytes] | None = None
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a program that writes a line to `--ready-fd` once it serves: its process, and the pipe to read that from.
-
-    It has no other descriptor of this process, a GPU driver's included. Ctrl-C reaches this process alone.
-    """
+    """Start a program that writes a line to `--ready-fd` once it serves: its process, and the pipe to read it from."""
+    open_standard()  # the pipe must have no such number
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        process = subprocess.Popen(
-            [*command, "--ready-fd", str(write)],
-            env=env,
-            pass_fds=(write,),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+        process = spawn([*command, "--ready-fd", str(write)], env=env, fds=(write,), stdout=output, stderr=output)
     except BaseException:
         os.close(read)
         raise
@@ -173,24 +191,20 @@ class Child:
         from multiprocessing import Pipe  # not before a child is started: it takes milliseconds to import
 
         self._owner = os.getpid()
+        open_standard()  # the pipe must have no such number
         ours, theirs = Pipe()
         self.connection: Connection = ours
         process = pidfd = None
         name = f"{program.__module__}.{program.__qualname__}"  # for those who look at ps(1)
         try:
-            process = subprocess.Popen(
-                [*self._command(theirs.fileno()), name],
-                env=environment(env),
-                pass_fds=(theirs.fileno(), *fds),
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
+            command = [*self._command(theirs.fileno()), name]
+            process = spawn(command, env=environment(env), fds=(theirs.fileno(), *fds), stdout=stdout, stderr=stderr)
             theirs.close()
             self._process = process
             self.pid: int = process.pid
-            self._pidfd = pidfd = PidFd(process.pid)
+            with contextlib.suppress(PidFdError):
+                pidfd = PidFd(process.pid)
+            self._pidfd = pidfd
             with contextlib.suppress(BrokenPipeError):  # it is gone already: its status says how
                 self.connection.send((tuple(fds), program, arguments))
         except BaseException:
@@ -215,13 +229,23 @@ class Child:
         """Whether a message can be received, or the child has ended, within `seconds`."""
         from multiprocessing.connection import wait
 
-        return bool(wait([self.connection, self._pidfd.fileno()], max(0.0, seconds)))
+        ends = [self._pidfd.fileno()] if self._pidfd is not None else []  # else its end of the pipe says so
+        return bool(wait([self.connection, *ends], max(0.0, seconds)))
 
     def has_ended(self, seconds: float = 0.0) -> bool:
         """Whether it ends within `seconds`. It is not reaped, so that `kill` still finds its group."""
-        from multiprocessing.connection import wait
+        if self._pidfd is not None:
+            return self._pidfd.wait(max(0.0, seconds))
+        deadline = time.monotonic() + seconds
+        while not (ended := self._is_zombie()) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+        return ended
 
-        return bool(wait([self._pidfd.fileno()], max(0.0, seconds)))
+    def _is_zombie(self) -> bool:
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # it was reaped, or this process ignores SIGCHLD
+            return True
 
     def signal(self, number: int) -> None:
         """Send it a signal; does nothing once it has ended."""
@@ -259,7 +283,8 @@ class Child:
         self.connection.close()
         if os.getpid() == self._owner and not self.wait(seconds):
             self.kill()
-        self._pidfd.close()
+        if self._pidfd is not None:
+            self._pidfd.close()
         return self.status
 
     def __enter__(self) -> Self:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
 import select
+
+from ipcsync.errors import IpcSyncError
 
 
 def start_time(pid: int) -> int | None:
@@ -36,14 +39,10 @@ def is_running(pid: int, started: int) -> bool:
         process.close()
 
 
-def watched(process: str) -> PidFd | None:
-    """The descriptor of the process PID:START (its start time); None if that has ended."""
+def watched(process: str) -> Process:
+    """The process PID:START (its start time)."""
     pid, _, started = process.partition(":")
-    try:
-        found = PidFd(int(pid))
-    except ProcessLookupError:
-        return None
-    return found if is_running(int(pid), int(started)) else None
+    return Process(int(pid), int(started))
 
 
 def has_terminal() -> bool:
@@ -132,17 +131,29 @@ class Process:
             self._fd = -1
 
 
+class PidFdError(IpcSyncError, OSError):
+    """The kernel, or a sandbox's filter, refuses pidfds."""
+
+
 class PidFd:
     """A descriptor of one process, which becomes readable when it dies, also while it is a zombie (pidfd_open(2)).
 
-    Raises ProcessLookupError if there is no such process.
+    Raises ProcessLookupError if there is no such process, PidFdError if the kernel refuses.
     """
 
     __slots__ = ("_fd", "_poll", "pid")
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._fd = os.pidfd_open(pid)
+        try:
+            self._fd = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL):
+                raise
+            raise PidFdError(
+                f"process {os.getpid()} may not watch process {pid}: the kernel refuses pidfd_open ({error.strerror}), "
+                "as a container's filter of system calls may have it: allow it there"
+            ) from None
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
 

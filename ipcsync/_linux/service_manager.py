@@ -13,17 +13,22 @@ log = logging.getLogger("ipcsync.coordinator")
 
 
 class ServiceManager:
-    """The socket in $NOTIFY_SOCKET, and the watchdog's period in $WATCHDOG_USEC, if that one is meant for this process.
+    """The socket in $NOTIFY_SOCKET, and the watchdog's period in $WATCHDOG_USEC, if they are meant for this process.
 
-    They are removed from the environment. What a manager that does not read has no room for is sent at a later tick. If
-    it cannot be reached, that is logged once; only signs of life are then still sent, since it may come back.
+    They are meant for the process that the manager started ($SYSTEMD_EXEC_PID, from systemd 248): another one of its
+    service says nothing. They are removed from the environment. What a manager that does not read has no room for is
+    sent at a later tick. If it cannot be reached, that is logged once; only signs of life are then still sent, since it
+    may come back.
     """
 
     def __init__(self) -> None:
         address = os.environ.pop("NOTIFY_SOCKET", "")
         watchdog_us = os.environ.pop("WATCHDOG_USEC", "")
-        if os.environ.pop("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        own = str(os.getpid())
+        if os.environ.pop("WATCHDOG_PID", own) != own:
             watchdog_us = ""
+        if os.environ.get("SYSTEMD_EXEC_PID", own) != own:
+            address = ""
         self.environment: dict[str, str] = {"NOTIFY_SOCKET": address} if address else {}
         """The environment for other code of this process that notifies the manager too."""
         self._address = "\0" + address[1:] if address.startswith("@") else address

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from ipcsync._linux.fork import ForkMark
+from ipcsync._linux.inherited import open_standard
 from ipcsync.errors import ForkedProcessError
 
 __all__ = ["arm", "at_child", "check", "is_in_bad_fork", "keep_from_children", "mark"]
@@ -50,6 +51,7 @@ def arm() -> None:
     """
     global _mark  # noqa: PLW0603 - one mark a process, for its whole life
     if _mark is None:
+        open_standard()  # before anything is opened that processes share
         # No lock: of two threads that arm at the same time the later mark wins, and either is right. A lock could be
         # held during a fork.
         _mark = ForkMark()

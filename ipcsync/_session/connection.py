@@ -14,11 +14,13 @@ from typing import TypeVar
 import zmq
 from zmq.backend import zmq_poll
 
+from ipcsync._deadline import bounded
 from ipcsync._locks import CallLock, holding, take, trying
 from ipcsync._session.owner import check_endpoint, check_server
 from ipcsync._shared import items_of
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Failure, Message
+from ipcsync._zeromq import new_context
 from ipcsync.errors import ConnectError, IpcSyncError, ProtocolError, Reentered, SessionLost, WaitTimeout
 
 _M = TypeVar("_M", bound=Message)
@@ -27,7 +29,6 @@ _RETRY_NS = 1_000_000_000
 _FORGOTTEN_NS = 60_000_000_000  # behind the deadline of a request that was given up
 _SLICE_NS = 50_000_000
 _EAGER_NS, _EAGER_SLICE_NS = 250_000_000, 10_000_000  # at first, since another coordinator may follow a dead one
-_LONGEST_S = 1e9
 _NOW, _EVENTS = int(zmq.NOBLOCK), int(zmq.EVENTS)  # ints cost less than enums
 _IN, _IN_OR_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 
@@ -39,7 +40,7 @@ def zmq_context() -> zmq.Context[zmq.Socket[bytes]]:
     # One I/O thread for all clients. Two first calls at the same time make two contexts, of which one is used.
     if (known := _contexts.get(None)) is not None:
         return known
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made = new_context()
     used = _contexts.setdefault(None, made)
     if used is not made:
         made.term()
@@ -127,7 +128,7 @@ class Connection:
             raise ValueError(f"timeout is a number of seconds from 0 up, not {timeout!r}")
         for request in requests:
             codec.check_body(request.body)  # here: a client that keeps sending invalid requests is cut off
-        timeout = min(timeout, _LONGEST_S)
+        timeout = bounded(timeout)
         deadline = time.monotonic_ns() + int(timeout * 1e9)
         lock = self._lock
         if lock.is_mine() and lock.is_held_below():

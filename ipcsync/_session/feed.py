@@ -15,6 +15,7 @@ from typing import Literal, cast
 
 import zmq
 
+from ipcsync import _room as room
 from ipcsync._native import fork
 from ipcsync._wire import codec
 from ipcsync._wire.messages import Announcement, EventInfo, SessionInfo, SnapshotReply
@@ -166,7 +167,10 @@ def watch(
     subscription.
     """
     fork.check()
-    socket = context.socket(zmq.SUB)
+    try:
+        socket = context.socket(zmq.SUB)
+    except zmq.ZMQError as error:
+        raise room.shortage(error, "a subscription") or error from None
     socket.linger = 0
     try:
         socket.connect(endpoint)

@@ -16,7 +16,7 @@ from ipcsync._board import LIVE, Board
 from ipcsync._board.words import words
 from ipcsync._engines.compiled import SessionCheck
 from ipcsync._linux.death_mark import DeathMark
-from ipcsync._linux.process import PidFd, Process, pid_namespace
+from ipcsync._linux.process import PidFd, PidFdError, Process, pid_namespace
 from ipcsync._locks import CallLock, holding
 from ipcsync._native import fork
 from ipcsync._wire.messages import Welcome
@@ -81,6 +81,9 @@ class SessionLease:
             return Process(pid, started), PidFd(pid)
         except ProcessLookupError:
             return Process(pid, started), None  # it is gone, which the first look says
+        except PidFdError as error:
+            log.warning("%s; until then a coordinator's death is noticed only when this process looks", error)
+            return Process(pid, started), None
 
     def show(self) -> None:
         """Have the kernel mark this process's death for its peers from now on."""

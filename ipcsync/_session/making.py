@@ -34,8 +34,8 @@ class EngineMaker:
             ordinal = context.current_ordinal() if reply.origin is not None else context.ordinal_of(reply.device)
         except InvalidDevice as error:
             raise DeviceMismatch(f"the event {reply.name!r} is on a device that is not visible here: {error}") from None
-        make = _ENGINES[reply.engine] if self._tracing is None else self._tracing.engine
-        engine = make(self._board, self._guard, reply, ordinal)
+        traced = self._tracing and self._tracing.engine(self._board, self._guard, reply, ordinal)
+        engine = traced or _ENGINES[reply.engine](self._board, self._guard, reply, ordinal)
         engine.name = self._shown(reply.name)
         return engine
 

@@ -14,8 +14,9 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from ipcsync import _drivers
+from ipcsync import _room as room
 from ipcsync._board import Board, over
-from ipcsync._deadline import deadline_of, left_of
+from ipcsync._deadline import bounded, deadline_of, left_of
 from ipcsync._drivers import outliving
 from ipcsync._native import device as devices
 from ipcsync._native import fork
@@ -32,7 +33,7 @@ from ipcsync._session.waits import Waits
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Message
 from ipcsync._wire.point import PointKey
-from ipcsync._worker import Latch, start
+from ipcsync._worker import Latch, check_threads, start
 from ipcsync.errors import ClientClosed, InvalidDevice, Reentered
 from ipcsync.typing import EngineChoice
 
@@ -88,15 +89,18 @@ class Session:
         self, timeout: float = DEFAULT_TIMEOUT_S, lease_ttl: float | None = None, tracing: Tracing | None = None
     ) -> None:
         """Open it, once. ConnectError if there is no coordinator, or one of another uid, protocol version or driver."""
+        check_threads()
         _drivers.load()  # here, so that its errors and warnings are this caller's
         try:
             start(partial(self._run, timeout, lease_ttl, tracing), "ipcsync-heartbeat", self._fail)
             self._has_begun.wait()
             if self._failure is not None:
                 raise self._failure
-        except BaseException:
+        except BaseException as error:
             self.drop()
-            raise
+            if (short := room.shortage(error, "a session")) is None:
+                raise
+            raise short from error
 
     def drop(self) -> None:
         """End it without waiting: no caller has it."""
@@ -261,7 +265,12 @@ class Session:
         """`fn(seconds left)`, in the order of openings and closes."""
         self.check_not_below("an opening")
         deadline = deadline_of(timeout)
-        return self.attachments.closes.change(timeout, lambda: fn(left_of(deadline)))
+        try:
+            return self.attachments.closes.change(timeout, lambda: fn(left_of(deadline)))
+        except Exception as error:
+            if (short := room.shortage(error, "an event")) is None:
+                raise
+            raise short from error
 
     def open_remote(
         self, bodies: Sequence[messages.Remote], openings: Sequence[Opening], timeout: float | None = None
@@ -413,6 +422,7 @@ class Session:
     ) -> Iterator[Notice]:
         """The feed: a snapshot, then every change; ends after `timeout` seconds without one, or when `check` raises."""
         deadline_of(timeout)
+        timeout = None if timeout is None else bounded(timeout)
         self.check()
         return feed.watch(
             zmq_context(),

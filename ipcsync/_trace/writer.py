@@ -26,6 +26,7 @@ from ipcsync._trace.layout import (
     VERSION,
     Outcome,
 )
+from ipcsync.errors import IpcSyncError
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _CLIENT_ROOM = 160
@@ -36,6 +37,10 @@ _SIZE = ENTRY.size
 
 _writers: dict[Path, Writer] = {}
 _opening = CallLock()
+
+
+class TraceDirError(IpcSyncError, OSError):
+    """There can be no trace in the directory that `connect` was given."""
 
 
 class Put(Protocol):
@@ -59,11 +64,14 @@ class Use(NamedTuple):
 
 
 def prepare(directory: str | os.PathLike[str]) -> Path:
-    """The directory, made if it was not there (mode 0700). OSError if it cannot be, or nothing can be written to it."""
+    """The directory, made if it was not there (mode 0700). TraceDirError if it cannot be, or cannot be written to."""
     path = Path(directory).absolute()
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise TraceDirError(f"there can be no traces in {path}: {getattr(error, 'strerror', None) or error}") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"nothing can be written to the trace's directory {path}")
+        raise TraceDirError(f"nothing can be written to the trace's directory {path}")
     return path
 
 

@@ -17,18 +17,28 @@ def runtime_dir() -> str:
     if chosen:
         return os.path.abspath(chosen)
     xdg = os.environ.get("XDG_RUNTIME_DIR")
-    return os.path.join(xdg, "ipcsync") if xdg else f"/tmp/ipcsync-{os.getuid()}"  # noqa: S108 - mode 0700 is checked
+    return os.path.abspath(os.path.join(xdg, "ipcsync")) if xdg else f"/tmp/ipcsync-{os.getuid()}"  # noqa: S108 - mode 0700 is checked
 
 
 def endpoint_in(directory: str, socket: str = SOCKET) -> str:
-    """The ipc:// endpoint of a socket in `directory`; ValueError if its path is too long for a Unix socket."""
-    path = os.path.join(directory, socket)
-    if len(os.fsencode(path)) > MAX_PATH:
-        raise ValueError(
-            f"the socket's path is {len(os.fsencode(path))} bytes, but Linux allows {MAX_PATH}: {path}; "
-            "choose a shorter runtime directory"
-        )
+    """The ipc:// endpoint of a socket in `directory`; ValueError if it can be the path of none."""
+    path = os.path.join(os.path.abspath(directory), socket)
+    if why_not := _why_not(path):
+        raise ValueError(f"{why_not}; choose another runtime directory")
     return f"ipc://{path}"
+
+
+def _why_not(path: str) -> str:
+    """Why there can be no Unix socket of that path, "" if there can be."""
+    try:
+        length = len(path.encode())  # which ZeroMQ does too
+    except UnicodeEncodeError:
+        return f"the socket's path is not UTF-8: {path!r}"
+    if "\0" in path:
+        return f"the socket's path has a NUL: {path!r}"
+    if length > MAX_PATH:
+        return f"the socket's path is {length} bytes, but Linux allows {MAX_PATH}: {path}"
+    return ""
 
 
 def default_endpoint() -> str:
@@ -45,6 +55,22 @@ def socket_path(endpoint: str) -> str:
             f"an endpoint looks like ipc:///run/user/1000/ipcsync/coordinator.sock, not {endpoint!r}", endpoint=endpoint
         )
     path = endpoint.removeprefix("ipc://")
-    if len(os.fsencode(path)) > MAX_PATH:
-        raise ConnectError(f"the socket's path is longer than {MAX_PATH} bytes: {path}", endpoint=endpoint)
+    if why_not := _why_not(path):
+        raise ConnectError(why_not, endpoint=endpoint)
     return path
+
+
+def absolute(endpoint: str) -> str:
+    """The endpoint that still leads to the same socket when the process has changed its working directory.
+
+    ConnectError if there is no such endpoint.
+    """
+    path = socket_path(endpoint)
+    if os.path.isabs(path):
+        return endpoint
+    try:
+        found = f"ipc://{os.path.join(os.getcwd(), path)}"  # not normalized: a part may be a link
+    except FileNotFoundError:
+        raise ConnectError(f"{path} is relative to a directory that was removed", endpoint=endpoint) from None
+    socket_path(found)
+    return found

@@ -8,6 +8,7 @@ import os
 import click
 
 from ipcsync import __version__
+from ipcsync._linux.inherited import forget_parent
 from ipcsync.cli.output import one_line_for_errors, open_closed_streams
 
 COMMANDS = {
@@ -45,6 +46,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the subcommand; an IpcSyncError becomes one line on stderr, and exit status 1."""
+        forget_parent()
         open_closed_streams()
         with one_line_for_errors():
             return super().invoke(ctx)

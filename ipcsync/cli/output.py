@@ -59,23 +59,10 @@ class Seconds(click.FloatRange):
 
 
 def open_closed_streams() -> None:
-    """Have /dev/null for each standard stream that was closed, as by `>&-`: what is executed here expects three."""
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+    """Have a stream of /dev/null for each standard one that was closed, as by `>&-`."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(_nowhere(fd), "w" if fd else "r"))  # noqa: SIM115 - for as long as the process lives
-
-
-def _nowhere(fd: int) -> int:
-    """A descriptor of /dev/null: `fd`, if no other file has that number by now."""
-    opened = os.open(os.devnull, os.O_RDWR)
-    try:
-        os.fstat(fd)
-    except OSError:
-        os.dup2(opened, fd)
-        os.close(opened)
-        return fd
-    os.set_inheritable(opened, opened == fd)
-    return opened
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
 
 
 @contextmanager

@@ -33,12 +33,14 @@ def connect(
     creates, named or not, unless a call names another one: "event", "timeline", or "auto", which takes $IPCSYNC_ENGINE,
     and without that lets the coordinator choose. An event that exists keeps its engine.
 
-    The client lives until its `close`, also if the program keeps no reference to it: leave a `with` block, or close it.
+    The client lives until its `close`, also if the program keeps no reference to it, which gives a ResourceWarning:
+    leave a `with` block, or close it.
 
     Raises ConnectError if there is no coordinator, or it is of another uid, protocol version or driver; QuotaExceeded
-    if it has as many sessions as it may; ProtocolError for an invalid name, prefix or TTL; ValueError for a timeout
-    that is negative or NaN, and for another `chains` or `engine`; OSError if the trace's directory is not writable;
-    NoDriver, and ForkedProcessError in a process forked after CUDA or ipcsync was used.
+    if it has as many sessions as it may, or this process has too few descriptors, threads or memory left; IpcSyncError
+    where gevent or eventlet has replaced the threads; ProtocolError for an invalid name, prefix or TTL; ValueError for
+    a timeout that is negative or NaN, and for another `chains` or `engine`; OSError if the trace's directory is not
+    writable; NoDriver, and ForkedProcessError in a process forked after CUDA or ipcsync was used.
     """
     fork.arm()
     client = Client.__new__(Client)

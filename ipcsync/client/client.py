@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import get_ident
 from types import TracebackType
@@ -14,6 +16,7 @@ from msgspec.structs import replace
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import queued
 from ipcsync._native import device as devices
+from ipcsync._native import fork
 from ipcsync._native.context import LEGACY, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.feed import Notice
@@ -32,7 +35,7 @@ from ipcsync.client._unnamed import UnnamedEvents
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import RING, Reservation
-from ipcsync.errors import WaitTimeout
+from ipcsync.errors import ConnectError, WaitTimeout
 from ipcsync.typing import Chains, DeviceLike, EngineChecks, EngineChoice, Stats, StreamLike
 
 if TYPE_CHECKING:
@@ -70,13 +73,19 @@ class Client:
             raise ValueError(f"chains is 'stream' or 'session', but got {chains!r}")
         self._naming = self._naming_of(prefix)
         tracing = _tracing(os.environ.get("IPCSYNC_TRACE", "") if trace is None else trace, name or "")
-        endpoint = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
+        try:
+            endpoint = plain(endpoint, "endpoint") if endpoint is not None else endpoints.default_endpoint()
+        except (ValueError, FileNotFoundError) as error:
+            raise ConnectError(f"the default endpoint cannot be used: {error}") from None
+        endpoint = endpoints.absolute(endpoint)
         stands_behind_all = chains == "session"
         self._session = Session(endpoint, plain(name or ""), behind_all=stands_behind_all, shown=self._naming.shown)
         self._session.engine = chosen_engine(engine)
         self._unnamed = UnnamedEvents(self._session)
         self._everything = Everything(self._unnamed)
         self._session.begin(timeout, lease_ttl, tracing)
+        finalizer = weakref.finalize(self, _dropped, self._session)
+        finalizer.atexit = False
 
     def _drop(self) -> None:
         """End the session without waiting: the constructor failed, at any point."""
@@ -491,6 +500,18 @@ class Client:
     def __repr__(self) -> str:
         state = "connected" if self.is_connected else "closed"
         return f"<ipcsync.Client {self.name!r} {state} {self.endpoint}>"
+
+
+def _dropped(session: Session) -> None:
+    """The finalizer of a client."""
+    if not session.is_closed and not fork.is_in_bad_fork():
+        who = f"the client {session.name!r}" if session.name else "a client"
+        warnings.warn(
+            f"{who} of {session.endpoint} was dropped before it was closed: its session, with two threads and some "
+            "descriptors, stays until this process ends",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
 
 def _shown(notices: Iterator[Notice], naming: Naming) -> Iterator[Notice]:

@@ -27,7 +27,7 @@ from typing import Any
 
 from ipcsync._launch import directory_prefix
 from ipcsync._linux.child import PYTHON, environment, read_line, start_daemon
-from ipcsync._linux.process import PidFd, is_running, start_time
+from ipcsync._linux.process import PidFd, PidFdError, is_running, start_time
 from ipcsync.errors import ConnectError
 
 _START_S = 30.0
@@ -187,8 +187,8 @@ def _end(coordinator: RunCoordinator) -> None:
     """End a process by SIGTERM, by SIGKILL if that is not enough, and wait. It need not be a child of this process."""
     try:
         process = PidFd(coordinator.pid)
-    except ProcessLookupError:
-        return
+    except (ProcessLookupError, PidFdError):
+        return  # without a pidfd it is left alone: it ends with the run's process
     try:
         if coordinator.is_running:
             for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGKILL):

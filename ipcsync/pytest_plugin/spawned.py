@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from ipcsync._linux import child
+from ipcsync._linux.memory_file import memory_file
 from ipcsync.pytest_plugin import spawned_main
 from ipcsync.pytest_plugin.spawned_main import Task
 
@@ -53,7 +54,7 @@ class Child:
         self._has_begun = False  # its function
         self._began = time.monotonic()
         pickled = pickle.dumps(args)  # separately: the child needs the module before it can unpickle them
-        self._trace = os.memfd_create("ipcsync-child")
+        self._trace = memory_file("ipcsync-child")
         try:
             self._child = child.Child(spawned_main.run, task, pickled, self._trace, fds=[self._trace])
         except BaseException:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from ipcsync._board import layout
+from ipcsync._linux.memory_file import memory_file
 from ipcsync._wire import messages
 from ipcsync._wire.messages import Attachment, Welcome
 from ipcsync.errors import IpcSyncError
@@ -94,7 +95,7 @@ def versions() -> str:
 
 def put(state: State) -> int:
     """The descriptor of a file with the state, which is inherited by exec alone."""
-    file = os.memfd_create("ipcsync-handover", os.MFD_CLOEXEC)
+    file = memory_file("ipcsync-handover")
     data = msgspec.msgpack.encode(state)
     while data:
         data = data[os.write(file, data) :]

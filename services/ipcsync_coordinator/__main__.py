@@ -16,6 +16,8 @@ import click
 import msgspec
 
 import ipcsync
+from ipcsync import _room as room
+from ipcsync._linux.inherited import forget_parent
 from ipcsync._logs import configure, fields
 from ipcsync._wire import endpoints
 from ipcsync_coordinator import config
@@ -68,6 +70,8 @@ def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, k
       ipcsync coordinator --runtime-dir /run/ipcsync --devices 0,1 --lease-ttl 10
       IPCSYNC_DRIVER=host ipcsync coordinator --exit-when-idle 60
     """
+    forget_parent()
+    os.umask(0o077)  # whatever it was: the sockets are for this user, and for all its processes
     try:
         settings = config.load(flags, config_file)
     except config.ConfigError as error:
@@ -149,6 +153,11 @@ async def _serve_for_keeper(settings: config.Settings, what: Given) -> int:
     except JournalError as error:
         log.critical("the journal cannot be read", extra=fields(why=error))
         return UNREADABLE
+    except Exception as error:
+        if (short := room.shortage(error, "a coordinator")) is None:
+            raise
+        log.error("cannot start", extra=fields(why=short))
+        return 1
     _freeze()
     log.info(
         "serving",
@@ -192,9 +201,10 @@ async def _serve_alone(settings: config.Settings, ready_fd: int | None, exit_wit
     except RuntimeDirError as error:
         log.error("cannot start", extra=fields(why=error))
         return 1
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(error, RuntimeError))
+    except Exception as caught:
+        problem = room.shortage(caught, "a coordinator") or caught
+        why = f"{type(problem).__name__}: {problem}"
+        log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(problem, RuntimeError))
         return 1
     try:
         if exit_with is not None:

@@ -7,7 +7,6 @@ leaves the existing ones alone. Later the sockets get their names back.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import resource
@@ -18,6 +17,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from ipcsync import _room as room
 from ipcsync._board.runtime_dir import Place
 from ipcsync._logs import fields
 
@@ -39,13 +39,7 @@ class Descriptors:
 
     def __init__(self, sessions: int) -> None:
         self._own = count()
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = max(_ENOUGH, (self._own + sessions * _PER_SESSION) * 2)
-        if hard != resource.RLIM_INFINITY:
-            wanted = min(wanted, hard)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            with contextlib.suppress(ValueError, OSError):  # a sandbox forbids it; `sessions` then returns fewer
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        room.raise_descriptors(max(_ENOUGH, (self._own + sessions * _PER_SESSION) * 2))
 
     def usable(self) -> int:
         """How many may be open before the gate shuts, under the present limit."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ipcsync._board import Board
-from ipcsync._linux.process import PidFd, start_time
+from ipcsync._linux.process import PidFd, PidFdError, start_time
 from ipcsync._linux.robust import OWNER_DIED
+from ipcsync._logs import fields
 
 if TYPE_CHECKING:
     from ipcsync_coordinator.auth import Sender
+
+log = logging.getLogger("ipcsync.coordinator")
 
 
 class ProcessWatch:
@@ -105,6 +110,16 @@ class ProcessWatch:
                 self._watched_by.remove_reader(self._pidfd)
             self._pidfd.close()
             self._pidfd = None
+
+
+def warn_without_pidfds() -> None:
+    """Log what is lost where a sandbox refuses pidfds."""
+    try:
+        PidFd(os.getpid()).close()
+    except PidFdError as error:
+        log.warning("sessions' deaths are noticed at the next tick", extra=fields(why=error))
+    except OSError:
+        return  # descriptors are short, which says nothing of them
 
 
 class PauseCredit:

@@ -13,9 +13,10 @@ from functools import partial
 import zmq
 
 from ipcsync._inbox import Inbox
-from ipcsync._linux.process import PidFd
+from ipcsync._linux.process import Process
 from ipcsync._logs import fields, is_round
 from ipcsync._wire import codec, endpoints
+from ipcsync._zeromq import new_context
 from ipcsync_coordinator import auth, records
 from ipcsync_coordinator.abuse import StrikeCounter, cut
 from ipcsync_coordinator.auth import Sender
@@ -29,7 +30,7 @@ from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.given import Given
 from ipcsync_coordinator.handlers import Handlers
 from ipcsync_coordinator.journal import Journal
-from ipcsync_coordinator.liveness import PauseCredit
+from ipcsync_coordinator.liveness import PauseCredit, warn_without_pidfds
 from ipcsync_coordinator.metrics import Metrics
 from ipcsync_coordinator.pool import Pool
 from ipcsync_coordinator.recovery import recover
@@ -62,8 +63,8 @@ class Server:
         self._endpoint = endpoints.endpoint_in(terms.fixed.runtime_dir)
         self._feed_endpoint = endpoints.endpoint_in(terms.fixed.runtime_dir, endpoints.FEED)
         self._descriptors = Descriptors(settings.max_sessions)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 65_535)
+        warn_without_pidfds()
+        self._context = new_context(65_535)
         self._zap = auth.ZapHandler(self._context, self._refuse)
         self.metrics = Metrics()
         self.feed = Feed(
@@ -113,7 +114,7 @@ class Server:
             self._descriptors.usable,
             Inbox(self._refuse).put,
         )
-        self._parent: PidFd | None = None
+        self._parent: Process | None = None
 
     # --- sockets ------------------------------------------------------------------------------------------------------
 
@@ -185,13 +186,9 @@ class Server:
         """Start the shutdown."""
         self._done.set()
 
-    def end_with(self, parent: PidFd | None) -> None:
-        """Stop when that process ends; at once if it has."""
-        if parent is None:
-            self.stop()
-        else:
-            self._loop.add_reader(parent, self.stop)
-            self._parent = parent
+    def end_with(self, parent: Process) -> None:
+        """Stop when that process ends, and at once if it has."""
+        self._parent = parent
 
     def _drain_link(self) -> None:
         if isinstance(self._given.work, KeepersDriver):
@@ -276,6 +273,8 @@ class Server:
         self._drain_requests()
         self._drain_feed()
         self._stop_if_idle(now)
+        if self._parent is not None and not self._parent.is_alive():
+            self.stop()
         self._tell_alive()
 
     def _stop_if_idle(self, now: float) -> None:
@@ -354,9 +353,6 @@ class Server:
         holdings = self._given.holdings
         if holdings is not None:
             self.board.stop()
-        if self._parent is not None:
-            self._loop.remove_reader(self._parent)
-            self._parent.close()
         if self._given.link is not None:
             self._loop.remove_reader(self._given.link.socket)
         self._gate.stop()

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 
+from ipcsync._linux.memory_file import memory_file
 from ipcsync_demo.plan import Plan
 
 # Mapped until the process ends: a stage that ends since its neighbour died leaves work on its stream, which uses it.
@@ -30,7 +31,7 @@ class SharedMemory:
     @classmethod
     def create(cls, plan: Plan) -> SharedMemory:
         """New memory, all zeros. OSError if there is not enough."""
-        fd = os.memfd_create("ipcsync-demo", os.MFD_CLOEXEC)
+        fd = memory_file("ipcsync-demo")
         try:
             os.posix_fallocate(fd, 0, plan.size)  # else SIGBUS if memory is short
             return cls(plan, fd)

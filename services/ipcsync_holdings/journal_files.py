@@ -10,6 +10,8 @@ import mmap
 import os
 import time
 
+from ipcsync._linux.memory_file import memory_file
+
 VERSION = 2
 UNREADABLE = 3
 """The exit status of a coordinator that cannot read the journal."""
@@ -38,7 +40,7 @@ class JournalFiles:
     @classmethod
     def create(cls) -> JournalFiles:
         """Create empty ones."""
-        words, *logs = (os.memfd_create(f"ipcsync-journal-{part}") for part in ("words", "0", "1"))
+        words, *logs = (memory_file(f"ipcsync-journal-{part}") for part in ("words", "0", "1"))
         os.posix_fallocate(words, 0, mmap.PAGESIZE)
         return cls(words, (logs[0], logs[1]))
 

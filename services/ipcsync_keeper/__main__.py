@@ -10,6 +10,7 @@ import msgspec
 
 import ipcsync
 from ipcsync import _drivers
+from ipcsync import _room as room
 from ipcsync._board.runtime_dir import KEEPER, RuntimeDirError
 from ipcsync._linux.process import watched
 from ipcsync._linux.service_manager import ServiceManager
@@ -20,19 +21,23 @@ from ipcsync_keeper.wake import Wake
 
 log = logging.getLogger("ipcsync.coordinator")
 
+_DESCRIPTORS = 65_536  # each coordinator that it starts has the same limit
+
 
 def main(plan: Plan) -> int:
     """Hold everything, keep a coordinator serving, and return the exit status."""
     configure(plan.log_level, as_json=plan.log_json)
     os.environ["IPCSYNC_DRIVER"] = plan.fixed.driver
+    room.raise_descriptors(_DESCRIPTORS)
     manager = ServiceManager()
     parent = watched(plan.exit_with) if plan.exit_with else None
-    if plan.exit_with and parent is None:
+    if parent is not None and not parent.is_alive():
         return 0
     wake = Wake()  # before anything needs to be removed at the end
     try:
         holdings = Holdings(plan.fixed)
-    except Exception as error:
+    except Exception as caught:
+        error = room.shortage(caught, "a keeper") or caught
         why = error if isinstance(error, RuntimeDirError) else f"{type(error).__name__}: {error}"
         log.error("cannot start", extra=fields(why=why), exc_info=not isinstance(error, RuntimeError | RuntimeDirError))
         return 1

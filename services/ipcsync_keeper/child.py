@@ -11,8 +11,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from ipcsync._linux.child import in_words
-from ipcsync._linux.process import PidFd
+from ipcsync._linux.child import in_words, spawn
 from ipcsync._logs import fields
 from ipcsync_holdings.holdings import Holdings, Terms
 from ipcsync_holdings.link import Link
@@ -36,15 +35,7 @@ class Child:
             with open(holdings.board.file, "r+b") as board:  # opened anew, so without the keeper's lifeline
                 descriptors = [theirs.fileno(), *holdings.descriptors, board.fileno()]
                 kept = ",".join(map(str, [os.getpid(), *descriptors]))
-                self._process = subprocess.Popen(
-                    [*command, "--kept", kept],
-                    pass_fds=descriptors,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C reaches the keeper alone
-                )
-            undo.callback(self._process.wait)
-            undo.callback(self._process.kill)
-            self.pidfd = PidFd(self._process.pid)
+                self._process = spawn([*command, "--kept", kept], fds=descriptors)
             undo.pop_all()
         self.pid = self._process.pid
         self.link = Link(ours)
@@ -56,6 +47,11 @@ class Child:
         self.has_terms = False  # and serves over them, or is about to
         self.is_serving = self.is_asking = self.has_hung = self.was_killed = False
         self.is_silent, self._greeting = True, 0  # until its greeting comes
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended. The keeper's signals say when to ask (SIGCHLD)."""
+        return self._process.poll() is not None
 
     def hear(self) -> None:
         """Read its greeting, if it has come. A process with another greeting is killed."""
@@ -102,13 +98,17 @@ class Child:
 
     def end(self, seconds: float = 0.0) -> int | None:
         """Have it end, killed after `seconds`; returns its exit status (negative: the signal), also if called again."""
-        if self._process.returncode is None:
-            if self.is_silent:
-                self.hear()
-            self.link.close()
-            if not self.pidfd.wait(seconds):
-                self.kill()
-            if self.pidfd.wait(_KILLED_S):
-                self._process.wait()
-            self.pidfd.close()
+        if self.is_silent:
+            self.hear()
+        self.link.close()
+        if not self._ends_within(seconds):
+            self.kill()
+            self._ends_within(_KILLED_S)
         return self._process.returncode
+
+    def _ends_within(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True

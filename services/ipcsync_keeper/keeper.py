@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from ipcsync._board.runtime_dir import RELOAD
-from ipcsync._linux.process import PidFd, has_terminal
+from ipcsync._linux.process import Process, has_terminal
 from ipcsync._linux.service_manager import ServiceManager
 from ipcsync._logs import fields
 from ipcsync_holdings.answers import Answers
@@ -52,7 +52,7 @@ class Keeper:
         plan: Plan,
         holdings: Holdings,
         manager: ServiceManager,
-        parent: PidFd | None,
+        parent: Process | None,
         wake: Wake,
         ready: Callable[[], None],
     ) -> None:
@@ -92,10 +92,7 @@ class Keeper:
         """Sleep until there is something to do; returns the signals that came."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
-        if self._parent is not None:
-            poll.register(self._parent, select.POLLIN)
         for child in self._children():
-            poll.register(child.pidfd, select.POLLIN)
             if child.is_silent:
                 poll.register(child.link.socket, select.POLLIN)
         now = time.monotonic()
@@ -113,7 +110,7 @@ class Keeper:
                 self._reloads.are_wanted = True
             else:
                 self._status = 0
-        if self._parent is not None and self._parent.is_dead:
+        if self._parent is not None and not self._parent.is_alive():
             self._status = 0
         for child in self._children():
             if child.is_silent:
@@ -129,7 +126,7 @@ class Keeper:
     # --- the coordinator that serves ----------------------------------------------------------------------------------
 
     def _see_to_serving(self) -> None:
-        if (ended := self._serving) is not None and ended.pidfd.is_dead:
+        if (ended := self._serving) is not None and ended.is_dead:
             self._serving, self._kill_at = None, math.inf
             self._unserved_ns = self._unserved_ns or time.monotonic_ns()
             self._see_end(ended, ended.end() or 0)
@@ -225,7 +222,7 @@ class Keeper:
         why_not: str | None = None
         if child is None:
             return
-        if child.pidfd.is_dead:
+        if child.is_dead:
             why_not = child.why_not_started()
         elif time.monotonic() - child.began > _START_S:
             is_ready = child.versions is not None
@@ -262,7 +259,7 @@ class Keeper:
 
     def _drop_bad_spare(self, now: float) -> None:
         spare = self._spare
-        if spare is not None and (spare.pidfd.is_dead or self._differing(spare)):
+        if spare is not None and (spare.is_dead or self._differing(spare)):
             self._spare, self._spare_at, differing = None, now + _NO_SPARE_S, self._differing(spare)
             log.warning("no spare", extra=fields(differs=differing, how=spare.how_it_ended(), again_s=_NO_SPARE_S))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -40,6 +41,10 @@ class Manager:
             assert said == {"WATCHDOG": "1"}
         return said
 
+    def has_heard_nothing(self) -> bool:
+        """Whether there is no message."""
+        return not select.select([self._socket], [], [], 0)[0]
+
     def close(self) -> None:
         """Listen no more."""
         self._socket.close()
@@ -63,6 +68,8 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
             directory.mkdir(mode=0o700)
             command = [sys.executable, "-m", "ipcsync_coordinator", request.param, "--runtime-dir", str(directory)]
             settings = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), **env}
+            if "SYSTEMD_EXEC_PID" not in env:
+                settings.pop("SYSTEMD_EXEC_PID", None)  # of a service in which the tests run
             process = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE)
             ends.enter_context(process)
             ends.callback(process.kill)
@@ -110,6 +117,15 @@ def test_a_watchdog_that_is_meant_for_another_process_is_not_told(
             client.stats()
     process.send_signal(signal.SIGTERM)
     assert manager.hear() == {"STOPPING": "1"}
+
+
+def test_a_process_that_the_services_own_program_started_says_nothing(
+    start: Callable[..., subprocess.Popen[bytes]], manager: Manager, tmp_path: Path
+) -> None:
+    process = start(SYSTEMD_EXEC_PID="1", WATCHDOG_USEC="1")
+    ipcsync.connect(f"ipc://{tmp_path}/run/coordinator.sock", timeout=_DEADLINE_S).close()
+    _end(process)
+    assert manager.has_heard_nothing()
 
 
 def test_it_speaks_to_an_abstract_address(start: Callable[..., subprocess.Popen[bytes]]) -> None:

@@ -44,7 +44,7 @@ def see_late(self):
         while not os.path.exists(what):
             time.sleep(0.01)
         os.kill(child.pid, signal.SIGKILL)
-        child.pidfd.wait(10)
+        child._ends_within(10)
         killed.append(child)
     see(self)
 Keeper._see_to_serving = see_late

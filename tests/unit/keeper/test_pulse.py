@@ -14,7 +14,7 @@ from ipcsync_keeper.keeper import _PATIENCE_S, _START_S, Keeper
 def _child(**state: Any) -> Any:
     known = {"is_asking": False, "has_terms": True, "pid": 1, "versions": {"wire": "1"}, "began": time.monotonic()}
     calls: list[str] = []
-    child = SimpleNamespace(calls=calls, is_serving=True, pidfd=SimpleNamespace(is_dead=False), **{**known, **state})
+    child = SimpleNamespace(calls=calls, is_serving=True, is_dead=False, **{**known, **state})
     for name in ("kill", "dismiss", "end"):
         setattr(child, name, lambda *_, name=name: calls.append(name))
     return child

@@ -1,0 +1,133 @@
+"""What this process has no room for: descriptors, threads, memory, a disk's bytes. As QuotaExceeded, which says so.
+
+`look` asks before a library that would end the process: libzmq aborts where it gets no descriptor or thread.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import mmap
+import os
+import re
+import resource
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+
+from ipcsync.errors import IpcSyncError, QuotaExceeded
+
+_MEMORY = 8 << 20
+_END_S = 1.0
+
+
+def look(what: str, *, descriptors: int, threads: int) -> None:
+    """Raise QuotaExceeded unless `what` can have that many descriptors and threads, and some MB, at this moment."""
+    opened: list[int] = []
+    try:
+        try:
+            mmap.mmap(-1, _MEMORY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+            while len(opened) < descriptors:
+                opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        finally:
+            for fd in opened:
+                os.close(fd)
+        _try_threads(threads)
+    except (OSError, RuntimeError, MemoryError) as error:
+        raise shortage(error, what) or error from None
+
+
+def raise_descriptors(wanted: int) -> None:
+    """Raise this process's soft limit of descriptors to `wanted`, or as far as it may. For programs of our own only."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # a sandbox forbids it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _try_threads(count: int) -> None:
+    """Start so many at once, and wait until they are gone. RuntimeError if the kernel refuses one."""
+    gate, tids = threading.Lock(), list[int]()
+
+    def stay() -> None:
+        tids.append(threading.get_native_id())
+        with gate:
+            pass
+
+    started = 0
+    with gate:
+        while started < count:
+            _thread.start_new_thread(stay, ())
+            started += 1
+    deadline = time.monotonic() + _END_S
+    # The kernel's own list: it counts a thread until it is out of there, which is later than Python's end of it.
+    while len(tids) < started or any(os.path.exists(f"/proc/self/task/{tid}") for tid in tids):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.0001)
+
+
+def shortage(error: BaseException, what: str) -> QuotaExceeded | None:
+    """The error that says what was short for `what`; None if `error` does not say that anything was."""
+    if isinstance(error, IpcSyncError):
+        return None
+    number = getattr(error, "errno", None)  # an OSError's or a ZMQError's
+    if number in (errno.EMFILE, errno.ENFILE):
+        return _no_descriptors(what, of_machine=number == errno.ENFILE)
+    if str(error) == "can't start new thread":
+        return _no_threads(what)
+    if number == errno.ENOMEM or isinstance(error, MemoryError):
+        return _no_memory(what)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        where = getattr(error, "filename", None)
+        return QuotaExceeded(f"there is no room on the disk for {what}" + (f": {where}" if where else ""))
+    return None
+
+
+def _no_descriptors(what: str, *, of_machine: bool) -> QuotaExceeded:
+    if of_machine:
+        with suppress(OSError, ValueError), open("/proc/sys/fs/file-max") as file:
+            most = int(file.read())
+            return QuotaExceeded(f"the machine has no file descriptor left for {what} (fs.file-max)", limit=most)
+        return QuotaExceeded(f"the machine has no file descriptor left for {what} (fs.file-max)")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    higher = "" if hard == soft else f", or raise the limit (`ulimit -n`, up to {hard})"
+    return QuotaExceeded(
+        f"this process has too few of its {soft} file descriptors left for {what}{_holders()}: close some{higher}",
+        limit=soft,
+    )
+
+
+def _holders() -> str:
+    """What has the descriptors, by kind: " (812 sockets, …)"; empty if there is none left to look with."""
+    kinds: Counter[str] = Counter()
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):
+                to = os.readlink(f"/proc/self/fd/{name}")
+                inode = re.match(r"(?:anon_inode:)?\[?([a-z]+)[\]:]", to)
+                kinds[inode[1] if inode else "file"] += 1
+    except OSError:
+        return ""
+    return " (" + ", ".join(f"{count} of kind {kind}" for kind, count in kinds.most_common(3)) + ")"
+
+
+def _no_threads(what: str) -> QuotaExceeded:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    limit = 0 if soft == resource.RLIM_INFINITY else soft
+    count = len(os.listdir("/proc/self/task"))
+    return QuotaExceeded(
+        f"no further thread can be started for {what}; this process has {count}: look at `ulimit -u`"
+        f"{f' ({limit})' if limit else ''}, the pids.max of its cgroup, and `ulimit -v` with `ulimit -s`",
+        limit=limit,
+    )
+
+
+def _no_memory(what: str) -> QuotaExceeded:
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limit = 0 if soft == resource.RLIM_INFINITY else soft
+    bound = f" of its {limit} bytes of address space (`ulimit -v`)" if limit else ""
+    return QuotaExceeded(f"this process has too little memory left{bound} for {what}", limit=limit)

@@ -1,0 +1,99 @@
+"""A client in unexpected surroundings: green threads, sub-interpreters, no metadata, and a program that drops it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+import ipcsync
+from tests.kit import scripts
+
+pytestmark = pytest.mark.process
+
+_GREEN = """
+import sys, types
+import ipcsync
+{patch}
+try:
+    ipcsync.connect({endpoint!r})
+except ipcsync.IpcSyncError as error:
+    assert "gevent has replaced this process's threads" in str(error) and "thread=False" in str(error), error
+else:
+    raise AssertionError("it connects")
+"""
+
+
+def test_threads_that_gevent_has_replaced_are_refused(coordinator: ipcsync.Coordinator) -> None:
+    pytest.importorskip("gevent")
+    patch = "from gevent import monkey\nmonkey.patch_all()"
+    scripts.run(_GREEN.format(endpoint=coordinator.endpoint, patch=patch))
+
+
+def test_whether_gevent_has_replaced_the_threads_is_asked_of_gevent_itself(coordinator: ipcsync.Coordinator) -> None:
+    """In its place a module that says what gevent's says, for machines without it."""
+    patch = """
+monkey = types.ModuleType("gevent.monkey")
+asked = []
+monkey.is_module_patched = lambda name: asked.append(name)
+sys.modules["gevent.monkey"] = monkey
+ipcsync.connect({endpoint!r}).close()
+assert asked == ["_thread"]
+monkey.is_module_patched = lambda name: name == "_thread"
+"""
+    patch = patch.format(endpoint=coordinator.endpoint)
+    scripts.run(_GREEN.format(endpoint=coordinator.endpoint, patch=patch))
+
+
+_SUB_INTERPRETER = """
+import sys
+try:
+    import _xxsubinterpreters as interpreters
+except ImportError:
+    sys.exit(0)  # from 3.13, where the refusal of msgspec comes first
+program = f"import sys; sys.path[:] = {sys.path}" + '''
+import ipcsync
+for call in (lambda: ipcsync.launch(log_level="error"), lambda: ipcsync.connect("ipc:///nowhere", timeout=0)):
+    try:
+        call()
+    except ipcsync.IpcSyncError as error:
+        assert "in a process of its own" in str(error), error
+    else:
+        raise AssertionError
+'''
+interpreters.run_string(interpreters.create(), program)
+"""
+
+
+def test_a_sub_interpreter_without_threads_is_refused_in_a_sentence() -> None:
+    scripts.run(_SUB_INTERPRETER)
+
+
+def test_a_client_that_is_dropped_before_it_is_closed_gives_a_warning(coordinator: ipcsync.Coordinator) -> None:
+    client = ipcsync.connect(coordinator.endpoint, name="dropped")
+    session = client._session
+    with pytest.warns(ResourceWarning, match=r"the client 'dropped' of .* was dropped before it was closed"):
+        del client  # which nothing else holds
+    assert session.is_connected  # the program may hold its events
+    session.close()
+
+
+def test_a_client_that_was_closed_or_never_opened_gives_none(coordinator: ipcsync.Coordinator) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        client = ipcsync.connect(coordinator.endpoint)
+        client.close()
+        del client
+        with pytest.raises(ipcsync.ConnectError):
+            ipcsync.connect("ipc:///nowhere", timeout=0)
+
+
+@pytest.mark.parametrize("timeout", [10**400, 1e300, float("inf")])
+def test_a_timeout_that_no_clock_can_hold_is_a_long_one(coordinator: ipcsync.Coordinator, timeout: float) -> None:
+    with ipcsync.connect(coordinator.endpoint, timeout=timeout) as client:
+        assert next(client.watch(timeout=timeout)).kind == "session_opened"
+        client.timeout = timeout
+        assert client.stats()["sessions"] >= 1
+        point = client.record(ipcsync.Stream(), timeout=timeout)
+        point.synchronize(timeout)
+        point.wait(ipcsync.Stream(), timeout=timeout)

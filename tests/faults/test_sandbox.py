@@ -1,0 +1,118 @@
+"""A sandbox refuses system calls: what is left serves, or one sentence says why not. Row 62."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from tests.kit import scripts
+
+pytestmark = pytest.mark.process
+
+_BY_EXEC = {"IPCSYNC_TEST_ZYGOTE": "0"}  # the filter is inherited by children
+
+_SERVES = """
+import os, signal, sys
+from tests.kit.refused import refuse
+refuse({call!r}, {error})
+import ipcsync
+from ipcsync._linux.child import Worker
+from ipcsync.testing import StreamGate
+from tests.kit import remote
+from tests.kit.until import until
+
+def name_is_free():
+    try:
+        client.event("e", recorder=True).close()
+    except ipcsync.RecorderTaken:
+        return False
+    return True
+
+with (
+    ipcsync.launch(log_level="error", keeper={keeper}) as coordinator,
+    ipcsync.connect(coordinator.endpoint, name="stays", timeout=30) as client,
+    Worker() as worker,
+):
+    worker.call(remote.connect, coordinator.endpoint, "dies")
+    worker.call(remote.open_event, "e", {{"recorder": True}})
+    worker.call(remote.hold)
+    worker.call(remote.record, "e")
+    event = client.event("e")
+    worker.kill()
+    try:
+        event.at(1).synchronize(30)
+        raise AssertionError("a silent pass")
+    except ipcsync.RecorderLost as lost:
+        assert lost.cause == "died"
+    event.close()
+    until(name_is_free, "the name is free")
+    mine = client.event("mine", recorder=True)
+    mine.record(ipcsync.Stream()).synchronize(30)
+    if {keeper}:
+        os.kill(client.stats()["pid"], signal.SIGKILL)
+        until(lambda: client.stats(timeout=30)["starts"] == 2, "the next coordinator serves")
+    child = os.fork()
+    if child == 0:
+        try:
+            mine.record(ipcsync.Stream())
+        except ipcsync.ForkedProcessError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not worker.has_spoken(0) or worker.has_ended(0)
+assert coordinator.stop() == 0
+"""
+
+
+@pytest.mark.parametrize("keeper", [True, False])
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("pidfd_open", errno.ENOSYS),
+        ("pidfd_open", errno.EPERM),
+        ("memfd_create", errno.ENOSYS),
+        ("memfd_create", errno.EPERM),
+        ("madvise", errno.EINVAL),
+    ],
+)
+def test_row_62_a_call_for_which_there_is_another_way(call: str, error: int, *, keeper: bool) -> None:
+    scripts.run(_SERVES.format(call=call, error=error, keeper=keeper), **_BY_EXEC)
+
+
+@pytest.mark.parametrize("flag", ["--keeper", "--no-keeper"])
+def test_row_62_without_locks_no_coordinator_starts_and_one_sentence_says_so(flag: str) -> None:
+    scripts.run(
+        f"""
+        import subprocess, sys, tempfile
+        from tests.kit.refused import refuse
+        folder = tempfile.mkdtemp()
+        refuse("flock", {errno.ENOLCK})
+        command = [sys.executable, "-m", "ipcsync_coordinator", {flag!r}, "--runtime-dir", folder + "/run"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1, done
+        (line,) = done.stderr.splitlines()
+        assert "cannot be locked" in line and folder in line and "choose a runtime directory" in line, line
+        """,
+        **_BY_EXEC,
+    )
+
+
+def test_row_62_what_is_lost_without_pidfds_is_logged() -> None:
+    scripts.run(
+        f"""
+        import logging
+        from tests.kit.refused import refuse
+        refuse("pidfd_open", {errno.EPERM})
+        import ipcsync
+        said = []
+        class Heard(logging.Handler):
+            def emit(self, record):
+                said.append(record.getMessage())
+        logging.getLogger("ipcsync").addHandler(Heard())
+        with ipcsync.launch(log_level="error") as coordinator:
+            ipcsync.connect(coordinator.endpoint, timeout=30).close()
+        assert len([one for one in said if "pidfd_open" in one]) == 1, said
+        """,
+        **_BY_EXEC,
+    )

@@ -1,0 +1,191 @@
+"""A process with few descriptors, threads or memory left, or a full disk: typed errors, and no abort. Row 61."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ipcsync
+from ipcsync import _room as room
+from tests.kit import scripts
+
+pytestmark = pytest.mark.process
+
+_USE = """
+import os, resource, sys, threading
+import ipcsync
+endpoint, kind, left, late = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "late"
+
+def limit():
+    if kind == "descriptors":
+        used = len(os.listdir("/proc/self/fd")) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + left, 4096))
+        return
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    more = left << 20 if kind == "memory" else (left << 30) + (512 << 20)  # each thread's stack has 1 GiB
+    resource.setrlimit(resource.RLIMIT_AS, (size + more, resource.RLIM_INFINITY))
+
+ipcsync.Stream()
+ipcsync.connect  # imports
+if not late:
+    limit()
+try:
+    client = ipcsync.connect(endpoint, timeout=30)
+    if late:
+        limit()
+    event = client.event(f"e{os.getpid()}", recorder=True)
+    point = event.record(ipcsync.Stream())
+    point.synchronize(30)
+    done = threading.Event()
+    point.add_done_callback(lambda _: done.set())
+    assert done.wait(30)
+    for _ in client.watch(timeout=0):
+        pass
+    client.close()
+    said = "good"
+except ipcsync.QuotaExceeded as error:
+    said = f"short of: {error}"
+except ipcsync.IpcSyncError as error:
+    said = f"typed: {type(error).__name__}: {error}"
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+os.write(1, said.encode())
+os._exit(0)
+"""
+
+
+def _stack_of_a_gibibyte() -> None:
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+
+
+def _said(endpoint: str, kind: str, left: int, when: str = "early") -> str:
+    """What a process says that has so few left when it connects, or (late) right after it connected."""
+    done = subprocess.run(
+        [sys.executable, "-c", _USE, endpoint, kind, str(left), when],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "IPCSYNC_TEST_ZYGOTE": "0"},
+        preexec_fn=_stack_of_a_gibibyte if kind == "threads" else None,
+    )
+    assert done.returncode == 0, (kind, left, when, done.returncode, done.stderr)
+    assert done.stdout.startswith(("good", "short of", "typed")), (kind, left, when, done.stdout)
+    return done.stdout
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_row_61_few_descriptors_are_an_error_and_no_abort(coordinator: ipcsync.Coordinator, when: str) -> None:
+    said = [_said(coordinator.endpoint, "descriptors", left, when) for left in (0, 1, 2, 3, 4, 6, 8, 11, 14, 30)]
+    assert said[-1] == "good"
+    assert when == "late" or "file descriptors left for" in said[3], said  # late, what is short may be the driver's
+
+
+def test_row_61_few_threads_are_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:
+    said = [_said(coordinator.endpoint, "threads", left) for left in (0, 1, 2, 3, 4, 9)]
+    assert said[-1] == "good"
+    assert all(one.startswith("short of: no further thread") for one in said[:3]), said
+
+
+def test_row_61_little_memory_is_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:
+    said = [_said(coordinator.endpoint, "memory", left) for left in (1, 4, 12, 24, 512)]
+    assert said[-1] == "good"
+    assert said[0].startswith("short of"), said  # of memory, or of a thread, whose stack takes some
+
+
+@pytest.mark.parametrize("flag", ["--keeper", "--no-keeper"])
+def test_row_61_a_coordinator_with_few_descriptors_says_so_and_ends(tmp_path: Path, flag: str) -> None:
+    for most in (16, 24, 28) if flag == "--no-keeper" else (12, 16):
+        command = ["-m", "ipcsync_coordinator", flag, "--runtime-dir", str(tmp_path / str(most))]
+        limited = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most})); "
+        run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        done = subprocess.run(
+            [sys.executable, "-c", limited + run, *command],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "IPCSYNC_TEST_ZYGOTE": "0"},
+        )
+        assert done.returncode == 1, (most, done)
+        assert "cannot start" in done.stderr, (most, done.stderr)
+        assert "Traceback" not in done.stderr or "CUDA" in done.stderr, (most, done.stderr)
+
+
+def test_a_look_for_room_leaves_nothing_and_says_what_holds_the_descriptors() -> None:
+    scripts.run(
+        """
+        import os, resource, ipcsync
+        from ipcsync import _room as room
+        before = os.listdir("/proc/self/fd"), os.listdir("/proc/self/task")
+        room.look("a test", descriptors=5, threads=5)
+        assert (os.listdir("/proc/self/fd"), os.listdir("/proc/self/task")) == before
+        pipes = [os.pipe() for _ in range(20)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 2, 4096))
+        try:
+            room.look("a test", descriptors=5, threads=1)
+        except ipcsync.QuotaExceeded as error:
+            assert error.limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            assert "for a test" in str(error) and "of kind pipe" in str(error) and "ulimit -n" in str(error), error
+        else:
+            raise AssertionError
+        os.pipe2(0)  # those that were tried are closed
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.EMFILE, "x"), "file descriptors left for a test"),
+        (OSError(errno.ENFILE, "x"), "machine has no file descriptor left for a test"),
+        (RuntimeError("can't start new thread"), "no further thread can be started for a test"),
+        (MemoryError(), "too little memory left for a test"),
+        (OSError(errno.ENOSPC, "x", "/f"), "no room on the disk for a test: /f"),
+    ],
+)
+def test_what_was_short_is_named(error: BaseException, text: str) -> None:
+    assert text in str(room.shortage(error, "a test"))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EACCES, "x"), ipcsync.WaitTimeout("x"), RuntimeError("x")])
+def test_other_errors_stay_what_they_are(error: BaseException) -> None:
+    assert room.shortage(error, "a test") is None
+
+
+def test_row_61_a_trace_whose_disk_is_full_ends_and_the_program_goes_on(coordinator: ipcsync.Coordinator) -> None:
+    """RLIMIT_FSIZE stands for the disk; a signal that it sends is ignored, as Python does."""
+    scripts.run(
+        f"""
+        import logging, os, resource, tempfile
+        import ipcsync
+        said = []
+        class Heard(logging.Handler):
+            def emit(self, record):
+                said.append(record.getMessage())
+        logging.getLogger("ipcsync").addHandler(Heard())
+        folder = tempfile.mkdtemp()
+        ipcsync.Stream()
+        with ipcsync.connect({coordinator.endpoint!r}, name="traced", trace=folder, timeout=30) as client:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+            for name in ("full-1", "full-2"):
+                with client.event(name, recorder=True) as event:
+                    event.record(ipcsync.Stream()).synchronize(30)
+        assert len([one for one in said if "no trace of 'traced'" in one]) == 1, said
+        assert not os.listdir(folder)
+        os.rmdir(folder)
+        open(folder, "w").close()
+        try:
+            ipcsync.connect({coordinator.endpoint!r}, trace=folder)
+        except ipcsync.IpcSyncError as error:
+            assert isinstance(error, OSError) and folder in str(error), error
+        else:
+            raise AssertionError
+        os.unlink(folder)
+        """
+    )
