@@ -274,7 +274,7 @@ class Refused:
         self.client, self.other = client, ipcsync.connect(client._session.endpoint)
         self.stream, self.busy, self.third = ipcsync.Stream(), ipcsync.Stream(), ipcsync.Stream()
         self.event = client.event(name, recorder=True, engine=engine, depth=8)
-        self.above = self.other.event(f"{name}/above", recorder=True, engine=engine)
+        self.above = self.other.event(f"{name}/above", recorder=True, engine=engine, depth=4)
         for stream in (self.third, self.stream) * 4:
             self.event.record(stream).synchronize(10)
             client.point(bytes(self.above.record(self.busy))).synchronize(10)

@@ -57,8 +57,9 @@ def test_row_01_a_killed_holder_loses_each_lease_once_and_its_peers_are_told(
 
     peer.kill()
 
-    told = Counter((notice.kind, notice.name) for notice in (next(watch) for _ in range(9)))
-    assert told == Counter([*(("broken", name) for name in names), ("session_closed", "holder")])
+    told = Counter((notice.kind, notice.name) for notice in (next(watch) for _ in range(17)))
+    broken = [(kind, name) for kind in ("broken", "recorder_died") for name in names]
+    assert told == Counter([*broken, ("session_closed", "holder")])
     for call in waiting:
         assert isinstance(call.outcome(), ipcsync.RecorderLost)
     for event in ours:
