@@ -76,12 +76,12 @@ assert coordinator.stop() == 0
         ("madvise", errno.EINVAL),
     ],
 )
-def test_row_62_a_call_for_which_there_is_another_way(call: str, error: int, *, keeper: bool) -> None:
+def test_row_72_a_call_for_which_there_is_another_way(call: str, error: int, *, keeper: bool) -> None:
     scripts.run(_SERVES.format(call=call, error=error, keeper=keeper), **_BY_EXEC)
 
 
 @pytest.mark.parametrize("flag", ["--keeper", "--no-keeper"])
-def test_row_62_without_locks_no_coordinator_starts_and_one_sentence_says_so(flag: str) -> None:
+def test_row_72_without_locks_no_coordinator_starts_and_one_sentence_says_so(flag: str) -> None:
     scripts.run(
         f"""
         import subprocess, sys, tempfile
@@ -98,7 +98,7 @@ def test_row_62_without_locks_no_coordinator_starts_and_one_sentence_says_so(fla
     )
 
 
-def test_row_62_what_is_lost_without_pidfds_is_logged() -> None:
+def test_row_72_what_is_lost_without_pidfds_is_logged() -> None:
     scripts.run(
         f"""
         import logging

@@ -80,26 +80,26 @@ def _said(endpoint: str, kind: str, left: int, when: str = "early") -> str:
 
 
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_row_61_few_descriptors_are_an_error_and_no_abort(coordinator: ipcsync.Coordinator, when: str) -> None:
+def test_row_71_few_descriptors_are_an_error_and_no_abort(coordinator: ipcsync.Coordinator, when: str) -> None:
     said = [_said(coordinator.endpoint, "descriptors", left, when) for left in (0, 1, 2, 3, 4, 6, 8, 11, 14, 30)]
     assert said[-1] == "good"
     assert when == "late" or "file descriptors left for" in said[3], said  # late, what is short may be the driver's
 
 
-def test_row_61_few_threads_are_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:
+def test_row_71_few_threads_are_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:
     said = [_said(coordinator.endpoint, "threads", left) for left in (0, 1, 2, 3, 4, 9)]
     assert said[-1] == "good"
     assert all(one.startswith("short of: no further thread") for one in said[:3]), said
 
 
-def test_row_61_little_memory_is_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:
+def test_row_71_little_memory_is_an_error_and_no_abort(coordinator: ipcsync.Coordinator) -> None:
     said = [_said(coordinator.endpoint, "memory", left) for left in (1, 4, 12, 24, 512)]
     assert said[-1] == "good"
     assert said[0].startswith("short of"), said  # of memory, or of a thread, whose stack takes some
 
 
 @pytest.mark.parametrize("flag", ["--keeper", "--no-keeper"])
-def test_row_61_a_coordinator_with_few_descriptors_says_so_and_ends(tmp_path: Path, flag: str) -> None:
+def test_row_71_a_coordinator_with_few_descriptors_says_so_and_ends(tmp_path: Path, flag: str) -> None:
     for most in (16, 24, 28) if flag == "--no-keeper" else (12, 16):
         command = ["-m", "ipcsync_coordinator", flag, "--runtime-dir", str(tmp_path / str(most))]
         limited = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most})); "
@@ -158,7 +158,7 @@ def test_other_errors_stay_what_they_are(error: BaseException) -> None:
     assert room.shortage(error, "a test") is None
 
 
-def test_row_61_a_trace_whose_disk_is_full_ends_and_the_program_goes_on(coordinator: ipcsync.Coordinator) -> None:
+def test_row_71_a_trace_whose_disk_is_full_ends_and_the_program_goes_on(coordinator: ipcsync.Coordinator) -> None:
     """RLIMIT_FSIZE stands for the disk; a signal that it sends is ignored, as Python does."""
     scripts.run(
         f"""
