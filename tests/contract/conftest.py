@@ -186,7 +186,7 @@ def words(graphs: Graphs) -> Iterator[Words]:
     for index in range(16):
         made[index] = 2**62  # what still waits for one goes on
     kit.open_all_latches()
-    ok(graphs.drv.cuCtxSynchronize())
+    ok(graphs.drv.cuStreamSynchronize(graphs.drv.CUstream(kit.LEGACY)))
     made.free()
 
 
@@ -201,7 +201,7 @@ def memory(drv: ModuleType, words: Words) -> Iterator[Any]:
     """The address of device memory, all zeros."""
     pointer = ok(drv.cuMemAlloc(512))
     ok(drv.cuMemsetD8(pointer, 0, 512))
-    ok(drv.cuCtxSynchronize())
+    ok(drv.cuStreamSynchronize(drv.CUstream(kit.LEGACY)))
     yield pointer
-    ok(drv.cuCtxSynchronize())
+    ok(drv.cuStreamSynchronize(drv.CUstream(kit.LEGACY)))
     ok(drv.cuMemFree(pointer))

@@ -62,7 +62,7 @@ def test_each_of_a_hundred_launches_adds_to_what_the_ones_before_left(
     row, other = ok(drv.cuMemAlloc(8 * cells)), ok(drv.cuMemAlloc(8 * cells))
     ok(drv.cuMemsetD8(row, 0, 8 * cells))
     ok(drv.cuMemsetD8(row, 7, 8))
-    ok(drv.cuCtxSynchronize())
+    ok(drv.cuStreamSynchronize(drv.CUstream(kit.LEGACY)))
 
     def put() -> None:  # shift the row by one cell
         ok(drv.cuMemcpyDtoDAsync(other, row, 8 * cells, stream))
