@@ -57,7 +57,7 @@ started: list[object] = []
 TAKEN_OVER = ("PYTHONPATH", "PYTHONWARNINGS")
 """Variables that a forked process heeds as one that was started by exec does."""
 _READ_ONCE = ("LD_", "PYTHON", "IPCSYNC_COMPILED")  # how variables begin that are read when something is loaded
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 _PR_SET_CHILD_SUBREAPER = 36
 _ROOM = 1000  # for the command line of what is forked
 _libc = ctypes.CDLL(None)
@@ -91,13 +91,13 @@ class Zygote:
         """One that is started by exec, and ends with this process."""
         ours, theirs = socket.socketpair()
         environment = {name: value for name, value in _at_install.items() if name not in TAKEN_OVER}
-        paths = [str(_ROOT), *filter(None, [_at_install.get("PYTHONPATH")])]
+        paths = [str(ROOT), *filter(None, [_at_install.get("PYTHONPATH")])]
         program = "from tests.kit.zygote_process import main; main()"
         with theirs:
             process = _Popen(
                 [sys.executable, "-c", program, str(theirs.fileno()), " " * _ROOM],
                 pass_fds=[theirs.fileno()],
-                cwd=_ROOT,
+                cwd=ROOT,
                 env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
             )
         zygote = cls(ours)

@@ -32,7 +32,6 @@ _PACKAGES = (
     "ipcsync.client",
     "ipcsync_bridge",
     "ipcsync_coordinator",
-    "ipcsync_demo",
     "ipcsync_holdings",
     "ipcsync_keeper",
     "ipcsync_observer",
@@ -42,6 +41,7 @@ _MODULES = (
     "ipcsync._drivers.hardware",
     "ipcsync._drivers.software",
     "ipcsync.testing",
+    "ipcsync_demo",
     "multiprocessing.connection",
     "nats",
     "pytest",
@@ -69,6 +69,9 @@ def main() -> None:
     assert threads == 1, f"a process with {threads} threads cannot be forked"
     told = os.environ["PYTHONPATH"].split(os.pathsep)  # each request brings its own
     own_path = [entry for entry in sys.path if entry and entry not in told]
+    own_path.append(
+        str(zygote.ROOT)
+    )  # an editable install has it there too: what is started by exec from here needs it
     gc.collect()
     gc.freeze()  # what lies here already is left alone by the collector, and so stays shared
     _be_called(zygote.ZYGOTE)

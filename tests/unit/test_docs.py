@@ -19,7 +19,7 @@ from ipcsync import cli, errors
 from ipcsync_bench.__main__ import main as bench_command
 from ipcsync_coordinator import config
 from ipcsync_coordinator.__main__ import main as coordinator_command
-from ipcsync_demo.__main__ import main as demo_command
+from ipcsync_demo import main as demo_command
 from ipcsync_observer.__main__ import main as observer_command
 
 _ROOT = Path(__file__).parents[2]

@@ -29,8 +29,8 @@ def _floors() -> list[list[str]]:
 @cache
 def _modules() -> dict[str, Path]:
     found = {}
-    for top in (_ROOT / "ipcsync", *sorted(path for path in (_ROOT / "services").glob("ipcsync_*") if path.is_dir())):
-        for path in top.rglob("*.py"):
+    for top in (_ROOT / "ipcsync", *sorted((_ROOT / "services").glob("ipcsync_*"))):
+        for path in top.rglob("*.py") if top.is_dir() else [top]:
             parts = path.relative_to(top.parent).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found

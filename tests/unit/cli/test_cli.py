@@ -115,7 +115,8 @@ def test_every_example_in_the_help_parses(name: str) -> None:
         assert called in COMMANDS, example
         command = _command(called)
         if COMMANDS[called].startswith("ipcsync.cli.programs:"):
-            command = importlib.import_module(f"ipcsync_{called}.__main__").main
+            program = f"ipcsync_{called}" if called == "demo" else f"ipcsync_{called}.__main__"
+            command = importlib.import_module(program).main
         if "--help" not in arguments:
             command.make_context(called, arguments)  # raises what a user would see
 
