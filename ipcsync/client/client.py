@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import queued
 from ipcsync._native import device as devices
-from ipcsync._native import fork
 from ipcsync._native.context import LEGACY, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.feed import Notice
@@ -84,8 +83,7 @@ class Client:
         self._unnamed = UnnamedEvents(self._session)
         self._everything = Everything(self._unnamed)
         self._session.begin(timeout, lease_ttl, tracing)
-        finalizer = weakref.finalize(self, _dropped, self._session)
-        finalizer.atexit = False
+        self._finalizer = warn_if_dropped(self, self._session)
 
     def _drop(self) -> None:
         """End the session without waiting: the constructor failed, at any point."""
@@ -502,9 +500,15 @@ class Client:
         return f"<ipcsync.Client {self.name!r} {state} {self.endpoint}>"
 
 
+def warn_if_dropped(client: object, session: Session) -> weakref.finalize[[Session], Any]:
+    """Have a client that is dropped warn, if its session lives."""
+    finalizer = weakref.finalize(client, _dropped, session)
+    finalizer.atexit = False
+    return finalizer
+
+
 def _dropped(session: Session) -> None:
-    """The finalizer of a client."""
-    if not session.is_closed and not fork.is_in_bad_fork():
+    if session.is_connected:
         who = f"the client {session.name!r}" if session.name else "a client"
         warnings.warn(
             f"{who} of {session.endpoint} was dropped before it was closed: its session, with two threads and some "

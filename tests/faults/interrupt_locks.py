@@ -33,6 +33,7 @@ LOCKS: dict[tuple[str, str], str] = {
     ("_native/event.py", "_creating"): "ipcsync._native.event._creating",
     ("_native/living.py", "_lock"): "_Living._lock",
     ("_native/pinned.py", "_lock"): "ipcsync._native.pinned._lock",
+    ("_room.py", "1 without a name"): THREADS_OWN,
     ("_session/attachments.py", "_lock"): "AttachmentTable._lock",
     ("_session/closes.py", "changing"): "PendingCloses.changing",
     ("_session/connection.py", "_lock"): "Connection._lock",

@@ -111,7 +111,7 @@ def run(script: str) -> None:
 
 
 def test_the_names_are_these() -> None:
-    assert sorted(ipcsync.__all__) == sorted([*NATIVE, *SERVICE, *ipcsync.errors.__all__])
+    assert sorted(ipcsync.__all__) == sorted(["DEFAULT_DEPTH", *NATIVE, *SERVICE, *ipcsync.errors.__all__])
     assert set(ipcsync.__all__) <= set(dir(ipcsync))
 
 

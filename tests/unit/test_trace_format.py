@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import ipcsync
 from ipcsync._trace import layout, reader
 from ipcsync._trace.layout import ENTRIES, ENTRIES_AT, ENTRY, FILE_BYTES, NAMES, Kind, Outcome
 from ipcsync._trace.merge import Merge, Summary
@@ -113,8 +114,9 @@ def test_a_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     made = prepare(tmp_path / "a" / "b")
     assert made.stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(OSError, match="File exists") as caught:
         prepare(tmp_path / "file")
+    assert isinstance(caught.value, ipcsync.IpcSyncError)
 
 
 def _trace(pid: int, entries: list[Entry], client: str = "decode") -> ProcessTrace:

@@ -32,7 +32,7 @@ from ipcsync.client.aio import _fan_in
 from ipcsync.client.aio._runner import OwnThread, Runner, Threads, is_of_this_thread, run, run_alone, with_owner
 from ipcsync.client.aio.event import AsyncPoint, AsyncSharedEvent, attached
 from ipcsync.client.aio.reservation import AsyncReservation
-from ipcsync.client.client import Client
+from ipcsync.client.client import Client, warn_if_dropped
 from ipcsync.client.event import SharedEvent
 from ipcsync.client.point import Point, bound
 from ipcsync.client.reservation import Reservation
@@ -109,8 +109,14 @@ class Connecting(Coroutine[Any, Any, "AsyncClient"]):
 
 async def _open(open_session: Callable[[], Client]) -> AsyncClient:
     threads = Threads()
+
+    def open_quietly() -> Client:
+        client = open_session()
+        client._finalizer.detach()  # of an abandoned loop the collector drops it before the coroutine closes it
+        return client
+
     try:
-        return AsyncClient(await threads.request(open_session, Client.close), threads)
+        return AsyncClient(await threads.request(open_quietly, Client.close), threads)
     except BaseException:
         threads.shutdown()
         raise
@@ -126,6 +132,7 @@ class AsyncClient:
     def __init__(self, client: Client, threads: Threads) -> None:
         self._client = client
         self._runner = Runner(client._session, threads)
+        warn_if_dropped(self, client._session)
 
     @property
     def endpoint(self) -> str:
