@@ -154,7 +154,7 @@ API cuDeviceGetAttribute(int *r, int at, CUdevice d) {
   if (!r || at < 1 || at > 170) return E_VALUE;
   *r = 0;
   if (at == 33) *r = 0x10 + g_dev[d];
-  if (at == 133) *r = getenv("IPCSYNC_HOST_MPS") != NULL; /* MPS_ENABLED: nothing else of it is simulated */
+  if (at == 133) *r = g_mps;     /* MPS_ENABLED */
   for (size_t i = 0; i < sizeof tab / sizeof *tab; i++) if (tab[i].at == at) *r = tab[i].v;
   return OK;
 }

@@ -290,11 +290,11 @@ API cuInit(unsigned flags) {
     queues_init(env_queues());
     g_death_pending = env_death();
     g_total_mem = (u64)env_num("IPCSYNC_HOST_MEMORY_MB", 16384, 1, 1 << 30) << 20;
+    long ms = env_num("IPCSYNC_HOST_TEARDOWN_MS", 0, 0, 1000);
     parse_visible();
     if (g_bad_setting) r = E_VALUE;
     else if (!g_ndev) { say("no device is visible (IPCSYNC_HOST_DEVICES, CUDA_VISIBLE_DEVICES)"); r = E_NODEV; }
     else if (!(r = attach())) {
-      long ms = env_num("IPCSYNC_HOST_TEARDOWN_MS", 0, 0, 1000);
       if (ms && !slow_teardown(ms)) say("IPCSYNC_HOST_TEARDOWN_MS=%ld: the end may come earlier: %s", ms, strerror(errno));
       static bool once;
       if (!once) { once = true; pthread_atfork(NULL, NULL, forked); pthread_key_create(&g_tls_key, tls_free); }
