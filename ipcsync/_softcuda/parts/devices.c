@@ -127,13 +127,13 @@ API cuDeviceComputeCapability(int *ma, int *mi, CUdevice d) { DEVCHK(d); if (!ma
 API cuDeviceCanAccessPeer(int *r, CUdevice a, CUdevice b) {
   DEVCHK(a); DEVCHK(b);
   if (!r) return E_VALUE;
-  *r = g_p2p && a != b;
+  *r = a != b;
   return OK;
 }
 API cuDeviceGetP2PAttribute(int *r, int at, CUdevice a, CUdevice b) {
   DEVCHK(a); DEVCHK(b);
   if (!r || a == b || at < 1 || at > 5) return E_VALUE;
-  *r = at == 1 ? 0 : g_p2p;
+  *r = at != 1;
   return OK;
 }
 API cuDeviceGetAttribute(int *r, int at, CUdevice d) {

@@ -285,8 +285,6 @@ API cuInit(unsigned flags) {
     g_late_signals = (int)env_num("IPCSYNC_HOST_LATE_SIGNALS", 1, 0, 1);
     g_poisoned_slots = (int)env_num("IPCSYNC_HOST_POISONED_SLOTS", 1, 0, 1);
     g_async = (int)env_num("IPCSYNC_HOST_ASYNC", 0, 0, 1) || g_latency_us;
-    g_p2p = (int)env_num("IPCSYNC_HOST_P2P", 1, 0, 1);
-    g_trace = (int)env_num("IPCSYNC_HOST_TRACE", 0, 0, 1);
     queues_init(env_queues());
     g_death_pending = env_death();
     g_total_mem = (u64)env_num("IPCSYNC_HOST_MEMORY_MB", 16384, 1, 1 << 30) << 20;
