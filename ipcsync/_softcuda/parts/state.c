@@ -53,6 +53,11 @@ static void say(const char *fmt, ...) {
   if (write(2, b, (size_t)n) < 0) { }
 }
 
+static void *must(void *p) {
+  if (!p) { say("out of memory"); abort(); }
+  return p;
+}
+
 static int futex_wait(_Atomic u64 *w, u64 seen, long timeout_ms) {
   struct timespec t = { timeout_ms / 1000, (timeout_ms % 1000) * 1000000 };
   return (int)syscall(SYS_futex, (u32 *)w, FUTEX_WAIT, (u32)seen, timeout_ms < 0 ? NULL : &t, NULL, 0);
