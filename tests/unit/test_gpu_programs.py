@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,6 +131,16 @@ def test_what_kills_processes_runs_one_at_a_time(tmp_path: Path) -> None:
     assert steps["contract-deaths"][steps["contract-deaths"].index("-n") + 1] == "1"
     for name in ("contract", "contract-deaths", "suite", "suite-deaths"):
         assert not set(PROBES).intersection(steps[name])
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_program_in_c_runs_on_the_software_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPCSYNC_DRIVER", "host")
+    (costs,) = [step for step in run.steps(tmp_path, 1) if step.name == "costs"]
+    outcome = run.run(replace(costs, most_s=100), tmp_path, time.monotonic() + 100)
+    assert outcome.status == 0, (tmp_path / "all.log").read_text()
+    assert "cuEventRecord, own, interprocess" in (tmp_path / costs.file).read_text()
 
 
 def test_a_run_on_a_stand_in_says_so() -> None:
