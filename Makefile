@@ -105,7 +105,7 @@ test-complete: install
 
 # The software driver's own tests, in both modes: no change of the product can break them.
 test-softcuda: install
-	@export IPCSYNC_DRIVER=host IPCSYNC_TEST_SOFTCUDA=1; $(PYTEST) tests/softcuda $(ARGS); IPCSYNC_HOST_ASYNC=1 $(PYTEST) tests/softcuda $(ARGS)
+	@export IPCSYNC_DRIVER=host IPCSYNC_TEST_SOFTCUDA=1; $(PYTEST) tests/softcuda $(ARGS) && IPCSYNC_HOST_ASYNC=1 $(PYTEST) tests/softcuda $(ARGS)
 
 test-on-gpu: install
 	@if IPCSYNC_DRIVER=cuda $(BIN)/python -c "import ipcsync; raise SystemExit(not ipcsync.is_available())" 2>/dev/null; then \

@@ -1,9 +1,9 @@
 """Builds what of ipcsync is not Python: the software driver in C, and the compiled core, `ipcsync._engines.core`.
 
-Where no C compiler is, the build asks for ziglang, which has one. The core needs Python's headers too; where these are
-not, the engines are pure Python. Which of the two it became, and why, stands in `ipcsync/_engines/core_build.txt` for
-`ipcsync doctor` to tell. A wheel's tag follows from what was built: with the core one for CPython's stable ABI from
-3.10 on (on a free-threaded Python, which has none, for that version alone), else for any Python on this machine.
+Where there is no C compiler, the build asks for ziglang, which has one. The core needs Python's headers too; without
+them the engines are pure Python. `ipcsync/_engines/core_build.txt` says whether there is a core, and why not, which
+`ipcsync doctor` shows. A wheel's tag follows from what was built: with the core, CPython's stable ABI from 3.10 on (a
+free-threaded Python has none, so that version alone); without it, any Python on this kind of machine.
 
 IPCSYNC_BUILD_CORE is auto (the default), 0 (do not try) or 1 (fail if it cannot be built). CC is the compiler, and
 IPCSYNC_BUILD_MACHINE another machine that it compiles for, such as aarch64.
@@ -66,7 +66,7 @@ class CompiledHook(BuildHookInterface[Any]):
     def _build_driver(self, build_data: dict[str, Any]) -> None:
         target = self._place(build_data, _DRIVER / _DRIVER_FILE)
         try:
-            _compile([str(Path(self.root, _DRIVER, "softcuda.c"))], target, [*_DRIVER_FLAGS, *_extra_flags()])
+            _compile(Path(self.root, _DRIVER, "softcuda.c"), target, _DRIVER_FLAGS)
         except _NotBuiltError as why:
             raise CompilerNeededError(
                 f"ipcsync cannot be built here: {why}. Install a C compiler (gcc or clang, with headers), or build"
@@ -145,16 +145,13 @@ def _compiler() -> list[str]:
     raise _NotBuiltError("there is no C compiler")
 
 
-def _extra_flags() -> list[str]:
-    return shlex.split(os.environ.get("CFLAGS", ""))
-
-
-def _compile(sources: list[str], target: Path, flags: list[str]) -> str:
-    """Compile `sources` to the shared library `target`; the compiler's name. Raises _NotBuiltError."""
+def _compile(source: Path, target: Path, flags: list[str]) -> str:
+    """Compile `source` to the shared library `target`, by CFLAGS too; the compiler's name. Raises _NotBuiltError."""
     compiler = _compiler()
     with tempfile.TemporaryDirectory(prefix="ipcsync-build-") as folder:
         built = Path(folder, "built.so")
-        command = [*compiler, *_FLAGS, *flags, *sources, "-o", str(built)]
+        own = shlex.split(os.environ.get("CFLAGS", ""))
+        command = [*compiler, *_FLAGS, *flags, *own, str(source), "-o", str(built)]
         zig = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}  # $HOME may not be ours to write in
         environment = {**os.environ, **zig}
         try:
@@ -192,7 +189,5 @@ def _build(source: Path, target: Path) -> str:
         options = CompilationOptions(output_file=str(generated), language_level=3)
         if compile_single(str(source), options=options, full_module_name="ipcsync._engines.core").num_errors:
             raise _NotBuiltError(f"Cython {cython} does not translate {source.name}")
-        compiler = _compile(
-            [str(generated)], target, [*_CORE_FLAGS, *(_STABLE if _is_stable() else []), *headers, *_extra_flags()]
-        )
+        compiler = _compile(generated, target, [*_CORE_FLAGS, *(_STABLE if _is_stable() else []), *headers])
     return f"compiled: {'CPython 3.10 or later' if _is_stable() else _tag()}, Cython {cython}, {compiler}"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of the driver API that softcuda knows but does not simulate: a look-up finds a stub that
- * returns CUDA_ERROR_NOT_SUPPORTED (IPCSYNC_HOST_TRACE=1 says on stderr which one was called). */
+/* Names of the driver API that softcuda knows but does not simulate: a look-up finds a function that returns
+ * CUDA_ERROR_NOT_SUPPORTED. */
 #define OTHER_NAMES(X) \
   X(cuArray3DCreate) X(cuArray3DGetDescriptor) X(cuArrayCreate) X(cuArrayDestroy) X(cuArrayGetDescriptor) \
   X(cuArrayGetMemoryRequirements) X(cuArrayGetPlane) X(cuArrayGetSparseProperties) \

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* softcuda - layout of the memory that all processes of one segment share.
  *
- * One control file per segment, <dir>/softcuda<layout>-<uid>-<segment>, holds three flat tables.
+ * One control file per segment, <dir>/softcuda<layout>-<uid>-<segment>, holds flat tables.
  * Nothing in them is a pointer or a process-shared mutex: slots are claimed with
  * compare-and-swap, hot words are single 64-bit atomics, waiting is futex on the
  * low half of sh_stream.done, and on a word and its bell (parts/words.c).  So a process that is killed at any instruction
  * leaves nothing locked; whoever finds it dead ("reaps" it) repairs its slots.
  */
-#ifndef IPCSYNC_HOST_SHM_H
-#define IPCSYNC_HOST_SHM_H
+#pragma once
 #include <stdatomic.h>
 #include <stdint.h>
 
 typedef uint32_t u32;
 typedef uint64_t u64;
 
-#define SH_MAGIC   0x53494d4355444131ull /* "SIMCUDA1" */
-#define SH_LAYOUT  13u /* bump with every change of the structures below */
+#define SH_MAGIC   0x534f465443554441ull /* "SOFTCUDA" */
+#define SH_LAYOUT  14u /* bump with every change of the structures below */
 #define MAXPROC    512
 #define MAXSTREAM  32768
 #define MAXEVENT   131072
@@ -97,7 +96,7 @@ struct event_handle {
 };
 _Static_assert(sizeof(struct event_handle) == 64, "layout");
 /* opaque contents of CUipcMemHandle (64 bytes) */
-struct ipc_handle {
+struct mem_handle {
   u64 magic;
   u64 nonce;
   u32 phys, unused;              /* device */
@@ -106,6 +105,5 @@ struct ipc_handle {
   u64 seq, size;                 /* number of the file, bytes */
   u64 check;
 };
-_Static_assert(sizeof(struct ipc_handle) == 64, "layout");
+_Static_assert(sizeof(struct mem_handle) == 64, "layout");
 #define MEM_MAGIC 0x4d454d4f52495043ull
-#endif

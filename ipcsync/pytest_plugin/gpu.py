@@ -8,7 +8,7 @@ import subprocess
 
 from ipcsync._linux.child import PYTHON, environment
 
-# NVIDIA's kernel driver: on a PC or server, under WSL, on a Tegra. A software libcuda has none of them.
+# NVIDIA's kernel driver: on a PC or server, under WSL, on a Tegra. The software driver has none of them.
 KERNEL_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu")
 _COUNT = "import ipcsync; print(ipcsync.device_count())"
 _ASK_S = 60.0

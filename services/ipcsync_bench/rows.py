@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import ipcsync
 
@@ -61,7 +61,6 @@ class Row:
     spread: tuple[float, float]
     goal: str
     is_reached: bool | None
-    rounds: int = field(default=0)
 
 
 def interleave(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -90,7 +89,7 @@ def alone(row: str, ours: list[float], unit: str, target: Target | None = None) 
     """A row without a peer."""
     value = statistics.median(ours)
     met = None if target is None else target.holds(value, 0.0, 1.0)
-    return Row(row, "", value, 0.0, unit, 1.0, (min(ours), max(ours)), target.text if target else "", met, len(ours))
+    return Row(row, "", value, 0.0, unit, 1.0, (min(ours), max(ours)), target.text if target else "", met)
 
 
 def _row(row: str, peer: str, ours: list[float], theirs: list[float], unit: str, target: Target | None) -> Row:
@@ -99,7 +98,7 @@ def _row(row: str, peer: str, ours: list[float], theirs: list[float], unit: str,
     mine, other = statistics.median(ours), statistics.median(theirs)
     met = None if target is None else target.holds(mine, other, ratio)
     text = target.text if target else ""
-    return Row(row, peer, mine, other, unit, ratio, (min(ratios), max(ratios)), text, met, len(ours))
+    return Row(row, peer, mine, other, unit, ratio, (min(ratios), max(ratios)), text, met)
 
 
 def held_to(row: Row, before: float | None, factor: float) -> Row:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -52,27 +53,32 @@ class Survivor:
                 self._client.close()
                 self._client = ipcsync.connect(self._endpoint, name=self._name, timeout=DEADLINE_S)
 
+    def close(self) -> None:
+        """Close the client that there is now."""
+        self._client.close()
+
 
 def worker(endpoint: str, consumer: Connection) -> None:
     """Do each step that it is asked for, and answer with its point. Doing one twice does no harm."""
-    survivor, stream = Survivor(endpoint, "worker"), ipcsync.Stream()
-    while consumer.recv() is not None:
-        consumer.send(bytes(survivor.do(lambda client: client.record(stream))))
+    stream = ipcsync.Stream()
+    with closing(Survivor(endpoint, "worker")) as survivor:
+        while consumer.recv() is not None:
+            consumer.send(bytes(survivor.do(lambda client: client.record(stream))))
 
 
 def consumer(endpoint: str, worker: Connection, boss: Connection) -> None:
     """Ask for one step after the other, wait for each, and report it with the epoch in which it was done."""
-    survivor = Survivor(endpoint, "consumer")
 
     def wait(client: ipcsync.Client, step: int) -> bytes:
         worker.send(step)
         client.point(worker.recv()).synchronize(30)
         return client.epoch
 
-    for step in range(1, STEPS + 1):
-        boss.send((step, survivor.do(lambda client, step=step: wait(client, step))))  # type: ignore[misc]
-        boss.recv()
-    worker.send(None)
+    with closing(Survivor(endpoint, "consumer")) as survivor:
+        for step in range(1, STEPS + 1):
+            boss.send((step, survivor.do(lambda client, step=step: wait(client, step))))  # type: ignore[misc]
+            boss.recv()
+        worker.send(None)
 
 
 def main() -> None:

@@ -135,7 +135,7 @@ def test_using_an_import_after_its_export_was_destroyed_is_an_invalid_handle(
     drv: ModuleType, ctx: Any, new_peer: New, kind: str, use: str
 ) -> None:
     if kind == "gpu":
-        pytest.skip("undefined in CUDA: only a strict software libcuda answers it")
+        pytest.skip("undefined in CUDA: only the software driver with IPCSYNC_HOST_STRICT=1 answers it")
     importer = new_peer({"IPCSYNC_HOST_STRICT": "1"})
     importer.call(actions.start)
     event = ok(drv.cuEventCreate(kit.SHAREABLE))

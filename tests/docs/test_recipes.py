@@ -79,8 +79,8 @@ def test_a_recipe_uses_the_coordinator_that_is_there(coordinator: ipcsync.Coordi
 def test_a_recipe_fails_when_its_waits_are_taken_out(name: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_WITHOUT_WAITS)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # On the host driver, where an idle stream does its work within the call: with asynchronous work, a copy that does
-    # not wait could still be late enough to be right.
+    # An idle stream of the software driver does its work within the call: with asynchronous work, a copy that does not
+    # wait could still be late enough to be right.
     done = _run(name, PYTHONPATH=path, IPCSYNC_DRIVER="host", IPCSYNC_HOST_ASYNC="0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "before it was" in done.stderr

@@ -1,7 +1,7 @@
 """The processes of a chain: A records, B's stream waits for that and B records behind it, C waits for B's record.
 
-C is a process of its own too. What the driver makes of A's unfinished work is `death`: it calls it complete, or never
-does. The software libcuda does either; the host driver calls it complete, and B's stream is held there to be as stuck.
+C is a process of its own too. What the driver makes of A's unfinished work is `death`: it calls it complete, or it
+leaves it pending for ever. The software driver does either; a GPU leaves it pending.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NewPeer = Callable[..., Peer]
 class Line:
     """The processes of one chain, each connected under its name, with an event `NAME/out` that it records on."""
 
-    def __init__(self, endpoint: str, new_peer: NewPeer, engine: str, death: str = "completed") -> None:
+    def __init__(self, endpoint: str, new_peer: NewPeer, engine: str, death: str = "complete") -> None:
         self.endpoint = endpoint
         self.engine = engine
         self.death = death
@@ -31,7 +31,7 @@ class Line:
 
     def add(self, name: str, *, records: bool = True, engine: str = "", depth: int = 4, **options: Any) -> Peer:
         """One more process."""
-        peer = self._new_peer(IPCSYNC_HOST_DEATH={"completed": "complete", "pending": "pending"}[self.death])
+        peer = self._new_peer(IPCSYNC_HOST_DEATH=self.death)
         self.peers[name] = peer
         peer.call(do.connect, self.endpoint, name, options)
         if records:
@@ -63,7 +63,7 @@ class Line:
         assert loss["took_s"] < within_s
 
 
-def of_events(coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str = "completed") -> Line:
+def of_events(coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str = "complete") -> Line:
     """A chain whose engine is `event`, and what the driver makes of the dead one's work."""
     return Line(coordinator.endpoint, new_peer, "event", death)
 

@@ -65,7 +65,7 @@ def test_row_44_nothing_counts_that_was_recorded_over_a_released_wait(timeline: 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("death", ["completed", "pending"])
+@pytest.mark.parametrize("death", ["complete", "pending"])
 def test_row_45_event(coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str, way: str) -> None:
     line = of_events(coordinator, new_peer, death)
     point = line.follow("b", line.begin())
@@ -74,7 +74,7 @@ def test_row_45_event(coordinator: ipcsync.Coordinator, new_peer: NewPeer, death
     line.assert_lost(c.call(do.await_end, point, way), pid)
 
 
-@pytest.mark.parametrize("death", ["completed", "pending"])
+@pytest.mark.parametrize("death", ["complete", "pending"])
 @pytest.mark.parametrize("engines", [("event", "timeline"), ("timeline", "event")], ids="-".join)
 def test_row_45_the_engines_of_a_chain_may_differ(
     coordinator: ipcsync.Coordinator, new_peer: NewPeer, engines: tuple[str, str], death: str
@@ -88,7 +88,7 @@ def test_row_45_the_engines_of_a_chain_may_differ(
     line.assert_lost(c.call(do.await_end, point), pid)
 
 
-@pytest.mark.parametrize("death", ["completed", "pending"])
+@pytest.mark.parametrize("death", ["complete", "pending"])
 def test_row_45_event_two_removes(coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str) -> None:
     line = of_events(coordinator, new_peer, death)
     point = line.follow("bb", line.follow("b", line.begin()))
@@ -97,7 +97,7 @@ def test_row_45_event_two_removes(coordinator: ipcsync.Coordinator, new_peer: Ne
     line.assert_lost(c.call(do.await_end, point), pid)
 
 
-@pytest.mark.parametrize("death", ["completed", "pending"])
+@pytest.mark.parametrize("death", ["complete", "pending"])
 def test_row_45_once_its_event_is_broken_the_recorder_itself_takes_nothing_for_complete(
     coordinator: ipcsync.Coordinator, new_peer: NewPeer, death: str
 ) -> None:

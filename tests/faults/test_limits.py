@@ -229,7 +229,7 @@ def _hold(endpoint: str) -> None:
     _held.extend([client, client.event("e", recorder=True)])
 
 
-@pytest.mark.skipif(ipcsync.driver_name() != "host", reason="a device more is the host driver's")
+@pytest.mark.skipif(ipcsync.driver_name() != "host", reason="only the software driver makes up a second device")
 def test_row_33_what_one_device_has_spare_keeps_no_other_from_its_events(
     new_coordinator: NewCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,7 @@ def _open_on(device: int, handle: bytes) -> str:
     return str(event.device)
 
 
-@pytest.mark.skipif(os.environ["IPCSYNC_DRIVER"] != "host", reason="a second device is made up by the host driver")
+@pytest.mark.skipif(os.environ["IPCSYNC_DRIVER"] != "host", reason="only the software driver makes up a second device")
 def test_row_36_a_handle_opened_on_another_gpu_is_typed_and_never_another_event(new_peer: Callable[..., Peer]) -> None:
     exporter, importer = new_peer(IPCSYNC_HOST_DEVICES="2"), new_peer(IPCSYNC_HOST_DEVICES="2")
     handle = exporter.call(_export)

@@ -17,7 +17,7 @@ from tests.kit.peer import Peer
 def real_gpu() -> str:
     """The name of device 0, which is a GPU behind NVIDIA's driver; skips without one."""
     if os.environ.get("IPCSYNC_DRIVER", "auto") == "host":
-        pytest.skip("IPCSYNC_DRIVER=host chooses the host driver: set it to cuda on a machine with a GPU")
+        pytest.skip("IPCSYNC_DRIVER=host chooses the software driver: set it to cuda on a machine with a GPU")
     try:
         load()
     except NoDriver as error:

@@ -5,8 +5,8 @@ Three tables. Calls and hops from C (costs.c) beside the raw figures of the GPU,
 between rows: words hand over sooner than events where two processes share a GPU, and alike under MPS. Exit status 1 if
 a row is out.
 
-For an idle machine: each step is repeated while a row is out (--tries), and the try that is nearest counts, since other
-load only adds. A row that more threads run for than there are cores here says so and is held to nothing.
+For an idle machine: each table is repeated while a row is out (--tries), and the try that is nearest counts, since
+other load only adds. A row that more threads run for than there are cores here says so and is held to nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,20 +128,15 @@ def _run(command: list[str], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def calls(cores: int) -> Iterator[Callable[[], list[Verdict]]]:
-    """The table of costs.c, as a function that measures it."""
+def calls(cores: int) -> list[Verdict]:
+    """The table of costs.c."""
     there = figures((_MEASURED / "costs.txt").read_text()) | figures((_MEASURED / "hops.txt").read_text()) | _OTHERWISE
     with tempfile.TemporaryDirectory() as folder:
-        program, library = Path(folder, "costs"), Path(folder, "libcuda.so.1")
-        library.symlink_to(LIBRARY)
+        program, library = str(Path(folder, "costs")), str(LIBRARY)
         compiler = os.environ.get("CC", "cc")
-        _run([compiler, "-O2", "-o", str(program), str(_HERE / "costs.c"), str(library), "-lpthread"], dict(os.environ))
-
-        def measure() -> list[Verdict]:
-            here = figures(_run([str(program)], _environment(LD_LIBRARY_PATH=folder)))
-            return [judge_call(name, there[name], here[name], cores) for name in here if name in there]
-
-        yield measure
+        _run([compiler, "-O2", "-o", program, str(_HERE / "costs.c"), library, "-lpthread"], dict(os.environ))
+        here = figures(_run([program], _environment(LD_PRELOAD=library)))
+    return [judge_call(name, there[name], here[name], cores) for name in here if name in there]
 
 
 def _bench(only: tuple[str, ...], **settings: str) -> dict[tuple[str, str], tuple[float, float]]:
@@ -150,35 +145,27 @@ def _bench(only: tuple[str, ...], **settings: str) -> dict[tuple[str, str], tupl
     return {(row["row"], row["peer"]): (row["ours"], row["theirs"]) for row in rows}
 
 
-def rows(cores: int) -> Iterator[Callable[[], list[Verdict]]]:
-    """The bench's rows as differences to the bare call, as a function that measures them."""
-
-    def measure() -> list[Verdict]:
-        here = _bench(_BENCH_ONLY)
-        return [
-            judge_row(key[0], there[0] - there[1], here[key][0] - here[key][1], cores)
-            for key, there in _BENCH.items()
-            if key in here
-        ]
-
-    yield measure
+def rows(cores: int) -> list[Verdict]:
+    """The bench's rows as differences to the bare call."""
+    here = _bench(_BENCH_ONLY)
+    return [
+        judge_row(key[0], there[0] - there[1], here[key][0] - here[key][1], cores)
+        for key, there in _BENCH.items()
+        if key in here
+    ]
 
 
-def relations(_cores: int) -> Iterator[Callable[[], list[Verdict]]]:
+def relations(_cores: int) -> list[Verdict]:
     """How the engines' hand-overs stand to each other, without MPS and under it."""
-
-    def measure() -> list[Verdict]:
-        verdicts = []
-        for mps, there in (("0", 160.807 / 8.542), ("1", 8.754 / 8.870)):  # medians of handover.txt under MPS
-            here = _bench(("hand_over",), IPCSYNC_HOST_MPS=mps)
-            event, timeline = (here[f"hand-over ({engine}), p50", "bare futex"][0] for engine in ("event", "timeline"))
-            ratio = event / timeline
-            holds = ratio > 5 if mps == "0" else 1 / _ALIKE <= ratio <= _ALIKE
-            name = f"hand-over, event / timeline, {'under' if mps == '1' else 'without'} MPS"
-            verdicts.append(Verdict(name, there, ratio, holds, f"({event:.1f} and {timeline:.1f} µs)"))
-        return verdicts
-
-    yield measure
+    verdicts = []
+    for mps, there in (("0", 160.807 / 8.542), ("1", 8.754 / 8.870)):  # medians of handover.txt under MPS
+        here = _bench(("hand_over",), IPCSYNC_HOST_MPS=mps)
+        event, timeline = (here[f"hand-over ({engine}), p50", "bare futex"][0] for engine in ("event", "timeline"))
+        ratio = event / timeline
+        holds = ratio > 5 if mps == "0" else 1 / _ALIKE <= ratio <= _ALIKE
+        name = f"hand-over, event / timeline, {'under' if mps == '1' else 'without'} MPS"
+        verdicts.append(Verdict(name, there, ratio, holds, f"({event:.1f} and {timeline:.1f} µs)"))
+    return verdicts
 
 
 _TABLES = {"calls": calls, "rows": rows, "relations": relations}
@@ -186,22 +173,21 @@ _TABLES = {"calls": calls, "rows": rows, "relations": relations}
 
 @click.command()
 @click.option("--only", type=click.Choice([*_TABLES]), multiple=True, help="Only this table; may be repeated.")
-@click.option("--tries", type=click.IntRange(1, 20), default=3, help="How often a step is measured, at most.")
+@click.option("--tries", type=click.IntRange(1, 20), default=3, help="How often a table is measured, at most.")
 def main(only: tuple[str, ...], tries: int) -> None:
     """Hold the software driver's profile to a GPU's figures."""
     cores, is_out = len(os.sched_getaffinity(0)), False
     for table in only or tuple(_TABLES):
-        for measure in _TABLES[table](cores):
-            verdicts: dict[str, Verdict] = {}
-            for turn in range(1, tries + 1):  # noqa: B007 - said below
-                for verdict in measure():
-                    verdicts[verdict.name] = nearer(verdicts.get(verdict.name, verdict), verdict)
-                if all(verdict.holds is not False for verdict in verdicts.values()):
-                    break
-            click.echo(f"\n{table}, {turn} tries; µs on the GPU, on the profile, ratio; {cores} cores here")
-            for verdict in verdicts.values():
-                click.echo(verdict.line())
-                is_out |= verdict.holds is False
+        verdicts: dict[str, Verdict] = {}
+        for turn in range(1, tries + 1):  # noqa: B007 - said below
+            for verdict in _TABLES[table](cores):
+                verdicts[verdict.name] = nearer(verdicts.get(verdict.name, verdict), verdict)
+            if all(verdict.holds is not False for verdict in verdicts.values()):
+                break
+        click.echo(f"\n{table}, {turn} tries; µs on the GPU, on the profile, ratio; {cores} cores here")
+        for verdict in verdicts.values():
+            click.echo(verdict.line())
+            is_out |= verdict.holds is False
     sys.exit(is_out)
 
 

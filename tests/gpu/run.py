@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from ipcsync._drivers.software import LIBRARY
 from tests.gpu import lmcache_tests
 from tests.gpu.probe_report import PROBES
 from tests.gpu.report import Outcome, figures, first_failures, outcomes_of, summary
@@ -83,16 +84,17 @@ def _program(name: str, most_s: float, *arguments: str) -> Step:
     return Step(name, [sys.executable, "-m", f"tests.gpu.{name}", *arguments], most_s, file=f"{name}.txt")
 
 
-def _source(name: str, out: Path) -> list[Step]:
+def _source(name: str, out: Path) -> Step:
     """A program in C of this folder, compiled and run."""
-    source, binary = Path(__file__).with_name(f"{name}.c"), out / f".{name}"
-    if not source.exists():
-        return []
-    cuda, mine = "/usr/local/cuda", os.environ.get("LD_LIBRARY_PATH", "")
-    build = f"cc -O2 -I{cuda}/include -o {shlex.quote(str(binary))} {shlex.quote(str(source))} -lpthread"
-    script = f"for cuda in -lcuda -l:libcuda.so.1 ''; do {build} $cuda && exec {shlex.quote(str(binary))}; done; exit 1"
-    env = {"LIBRARY_PATH": os.pathsep.join(filter(None, (mine, f"{cuda}/lib64/stubs")))}
-    return [Step(name, ["sh", "-c", script], 40, file=f"{name}.txt", env=env)]
+    source, binary = shlex.quote(str(Path(__file__).with_name(f"{name}.c"))), shlex.quote(str(out / f".{name}"))
+    build = f"cc -O2 -o {binary} {source} -lpthread"
+    if os.environ.get("IPCSYNC_DRIVER") == "host":
+        library = shlex.quote(str(LIBRARY))  # preloaded, it is the libcuda.so.1 that the program needs
+        return Step(name, ["sh", "-c", f"{build} {library} && LD_PRELOAD={library} {binary}"], 40, file=f"{name}.txt")
+    script = f"for cuda in -lcuda -l:libcuda.so.1; do {build} $cuda && exec {binary}; done; exit 1"
+    folders = (os.environ.get("LD_LIBRARY_PATH", ""), "/usr/local/cuda/lib64/stubs")
+    env = {"LIBRARY_PATH": os.pathsep.join(filter(None, folders))}
+    return Step(name, ["sh", "-c", script], 40, file=f"{name}.txt", env=env)
 
 
 def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
@@ -110,7 +112,7 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         _pytest("gpu", 60, 2, "tests/gpu", env=_IMPORTS),
         Step("probes", probes, 60, env=_DEADLINE_S),
         Step("questions", [sys.executable, "-m", "tests.gpu.questions", "--out", str(out / "questions.md")], 90),
-        *_source("costs", out),
+        _source("costs", out),
         *(
             Step(f"bench-{name}", [*bench, name, "--rounds", str(rounds)], 40, "bench.jsonl")
             for name, rounds in _ROWS.items()
@@ -123,7 +125,7 @@ def steps(out: Path, workers: int, lmcache: Path | None = None) -> list[Step]:
         _program("deaths", 45),
         Step("bench-beside_torch", [*torch, "beside_torch"], 40, "bench.jsonl"),
         _program("under_mps", 45),
-        *_source("death_wait", out),
+        _source("death_wait", out),
         *([Step("lmcache", theirs, 60, tests=True)] if has_theirs else []),
     ]
 

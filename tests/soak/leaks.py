@@ -81,7 +81,7 @@ def starts_of(path: str) -> int:
 def private_kib(pid: int) -> int:
     """The private memory of a process that is resident.
 
-    Shared memory is left out: what a process touched of the host driver's tables grows up to their size.
+    Shared memory is left out: what a process touched of the software driver's tables grows up to their size.
     """
     with open(f"/proc/{pid}/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("RssAnon:"))

@@ -6,6 +6,7 @@ import ctypes
 import threading
 from typing import Any
 
+import pytest
 from cuda.bindings import driver as drv
 
 from tests.softcuda.kit import SIM, code, ok
@@ -130,6 +131,12 @@ def test_latency_and_async() -> None:
     """,
         IPCSYNC_HOST_ASYNC=1,
     )
+
+
+@pytest.mark.parametrize("mps", [0, 1])
+def test_the_devices_say_whether_mps_is_enabled(mps: int) -> None:
+    ask = "start(); assert ok(drv.cuDeviceGetAttribute(drv.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED, 0)) == "
+    py(ask + str(mps), IPCSYNC_HOST_MPS=mps)
 
 
 def test_event_limit() -> None:

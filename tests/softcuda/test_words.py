@@ -155,7 +155,7 @@ def _fill(connection: Any) -> None:
 def test_a_stream_takes_in_so_many_operations_and_then_holds_up_the_caller(
     ctx: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("IPCSYNC_HOST_QUEUE", "8")
+    monkeypatch.setenv("IPCSYNC_HOST_CAPACITY", "8")
     child = Child(_fill)
     thread = child.get()
     calls = Path(f"/proc/{child.p.pid}/task/{thread}/syscall")
@@ -166,7 +166,7 @@ def test_a_stream_takes_in_so_many_operations_and_then_holds_up_the_caller(
 
 
 def test_a_host_function_may_use_its_own_full_stream(ctx: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IPCSYNC_HOST_QUEUE", "2")
+    monkeypatch.setenv("IPCSYNC_HOST_CAPACITY", "2")
     child = Child(_from_within)
     assert child.get() == "done"
     child.end()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.gpu import instant, lmcache_tests, report, run
+from tests.gpu import instant, lmcache_tests, profile_check, report, run
 from tests.gpu.probe_report import PROBES
 
 _ORDERING = """
@@ -128,6 +131,35 @@ def test_what_kills_processes_runs_one_at_a_time(tmp_path: Path) -> None:
     assert steps["contract-deaths"][steps["contract-deaths"].index("-n") + 1] == "1"
     for name in ("contract", "contract-deaths", "suite", "suite-deaths"):
         assert not set(PROBES).intersection(steps[name])
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_program_in_c_runs_on_the_software_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPCSYNC_DRIVER", "host")
+    (costs,) = [step for step in run.steps(tmp_path, 1) if step.name == "costs"]
+    outcome = run.run(replace(costs, most_s=100), tmp_path, time.monotonic() + 100)
+    assert outcome.status == 0, (tmp_path / "all.log").read_text()
+    assert "cuEventRecord, own, interprocess" in (tmp_path / costs.file).read_text()
+
+
+def test_what_a_gpu_had_is_read_from_its_raw_output() -> None:
+    folder = run.ROOT / "tests" / "gpu" / "h100-2026-11-26"
+    costs, hops = (profile_check.figures((folder / name).read_text()) for name in ("costs.txt", "hops.txt"))
+    assert costs["cuEventRecord, own, interprocess"] == 0.794
+    assert costs["two processes' streams, a hop by words of a host page"] == 5.892
+    assert hops["hop by events (interprocess)"] == 3.767
+
+
+def test_a_profiles_figure_is_out_where_it_is_far_from_the_gpus() -> None:
+    assert profile_check.judge_call("a call", 1.0, 1.2, cores=2).holds
+    assert profile_check.judge_call("a call", 1.0, 1.3, cores=2).holds is False
+    assert profile_check.judge_call("a call", 0.01, 5.0, cores=2).holds is None
+    assert profile_check.judge_row("record", 0.1, 0.5, cores=2).holds
+    assert profile_check.judge_row("record", 0.1, 0.7, cores=2).holds is False
+    assert profile_check.judge_row("hand-over (event), p50", 150.0, 1.0, cores=2).holds is None
+    near, far = (profile_check.judge_call("a call", 1.0, here, cores=2) for here in (1.1, 1.2))
+    assert profile_check.nearer(near, far) == profile_check.nearer(far, near) == near
 
 
 def test_a_run_on_a_stand_in_says_so() -> None:

@@ -10,7 +10,7 @@ struct alloc {
   void *ctx;
   u64 id, seq;
   int ipc_refs;
-  struct ipc_handle ipc;         /* of an imported allocation */
+  struct mem_handle ipc;         /* of an imported allocation */
   _Atomic int refs;              /* 1 for being in the table, 1 for each queued operation and node of a graph */
   _Atomic bool unregistered;     /* of kind A_REG: given back, the program may have unmapped it */
 };
@@ -45,15 +45,13 @@ static void mem_drop(struct alloc *a) {
   if (a->maplen) munmap((void *)a->base, a->maplen);
   free(a);
 }
-static bool mem_add(struct alloc *a) {
+static void mem_add(struct alloc *a) {
   atomic_store(&a->refs, 1);
   a->id = atomic_fetch_add(&g_next_id, 1);
   pthread_rwlock_wrlock(&g_mem);
   if (g_nallocs == g_callocs) {
     size_t c = g_callocs ? g_callocs * 2 : 64;
-    void *n = realloc(g_allocs, c * sizeof *g_allocs);
-    if (!n) { pthread_rwlock_unlock(&g_mem); return false; }
-    g_allocs = n;
+    g_allocs = must(realloc(g_allocs, c * sizeof *g_allocs));
     g_callocs = c;
   }
   size_t i = mem_pos(a->base);
@@ -61,7 +59,6 @@ static bool mem_add(struct alloc *a) {
   g_allocs[i] = a;
   g_nallocs++;
   pthread_rwlock_unlock(&g_mem);
-  return true;
 }
 static void mem_remove_locked(size_t i) {
   memmove(g_allocs + i, g_allocs + i + 1, (g_nallocs - i - 1) * sizeof *g_allocs);

@@ -1,6 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts: primary and other ones, and which is current. */
 
+static CUresult ctx_new(int dev, unsigned flags, bool primary, struct ctx **out) {
+  struct ctx *c = obj_new(&g_ctxs);
+  if (!c) return E_OOM;
+  c->dev = dev;
+  c->primary = primary;
+  c->flags = flags;
+  c->refs = 0;
+  c->id = atomic_fetch_add(&g_next_id, 1);
+  c->streams = NULL;
+  c->ngone = 0;
+  c->peers = 0;
+  c->cache_config = 0;
+  atomic_store(&c->legacy, NULL);
+  atomic_store(&c->all, NULL);
+  size_t lim[8] = { 1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0 };
+  memcpy(c->limit, lim, sizeof lim);
+  atomic_store(&c->active, 1);
+  obj_publish(&g_ctxs, c);
+  *out = c;
+  return OK;
+}
+static void event_dispose(struct event *e);
+static void ctx_teardown(struct ctx *c) { /* everything in it goes */
+  atomic_store(&c->active, 0);
+  pthread_mutex_lock(&c->mu);
+  while (c->streams) stream_destroy_locked(c->streams);
+  atomic_store(&c->legacy, NULL);
+  atomic_store(&c->all, NULL);
+  pthread_mutex_unlock(&c->mu);
+  pthread_mutex_lock(&g_events.mu);
+  u32 n = g_events.n;
+  pthread_mutex_unlock(&g_events.mu);
+  for (u32 i = 0; i < n; i++) {
+    struct event *e = (struct event *)atomic_load(&g_events.chunk[i / CHUNK])[i % CHUNK];
+    if (atomic_load(&e->h.handle) && e->ctx == c) event_dispose(e);
+  }
+  void *h = H(c);
+  for (;;) {
+    struct alloc *a = NULL;
+    pthread_rwlock_wrlock(&g_mem);
+    for (size_t i = 0; i < g_nallocs; i++)
+      if (g_allocs[i]->ctx == h && g_allocs[i]->kind != A_REG) { a = g_allocs[i]; mem_remove_locked(i); break; }
+    pthread_rwlock_unlock(&g_mem);
+    if (!a) break;
+    if (a->kind == A_DEV) mem_release(a); else mem_drop(a);
+  }
+}
+
 static CUresult push(void *h) {
   if (t_depth == 256) return E_OOM;
   t_stack[t_depth++] = h;
@@ -197,7 +245,6 @@ API cuCtxEnablePeerAccess(CUcontext h, unsigned f) {
   struct ctx *p = obj_get(&g_ctxs, h);
   if (!p || !atomic_load(&p->active) || p == c || p->dev == c->dev) return E_CTX;
   if (f) return E_VALUE;
-  if (!g_p2p) return E_PEER;
   if (c->peers & 1u << p->dev) return E_PEER_ON;
   c->peers |= 1u << p->dev;
   return OK;

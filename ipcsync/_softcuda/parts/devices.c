@@ -127,13 +127,13 @@ API cuDeviceComputeCapability(int *ma, int *mi, CUdevice d) { DEVCHK(d); if (!ma
 API cuDeviceCanAccessPeer(int *r, CUdevice a, CUdevice b) {
   DEVCHK(a); DEVCHK(b);
   if (!r) return E_VALUE;
-  *r = g_p2p && a != b;
+  *r = a != b;
   return OK;
 }
 API cuDeviceGetP2PAttribute(int *r, int at, CUdevice a, CUdevice b) {
   DEVCHK(a); DEVCHK(b);
   if (!r || a == b || at < 1 || at > 5) return E_VALUE;
-  *r = at == 1 ? 0 : g_p2p;
+  *r = at != 1;
   return OK;
 }
 API cuDeviceGetAttribute(int *r, int at, CUdevice d) {
@@ -154,7 +154,7 @@ API cuDeviceGetAttribute(int *r, int at, CUdevice d) {
   if (!r || at < 1 || at > 170) return E_VALUE;
   *r = 0;
   if (at == 33) *r = 0x10 + g_dev[d];
-  if (at == 133) *r = getenv("IPCSYNC_HOST_MPS") != NULL; /* MPS_ENABLED: nothing else of it is simulated */
+  if (at == 133) *r = g_mps;     /* MPS_ENABLED */
   for (size_t i = 0; i < sizeof tab / sizeof *tab; i++) if (tab[i].at == at) *r = tab[i].v;
   return OK;
 }

@@ -3,13 +3,7 @@
 
 #include "../names.h"
 
-static CUresult unsupported(const char *name) {
-  if (g_trace) say("%s is not simulated: CUDA_ERROR_NOT_SUPPORTED", name);
-  return E_NOSUP;
-}
-#define X(n) static CUresult stub_##n(void) { return unsupported(#n); }
-OTHER_NAMES(X)
-#undef X
+static CUresult unsupported(void) { return E_NOSUP; }
 
 API cuGetProcAddress(const char *sym, void **pfn, int version, u64 flags);
 API cuGetProcAddress_v2(const char *sym, void **pfn, int version, u64 flags, int *status);
@@ -100,7 +94,7 @@ static const struct entry g_entries[] = {
   Z(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2) Z(cuMemcpyPeerAsync, 4000, cuMemcpyPeerAsync)
   D(cuMemsetD8, 3020, cuMemsetD8_v2) D(cuMemsetD16, 3020, cuMemsetD16_v2) D(cuMemsetD32, 3020, cuMemsetD32_v2)
   Z(cuMemsetD8Async, 3020, cuMemsetD8Async) Z(cuMemsetD16Async, 3020, cuMemsetD16Async) Z(cuMemsetD32Async, 3020, cuMemsetD32Async)
-#define X(n) { #n, 0, (void *)stub_##n, NULL },
+#define X(n) { #n, 0, (void *)unsupported, NULL },
   OTHER_NAMES(X)
 #undef X
 };

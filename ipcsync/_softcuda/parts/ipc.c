@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* IPC handles of events and of memory. */
 
-static u64 handle_check(const struct ipc_handle *h) {
+static u64 handle_check(const struct mem_handle *h) {
   const u64 *w = (const u64 *)h;
   u64 x = 0x9e3779b97f4a7c15ull;
   for (size_t i = 0; i + 1 < sizeof *h / 8; i++) x = (x ^ w[i]) * 0xff51afd7ed558ccdull, x ^= x >> 29;
@@ -52,7 +52,7 @@ API cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p) {
   struct alloc *a = mem_find_locked((uintptr_t)p, 1);
   CUresult r = a && a->kind == A_DEV ? OK : E_VALUE;
   if (!r) {
-    struct ipc_handle h = { .magic = MEM_MAGIC, .nonce = S->nonce, .phys = (u32)a->phys, .proc = g_me,
+    struct mem_handle h = { .magic = MEM_MAGIC, .nonce = S->nonce, .phys = (u32)a->phys, .proc = g_me,
       .pid = (u32)getpid(), .inc = g_inc, .seq = a->seq, .size = a->size };
     h.check = handle_check(&h);
     memcpy(out, &h, sizeof h);
@@ -63,7 +63,7 @@ API cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p) {
 API cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle in, unsigned flags) {
   CUR(c);
   static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
-  struct ipc_handle h;
+  struct mem_handle h;
   memcpy(&h, &in, sizeof h);
   if (!out || flags > 1) return E_VALUE;
   if (h.magic != MEM_MAGIC || h.check != handle_check(&h)) return E_VALUE;
@@ -94,7 +94,7 @@ API cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle in, unsigned flags) {
     if (m == MAP_FAILED) {
       r = E_HANDLE;
     } else {
-      a = calloc(1, sizeof *a);
+      a = must(calloc(1, sizeof *a));
       *a = (struct alloc){ .base = (uintptr_t)m, .size = h.size, .maplen = len, .kind = A_IPC, .dev = c->dev,
                            .phys = (int)h.phys, .ctx = H(c), .ipc_refs = 1, .ipc = h };
       mem_add(a);

@@ -41,7 +41,7 @@ API cuMemHostAlloc(void **out, size_t n, unsigned flags) {
   size_t len = (n + 4095) & ~(size_t)4095;
   void *m = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (m == MAP_FAILED) return E_OOM;
-  struct alloc *a = calloc(1, sizeof *a);
+  struct alloc *a = must(calloc(1, sizeof *a));
   *a = (struct alloc){ .base = (uintptr_t)m, .size = n, .maplen = len, .kind = A_HOST, .dev = c->dev, .flags = flags, .ctx = H(c) };
   mem_add(a);
   *out = m;
@@ -64,7 +64,7 @@ API cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
   bool clash = i && g_allocs[i - 1]->base + g_allocs[i - 1]->size > (uintptr_t)p;
   pthread_rwlock_unlock(&g_mem);
   if (clash) return E_REGISTERED;
-  struct alloc *a = calloc(1, sizeof *a);
+  struct alloc *a = must(calloc(1, sizeof *a));
   *a = (struct alloc){ .base = (uintptr_t)p, .size = n, .kind = A_REG, .dev = c->dev, .flags = flags, .ctx = H(c) };
   mem_add(a);
   return OK;

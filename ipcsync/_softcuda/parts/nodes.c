@@ -26,10 +26,6 @@ struct plan {
   struct step step[];
 };
 
-static void *must(void *p) {
-  if (!p) { say("out of memory"); abort(); }
-  return p;
-}
 static void set_add(struct set *s, void *h) {
   for (u32 i = 0; i < s->n; i++) if (s->v[i] == h) return;
   if (s->n == s->room) {

@@ -1,53 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How contexts are made and torn down; cuInit and the end of the process: the segment, the devices, a fork. */
-
-static CUresult ctx_new(int dev, unsigned flags, bool primary, struct ctx **out) {
-  struct ctx *c = obj_new(&g_ctxs);
-  if (!c) return E_OOM;
-  c->dev = dev;
-  c->primary = primary;
-  c->flags = flags;
-  c->refs = 0;
-  c->id = atomic_fetch_add(&g_next_id, 1);
-  c->streams = NULL;
-  c->ngone = 0;
-  c->peers = 0;
-  c->cache_config = 0;
-  atomic_store(&c->legacy, NULL);
-  atomic_store(&c->all, NULL);
-  size_t lim[8] = { 1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0 };
-  memcpy(c->limit, lim, sizeof lim);
-  atomic_store(&c->active, 1);
-  obj_publish(&g_ctxs, c);
-  *out = c;
-  return OK;
-}
-static void event_dispose(struct event *e);
-static void ctx_teardown(struct ctx *c) { /* everything in it goes */
-  atomic_store(&c->active, 0);
-  pthread_mutex_lock(&c->mu);
-  while (c->streams) stream_destroy_locked(c->streams);
-  atomic_store(&c->legacy, NULL);
-  atomic_store(&c->all, NULL);
-  pthread_mutex_unlock(&c->mu);
-  pthread_mutex_lock(&g_events.mu);
-  u32 n = g_events.n;
-  pthread_mutex_unlock(&g_events.mu);
-  for (u32 i = 0; i < n; i++) {
-    struct event *e = (struct event *)atomic_load(&g_events.chunk[i / CHUNK])[i % CHUNK];
-    if (atomic_load(&e->h.handle) && e->ctx == c) event_dispose(e);
-  }
-  void *h = H(c);
-  for (;;) {
-    struct alloc *a = NULL;
-    pthread_rwlock_wrlock(&g_mem);
-    for (size_t i = 0; i < g_nallocs; i++)
-      if (g_allocs[i]->ctx == h && g_allocs[i]->kind != A_REG) { a = g_allocs[i]; mem_remove_locked(i); break; }
-    pthread_rwlock_unlock(&g_mem);
-    if (!a) break;
-    if (a->kind == A_DEV) mem_release(a); else mem_drop(a);
-  }
-}
+/* cuInit and the end of the process: the settings, the segment, the devices, a fork. */
 
 static u32 hash32(const char *s) {
   u32 h = 2166136261u;
@@ -112,8 +64,10 @@ static long env_num(const char *k, long dflt, long lo, long hi) {
   char *e;
   if (!v || !*v) return dflt;
   long n = strtol(v, &e, 0);
-  if (*e || n < lo || n > hi) { say("%s must be a number from %ld to %ld, but is '%s'", k, lo, hi, v); g_bad_setting = true; return dflt; }
-  return n;
+  if (!*e && n >= lo && n <= hi) return n;
+  say("%s must be a number from %ld to %ld, but is '%s'", k, lo, hi, v);
+  g_bad_setting = true;
+  return dflt;
 }
 
 static bool env_death(void) {
@@ -277,7 +231,7 @@ API cuInit(unsigned flags) {
     g_latency_us = env_num("IPCSYNC_HOST_LATENCY_US", 0, 0, 60000000);
     env_profile();
     g_mps = env_num("IPCSYNC_HOST_MPS", 0, 0, 1);
-    g_capacity = env_num("IPCSYNC_HOST_QUEUE", 1024, 0, 1 << 30);
+    g_capacity = env_num("IPCSYNC_HOST_CAPACITY", 1024, 0, 1 << 30);
     g_poll = env_num("IPCSYNC_HOST_POLL", 1, 0, 1);
     g_event_limit = (u32)env_num("IPCSYNC_HOST_EVENT_LIMIT", 22000, 0, MAXEVENT);
     g_strict = (int)env_num("IPCSYNC_HOST_STRICT", 0, 0, 1);
@@ -285,16 +239,14 @@ API cuInit(unsigned flags) {
     g_late_signals = (int)env_num("IPCSYNC_HOST_LATE_SIGNALS", 1, 0, 1);
     g_poisoned_slots = (int)env_num("IPCSYNC_HOST_POISONED_SLOTS", 1, 0, 1);
     g_async = (int)env_num("IPCSYNC_HOST_ASYNC", 0, 0, 1) || g_latency_us;
-    g_p2p = (int)env_num("IPCSYNC_HOST_P2P", 1, 0, 1);
-    g_trace = (int)env_num("IPCSYNC_HOST_TRACE", 0, 0, 1);
     queues_init(env_queues());
     g_death_pending = env_death();
     g_total_mem = (u64)env_num("IPCSYNC_HOST_MEMORY_MB", 16384, 1, 1 << 30) << 20;
+    long ms = env_num("IPCSYNC_HOST_TEARDOWN_MS", 0, 0, 1000);
     parse_visible();
     if (g_bad_setting) r = E_VALUE;
     else if (!g_ndev) { say("no device is visible (IPCSYNC_HOST_DEVICES, CUDA_VISIBLE_DEVICES)"); r = E_NODEV; }
     else if (!(r = attach())) {
-      long ms = env_num("IPCSYNC_HOST_TEARDOWN_MS", 0, 0, 1000);
       if (ms && !slow_teardown(ms)) say("IPCSYNC_HOST_TEARDOWN_MS=%ld: the end may come earlier: %s", ms, strerror(errno));
       static bool once;
       if (!once) { once = true; pthread_atfork(NULL, NULL, forked); pthread_key_create(&g_tls_key, tls_free); }
@@ -356,7 +308,12 @@ __attribute__((visibility("default"))) long long softcudaStat(const char *what) 
   } else if (!strcmp(what, "captured")) {
     n = (long long)atomic_load(&g_captured);
   } else if (!strcmp(what, "reap")) {
-    for (u32 i = 0; i < MAXPROC; i++) { atomic_store(&g_seen[i], 0); bool was = atomic_load(&S->proc[i].state) == 1; check_proc(i, 0); n += was && atomic_load(&S->proc[i].state) == 0; }
+    for (u32 i = 0; i < MAXPROC; i++) {
+      bool was = atomic_load(&S->proc[i].state) == 1;
+      atomic_store(&g_seen[i], 0);
+      check_proc(i, 0);
+      n += was && atomic_load(&S->proc[i].state) == 0;
+    }
   } else {
     return -1;
   }

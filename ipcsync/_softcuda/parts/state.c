@@ -10,7 +10,7 @@ static char g_dir[PATH_MAX - 256], g_base[200], g_path[PATH_MAX];
 static ino_t g_ino;
 static pthread_mutex_t g_lock_mu = PTHREAD_MUTEX_INITIALIZER;
 static int g_ndev, g_dev[MAXDEV];        /* visible ordinal -> physical device */
-static int g_nphys = 1, g_strict, g_async, g_p2p = 1, g_trace, g_version = 13000;
+static int g_nphys = 1, g_strict, g_async, g_version = 13000;
 static int g_serial = 1, g_late_signals = 1, g_poisoned_slots = 1;
 static bool g_death_pending;             /* what the dead left pending stays pending, as I see it */
 static long g_latency_us, g_capacity = 1024; /* operations that a stream takes in; 0: any number */
@@ -51,6 +51,11 @@ static void say(const char *fmt, ...) {
   if (n > (int)sizeof b - 2) n = (int)sizeof b - 2;
   b[n++] = '\n';
   if (write(2, b, (size_t)n) < 0) { }
+}
+
+static void *must(void *p) {
+  if (!p) { say("out of memory"); abort(); }
+  return p;
 }
 
 static int futex_wait(_Atomic u64 *w, u64 seen, long timeout_ms) {

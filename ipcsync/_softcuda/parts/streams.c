@@ -39,7 +39,7 @@ PTSZ(cuStreamQuery, (CUstream h), PACE(query_stream); STREAM(h); CUresult r = ca
 PTSZ(cuStreamSynchronize, (CUstream h), STREAM(h); CUresult r = cap_stream(s); if (!r) stream_sync(s); return r)
 PTSZ(cuStreamGetPriority, (CUstream h, int *p), STREAM(h); if (!p) return E_VALUE; *p = s->prio; return OK)
 PTSZ(cuStreamGetFlags, (CUstream h, unsigned *f), STREAM(h); if (!f) return E_VALUE; *f = s->flags; return OK)
-PTSZ(cuStreamGetId, (CUstream h, unsigned long long *id), 
+PTSZ(cuStreamGetId, (CUstream h, unsigned long long *id),
      STREAM(h); if (!id) return E_VALUE; CUresult r = cap_id(s); if (!r) *id = s->id; return r)
 PTSZ(cuStreamGetDevice, (CUstream h, CUdevice *d), STREAM(h); if (!d) return E_VALUE; *d = s->ctx->dev; return OK)
 PTSZ(cuStreamGetCtx, (CUstream h, CUcontext *c), STREAM(h); if (!c) return E_VALUE; *c = H(s->ctx); return OK)

@@ -16,7 +16,7 @@ static u64 graph_place(struct op *o, struct stream *s, u64 pos);
 static void op_drop(struct op *o) {
   if (o->type == OP_BATCH) work_drop(o->data);
   trec_drop(o->tr);
-  if (o->stage) free(o->stage);
+  free(o->stage);
   mem_drop(o->a);
   mem_drop(o->b);
 }
@@ -26,10 +26,13 @@ static int cost_of(const struct op *o) {
   bool device = o->a && (o->a->kind == A_DEV || o->a->kind == A_IPC);
   if (o->type == OP_WRITE) return device ? GPU_WRITE_DEVICE : GPU_WRITE_HOST;
   if (o->type == OP_WAITVAL) return device ? GPU_WORD_DEVICE : GPU_WORD_HOST;
-  return o->cost;
+  return GPU_NOTHING;
+}
+static bool op_takes_time(const struct op *o) { /* of its own, beside what the profile says */
+  return o->type == OP_HOST || o->type == OP_CALLBACK || o->type == OP_COPY || o->type == OP_SET;
 }
 static bool op_is_seen(const struct op *o) { /* by a CPU, without a call */
-  return o->type == OP_HOST || o->type == OP_CALLBACK || o->type == OP_COPY || o->type == OP_SET || o->type == OP_WRITE || o->type == OP_FREE;
+  return op_takes_time(o) || o->type == OP_WRITE || o->type == OP_FREE;
 }
 /* What the stream does next is behind the record, by its clock too. */
 static void stream_after(struct stream *s, struct seen n) {
@@ -96,7 +99,7 @@ static void perform(struct op *o, struct stream *s) {
     struct timespec t = { g_latency_us / 1000000, (g_latency_us % 1000000) * 1000 };
     nanosleep(&t, NULL);
   }
-  if (g_profile && (o->type == OP_HOST || o->type == OP_CALLBACK || o->type == OP_COPY || o->type == OP_SET || g_latency_us)) {
+  if (g_profile && (op_takes_time(o) || g_latency_us)) {
     u64 now = now_ns(); /* as long as it really took */
     if (s->clock < now) s->clock = now;
     if (s->seen < now) s->seen = now;
@@ -138,14 +141,14 @@ static void run_queued(struct op *o, struct stream *s) {
 /* May it be executed in the call?  With a profile: is there nothing that a CPU sees at a time to come? */
 static bool op_quick(const struct op *o) {
   if (g_latency_us) return false;
-  if (g_profile) return o->type == OP_NOP || (o->type == OP_WAIT && !o->late && rec_reached(o->rec)) || (o->type == OP_WAITVAL && word_fits_now(o));
+  if (g_profile)
+    return o->type == OP_NOP || (o->type == OP_WAIT && !o->late && rec_reached(o->rec))
+      || (o->type == OP_WAITVAL && word_fits_now(o));
   if (g_async) return false;
   switch (o->type) {
-  case OP_HOST: case OP_CALLBACK: case OP_BATCH: case OP_GRAPH: return false;
+  case OP_HOST: case OP_CALLBACK: case OP_WAITVAL: case OP_BATCH: case OP_GRAPH: return false;
   case OP_WAIT: return seen_done((struct seen){ o->rec, o->late });
-  case OP_WAITVAL: return false;
-  case OP_COPY: return o->n <= 1 << 20;
-  case OP_SET: return o->n <= 1 << 20;
+  case OP_COPY: case OP_SET: return o->n <= 1 << 20;
   }
   return true;
 }
@@ -192,8 +195,7 @@ static void *worker(void *arg) {
 }
 
 static void stream_push(struct stream *s, const struct op *t, u64 pos) {
-  struct op *o = malloc(sizeof *o);
-  if (!o) abort();
+  struct op *o = must(malloc(sizeof *o));
   *o = *t;
   o->pos = pos;
   o->next = NULL;
@@ -215,7 +217,7 @@ static void stream_push(struct stream *s, const struct op *t, u64 pos) {
 static u64 stream_tail(struct stream *s) { return REC(s->slot, atomic_load(&S->stream[s->slot].tail)); }
 
 static void add_record(u64 **v, int *n, int *cap, u64 r) {
-  if (*n == *cap) { *cap = *cap ? *cap * 2 : 16; *v = realloc(*v, (size_t)*cap * sizeof **v); }
+  if (*n == *cap) { *cap = *cap ? *cap * 2 : 16; *v = must(realloc(*v, (size_t)*cap * sizeof **v)); }
   (*v)[(*n)++] = r;
 }
 /* The records of what is under way in the context: of streams other than s, blocking ones or all.  ctx->mu held. */
@@ -448,7 +450,7 @@ static CUresult get_stream(CUstream h, int pt, struct stream **out) {
   for (struct tls_stream *t = t_streams; t; t = t->next)
     if (t->c == c && t->cid == c->id && atomic_load(&t->s->h.handle) == t->h) { *out = t->s; return OK; }
   if ((r = stream_new(c, 0, 0, ST_THREAD, out))) return r;
-  struct tls_stream *t = malloc(sizeof *t);
+  struct tls_stream *t = must(malloc(sizeof *t));
   *t = (struct tls_stream){ c, c->id, *out, atomic_load(&(*out)->h.handle), t_streams };
   t_streams = t;
   pthread_setspecific(g_tls_key, t);

@@ -73,7 +73,7 @@ def _driver(context: Context) -> Outcome:
         if os.environ.get("IPCSYNC_DRIVER") != "host" and platforms.has_nvidia_gpu():
             return (
                 "fail",
-                f"the host driver, CUDA {number}: software, though this machine has an NVIDIA GPU",
+                f"the software driver (host), CUDA {number}, though this machine has an NVIDIA GPU",
                 "A coordinator that starts now uses it too. IPCSYNC_DRIVER=cuda says why the GPU's driver is not used; "
                 "with IPCSYNC_DRIVER=host, software is what you chose.",
             )

@@ -141,6 +141,7 @@ else:
         ("IPCSYNC_HOST_SEGMENT", "a/b"),
         ("IPCSYNC_HOST_SEGMENT", "a" * 130),
         ("IPCSYNC_HOST_DEATH", "maybe"),
+        ("IPCSYNC_HOST_TEARDOWN_MS", "long"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused_by_its_name(name: str, value: str) -> None:
