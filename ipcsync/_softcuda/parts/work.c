@@ -307,6 +307,7 @@ static CUresult submit_now(struct stream *s, struct op *o, struct event *ev) { /
   int nd = implicit_deps(s, &deps, &one);
   struct trec *tr = o->tr = ev ? trec_new(ev) : NULL; /* run_op drops its share of it */
   struct sh_stream *sh = &S->stream[s->slot];
+  queue_order_begin();
   pthread_mutex_lock(&s->mu);
   u64 pos = atomic_load(&sh->tail);
   for (int i = 0; i < nd; i++) {
@@ -335,6 +336,7 @@ static CUresult submit_now(struct stream *s, struct op *o, struct event *ev) { /
   }
   if (ev && ev->shslot < 0) event_take(ev, REC(s->slot, pos), tr);
   pthread_mutex_unlock(&s->mu);
+  queue_order_end();
   if (deps != &one) free(deps);
   return OK;
 }
