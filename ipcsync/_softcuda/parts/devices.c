@@ -77,9 +77,9 @@ API cuGetErrorString(CUresult e, const char **s) {
   *s = NULL;
   return E_VALUE;
 }
-static void load_version(void) {
+static void load_version(void) { /* bindings look functions up before they call cuInit, which says if it means nothing */
   static _Atomic int once;
-  if (!atomic_exchange(&once, 1)) g_version = (int)env_num("IPCSYNC_HOST_DRIVER_VERSION", 13000, 12000, 99990);
+  if (!atomic_exchange(&once, 1)) env_version();
 }
 static _Atomic unsigned g_asked;
 /* How often the version was asked: so the loader sees that the binding calls this library.  Not part of CUDA. */
@@ -154,7 +154,7 @@ API cuDeviceGetAttribute(int *r, int at, CUdevice d) {
   if (!r || at < 1 || at > 170) return E_VALUE;
   *r = 0;
   if (at == 33) *r = 0x10 + g_dev[d];
-  if (at == 133) *r = getenv("IPCSYNC_HOST_MPS") != NULL; /* MPS_ENABLED: nothing else of it is simulated */
+  if (at == 133) *r = g_mps;     /* MPS_ENABLED: nothing else of it is simulated */
   for (size_t i = 0; i < sizeof tab / sizeof *tab; i++) if (tab[i].at == at) *r = tab[i].v;
   return OK;
 }

@@ -115,6 +115,7 @@ static long env_num(const char *k, long dflt, long lo, long hi) {
   if (*e || n < lo || n > hi) { say("%s must be a number from %ld to %ld, but is '%s'", k, lo, hi, v); g_bad_setting = true; return dflt; }
   return n;
 }
+static void env_version(void) { g_version = (int)env_num("IPCSYNC_HOST_DRIVER_VERSION", 13000, 12000, 99990); }
 
 static bool env_death(void) {
   const char *v = getenv("IPCSYNC_HOST_DEATH");
@@ -273,6 +274,9 @@ API cuInit(unsigned flags) {
   CUresult r = OK;
   pthread_mutex_lock(&g_init_mu);
   if (!atomic_load(&g_ready)) {
+    g_bad_setting = false;
+    env_version();
+    long teardown_ms = env_num("IPCSYNC_HOST_TEARDOWN_MS", 0, 0, 1000);
     g_nphys = (int)env_num("IPCSYNC_HOST_DEVICES", 1, 0, MAXDEV);
     g_latency_us = env_num("IPCSYNC_HOST_LATENCY_US", 0, 0, 60000000);
     env_profile();
@@ -294,8 +298,8 @@ API cuInit(unsigned flags) {
     if (g_bad_setting) r = E_VALUE;
     else if (!g_ndev) { say("no device is visible (IPCSYNC_HOST_DEVICES, CUDA_VISIBLE_DEVICES)"); r = E_NODEV; }
     else if (!(r = attach())) {
-      long ms = env_num("IPCSYNC_HOST_TEARDOWN_MS", 0, 0, 1000);
-      if (ms && !slow_teardown(ms)) say("IPCSYNC_HOST_TEARDOWN_MS=%ld: the end may come earlier: %s", ms, strerror(errno));
+      if (teardown_ms && !slow_teardown(teardown_ms))
+        say("IPCSYNC_HOST_TEARDOWN_MS=%ld: the end may come earlier: %s", teardown_ms, strerror(errno));
       static bool once;
       if (!once) { once = true; pthread_atfork(NULL, NULL, forked); pthread_key_create(&g_tls_key, tls_free); }
       atomic_store(&g_ready, 1);
@@ -305,9 +309,10 @@ API cuInit(unsigned flags) {
   return r;
 }
 
-/* What loads the library in Python begins with this; not part of CUDA.  The result of cuInit, with the reason in `said`. */
+/* What loads the library in Python begins with this; not part of CUDA.  The result of cuInit, with the reason in `said`.
+ * hidden < 0: as hidden as it is. */
 __attribute__((visibility("default"))) int ipcsync_softcuda_join(int hidden, char *said, size_t size) {
-  if (!hidden || !atomic_load(&g_ready)) atomic_store(&g_hidden, hidden);
+  if (!hidden || (hidden > 0 && !atomic_load(&g_ready))) atomic_store(&g_hidden, hidden);
   t_is_loader = true;
   t_said = said;
   t_said_size = size;
