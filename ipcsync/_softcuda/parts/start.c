@@ -182,6 +182,12 @@ static void gc_segments(void) {
   closedir(d);
 }
 
+static bool take_room(int fd, size_t from, size_t to) {
+  int r;
+  do r = fallocate(fd, 0, (off_t)from, (off_t)(to - from)); while (r < 0 && errno == EINTR);
+  return r == 0 || errno == EOPNOTSUPP;
+}
+
 #define SEGMENT_NAME "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 static CUresult attach(void) {
   const char *seg = getenv("IPCSYNC_HOST_SEGMENT"), *dir = getenv("IPCSYNC_HOST_DIR");
@@ -206,11 +212,18 @@ static CUresult attach(void) {
   }
   g_ino = st.st_ino;
   bool fresh = st.st_size == 0;
-  if (fresh && ftruncate(fd, sizeof(struct sh)) < 0) { close(fd); return E_OS; }
   if (!fresh && (size_t)st.st_size < sizeof(struct sh)) {
     say("%s is of another version of softcuda: remove it or set IPCSYNC_HOST_SEGMENT", g_path);
     close(fd);
     return E_MISMATCH;
+  }
+  /* all but the tables, which are sparse: table_reach */
+  if ((fresh && ftruncate(fd, sizeof(struct sh)) < 0) || !take_room(fd, 0, offsetof(struct sh, stream)) ||
+      !take_room(fd, offsetof(struct sh, turn), sizeof(struct sh))) {
+    say("cannot make %s: %s", g_path, strerror(errno));
+    if (fresh) unlink(g_path);
+    close(fd);
+    return E_OS;
   }
   struct sh *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (m == MAP_FAILED) { close(fd); return E_OS; }
@@ -233,9 +246,12 @@ static CUresult attach(void) {
     if (proc_dead(i) && proc_over(i, false)) release_proc(i);
     if (slot < 0 && !atomic_load(&S->proc[i].state)) slot = (int)i;
   }
-  if (slot < 0) { say("more than %d processes in %s", MAXPROC, g_path); close(fd); return E_OOM; }
+  if (slot < 0) { say("more than %d processes in %s", MAXPROC, g_path); munmap(m, sizeof *m); close(fd); return E_OOM; }
   g_me = (u32)slot;
   struct sh_proc *p = &S->proc[slot];
+  char left[PATH_MAX + 64];
+  life_name(left, g_me);
+  unlink(left);                  /* of one that was killed within cuInit */
   p->pid = (u32)getpid();
   g_inc = p->inc = S->next_inc++;
   atomic_store(&p->mark, 0);
@@ -243,6 +259,8 @@ static CUresult attach(void) {
   int life = open_life(g_me, O_CREAT); /* never closed */
   if (life < 0 || lock_file(life, F_SETLK, F_RDLCK) < 0 || !take_mark()) {
     say("cannot prove to others that this process lives: no file %s~p.*, thread, or robust futex", g_path);
+    if (life >= 0) close(life);
+    munmap(m, sizeof *m);
     close(fd);
     return E_OS;
   }

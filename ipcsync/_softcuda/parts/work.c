@@ -352,9 +352,10 @@ static CUresult stream_new(struct ctx *c, unsigned flags, int prio, int kind, st
   for (u32 k = 0; k < 2 * MAXSTREAM && !got; k++) {
     slot = (start + k) % MAXSTREAM;
     u32 zero = 0;
+    if (!table_reach(&S->stream_hi, S->stream, sizeof *S->stream, slot + 1)) { k += MAXSTREAM - 1 - slot; continue; } /* those below */
     if (atomic_load_explicit(&S->stream[slot].owner, memory_order_relaxed)) continue;
     if (k < MAXSTREAM && atomic_load(&S->stream[slot].lost_to)) continue; /* a slot remembers one death: spare it */
-    raise_mark(&S->stream_hi, slot + 1); /* first, so that a reaper sees the slot */
+    if (g_profile && !pages_taken(S->times[slot], S->times[slot + 1])) continue;
     got = atomic_compare_exchange_strong(&S->stream[slot].owner, &zero, g_me + 1);
   }
   if (!got) return E_OOM;
