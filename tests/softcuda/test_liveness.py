@@ -185,6 +185,7 @@ def test_a_zombie_that_nobody_reaps_is_dead(ctx: Any) -> None:
         assert process.stdout
         assert int(process.stdout.readline()) == others + 1
         until(lambda: state(process.pid) == "Z", "it is a zombie")
+        until(lambda: len(os.listdir(f"/proc/{process.pid}/task")) == 1, "its other threads have ended too")
         assert stat("reap") == 1
         assert stat("processes") == others
         assert state(process.pid) == "Z"

@@ -273,10 +273,12 @@ static CUresult attach(void) {
   return OK;
 }
 
+static _Atomic int g_beginning;          /* calls of cuInit under way: a child forked meanwhile would wait for their lock */
 static void forked(void) {
-  int one = 1;
-  atomic_compare_exchange_strong(&g_ready, &one, 2);
+  int was = atomic_load(&g_ready);
+  if (was == 1 || (!was && atomic_load(&g_beginning))) atomic_store(&g_ready, 2);
 }
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, forked); }
 
 /* Whether this library is there for ipcsync alone, since it was chosen because there is no GPU: nobody else in the
  * process finds a device.  Everything begins with cuInit, so that is where they are told. */
@@ -290,6 +292,7 @@ API cuInit(unsigned flags) {
   if (st == 1) return OK;
   if (st) return not_ready();
   CUresult r = OK;
+  atomic_fetch_add(&g_beginning, 1);
   pthread_mutex_lock(&g_init_mu);
   if (!atomic_load(&g_ready)) {
     g_bad_setting = false;
@@ -319,11 +322,12 @@ API cuInit(unsigned flags) {
       if (teardown_ms && !slow_teardown(teardown_ms))
         say("IPCSYNC_HOST_TEARDOWN_MS=%ld: the end may come earlier: %s", teardown_ms, strerror(errno));
       static bool once;
-      if (!once) { once = true; pthread_atfork(NULL, NULL, forked); pthread_key_create(&g_tls_key, tls_free); }
+      if (!once) { once = true; pthread_key_create(&g_tls_key, tls_free); }
       atomic_store(&g_ready, 1);
     }
   }
   pthread_mutex_unlock(&g_init_mu);
+  atomic_fetch_sub(&g_beginning, 1);
   return r;
 }
 
