@@ -73,8 +73,11 @@ def _choose(wanted: str) -> str:
 
     if wanted not in ("auto", "cuda", "host"):
         raise ValueError(f"IPCSYNC_DRIVER must be auto, cuda or host, but is {wanted!r}")
-    if wanted == "host" or (wanted == "auto" and software.is_ours(software.loaded())):
+    if wanted == "host":
         software.load(hidden=False)
+        return "host"
+    if wanted == "auto" and software.is_ours(software.loaded()):
+        software.load(hidden=None)
         return "host"
     reason = (hardware.why_absent() if wanted == "auto" else None) or hardware.why_not()
     if reason is None:

@@ -36,8 +36,8 @@ def is_ours(library: ctypes.CDLL | None) -> bool:
     return library is not None and hasattr(library, _JOIN)
 
 
-def load(hidden: bool) -> None:
-    """Load and initialise it. `hidden`: no other library of this process finds a device in it.
+def load(hidden: bool | None) -> None:
+    """Load and initialise it. `hidden`: no other library of this process finds a device in it; None: as it was loaded.
 
     Raises NoDriver where it cannot be had, DriverError where `cuInit` refuses (a setting, no visible device),
     ForkedProcessError in a child forked after it was used.
@@ -51,7 +51,7 @@ def load(hidden: bool) -> None:
             f"{_path_of()}; use IPCSYNC_DRIVER=cuda, or a process that loads no CUDA library before ipcsync"
         )
     said = ctypes.create_string_buffer(512)
-    code = library[_JOIN](int(hidden), said, ctypes.c_size_t(len(said)))
+    code = library[_JOIN](-1 if hidden is None else int(hidden), said, ctypes.c_size_t(len(said)))
     if code == _NOT_INITIALIZED:
         raise ForkedProcessError
     if code:

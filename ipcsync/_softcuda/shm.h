@@ -15,7 +15,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 
 #define SH_MAGIC   0x534f465443554441ull /* "SOFTCUDA" */
-#define SH_LAYOUT  14u /* bump with every change of the structures below */
+#define SH_LAYOUT  20u /* bump with every change of the structures below */
 #define MAXPROC    512
 #define MAXSTREAM  32768
 #define MAXEVENT   131072

@@ -222,6 +222,39 @@ def test_segments_do_not_meet(ctx: Any) -> None:
     py(f"start(); ok(open_event({h!r}))")
 
 
+_FORKS_WITHIN_CUINIT = """
+import fcntl, signal, threading
+from tests.kit.until import until
+holder = os.open({path!r}, os.O_RDWR | os.O_CREAT, 0o600)
+hold, held = os.pipe(), os.pipe()
+if not (locker := os.fork()):
+    fcntl.lockf(holder, fcntl.LOCK_EX)
+    os.write(held[1], b"x")
+    os.read(hold[0], 1)
+    os._exit(0)
+os.read(held[0], 1)
+codes = []
+thread = threading.Thread(target=lambda: codes.append(code(drv.cuInit(0))))
+thread.start()
+waits = lambda: any("->" in line and str(os.getpid()) in line.split() for line in open("/proc/locks"))
+until(waits, "cuInit waits for the lock of the segment")
+if not (child := os.fork()):
+    signal.alarm(20)
+    os._exit(code(drv.cuInit(0)))
+status = os.waitpid(child, 0)[1]
+os.write(hold[1], b"x")
+thread.join()
+os.waitpid(locker, 0)
+assert (status, codes) == (3 << 8, [0]), (status, codes)
+"""
+
+
+def test_a_child_that_was_forked_within_cuinit_is_told(ctx: Any) -> None:
+    name = f"selftest-i-{os.getpid()}"
+    path = SIM.softcudaPath().decode().replace(os.environ["IPCSYNC_HOST_SEGMENT"], name)
+    py(_FORKS_WITHIN_CUINIT.format(path=path), IPCSYNC_HOST_SEGMENT=name)
+
+
 def test_fork(ctx: Any) -> None:
     e = ok(drv.cuEventCreate(IPC))
     rd, wr = os.pipe()

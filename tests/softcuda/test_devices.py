@@ -12,6 +12,8 @@ from cuda.bindings import driver as drv
 from tests.softcuda.kit import SIM, code, ok
 from tests.softcuda.processes import py
 
+_MPS_ENABLED = "drv.CUdevice_attribute(133)"
+
 
 def test_driver(ctx: Any) -> None:
     assert ok(drv.cuDriverGetVersion()) == 13000
@@ -161,3 +163,8 @@ def test_per_thread_default_stream() -> None:
     """,
         CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=1,
     )
+
+
+def test_only_under_mps_is_it_said_to_be_mps() -> None:
+    for setting, is_mps in (("", 0), ("0", 0), ("1", 1)):
+        py(f"start(); assert ok(drv.cuDeviceGetAttribute({_MPS_ENABLED}, 0)) == {is_mps}", IPCSYNC_HOST_MPS=setting)

@@ -317,6 +317,37 @@ def test_streams_are_dealt_to_the_queues_in_turn(run_async: int) -> None:
     )
 
 
+def test_what_waits_for_a_record_is_behind_it_in_their_queue() -> None:
+    """One thread records, while another one has a stream of the same queue wait for whatever is recorded by then."""
+    py(
+        """
+    import ctypes, threading
+    start()
+    gate, held_back = threading.Event(), ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: [gate.wait()].clear())
+    event, first, waiting = ok(drv.cuEventCreate(IPC)), *(ok(drv.cuStreamCreate(NONBLOCK)) for _ in range(2))
+    ok(drv.cuLaunchHostFunc(first, drv.CUhostFn(ctypes.cast(held_back, ctypes.c_void_p).value), 0))
+    ok(drv.cuEventRecord(event, first))
+    begun = threading.Barrier(2)
+    def wait():
+        for _ in range(50):
+            begun.wait()
+            for _ in range(15): ok(drv.cuStreamWaitEvent(waiting, event, 0))
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    for s in [ok(drv.cuStreamCreate(NONBLOCK)) for _ in range(50)]:
+        begun.wait()
+        ok(drv.cuEventRecord(event, s))
+    waiter.join()
+    gate.set()
+    end = threading.Thread(target=drv.cuStreamSynchronize, args=(waiting,), daemon=True)
+    end.start()
+    end.join(20)
+    os._exit(end.is_alive())
+    """,
+        IPCSYNC_HOST_QUEUES=1,
+    )
+
+
 GATE_IN_A_BRANCH = """
     fork, join = ok(drv.cuEventCreate(2)), ok(drv.cuEventCreate(2))
     def put():

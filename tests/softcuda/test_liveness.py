@@ -16,7 +16,7 @@ import pytest
 
 from ipcsync._linux.process import PidFd
 from tests.kit.until import DEADLINE_S, until
-from tests.softcuda.kit import stat
+from tests.softcuda.kit import SIM, files, stat
 from tests.softcuda.processes import _PRELUDE, CLONE, HeadlessServer, MakeServers, Server, ServerElsewhere
 
 
@@ -218,3 +218,16 @@ def test_a_reaper_killed_at_any_moment_leaves_the_rest_to_the_next(servers: Make
         assert watcher("destroy", "pending") == 0
         assert watcher("stat", "events") == events
         assert_alive(watcher, other)
+
+
+def test_what_one_left_that_was_killed_within_cuinit_goes(servers: MakeServers) -> None:
+    before = set(files("~p.*"))
+    one = servers()
+    one("stat", "processes")
+    (mark,) = set(files("~p.*")) - before
+    one.end()
+    assert set(files("~p.*")) == before
+    left = Path(SIM.softcudaPath().decode()).with_name(mark)
+    left.touch()  # it had made its file, and was not entered yet
+    servers()("stat", "processes")
+    assert not left.exists()

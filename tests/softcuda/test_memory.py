@@ -6,10 +6,11 @@ import ctypes
 import os
 from typing import Any
 
+import pytest
 from cuda.bindings import driver as drv
 
 from tests.softcuda.kit import NONBLOCK, Latch, code, files, ok, open_event, open_memory, stat
-from tests.softcuda.processes import MakeServers
+from tests.softcuda.processes import MakeServers, py
 
 
 def test_memory(ctx: Any) -> None:
@@ -119,3 +120,38 @@ def test_shared_memory_of_the_dead_goes(servers: MakeServers) -> None:
     assert stat("processes") == procs - 2
     assert stat("memory") == mem - (2 << 20)
     assert len(files("~m.*")) == n - 2
+
+
+_IN_LITTLE_ROOM = """
+import tempfile
+libc = ctypes.CDLL(None, use_errno=True)
+here = tempfile.mkdtemp()
+try:
+    if libc.unshare({namespaces}) or libc.mount(b"none", b"/", None, 0x44000, None):  # MS_REC | MS_PRIVATE
+        sys.exit(77)
+    if libc.mount(b"none", here.encode(), b"tmpfs", 0, b"size=1m"):
+        sys.exit(77)
+    os.environ["IPCSYNC_HOST_DIR"] = here
+    with open(here + "/other", "wb") as other:
+        other.write(bytes((1 << 20) - {left}))
+    assert code(drv.cuInit(0)) == {begun}
+    if not {begun}:
+        start()
+        made = [code(drv.cuEventCreate(IPC)) for _ in range(5000)]
+        assert made[0] == 0 and made[-1] == 2, made
+        made = [code(drv.cuStreamCreate(NONBLOCK)) for _ in range(500)]
+        assert set(made) <= {{0, 2}}, made
+finally:
+    libc.umount2(here.encode(), 2)
+    os.rmdir(here)
+"""
+
+
+@pytest.mark.parametrize(("left", "begun"), [(0, 304), (4096, 304), (200 << 10, 0)])
+def test_a_full_file_system_is_an_error(left: int, begun: int) -> None:
+    """Not a SIGBUS at the first touch of a page that cannot be had."""
+    new_mounts = 0x20000 if os.getuid() == 0 else 0x10020000  # CLONE_NEWNS, CLONE_NEWUSER
+    done = py("import ctypes\n" + _IN_LITTLE_ROOM.format(namespaces=new_mounts, left=left, begun=begun), succeeds=False)
+    if done.returncode == 77:
+        pytest.skip("this process may not mount a small file system")
+    assert done.returncode == 0, done.stdout + done.stderr

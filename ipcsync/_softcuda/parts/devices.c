@@ -77,9 +77,9 @@ API cuGetErrorString(CUresult e, const char **s) {
   *s = NULL;
   return E_VALUE;
 }
-static void load_version(void) {
+static void load_version(void) { /* bindings look functions up before they call cuInit, which says if it means nothing */
   static _Atomic int once;
-  if (!atomic_exchange(&once, 1)) g_version = (int)env_num("IPCSYNC_HOST_DRIVER_VERSION", 13000, 12000, 99990);
+  if (!atomic_exchange(&once, 1)) env_version();
 }
 static _Atomic unsigned g_asked;
 /* How often the version was asked: so the loader sees that the binding calls this library.  Not part of CUDA. */

@@ -34,7 +34,7 @@ static bool slots_reclaim(void) {
   int fd = ctl_lock(false);
   if (fd < 0) return false;
   for (int take = 0; take < 2; take++)
-    for (u32 i = 0; i < MAXEVENT; i++) {
+    for (u32 i = 0, end = atomic_load(&S->event_hi); i < end; i++) {
       struct sh_event *x = &S->event[i];
       if ((file = atomic_load(&x->file)) == RECLAIMING) { atomic_store(&x->file, 0); continue; } /* one was killed at it */
       if (!file || file_lives(file) || slot_imported(x)) continue;
@@ -65,8 +65,8 @@ static bool slot_take(u32 *slot, bool *fresh) {
       *slot = (start + k) % MAXEVENT;
       struct sh_event *x = &S->event[*slot];
       u64 nobody = 0;
+      if (!table_reach(&S->event_hi, S->event, sizeof *x, *slot + 1)) { k += MAXEVENT - 1 - *slot; continue; } /* those below */
       if (atomic_load_explicit(&x->file, memory_order_relaxed)) continue;
-      raise_mark(&S->event_hi, *slot + 1);
       if (!atomic_compare_exchange_strong(&x->file, &nobody, g_inc)) continue;
       x->proc = g_me;
       atomic_store(&g_event_hint, *slot + 1);

@@ -26,12 +26,13 @@ API cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle in) {
   struct event_handle h;
   memcpy(&h, &in, sizeof h);
   if (!out || memcmp(h.zero, zero, sizeof zero)) return E_VALUE;
-  struct sh_event *x = &S->event[h.slot % MAXEVENT];
-  u32 slot = (u32)(h.slot % MAXEVENT);
+  if (h.slot >= atomic_load(&S->event_hi)) return E_MAP;
+  u32 slot = (u32)h.slot;
+  struct sh_event *x = &S->event[slot];
   pthread_mutex_lock(&g_import_mu);
   import_add(slot); /* first, so that nobody reclaims the slot */
   u64 file = atomic_load(&x->file);
-  CUresult r = h.slot != slot || !file || event_file(file) != h.file || x->pid != h.pid ? E_MAP : file == g_inc ? E_CTX : OK;
+  CUresult r = !file || event_file(file) != h.file || x->pid != h.pid ? E_MAP : file == g_inc ? E_CTX : OK;
   struct event *e = r ? NULL : event_init(c, x->flags & 3);
   if (!e) import_drop(slot);
   pthread_mutex_unlock(&g_import_mu);

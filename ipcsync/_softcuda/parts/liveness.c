@@ -116,6 +116,20 @@ static void raise_mark(_Atomic u32 *w, u32 v) {
   while (h < v && !atomic_compare_exchange_weak(w, &h, v)) { }
 }
 
+/* Slots of a sparse table up to `to` are there, pages and all, as everything below its high-water mark: to touch one where
+ * the file system is full would be SIGBUS.  Before Linux 5.14, which cannot ask, it is. */
+static bool pages_taken(void *from, void *end) {
+  uintptr_t a = (uintptr_t)from & ~(uintptr_t)4095;
+  return madvise((void *)a, (uintptr_t)end - a, 23 /* MADV_POPULATE_WRITE */) == 0 || errno == EINVAL;
+}
+static bool table_reach(_Atomic u32 *hi, void *table, size_t each, u32 to) {
+  u32 h = atomic_load_explicit(hi, memory_order_relaxed);
+  if (likely(to <= h)) return true;
+  if (!pages_taken((char *)table + h * each, (char *)table + to * each)) return false;
+  raise_mark(hi, to);
+  return true;
+}
+
 static void complete(u32 slot, u64 pos) {
   struct sh_stream *s = &S->stream[slot];
   u64 d = atomic_load(&s->done);

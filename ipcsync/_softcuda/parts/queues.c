@@ -9,6 +9,11 @@ struct queue { pthread_mutex_t mu; pthread_cond_t cv; u64 given, next; };
 static struct queue g_queue[MAXQUEUES];
 static u32 g_queues;
 static _Atomic u32 g_queue_turn;
+/* Held from before a record of an operation is seen until the operation is in its queue: what waits for it must come
+ * behind it there, or the queue stands still for ever.  Before the mutexes of streams. */
+static pthread_mutex_t g_queue_order = PTHREAD_MUTEX_INITIALIZER;
+static void queue_order_begin(void) { if (unlikely(g_queues)) pthread_mutex_lock(&g_queue_order); }
+static void queue_order_end(void) { if (unlikely(g_queues)) pthread_mutex_unlock(&g_queue_order); }
 
 static void queues_init(u32 n) {
   g_queues = n;

@@ -69,6 +69,7 @@ static long env_num(const char *k, long dflt, long lo, long hi) {
   g_bad_setting = true;
   return dflt;
 }
+static void env_version(void) { g_version = (int)env_num("IPCSYNC_HOST_DRIVER_VERSION", 13000, 12000, 99990); }
 
 static bool env_death(void) {
   const char *v = getenv("IPCSYNC_HOST_DEATH");
@@ -135,6 +136,12 @@ static void gc_segments(void) {
   closedir(d);
 }
 
+static bool take_room(int fd, size_t from, size_t to) {
+  int r;
+  do r = fallocate(fd, 0, (off_t)from, (off_t)(to - from)); while (r < 0 && errno == EINTR);
+  return r == 0 || errno == EOPNOTSUPP;
+}
+
 #define SEGMENT_NAME "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 static CUresult attach(void) {
   const char *seg = getenv("IPCSYNC_HOST_SEGMENT"), *dir = getenv("IPCSYNC_HOST_DIR");
@@ -159,11 +166,18 @@ static CUresult attach(void) {
   }
   g_ino = st.st_ino;
   bool fresh = st.st_size == 0;
-  if (fresh && ftruncate(fd, sizeof(struct sh)) < 0) { close(fd); return E_OS; }
   if (!fresh && (size_t)st.st_size < sizeof(struct sh)) {
     say("%s is of another version of softcuda: remove it or set IPCSYNC_HOST_SEGMENT", g_path);
     close(fd);
     return E_MISMATCH;
+  }
+  /* all but the tables, which are sparse: table_reach */
+  if ((fresh && ftruncate(fd, sizeof(struct sh)) < 0) || !take_room(fd, 0, offsetof(struct sh, stream)) ||
+      !take_room(fd, offsetof(struct sh, turn), sizeof(struct sh))) {
+    say("cannot make %s: %s", g_path, strerror(errno));
+    if (fresh) unlink(g_path);
+    close(fd);
+    return E_OS;
   }
   struct sh *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (m == MAP_FAILED) { close(fd); return E_OS; }
@@ -186,9 +200,12 @@ static CUresult attach(void) {
     if (proc_dead(i) && proc_over(i, false)) release_proc(i);
     if (slot < 0 && !atomic_load(&S->proc[i].state)) slot = (int)i;
   }
-  if (slot < 0) { say("more than %d processes in %s", MAXPROC, g_path); close(fd); return E_OOM; }
+  if (slot < 0) { say("more than %d processes in %s", MAXPROC, g_path); munmap(m, sizeof *m); close(fd); return E_OOM; }
   g_me = (u32)slot;
   struct sh_proc *p = &S->proc[slot];
+  char left[PATH_MAX + 64];
+  life_name(left, g_me);
+  unlink(left);                  /* of one that was killed within cuInit */
   p->pid = (u32)getpid();
   g_inc = p->inc = S->next_inc++;
   atomic_store(&p->mark, 0);
@@ -196,6 +213,8 @@ static CUresult attach(void) {
   int life = open_life(g_me, O_CREAT); /* never closed */
   if (life < 0 || lock_file(life, F_SETLK, F_RDLCK) < 0 || !take_mark()) {
     say("cannot prove to others that this process lives: no file %s~p.*, thread, or robust futex", g_path);
+    if (life >= 0) close(life);
+    munmap(m, sizeof *m);
     close(fd);
     return E_OS;
   }
@@ -208,10 +227,12 @@ static CUresult attach(void) {
   return OK;
 }
 
+static _Atomic int g_beginning;          /* calls of cuInit under way: a child forked meanwhile would wait for their lock */
 static void forked(void) {
-  int one = 1;
-  atomic_compare_exchange_strong(&g_ready, &one, 2);
+  int was = atomic_load(&g_ready);
+  if (was == 1 || (!was && atomic_load(&g_beginning))) atomic_store(&g_ready, 2);
 }
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, forked); }
 
 /* Whether this library is there for ipcsync alone, since it was chosen because there is no GPU: nobody else in the
  * process finds a device.  Everything begins with cuInit, so that is where they are told. */
@@ -225,8 +246,12 @@ API cuInit(unsigned flags) {
   if (st == 1) return OK;
   if (st) return not_ready();
   CUresult r = OK;
+  atomic_fetch_add(&g_beginning, 1);
   pthread_mutex_lock(&g_init_mu);
   if (!atomic_load(&g_ready)) {
+    g_bad_setting = false;
+    env_version();
+    long teardown_ms = env_num("IPCSYNC_HOST_TEARDOWN_MS", 0, 0, 1000);
     g_nphys = (int)env_num("IPCSYNC_HOST_DEVICES", 1, 0, MAXDEV);
     g_latency_us = env_num("IPCSYNC_HOST_LATENCY_US", 0, 0, 60000000);
     env_profile();
@@ -242,24 +267,26 @@ API cuInit(unsigned flags) {
     queues_init(env_queues());
     g_death_pending = env_death();
     g_total_mem = (u64)env_num("IPCSYNC_HOST_MEMORY_MB", 16384, 1, 1 << 30) << 20;
-    long ms = env_num("IPCSYNC_HOST_TEARDOWN_MS", 0, 0, 1000);
     parse_visible();
     if (g_bad_setting) r = E_VALUE;
     else if (!g_ndev) { say("no device is visible (IPCSYNC_HOST_DEVICES, CUDA_VISIBLE_DEVICES)"); r = E_NODEV; }
     else if (!(r = attach())) {
-      if (ms && !slow_teardown(ms)) say("IPCSYNC_HOST_TEARDOWN_MS=%ld: the end may come earlier: %s", ms, strerror(errno));
+      if (teardown_ms && !slow_teardown(teardown_ms))
+        say("IPCSYNC_HOST_TEARDOWN_MS=%ld: the end may come earlier: %s", teardown_ms, strerror(errno));
       static bool once;
-      if (!once) { once = true; pthread_atfork(NULL, NULL, forked); pthread_key_create(&g_tls_key, tls_free); }
+      if (!once) { once = true; pthread_key_create(&g_tls_key, tls_free); }
       atomic_store(&g_ready, 1);
     }
   }
   pthread_mutex_unlock(&g_init_mu);
+  atomic_fetch_sub(&g_beginning, 1);
   return r;
 }
 
-/* What loads the library in Python begins with this; not part of CUDA.  The result of cuInit, with the reason in `said`. */
+/* What loads the library in Python begins with this; not part of CUDA.  The result of cuInit, with the reason in `said`.
+ * hidden < 0: as hidden as it is. */
 __attribute__((visibility("default"))) int ipcsync_softcuda_join(int hidden, char *said, size_t size) {
-  if (!hidden || !atomic_load(&g_ready)) atomic_store(&g_hidden, hidden);
+  if (!hidden || (hidden > 0 && !atomic_load(&g_ready))) atomic_store(&g_hidden, hidden);
   t_is_loader = true;
   t_said = said;
   t_said_size = size;

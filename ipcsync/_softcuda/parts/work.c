@@ -309,6 +309,7 @@ static CUresult submit_now(struct stream *s, struct op *o, struct event *ev) { /
   int nd = implicit_deps(s, &deps, &one);
   struct trec *tr = o->tr = ev ? trec_new(ev) : NULL; /* run_op drops its share of it */
   struct sh_stream *sh = &S->stream[s->slot];
+  queue_order_begin();
   pthread_mutex_lock(&s->mu);
   u64 pos = atomic_load(&sh->tail);
   for (int i = 0; i < nd; i++) {
@@ -337,6 +338,7 @@ static CUresult submit_now(struct stream *s, struct op *o, struct event *ev) { /
   }
   if (ev && ev->shslot < 0) event_take(ev, REC(s->slot, pos), tr);
   pthread_mutex_unlock(&s->mu);
+  queue_order_end();
   if (deps != &one) free(deps);
   return OK;
 }
@@ -352,9 +354,10 @@ static CUresult stream_new(struct ctx *c, unsigned flags, int prio, int kind, st
   for (u32 k = 0; k < 2 * MAXSTREAM && !got; k++) {
     slot = (start + k) % MAXSTREAM;
     u32 zero = 0;
+    if (!table_reach(&S->stream_hi, S->stream, sizeof *S->stream, slot + 1)) { k += MAXSTREAM - 1 - slot; continue; } /* those below */
     if (atomic_load_explicit(&S->stream[slot].owner, memory_order_relaxed)) continue;
     if (k < MAXSTREAM && atomic_load(&S->stream[slot].lost_to)) continue; /* a slot remembers one death: spare it */
-    raise_mark(&S->stream_hi, slot + 1); /* first, so that a reaper sees the slot */
+    if (g_profile && !pages_taken(S->times[slot], S->times[slot + 1])) continue;
     got = atomic_compare_exchange_strong(&S->stream[slot].owner, &zero, g_me + 1);
   }
   if (!got) return E_OOM;

@@ -45,6 +45,21 @@ def test_under_auto_no_other_library_finds_a_device() -> None:
     run(_OTHERS_USE.format(code=NO_DEVICE), IPCSYNC_DRIVER="auto", IPCSYNC_WARNED_OF_NO_DRIVER="1")
 
 
+_AT_SECOND_TRY = """
+import os
+import ipcsync
+try:
+    ipcsync.device_count()
+except ipcsync.DriverError as error:
+    assert "maybe" in str(error), error
+    del os.environ["IPCSYNC_HOST_DEATH"]
+""" + _OTHERS_USE.format(code=NO_DEVICE)
+
+
+def test_under_auto_it_stays_hidden_when_a_second_try_succeeds() -> None:
+    run(_AT_SECOND_TRY, IPCSYNC_DRIVER="auto", IPCSYNC_WARNED_OF_NO_DRIVER="1", IPCSYNC_HOST_DEATH="maybe")
+
+
 _STUB = r"""
 int cuInit(unsigned flags) { (void)flags; return 34; }
 int cuGetProcAddress_v2(const char *name, void **out, int version, unsigned long long flags, int *status) {
@@ -142,6 +157,7 @@ else:
         ("IPCSYNC_HOST_SEGMENT", "a" * 130),
         ("IPCSYNC_HOST_DEATH", "maybe"),
         ("IPCSYNC_HOST_TEARDOWN_MS", "long"),
+        ("IPCSYNC_HOST_DRIVER_VERSION", "new"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused_by_its_name(name: str, value: str) -> None:
