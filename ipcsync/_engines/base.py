@@ -32,7 +32,7 @@ from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, parts_of, stream_handle
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import DeviceMismatch, EventClosed, NotRecorder, Reentered
-from ipcsync.typing import EngineName, StreamLike
+from ipcsync.typing import StreamLike
 
 log = logging.getLogger("ipcsync")
 
@@ -43,7 +43,6 @@ PATIENCE_S = 0.05  # for the lock: longer than any call has it whose driver call
 class Engine(SlotUse):
     """One attachment's use of one slot, with all calls on it. Thread-safe."""
 
-    kind: EngineName
     is_closed: bool
     is_traced = False
     marks_records = False  # whether a marker behind each record is needed to see that it has left the stream
