@@ -437,8 +437,8 @@ class Engine(SlotUse):
             return None
         if ahead:
             self._raise_if_finished(generation)
-        else:
-            self._await_waitable(generation, handle, timeout, began)
+        elif self._is_over(generation, handle, timeout, began):
+            return None
         stream_id = self._id_of(handle)
         lock = self._lock
         within = lock.is_mine() and lock.is_held_below()
@@ -467,13 +467,17 @@ class Engine(SlotUse):
         self._check_after_wait(generation)
         return stream_id
 
-    def _await_waitable(self, generation: int, handle: DriverObject, timeout: float | None, began: int) -> None:
-        """Wait until a stream can wait for it: it is recorded. Raises the error of one that never will be complete."""
+    def _is_over(self, generation: int, handle: DriverObject, timeout: float | None, began: int) -> bool:
+        """Wait until it is recorded, so that a stream can wait for it; whether it is found complete then.
+
+        Raises the error of one that never will be complete.
+        """
         if self._words[self._recorded_index] < self.base + generation or self.is_closed:
             self.await_recorded(generation, deadline_of(timeout, began), timeout)
             capture.refuse_capturing(handle, "wait", self._driver)  # again: another thread may have begun one
         if self._words[self._state_index] != OPEN:
             self._raise_if_finished(generation)
+        return False
 
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:  # noqa: ARG002 - the event engine's
         """Queue a wait for `generation` on the stream; False if that is complete by now, so that there is none.
