@@ -185,7 +185,7 @@ class Lost(Wait):
     If the coordinator is lost, an engine is released although some streams are not.
     """
 
-    __slots__ = ("_label", "_name", "_ordinal", "_unpassed")
+    __slots__ = ("_is_releasable", "_label", "_name", "_ordinal", "_unpassed")
 
     def __init__(self, wait: Wait) -> None:
         self.place = id(self)  # a later engine may get the id of the released one
@@ -198,6 +198,7 @@ class Lost(Wait):
         self.waited = wait.waited
         self._label = wait.label
         self._name = wait.name
+        self._is_releasable = wait.view.kind == "timeline"
         self._ordinal = wait.view.ordinal_of(wait.stream)
         self._unpassed: dict[int, Any] = wait.view.give_unpassed(wait.others | {wait.stream})
 
@@ -221,8 +222,8 @@ class Lost(Wait):
         return self._name
 
     def holds_up(self, loss: Loss) -> bool:  # noqa: ARG002 - of any
-        """Whether streams are not past it; asks the driver."""
-        return not self.is_passed(0)
+        """Whether streams are not past it, and nobody released them; asks the driver."""
+        return not self._is_releasable and not self.is_passed(0)
 
     def is_on(self, ordinal: int) -> bool:
         """Whether its stream is one of the device's."""

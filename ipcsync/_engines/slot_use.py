@@ -229,6 +229,7 @@ class SlotUse(SlotView, ABC):
                 raise
         if self._markers.has_any_parked():
             return False
+        self.free_streams()
         # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
         # release.
         for wait in queued.waits_on(self):
@@ -237,6 +238,9 @@ class SlotUse(SlotView, ABC):
         queued.release(self)
         self._markers.destroy()
         return True
+
+    def free_streams(self) -> None:
+        """Let this process's streams go on that wait for this slot, if the coordinator, which would, is lost."""
 
     def is_drained(self) -> bool:
         """Whether this use is a recorder's and all its records are complete; other work may still be queued."""

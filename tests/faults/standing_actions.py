@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import ipcsync
+from ipcsync._board import INT64_MAX
 from tests.faults import actions
 
 _before: list[ipcsync.Event] = []
@@ -50,3 +51,14 @@ def others_end() -> bool:
     other.record_event().synchronize()
     other.synchronize()
     return other.query()
+
+
+def is_released(point: str) -> bool:
+    """Whether the point's word is the one that ends every wait."""
+    return bool(actions.engine_of(point).line.completed == INT64_MAX)
+
+
+def beat_often() -> None:
+    """Run the heartbeat's work, which finds a lost coordinator, a few times."""
+    for _ in range(5):
+        actions.client()._session.attachments.beat()
