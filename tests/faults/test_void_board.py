@@ -1,4 +1,4 @@
-"""Row 71: coordinator and keeper are killed, and nobody is left who releases the streams that wait for words."""
+"""Row 73: coordinator and keeper are killed, and nobody is left who releases the streams that wait for words."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _kill(coordinator: ipcsync.Coordinator) -> None:
         until(lambda: fixtures.has_ended(pid), "both gone")  # noqa: B023 - called at once
 
 
-def test_row_71_the_streams_of_a_client_go_on_and_what_is_behind_them_is_lost(
+def test_row_73_the_streams_of_a_client_go_on_and_what_is_behind_them_is_lost(
     kept: ipcsync.Coordinator, recorder: Peer, new_peer: NewPeer
 ) -> None:
     waiter = new_peer()
@@ -60,7 +60,7 @@ def test_row_71_the_streams_of_a_client_go_on_and_what_is_behind_them_is_lost(
     recorder.call(actions.open_gate)
 
 
-def test_row_71_a_client_that_was_closed_lets_its_streams_go_on_too(
+def test_row_73_a_client_that_was_closed_lets_its_streams_go_on_too(
     kept: ipcsync.Coordinator, recorder: Peer, new_peer: NewPeer
 ) -> None:
     waiter = new_peer()
@@ -72,7 +72,7 @@ def test_row_71_a_client_that_was_closed_lets_its_streams_go_on_too(
     recorder.call(actions.open_gate)
 
 
-def test_row_71_of_a_coordinator_and_a_keeper_that_are_only_silent_nothing_is_released(
+def test_row_73_of_a_coordinator_and_a_keeper_that_are_only_silent_nothing_is_released(
     kept: ipcsync.Coordinator, recorder: Peer, new_peer: NewPeer
 ) -> None:
     waiter = new_peer()
