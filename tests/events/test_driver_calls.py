@@ -87,10 +87,18 @@ def _wait_once_more(stage: Stage) -> Callable[[], Any]:
 
 def _wait_for_what_is_complete(stage: Stage) -> Callable[[], Any]:
     """Which nobody here knows by now."""
-    point, gate = stage.pending()
-    gate.open()
-    ipcsync.synchronize()
-    return partial(_wait_and_open, point, ipcsync.Stream(), gate)
+    made, seen = stage.open()
+    stream, other = ipcsync.Stream(), ipcsync.Stream()
+    made.record(stream)
+    stream.synchronize()
+    point = seen.latest
+    assert point is not None
+
+    def call() -> ipcsync.Point:
+        point.wait(other)
+        return point
+
+    return call
 
 
 def _wait_and_open(point: ipcsync.Point, stream: ipcsync.Stream, gate: StreamGate) -> ipcsync.Point:

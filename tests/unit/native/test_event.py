@@ -84,7 +84,10 @@ def test_a_wait_keeps_what_it_captured_when_the_event_is_recorded_again(
     assert event.query() is False
 
 
-@pytest.mark.parametrize("what", ["record of <ipcsync.Event", "work of <ipcsync.Stream", "work of device 0"])
+_ALL = pytest.param("work of device 0", marks=pytest.mark.alone)  # others' streams too
+
+
+@pytest.mark.parametrize("what", ["record of <ipcsync.Event", "work of <ipcsync.Stream", _ALL])
 def test_synchronize_ends_by_its_timeout_and_says_what_was_waited_for(
     held: tuple[ipcsync.Stream, StreamGate], what: str
 ) -> None:
