@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ipcsync._launch import *
     from ipcsync._native.device import *
     from ipcsync._native.event import *
+    from ipcsync._native.joining import *
     from ipcsync._native.stream import *
     from ipcsync.client import *
     from ipcsync.client.aio.client import *
@@ -30,9 +31,10 @@ _HOME = {
         "ipcsync._native.device": (
             "can_device_access_peer current_device Device device device_count DeviceProperties "
             "driver_name driver_version exchange_device get_device_properties has_primary_context "
-            "ipc_collect is_available is_in_bad_fork maybe_exchange_device set_device synchronize"
+            "ipc_collect is_available is_in_bad_fork maybe_exchange_device set_device"
         ),
         "ipcsync._native.event": "Event",
+        "ipcsync._native.joining": "synchronize",
         "ipcsync._native.stream": (
             "current_stream default_stream ExternalStream is_current_stream_capturing set_stream Stream stream"
         ),

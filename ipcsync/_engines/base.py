@@ -31,8 +31,8 @@ from ipcsync._native.context import LEGACY, OnDevice
 from ipcsync._native.foreign import refuse_small_number
 from ipcsync._native.stream import Stream, parts_of, stream_handle
 from ipcsync._wire.messages import Attachment
-from ipcsync.errors import DeviceMismatch, EventClosed, NotRecorder, Reentered
-from ipcsync.typing import EngineName, StreamLike
+from ipcsync.errors import DeviceMismatch, EventClosed, NotRecorder, RecorderLost, Reentered
+from ipcsync.typing import StreamLike
 
 log = logging.getLogger("ipcsync")
 
@@ -43,7 +43,6 @@ PATIENCE_S = 0.05  # for the lock: longer than any call has it whose driver call
 class Engine(SlotUse):
     """One attachment's use of one slot, with all calls on it. Thread-safe."""
 
-    kind: EngineName
     is_closed: bool
     is_traced = False
     marks_records = False  # whether a marker behind each record is needed to see that it has left the stream
@@ -175,45 +174,75 @@ class Engine(SlotUse):
     ) -> int:
         """Record the next generation on the CUstream `handle` of device `ordinal`; returns its number.
 
-        It stands behind all waits queued on that stream earlier, behind the generations `after`, and behind the waits
-        `behind`, which are those of other streams.
+        It stands behind all waits queued on that stream earlier, behind the generations `after`, which the stream is
+        made to wait for, and behind the waits `behind`, which are those of other streams.
         """
         if timeout is not None:
             deadline_of(timeout)  # raises for an invalid one, also if there is room
         self.check()  # before the lock, which may be held for ever in a forked child
         if not self.is_recorder:
             self.raise_not_recorder()
-        began = 0  # the wait for room: it is part of that for this call's turn, if there is one
+        began = (
+            0  # the wait for room: it is part of that for this call's turn, or of those for `after`, if there is one
+        )
+        if after:
+            began = time.monotonic_ns()
+            self._wait_for(after, handle, ordinal, timeout, began)
         lock = self._record_lock
         if lock.is_mine() and lock.is_held_below():
             raise Reentered(f"a record of {self.label} is under way on this thread, and this record interrupts it")
         try:
             if not lock.acquire(False):
-                began = time.monotonic_ns()
+                began = began or time.monotonic_ns()
                 self._await_turn(timeout)
                 self.check()
             with lock:
                 lock.release()
-                return self._record_in_turn(handle, ordinal, timeout, after, behind, began)
+                return self._record_in_turn(handle, ordinal, timeout, behind, began)
         except BaseException:
             lock.unwind()
             raise
+
+    def _wait_for(
+        self,
+        after: Sequence[tuple[Engine, int]],
+        handle: DriverObject,
+        ordinal: int,
+        timeout: float | None,
+        began: int,
+    ) -> None:
+        """Have the stream wait for these generations, as by a wait for each; of this event's, a record does anyway."""
+        for view, generation in after:
+            if view.origin == self.origin:
+                if generation > self._recorded:
+                    number = self._recorded + 1
+                    raise ValueError(
+                        f"generation {number} of {self.label} cannot stand behind its generation {generation}"
+                    )
+                continue
+            try:
+                view.wait_on(generation, handle, ordinal, timeout, began)
+            except RecorderLost:
+                fate = view.fate(generation)
+                view.check()  # after the words were read
+                if not isinstance(fate, Loss):
+                    raise
+                raise self._error_of(Wait(view, generation, 0, 0).behind(fate), self._recorded + 1) from None
 
     def _record_in_turn(
         self,
         handle: DriverObject,
         ordinal: int,
         timeout: float | None,
-        after: Sequence[tuple[Engine, int]],
         behind: Sequence[Wait],
         began: int,
     ) -> int:
         if ordinal != self.ordinal:
             raise DeviceMismatch(f"Event device {self.ordinal} does not match recording stream's device {ordinal}.")
         if not self._is_default(handle):
-            return self._record(handle, timeout, after, behind, began)
+            return self._record(handle, timeout, behind, began)
         with OnDevice(ordinal) as inside, inside:
-            return self._record(handle, timeout, after, behind, began)
+            return self._record(handle, timeout, behind, began)
 
     def raise_not_recorder(self, who: str = "this session") -> NoReturn:
         recorder, pid = self._recorder()
@@ -247,17 +276,16 @@ class Engine(SlotUse):
         self,
         handle: DriverObject,
         timeout: float | None,
-        after: Sequence[tuple[Engine, int]],
         behind: Sequence[Wait],
         began: int,
     ) -> int:
         capture.refuse_capturing(handle, "record", self._driver)
         if self._begun != self._recorded:
-            self._make_record(handle, self._id_of(handle), self._begun, after, behind)  # it may be a reservation's
+            self._make_record(handle, self._id_of(handle), self._begun, behind)  # it may be a reservation's
         generation = self._begun + 1
         if generation > self._room and self._make_room(generation, timeout, began):
             capture.refuse_capturing(handle, "record", self._driver)  # again: another thread may have begun one
-        self._make_record(handle, self._id_of(handle), generation, after, behind)
+        self._make_record(handle, self._id_of(handle), generation, behind)
         self.line.futex.wake()
         if self._words[self._state_index] != OPEN:
             self._raise_no_record()
@@ -268,7 +296,6 @@ class Engine(SlotUse):
         handle: DriverObject,
         stream_id: int,
         generation: int,
-        after: Sequence[tuple[Engine, int]],
         behind: Sequence[Wait] = (),
     ) -> None:
         """Record and publish `generation`: the next one, or one whose record an exception interrupted.
@@ -291,8 +318,8 @@ class Engine(SlotUse):
                 if self.is_closed or self._words[self._state_index] != OPEN:
                     self._raise_no_record()
                 followed = None
-                if queued.changed or queued.lists or self.chain.entries or after or behind:
-                    followed = self._stand_behind(handle, stream_id, generation, after, behind)
+                if queued.changed or queued.lists or self.chain.entries or behind:
+                    followed = self._stand_behind(handle, stream_id, generation, behind)
                 if generation == self._begun:
                     if self._unmarked:
                         self._mark_unmarked()
@@ -338,7 +365,6 @@ class Engine(SlotUse):
         handle: DriverObject,
         stream_id: int,
         generation: int,
-        after: Sequence[tuple[Engine, int]],
         behind: Sequence[Wait],
     ) -> Wait | None:
         """Before the driver's record: store what it will stand behind. Raises RecorderLost if any of that is lost.
@@ -346,19 +372,9 @@ class Engine(SlotUse):
         Returns the listed wait for the previous record, if the stream is about to wait for that.
         """
         key = self._key_of(handle, stream_id, self.ordinal)
-        is_behind = self.chain.entries or after or behind or queued.changed or key in queued.lists
+        is_behind = self.chain.entries or behind or queued.changed or key in queued.lists
         if not (is_behind or self.guard.stands_behind_all):
             return None
-        for view, point in after:
-            if view.origin == self.origin and point >= generation:
-                raise ValueError(f"generation {generation} of {self.label} cannot stand behind its generation {point}")
-            fate = view.fate(point)
-            view.check()  # after the words were read; and once the wait is listed, or a close could be before that
-            if isinstance(fate, Loss):
-                raise self._error_of(Wait(view, point, key, 0).behind(fate), generation)
-            if fate is None:
-                queued.add(key, view, point, 0)
-                view.check()
         if len(self.chain.entries) >= self.chain.judge_at:
             self._publish_completed()
             self.chain.judge_at = max(_MANY_ENTRIES, 2 * len(self.chain.entries))
@@ -404,8 +420,15 @@ class Engine(SlotUse):
             if generation > self.known_complete or ahead or self.is_traced:  # a trace shows it all the same
                 self._wait(generation, handle, ordinal, timeout, ahead)
 
+    def wait_on(self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, began: int) -> None:
+        """As `wait`, on the CUstream `handle` of device `ordinal`; `timeout` counts from `began` in ns."""
+        self.check()
+        with OnDevice(ordinal) as inside, inside:
+            capture.refuse_capturing(handle, "record", self._driver)
+            self._wait(generation, handle, ordinal, timeout, ahead=False, began=began)
+
     def _wait(
-        self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, ahead: bool
+        self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, ahead: bool, began: int = 0
     ) -> int | None:
         """The id of the stream on which the wait was queued; None if there was nothing to wait for."""
         if ahead:
@@ -414,8 +437,8 @@ class Engine(SlotUse):
             return None
         if ahead:
             self._raise_if_finished(generation)
-        else:
-            self._await_waitable(generation, handle, timeout)
+        elif self._is_over(generation, handle, timeout, began):
+            return None
         stream_id = self._id_of(handle)
         lock = self._lock
         within = lock.is_mine() and lock.is_held_below()
@@ -444,13 +467,17 @@ class Engine(SlotUse):
         self._check_after_wait(generation)
         return stream_id
 
-    def _await_waitable(self, generation: int, handle: DriverObject, timeout: float | None) -> None:
-        """Wait until a stream can wait for it: it is recorded. Raises the error of one that never will be complete."""
+    def _is_over(self, generation: int, handle: DriverObject, timeout: float | None, began: int) -> bool:
+        """Wait until it is recorded, so that a stream can wait for it; whether it is found complete then.
+
+        Raises the error of one that never will be complete.
+        """
         if self._words[self._recorded_index] < self.base + generation or self.is_closed:
-            self.await_recorded(generation, deadline_of(timeout), timeout)
+            self.await_recorded(generation, deadline_of(timeout, began), timeout)
             capture.refuse_capturing(handle, "wait", self._driver)  # again: another thread may have begun one
         if self._words[self._state_index] != OPEN:
             self._raise_if_finished(generation)
+        return False
 
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:  # noqa: ARG002 - the event engine's
         """Queue a wait for `generation` on the stream; False if that is complete by now, so that there is none.

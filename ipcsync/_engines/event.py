@@ -17,7 +17,7 @@ from ipcsync._board.fence import fence
 from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject
 from ipcsync._engines import imports
-from ipcsync._engines.base import Engine
+from ipcsync._engines.base import PATIENCE_S, Engine
 from ipcsync._engines.slot_view import FULL_NS, SLICE_NS, Guard
 from ipcsync._locks import holding, taking, trying, under_within
 from ipcsync._native import capture, fork
@@ -171,6 +171,12 @@ class EventEngine(Engine):
 
     def _driver_stream_wait(self, handle: DriverObject, generation: int) -> None:
         self.unwrap(self._driver.cuStreamWaitEvent(handle, self._event(generation), 0), "cuStreamWaitEvent")
+
+    def _is_over(self, generation: int, handle: DriverObject, timeout: float | None, began: int) -> bool:
+        super()._is_over(generation, handle, timeout, began)
+        # A question to the driver costs less than a wait that it has to queue. If the ring went round meanwhile, it is
+        # about a later record: not complete then, as far as is known.
+        return self._in_driver(self._driver_query, generation, PATIENCE_S) and self._confirm(generation, PATIENCE_S)
 
     def _queue_wait(self, handle: DriverObject, generation: int, within: bool) -> bool:
         if self._ring[(generation - 1) % self.depth] is None:

@@ -60,6 +60,14 @@ class Loss(NamedTuple):
             return self._replace(root=self.root or what)
         return self._replace(cause="behind", root=f"{what}, whose {self._end}")
 
+    def error_behind(self, what: str, work: str, event: str, generation: int) -> RecorderLost:
+        """The error for `work` of this process that stands still behind `what`, a generation of an event."""
+        lost = self.behind(what)
+        text = f"{work} may never be done: it stands behind {lost.root}; go on with a new stream"
+        return RecorderLost(
+            text, event=event, generation=generation, session=self.session, pid=self.pid, cause="behind"
+        )
+
     def error(self, event: str, label: str, generation: int, *, over: bool | None = None) -> RecorderLost:
         """The error for `generation` of an event, which is `label` in texts; `over` as in RecorderLost."""
         assert self.cause != "orphaned", "a wait's; the events of such a coordinator raise CoordinatorLost"

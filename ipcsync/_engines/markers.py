@@ -46,6 +46,7 @@ class Markers:
         self._driver = driver
         self._reference = weakref.ref(use)  # weak, since the use holds this: a cycle would wait for the collector
         self._events: dict[int, Any] = {}
+        self._ordinals: dict[int, int] = {}
         self.doubtful: dict[int, tuple[Any, int]] = {}
         """Handles and devices of streams, by id, on which an interrupted call may have queued work without a marker."""
 
@@ -62,6 +63,10 @@ class Markers:
         """The stream's marker; None if it has none, or if that was found complete."""
         return self._events.get(stream_id)
 
+    def ordinal_of(self, stream_id: int) -> int:
+        """The device of a stream that has a marker; -1 for another one. Without the lock."""
+        return self._ordinals.get(stream_id, -1)
+
     def add(self, handle: DriverObject, stream_id: int, ordinal: int) -> None:
         """Record the stream's marker behind the work just queued."""
         marker = self._events.get(stream_id)
@@ -70,6 +75,7 @@ class Markers:
                 self.drop_complete()  # a program may make a stream for each piece of work
             with OnDevice(ordinal) as inside, inside:
                 marker = unwrap(self._driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
+            self._ordinals[stream_id] = ordinal
             marker = self._events.setdefault(stream_id, marker)
             self._use.keep_marker(stream_id, marker)
         doubt, was_unmarked = self.doubtful.get(stream_id), self._use.unmarked_stream == stream_id
@@ -102,6 +108,7 @@ class Markers:
             if marker is not None and not self._use.is_done(marker):
                 self._use.keep_marker(stream_id, 0)
                 found[stream_id] = self._events.pop(stream_id)
+                self._ordinals.pop(stream_id, None)
         return found
 
     def has_any_parked(self) -> bool:
@@ -125,4 +132,5 @@ class Markers:
         # Forgotten first: an exception in between may leak an event, but never destroys one twice.
         self._use.keep_marker(stream_id, 0)
         marker = self._events.pop(stream_id)
+        self._ordinals.pop(stream_id, None)
         unwrap(self._driver.cuEventDestroy(marker), "cuEventDestroy")

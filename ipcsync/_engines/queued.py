@@ -226,7 +226,9 @@ def fill(found: list[Wait], key: int | None) -> None:
 
 
 class Gathered:
-    """Waits that a record is about to stand behind: they get their verdicts before the uses they are for are released.
+    """Waits that a record is about to stand behind, or the host waits for.
+
+    They get their verdicts before the uses they are for are released.
 
     So one that another takes the place of in its list is not forgotten meanwhile.
     """
@@ -238,6 +240,10 @@ class Gathered:
     def add(self, key: int | None) -> None:
         """Add the waits of a list; None: of all."""
         fill(self._waits, key)
+
+    def keep(self, is_kept: Callable[[Wait], bool]) -> None:
+        """Forget the others."""
+        self._waits = [wait for wait in self._waits if is_kept(wait)]
 
     def waits(self) -> list[Wait]:
         """All of them."""

@@ -16,6 +16,7 @@ from ipcsync._engines.loss import Loss
 from ipcsync._native import context
 from ipcsync._native.capture import relaxed_call
 from ipcsync._shared import items_of
+from ipcsync.typing import EngineName
 
 _NONE: frozenset[int] = frozenset()
 
@@ -23,8 +24,10 @@ _NONE: frozenset[int] = frozenset()
 class View(Protocol):
     """The part of an engine that a wait and a chain need."""
 
+    kind: EngineName
     name: str
     node: str
+    is_recorder: bool
     board: Board
     line: SlotLine
     base: int
@@ -61,6 +64,9 @@ class View(Protocol):
 
     def has_passed(self, stream: int) -> bool:
         """Whether the stream with that id is past all waits for this slot; asks the driver."""
+
+    def ordinal_of(self, stream: int) -> int:
+        """The device of the stream with that id; -1 if nothing that this use queued there is pending."""
 
     def give_unpassed(self, streams: Iterable[int]) -> dict[int, Any]:
         """Of these streams, those that are not past all waits for this slot, and the markers behind these.
@@ -121,6 +127,24 @@ class Wait:
         """What it waits for, in a text."""
         return f"generation {self.generation} of {self.view.label}"
 
+    @property
+    def name(self) -> str:
+        """The event's name."""
+        return self.view.name
+
+    def holds_up(self, loss: Loss) -> bool:
+        """Whether streams may stand still for ever behind it, lost by `loss`: nobody releases them; asks the driver.
+
+        This session's own record ends, unless it stands behind something lost itself.
+        """
+        view = self.view
+        is_own = view.is_recorder and loss.cause != "behind"
+        return view.kind == "event" and self.stream != 0 and not is_own and not self.is_passed(0)
+
+    def is_on(self, ordinal: int) -> bool:
+        """Whether its stream is one of the device's, and may not be past it yet."""
+        return ordinal == (-1 - self.key if self.key < 0 else self.view.ordinal_of(self.stream))
+
     def known(self) -> Loss | bool | None:
         """The verdict by the board and this process's memory."""
         if self.verdict is None:
@@ -161,7 +185,7 @@ class Lost(Wait):
     If the coordinator is lost, an engine is released although some streams are not.
     """
 
-    __slots__ = ("_label", "_unpassed")
+    __slots__ = ("_is_releasable", "_label", "_name", "_ordinal", "_unpassed")
 
     def __init__(self, wait: Wait) -> None:
         self.place = id(self)  # a later engine may get the id of the released one
@@ -173,6 +197,9 @@ class Lost(Wait):
         self.verdict = wait.verdict
         self.waited = wait.waited
         self._label = wait.label
+        self._name = wait.name
+        self._is_releasable = wait.view.kind == "timeline"
+        self._ordinal = wait.view.ordinal_of(wait.stream)
         self._unpassed: dict[int, Any] = wait.view.give_unpassed(wait.others | {wait.stream})
 
     def is_for(self, view: View) -> bool:  # noqa: ARG002 - of no view any more
@@ -188,6 +215,19 @@ class Lost(Wait):
         query = context.driver().cuEventQuery
         markers = (marker for stream, marker in items_of(self._unpassed) if stream != mine)
         return all(relaxed_call(query, marker)[0] is SUCCESS for marker in markers)
+
+    @property
+    def name(self) -> str:
+        """The event's name."""
+        return self._name
+
+    def holds_up(self, loss: Loss) -> bool:  # noqa: ARG002 - of any
+        """Whether streams are not past it, and nobody released them; asks the driver."""
+        return not self._is_releasable and not self.is_passed(0)
+
+    def is_on(self, ordinal: int) -> bool:
+        """Whether its stream is one of the device's."""
+        return ordinal == (-1 - self.key if self.key < 0 else self._ordinal)
 
     def end(self) -> None:
         """Destroy the markers, complete or not."""

@@ -26,6 +26,7 @@ from ipcsync._locks import holding, trying
 from ipcsync._native import capture, context
 from ipcsync._wire.messages import Attachment
 from ipcsync.errors import CoordinatorLost, DriverError, IpcSyncError, Reentered
+from ipcsync.typing import EngineName
 
 log = logging.getLogger("ipcsync")
 
@@ -36,6 +37,8 @@ _RELAXED = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 class SlotUse(SlotView, ABC):
     """One attachment's use of one slot. Thread-safe."""
+
+    kind: EngineName
 
     def __init__(self, board: Board, guard: Guard, attachment: Attachment, ordinal: int) -> None:
         super().__init__(board, guard, attachment)
@@ -226,6 +229,7 @@ class SlotUse(SlotView, ABC):
                 raise
         if self._markers.has_any_parked():
             return False
+        self.free_streams()
         # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
         # release.
         for wait in queued.waits_on(self):
@@ -234,6 +238,9 @@ class SlotUse(SlotView, ABC):
         queued.release(self)
         self._markers.destroy()
         return True
+
+    def free_streams(self) -> None:
+        """Let this process's streams go on that wait for this slot, if the coordinator, which would, is lost."""
 
     def is_drained(self) -> bool:
         """Whether this use is a recorder's and all its records are complete; other work may still be queued."""
@@ -296,6 +303,10 @@ class SlotUse(SlotView, ABC):
     def _try_passed(self, stream: int) -> bool:
         self._doubt_unmarked()
         return self._markers.has_passed(stream)
+
+    def ordinal_of(self, stream: int) -> int:
+        """The device of the stream with that id; -1 if nothing that this use queued there is pending."""
+        return self._markers.ordinal_of(stream)
 
     def give_unpassed(self, streams: Iterable[int]) -> dict[int, Any]:
         """Of these streams, those that are not past all waits for this slot, and the markers behind these.

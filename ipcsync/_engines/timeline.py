@@ -16,6 +16,7 @@ from cuda.bindings.driver import CUdevice_attribute
 from ipcsync._board import BROKEN, INT64_MAX, Board
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import STREAM_WAIT_VALUE_FLUSH, STREAM_WAIT_VALUE_GEQ
+from ipcsync._engines import queued
 from ipcsync._engines.base import Engine
 from ipcsync._engines.slot_view import Guard
 from ipcsync._linux.futex import Futex
@@ -98,6 +99,18 @@ class TimelineEngine(Engine):
             return first - 1
         # An event may break between any two of these looks: then its watermark says what counts, and not its word.
         return super()._board_completed() if self._words[self._state_index] == BROKEN else done
+
+    def free_streams(self) -> None:
+        """Release the word, as the coordinator does at a break, if it is lost and streams of this process wait.
+
+        The board is void, so nobody reads more from the word than that. Only a kernel's word that the coordinator has
+        ended, or its own, counts: one that is silent may release it with a watermark yet. A dead process's late write
+        may lower the word, so this is repeated.
+        """
+        if self.line.completed == INT64_MAX or self.guard.coordinator_is_alive():
+            return
+        if any(wait.stream and wait.known() is not True for wait in queued.waits_on(self)):
+            self.line.store_completed(INT64_MAX)
 
     def _publish_completed(self) -> None:
         if not self.chain.is_open:

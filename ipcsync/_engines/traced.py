@@ -129,13 +129,12 @@ class Traced(Engine):
         self,
         handle: DriverObject,
         timeout: float | None,
-        after: Sequence[tuple[Engine, int]],
         behind: Sequence[Wait],
         began: int,
     ) -> int:
         since = monotonic_ns()
         with self._range(Kind.RECORD):
-            generation = super()._record(handle, timeout, after, behind, began)
+            generation = super()._record(handle, timeout, behind, began)
         self._put(_RECORD, self._use, generation, self._last_stream, since, monotonic_ns())
         return generation
 
@@ -149,22 +148,22 @@ class Traced(Engine):
             raise
 
     def _wait(
-        self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, ahead: bool
+        self, generation: int, handle: DriverObject, ordinal: int, timeout: float | None, ahead: bool, began: int = 0
     ) -> int | None:
-        began = monotonic_ns()
+        since = began or monotonic_ns()
         try:
             with self._range(Kind.WAIT):
-                stream_id = super()._wait(generation, handle, ordinal, timeout, ahead)
+                stream_id = super()._wait(generation, handle, ordinal, timeout, ahead, began)
         except StreamCapturing:
             raise
         except BaseException:
-            self._put(_WAIT, self._use, generation, 0, began, monotonic_ns(), _FAILED)
+            self._put(_WAIT, self._use, generation, 0, since, monotonic_ns(), _FAILED)
             raise
         now = monotonic_ns()
         if stream_id is None:
-            self._put(_PASSED, self._use, generation, 0, began, now)
+            self._put(_PASSED, self._use, generation, 0, since, now)
         else:
-            self._put(_WAIT, self._use, generation, stream_id, began, now)
+            self._put(_WAIT, self._use, generation, stream_id, since, now)
             self._queued.append((generation, stream_id, now))
             if not self.is_watched:
                 self._releases.watch(self)

@@ -15,8 +15,7 @@ from ipcsync import _drivers
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_NO_DEVICE
 from ipcsync._native import context, fork
-from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import OnDevice, current_ordinal, ordinal_of, uuid_of
+from ipcsync._native.context import current_ordinal, ordinal_of, uuid_of
 from ipcsync.errors import DriverError, ForkedProcessError, InvalidDevice, NoDriver
 from ipcsync.typing import DeviceLike
 
@@ -37,7 +36,6 @@ __all__ = [
     "is_in_bad_fork",
     "maybe_exchange_device",
     "set_device",
-    "synchronize",
 ]
 
 if TYPE_CHECKING:
@@ -324,21 +322,6 @@ def has_primary_context(device: DeviceLike | None) -> bool:
     handle = context.devices()[parse(device)]
     _flags, active = unwrap(context.driver().cuDevicePrimaryCtxGetState(handle), "cuDevicePrimaryCtxGetState")
     return bool(active)
-
-
-def synchronize(device: DeviceLike | None = None) -> None:
-    """Block until all work queued on the device is done, with the GIL released.
-
-    Returns at once for a device that this process has no context on, and makes none. Raises InvalidDevice if this
-    process has no such device, TypeError for an argument of another type, DriverError if work on the device failed.
-    """
-    ordinal = parse(device)
-    api = context.driver()
-    current = api.cuCtxGetDevice()
-    if (context.bad_context(current) or current_ordinal() != ordinal) and not has_primary_context(ordinal):
-        return
-    with OnDevice(ordinal) as inside, inside:
-        unwrap(relaxed_call(api.cuCtxSynchronize), "cuCtxSynchronize")
 
 
 def ipc_collect() -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from cuda.bindings.driver import CUipcEventHandle
 
 from ipcsync import _drivers
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import HANDLE_SIZE, SUCCESS, DriverObject, unwrap
 from ipcsync._drivers.constants import (
     ERROR_INVALID_CONTEXT,
@@ -22,7 +23,7 @@ from ipcsync._drivers.constants import (
     EVENT_INTERPROCESS,
 )
 from ipcsync._locks import CallLock, under
-from ipcsync._native import context, fork, release
+from ipcsync._native import context, fork, host_wait, release
 from ipcsync._native.capture import is_capturing, relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.device import Device, kind_of, parse
@@ -57,8 +58,9 @@ class Event:
     after its export is gone is undefined in CUDA. Destruction never raises.
     """
 
-    __slots__ = ("__weakref__", "_export", "_flags", "_handle", "_imported", "_index", "_recorded")
+    __slots__ = ("__weakref__", "_behind", "_export", "_flags", "_handle", "_imported", "_index", "_recorded")
 
+    _behind: host_wait.Behind | None
     _export: bytes | None
     _flags: int
     _handle: Any
@@ -78,6 +80,7 @@ class Event:
             | (0 if enable_timing else EVENT_DISABLE_TIMING)
             | (EVENT_INTERPROCESS if interprocess else 0)
         )
+        self._behind = None  # what the latest record stands behind
         self._export = None
         self._imported = False
         self._index = -1
@@ -128,6 +131,7 @@ class Event:
         record = _drivers.load().cuEventRecord
         unwrap(stream_call(handle, index, record, self._handle, handle), "cuEventRecord")
         self._recorded = True
+        self._behind = host_wait.behind(handle, index)
 
     def wait(self, stream: StreamLike | None = None) -> None:
         """Have all work submitted to a stream from now on wait for the latest record; None is the current stream.
@@ -153,11 +157,28 @@ class Event:
         unwrap(result, "cuEventQuery")
         return True
 
-    def synchronize(self) -> None:
-        """Block until the work of the latest record is done, with the GIL released; at once if nothing was recorded."""
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block until the work of the latest record is done, with the GIL released, at most `timeout` seconds.
+
+        At once if nothing was recorded. Raises WaitTimeout; RecorderLost, of cause "behind", if the record stands
+        behind a wait that ipcsync queued on its stream, whose recorder was lost, and on which the stream may stand
+        still for ever; ValueError for a timeout that is negative or NaN.
+        """
         fork.check()
-        if self._handle is not None:
+        self._await(None, timeout)
+
+    def _await(self, what: str | None, timeout: float | None) -> None:
+        """Block until the latest record is done; `what` is that, in a text."""
+        deadline_of(timeout)  # raises for an invalid one, also if nothing was recorded
+        waits = self._behind
+        if self._handle is None:
+            return
+        if waits is None and timeout is None:
             unwrap(relaxed_call(_drivers.load().cuEventSynchronize, self._handle), "cuEventSynchronize")
+            return
+        host_wait.await_event(self._handle, what or f"the record of {self!r}", timeout, waits)
+        if self._behind is waits:  # it keeps engines
+            self._behind = None
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event's record to that of `end`, on the same device.

@@ -1,4 +1,4 @@
-"""Make a stream wait for others: for all streams of a context, or for named ones.
+"""Make a stream, or the host, wait for others: for all streams of a context, or for named ones.
 
 CUDA records all of a context with one call (cuCtxRecordEvent, CUDA 12.5). While any stream of the context is being
 captured, this call fails *and invalidates every such capture*. CUDA cannot say whether anything in a context is being
@@ -13,15 +13,19 @@ import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
 
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_STREAM_CAPTURE_UNSUPPORTED, EVENT_DISABLE_TIMING
-from ipcsync._native import capture, context, living
+from ipcsync._native import capture, context, host_wait, living
 from ipcsync._native.capture import relaxed_call
-from ipcsync._native.context import LEGACY, OnDevice
+from ipcsync._native.context import LEGACY, OnDevice, current_ordinal
+from ipcsync._native.device import has_primary_context, parse
+from ipcsync._native.event import Event
 from ipcsync._native.stream import Stream, current_stream, resolve
 from ipcsync.errors import StreamCapturing
+from ipcsync.typing import DeviceLike
 
-__all__ = ["wait_for_all", "wait_for_each"]
+__all__ = ["synchronize"]
 
 _RECORDS_CONTEXTS = 12050  # the first version of the driver that has cuCtxRecordEvent
 _WHAT = "record everything"
@@ -59,18 +63,23 @@ def _wait_for_context(joined: Stream) -> None:
     driver = context.driver()
     event = unwrap(driver.cuEventCreate(EVENT_DISABLE_TIMING), "cuEventCreate")
     try:
-        here = unwrap(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
-        result = relaxed_call(driver.cuCtxRecordEvent, here, event)
-        if result[0] == ERROR_STREAM_CAPTURE_UNSUPPORTED:
-            raise StreamCapturing(
-                f"cannot {_WHAT} while a stream of the context is being captured into a CUDA graph; ipcsync does not "
-                "know that stream, and the driver has invalidated its capture: capture it again, and name the streams "
-                "to record (streams=[…]) where others may capture"
-            )
-        unwrap(result, "cuCtxRecordEvent")
+        _record_context(event)
         unwrap(driver.cuStreamWaitEvent(joined._handle, event, 0), "cuStreamWaitEvent")
     finally:
         unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+
+
+def _record_context(event: DriverObject) -> None:
+    driver = context.driver()
+    here = unwrap(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+    result = relaxed_call(driver.cuCtxRecordEvent, here, event)
+    if result[0] == ERROR_STREAM_CAPTURE_UNSUPPORTED:
+        raise StreamCapturing(
+            f"cannot {_WHAT} while a stream of the context is being captured into a CUDA graph; ipcsync does not "
+            "know that stream, and the driver has invalidated its capture: capture it again, and name the streams "
+            "to record (streams=[…]) where others may capture"
+        )
+    unwrap(result, "cuCtxRecordEvent")
 
 
 def _known(made: Sequence[_Known], ordinal: int) -> list[_Known]:
@@ -111,3 +120,44 @@ def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:
             capture.refuse_capturing(stream._handle, _WHAT)
     for stream in streams:
         joined.wait_stream(stream)
+
+
+def synchronize(device: DeviceLike | None = None, timeout: float | None = None) -> None:
+    """Block until all work queued on the device is done, with the GIL released, at most `timeout` seconds.
+
+    Returns at once for a device that this process has no context on, and makes none. Raises WaitTimeout; RecorderLost,
+    of cause "behind", if ipcsync has queued a wait on a stream of the device whose recorder was lost, and on which that
+    stream may stand still for ever; InvalidDevice if this process has no such device, TypeError for an argument of
+    another type, ValueError for a timeout that is negative or NaN, DriverError if work on the device failed. With a
+    timeout, or while such waits are queued, StreamCapturing as `Client.record_all`.
+    """
+    deadline_of(timeout)
+    ordinal = parse(device)
+    driver = context.driver()
+    current = driver.cuCtxGetDevice()
+    if (context.bad_context(current) or current_ordinal() != ordinal) and not has_primary_context(ordinal):
+        return
+    with OnDevice(ordinal) as inside, inside:
+        waits = host_wait.behind(None, ordinal)
+        if waits is not None or timeout is not None:
+            _event_behind_all(ordinal, waits)._await(f"the work of device {ordinal}", timeout)
+        if timeout is None:
+            unwrap(relaxed_call(driver.cuCtxSynchronize), "cuCtxSynchronize")
+
+
+def _event_behind_all(ordinal: int, waits: host_wait.Behind | None) -> Event:
+    """An event behind all work submitted so far to a context of the device, found as in `wait_for_all`.
+
+    That work stands behind `waits`. Raises StreamCapturing as `wait_for_all`, and gives the same RuntimeWarning.
+    """
+    event = Event()
+    if _records_contexts():
+        living.use(lambda made: _raise_if_capturing(_known(made, ordinal)))
+        event._create(None, ordinal)
+        _record_context(event._handle)
+    else:
+        joined = Stream(ordinal)
+        wait_for_all(joined)
+        event.record(joined)
+    event._behind = waits
+    return event

@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ipcsync import _drivers
+from ipcsync._deadline import deadline_of
 from ipcsync._drivers import DriverObject, unwrap
 from ipcsync._drivers.constants import ERROR_NOT_READY, STREAM_NON_BLOCKING
-from ipcsync._native import capture, context, foreign, fork, living
+from ipcsync._native import capture, context, foreign, fork, host_wait, living
 from ipcsync._native.capture import relaxed_call
 from ipcsync._native.context import OnDevice, stream_call
 from ipcsync._native.device import Device, parse
@@ -157,11 +158,22 @@ class Stream:
         unwrap(result, "cuStreamQuery")
         return True
 
-    def synchronize(self) -> None:
-        """Block until all work submitted so far is done, with the GIL released. Raises StreamCapturing as `query`."""
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block until all work submitted so far is done, with the GIL released, at most `timeout` seconds.
+
+        Raises StreamCapturing as `query`; WaitTimeout; RecorderLost, of cause "behind", if ipcsync has queued a wait
+        here whose recorder was lost, and on which the stream may stand still for ever; ValueError for a timeout that is
+        negative or NaN.
+        """
         fork.check()
+        deadline_of(timeout)
         with OnDevice(self._index) as inside, inside:
-            unwrap(relaxed_call(self._ask, "synchronize", context.driver().cuStreamSynchronize), "cuStreamSynchronize")
+            if timeout is None and host_wait.behind(self._handle, self._index) is None:
+                result = relaxed_call(self._ask, "synchronize", context.driver().cuStreamSynchronize)
+                unwrap(result, "cuStreamSynchronize")
+                return
+            capture.refuse_capturing(self._handle, "synchronize")
+            self.record_event()._await(f"the work of {self!r}", timeout)
 
     def _ask(self, what: str, function: Callable[[DriverObject], tuple[Any, ...]]) -> tuple[Any, ...]:
         capture.refuse_capturing(self._handle, what)

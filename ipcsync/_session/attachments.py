@@ -258,6 +258,8 @@ class AttachmentTable:
             if is_alive:
                 self._publish_completed(engine)
                 self._park_pending(engine)
+            else:
+                engine.free_streams()
             openings = self._opened.get(key)
             is_unusable = engine.state != "open" or key in self._abandoned
             if engine.is_closed or (not openings if openings is not None else is_unusable):

@@ -135,9 +135,11 @@ class SharedEvent(EventBase):
         a stream of another device, StreamCapturing, EventClosed, and what each use of a Point raises.
 
         The record stands behind every wait that this library queued on `stream` earlier, and behind the points `after`:
-        name those that the stream waits for by other means (torch, CUDA events, a graph), which ipcsync cannot see. If
-        any of them is lost, nothing is recorded, and RecorderLost of cause "behind" says which session ended. Raises
-        ValueError for a point of this event that is not recorded before this one.
+        name those that the work depends on by other means (torch, CUDA events, a graph), which ipcsync cannot see. The
+        stream is made to wait for those that are not complete, as by `Point.wait`, so the record is not complete before
+        they are; the host first waits until they are recorded, within the same `timeout`. If any of them is lost,
+        nothing is recorded, and RecorderLost of cause "behind" says which session ended. Raises ValueError for a point
+        of this event that is not recorded before this one.
         """
         if not (self._is_open and self._is_recorder):
             self._raise_not_recorder()

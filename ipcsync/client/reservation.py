@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -53,7 +53,7 @@ class Reservation:
         timeline engine a record that an exception ended may have been made: a further one raises EventClosed.
         """
         self._event._check()
-        point = self._record(stream, after)
+        point = self._record(stream, list(after))  # before the lock: what gives the points may call anything
         if point is None:
             raise EventClosed(
                 f"a record of {self._event._engine.label}, a reservation, is under way: it allows one record"
@@ -61,7 +61,7 @@ class Reservation:
         return point
 
     @trying("_lock")
-    def _record(self, stream: StreamLike | None, after: Iterable[Point]) -> Point:
+    def _record(self, stream: StreamLike | None, after: Sequence[Point]) -> Point:
         engine = self._event._engine
         if engine.recorded_here:
             raise EventClosed(

@@ -120,6 +120,22 @@ def test_points_that_were_unpickled_are_attached_to_without_blocking_the_loop(
     asyncio.run(scenario())
 
 
+def test_a_record_after_what_is_not_recorded_does_not_block_the_loop(coordinator: ipcsync.Coordinator) -> None:
+    async def scenario() -> None:
+        async with two_clients(coordinator.endpoint) as (recorder, waiter), await waiter.reserve() as reservation:
+            stream, other = ipcsync.Stream(), ipcsync.Stream()
+            event = await recorder.event("e", recorder=True)
+            seen = await waiter.event("e")
+            for number, record in enumerate((waiter.record, reservation.record), 1):
+                task = asyncio.create_task(record(stream, after=[seen.at(number)]))
+                await turns()
+                assert not task.done()
+                await event.record(other)
+                await (await task).synchronize(20)
+
+    asyncio.run(scenario())
+
+
 def test_hundreds_of_waits_take_no_threads_and_keep_none_from_others(coordinator: ipcsync.Coordinator) -> None:
     async def scenario() -> None:
         async with two_clients(coordinator.endpoint) as (recorder, waiter):

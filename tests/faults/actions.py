@@ -87,6 +87,10 @@ def take(data: bytes, as_name: str) -> None:
     _points[as_name] = client().point(data)
 
 
+def engine_of(point: str) -> Any:
+    return _points[point]._bound().engine
+
+
 def wait_on_stream(point: str) -> None:
     """Queue a wait on this peer's stream."""
     _points[point].wait(stream(), timeout=20)

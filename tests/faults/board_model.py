@@ -190,7 +190,7 @@ def _judge_calls(world: World, process: Process, calls: tuple[tuple[str, int], .
         return "what was complete is not any more"
     if result in ("ok", "True"):
         is_true = world.is_true(generation)
-        if name in ("query", "synchronize") and not is_true:
+        if (name in ("query", "synchronize") or generation <= process.seen) and not is_true:
             return f"generation {generation} is not complete: a silent pass"
         if process.is_unfounded and not is_true:
             return f"a stream waits for generation {generation} of a recorder that was dead already: a silent pass"

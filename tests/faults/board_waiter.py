@@ -272,15 +272,18 @@ class Waits(SlotView):
             return "False"
         del recorded
         yield from self.ask_early(me, generation)
-        if self.scenario.locks:
-            done = yield from self.under_lock(me, thread, self.query_driver, me, generation)
-        else:
-            done = yield from self.in_driver(me, generation, self.driver_query)
-        if done:
+        if (yield from self.ask_driver(me, thread, generation)):
             yield from self.confirm(me, generation)
             return "True"
         yield from self.raise_if_finished(me, generation)
         return "False"
+
+    def ask_driver(self, me: int, thread: str, generation: int) -> Program:
+        if self.scenario.locks:
+            done = yield from self.under_lock(me, thread, self.query_driver, me, generation)
+        else:
+            done = yield from self.in_driver(me, generation, self.driver_query)
+        return done
 
     def query_driver(self, me: int, generation: int) -> Program:
         yield from self.raise_if_closed(me)
@@ -337,6 +340,9 @@ class Waits(SlotView):
                 yield self.note("cuStreamIsCapturing")
             del is_there
         yield from (self.raise_if_finished if ahead else self.raise_if_not_open)(me, generation)
+        if not self.is_timeline and (yield from self.ask_driver(me, thread, generation)):
+            yield from self.confirm(me, generation)
+            return "ok"
         yield self.note("cuStreamGetId")
         if not (yield from self.under_lock(me, thread, self.queue_wait, me, generation)):
             return "ok"

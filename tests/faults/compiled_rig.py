@@ -178,7 +178,9 @@ class Rig:
 
     def step(self, number: int) -> None:
         """One step is about to be taken."""
-        if self.case.is_orphaned and self.log[-1:] in (["guard.check"], ["lock"]):
+        if self.case.is_orphaned and self.log[-1:] in (
+            [["cuStreamGetId"]] if self.case.is_queued else [["guard.check"], ["lock"]]
+        ):
             self.board.words[7] = 0x4000_0001  # the header's owner
         self.log.append(self.core.STEPS[number])
         if self.log[-1] == "sleep":

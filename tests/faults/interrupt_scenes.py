@@ -246,9 +246,6 @@ def record_after(stage: Stage) -> tuple[Call, Callable[[Outcome], None]]:
     source = stage.peer.event(stage.name(), recorder=True, engine=stage.engine)
     gate = StreamGate(stage.other)
     point = stage.client.point(bytes(source.record(stage.other)))
-    native = ipcsync.Event()  # by which the stream waits for the point: of that ipcsync knows nothing
-    native.record(stage.other)
-    native.wait(stage.stream)
 
     def after(_: Outcome) -> None:
         made = stage.event.generation

@@ -60,6 +60,11 @@ class Case:
     stream: int = 1  # the one before was 1
     meanwhile: dict[str, Any] = field(default_factory=dict)  # stored on the board while it sleeps
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether a wait is to be queued: the driver calls its event pending."""
+        return self.call == "wait" and not self.says_complete
+
 
 CASES: dict[str, Case] = {
     "query: complete on the board": Case("query", recorded=1, completed=1),
@@ -94,6 +99,12 @@ CASES: dict[str, Case] = {
     "wait: recorded while it sleeps": Case("wait", meanwhile={"recorded": 1}),
     "wait: the recorder dead": Case("wait", recorded=1, is_alive=False),
     "wait: the coordinator dead": Case("wait", recorded=1, is_orphaned=True),
+    "wait: complete by the driver": Case("wait", recorded=1, says_complete=True),
+    "wait: complete by the driver, the recorder dead": Case("wait", recorded=1, says_complete=True, is_alive=False),
+    "wait: complete by the driver, the coordinator dead": Case(
+        "wait", recorded=1, says_complete=True, is_orphaned=True
+    ),
+    "wait: complete by the driver once it is recorded": Case("wait", says_complete=True, meanwhile={"recorded": 1}),
     "wait: closed here": Case("wait", recorded=1, is_closed=True),
     "wait: broken": Case("wait", recorded=1, state=BROKEN),
     "wait: timeline": Case("wait", engine="timeline", recorded=1),
@@ -485,7 +496,7 @@ def _run_model(case: Case, *, asks: bool = False) -> tuple[list[str], str]:
         visited=int(case.is_visited),
         ring=tuple(range(1, case.depth + 1)),
         truth=frozenset(range(1, 9) if case.says_complete else ()),
-        lies=not case.is_alive,
+        lies=case.says_complete and not case.is_alive,
         processes=(process._replace(is_alive=case.is_alive), visitor),
     )
     programs = {
@@ -499,7 +510,8 @@ def _run_model(case: Case, *, asks: bool = False) -> tuple[list[str], str]:
     }
 
     def after(label: str, world: World) -> World:
-        if case.is_orphaned and label in ("cuEventQuery", "lock"):  # after the looks before
+        # After the looks before, or once the driver has said that it is pending.
+        if case.is_orphaned and label in (("cuStreamGetId",) if case.is_queued else ("cuEventQuery", "lock")):
             return world._replace(coordinator="gone")
         if label in ("enter", "leave"):
             return world._replace(**case.at_enter)
@@ -521,14 +533,16 @@ def test_a_fence_stands_between_what_each_side_of_a_visit_stores_and_its_look(
     new_rig: Callable[[Case], Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one on both sides, the waiter sees that it is complete, or the recorder sees the visit."""
-    waiter, recorder = new_rig(CASES["wait: recorded"]), new_rig(CASES["record: room after a look, nobody visits"])
-    for rig in (waiter, recorder):
+    logs = []
+    for name in ("wait: recorded", "record: room after a look, nobody visits"):
+        rig = new_rig(CASES[name])
         monkeypatch.setattr(slot_line, "full_fence", partial(rig.log.append, "fence"))
-        _run_code(rig)
-    entered = waiter.log.index("enter")
-    assert waiter.log[entered + 1 : entered + 3] == ["fence", "load completed"]
-    stored = recorder.log.index("store completed")
-    assert recorder.log[stored + 1 : stored + 4] == ["fence", "load visited", "load visits"]
+        logs.append(_run_code(rig)[0])
+    waiter, recorder = logs
+    entered = waiter.index("enter")
+    assert waiter[entered + 1 : entered + 3] == ["fence", "load completed"]
+    stored = recorder.index("store completed")
+    assert recorder[stored + 1 : stored + 4] == ["fence", "load visited", "load visits"]
 
 
 def test_a_stream_is_asked_for_its_id_once_and_a_default_stream_each_time(

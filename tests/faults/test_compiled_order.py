@@ -46,6 +46,8 @@ MINE = [
     "wait: recorded while it sleeps",
     "wait: recorded, as others do",
     "wait: complete once it is on its visit",
+    "wait: complete by the driver",
+    "wait: complete by the driver once it is recorded",
     "wait: timeline",
     "record: room in the ring",
     "record: room after a look",

@@ -103,6 +103,8 @@ REFUSALS = [
     Refusal("chain: record on another stream, timeline", _WRITE, (*_LINKS, _WAIT_VALUE, _WRITE), _LEFT),
     Refusal("chain: record on another stream, timeline", _RECORD, (*_LINKS, _WAIT_VALUE, _WRITE, "mark"), _LEFT),
     Refusal("wait: recorded", _CAPTURING, (), "ok"),
+    Refusal("wait: recorded", _MODE, (), "ok"),
+    Refusal("wait: recorded", _QUERY, (), "ok"),
     Refusal("wait: recorded", _ID, (), "ok"),
     Refusal("wait: recorded", _WAIT, ("store visited", _WAIT), "ok"),
     Refusal("wait: recorded", _RECORD, ("store visited", _WAIT, "mark"), "ok"),

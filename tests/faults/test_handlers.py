@@ -253,7 +253,9 @@ def _stand_behind_a_loss(client: ipcsync.Client, peer: Peer, data: bytes) -> tup
     """The peer's generation 1, which is good and pending, and a stream that stands behind its lost generation 2."""
     point, stream = client.point(data), ipcsync.Stream()
     event = client.event("f", recorder=True, engine="event")
-    event.record(stream, after=[client.event("above").at(2)])  # which is never recorded
+    above = client.event("above")._engine
+    queued.add(queued.list_of(stream._handle, 0), above, 2, 0)  # which is never recorded
+    event.record(stream)
     peer.call(_close_event)
 
     def is_refused() -> bool:

@@ -38,6 +38,12 @@ cdef class Queries(State):
             return -1
         if MISTAKE == 7 and not self.recorder_lives():
             return -1
+        result = self.ask_driver(generation)
+        return -1 if result == 0 and not self.goes_on(generation) else result
+
+    cdef int ask_driver(self, int64_t generation) noexcept nogil:
+        """Whether the driver calls a recorded generation complete, and that counts: 1; 0: pending; -1: not me."""
+        cdef int result
         if not self.take():
             return -1
         result = -1 if self.closed() else self.done(generation)
@@ -55,7 +61,7 @@ cdef class Queries(State):
                     self.store(generation)
                 self.give()
             return 1
-        return 0 if result == NOT_READY and self.goes_on(generation) else -1
+        return 0 if result == NOT_READY else -1
 
     cdef int try_query(self, int64_t generation) except -9:
         cdef int result = -1

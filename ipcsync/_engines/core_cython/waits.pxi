@@ -19,6 +19,10 @@ cdef class Waits(Queries):
                 return 0
         if not self.is_open():
             return 0
+        if not self.is_timeline:
+            result = self.ask_driver(generation)
+            if result != 0:
+                return 1 if result == 1 else 0
         step(GET_ID)
         if cuStreamGetId(stream, &stream_id) != 0:
             return 0
@@ -98,6 +102,7 @@ cdef class Waits(Queries):
         cdef uint64_t guess = 0
         cdef int64_t key = 0
         cdef int result
+        cdef bint sleeps
         cdef Refusal refusal = Refusal(0, 0)
         if self.session is None or not self.good():
             return False
@@ -113,7 +118,8 @@ cdef class Waits(Queries):
         self.newest_list(&guess, &key)
         place = <object><uintptr_t><PyObject *>self
         alone = None
-        if self.listed(key, place, generation, guess) is None:
+        sleeps = <int64_t>(ipcsync_load(self.place + RECORDED) - self.base) < generation
+        if sleeps and self.listed(key, place, generation, guess) is None:
             alone = {place: self.make_wait(self, generation, key, guess)}
         with nogil:
             result = self.look_before(<Handle>address, generation, slice_ns, &stream_id)

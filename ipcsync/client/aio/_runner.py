@@ -172,6 +172,7 @@ class Runner:
     ) -> Point:
         """Record as soon as there is room in the ring. `owner` is the object that the stream was taken from."""
         deadline = deadline_of(timeout)
+        await self.all_recorded(after, timeout)
         engine, pause_s = event._engine, _FIRST_PAUSE_S
         while True:
             try:
@@ -193,6 +194,15 @@ class Runner:
                 engine.raise_full(oldest, timeout)
             finally:
                 told.cancel()
+
+    async def all_recorded(self, points: Sequence[Point], timeout: float | None = None) -> None:
+        """Wait until all points are recorded, so that a stream can wait for them, at most `timeout` seconds."""
+        deadline = deadline_of(timeout)
+        for point in points:
+            attached = point._bound()
+            if attached.engine.generation < point.generation:
+                left = None if timeout is None else left_of(deadline)
+                await self.over(attached, Pending(attached.engine, point.generation, left, recorded=True))
 
     async def wait(self, point: Point, stream: Stream, owner: object, timeout: float | None, *, ahead: bool) -> None:
         """Queue the wait as soon as the record is made."""

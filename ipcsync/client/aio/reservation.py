@@ -37,6 +37,7 @@ class AsyncReservation:
         """Record after all work submitted to `stream` so far, once; as `Reservation.record`."""
         chosen = resolve(stream, self._reservation.point.device.index)
         points = await attached(after)
+        await self._runner.all_recorded(points)
         point = await self._runner.drive(partial(self._reservation.record, chosen, after=points), chosen, stream)
         return AsyncPoint(point, self._runner)
 

@@ -210,7 +210,8 @@ def test_no_wait_is_forgotten_by_a_resume_between_its_listing_and_its_queueing(c
         chain.record(chain.a, chain.held)
 
         def others() -> None:
-            chain.b.record(stream._handle, 0, 1, after=[(chain.mine, 2)])
+            queued.add(key, chain.mine, 2, 0)
+            chain.b.record(stream._handle, 0, 1)
             chain.board.slot(0).finish(CLOSED)
             _resume(key)
 

@@ -126,22 +126,6 @@ def test_a_record_behind_a_wait_names_whom_it_stands_behind_until_that_is_settle
     assert chain.c.behind.first == 0
 
 
-@pytest.mark.parametrize("fate", [True, None])
-def test_what_is_closed_while_a_record_looks_at_it_is_not_stood_behind_and_not_left_out(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch, fate: bool | None
-) -> None:
-    """The words may be those of the slot's next use."""
-
-    def close_and_tell(_: int) -> bool | None:
-        chain.mine.close()
-        return fate
-
-    monkeypatch.setattr(chain.mine, "fate", close_and_tell)
-    with pytest.raises(EventClosed):
-        chain.b.record(chain.stream._handle, 0, 1, after=[(chain.mine, 1)])
-    assert (chain.b.generation, chain.b.chain.entries, queued.lists) == (0, [], {})
-
-
 def test_what_is_closed_once_a_record_has_looked_at_it_is_not_left_out(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,9 +135,11 @@ def test_what_is_closed_once_a_record_has_looked_at_it_is_not_left_out(
         chain.mine.close()
         return add(*arguments)
 
-    monkeypatch.setattr(queued, "add", close_and_add)
-    with pytest.raises(EventClosed):
-        chain.b.record(chain.stream._handle, 0, 1, after=[(chain.mine, 1)])
+    with StreamGate(chain.held):
+        chain.record(chain.a, chain.held)
+        monkeypatch.setattr(queued, "add", close_and_add)
+        with pytest.raises(EventClosed):
+            chain.b.record(chain.stream._handle, 0, 1, after=[(chain.mine, 1)])
     assert chain.b.generation == 0
 
 

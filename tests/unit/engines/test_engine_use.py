@@ -26,6 +26,13 @@ def _record(engine: TimelineEngine, stream: ipcsync.Stream) -> int:
     return engine.record(stream._handle, 0, 1)
 
 
+def _record_behind(row: Row, stream: ipcsync.Stream, *points: tuple[TimelineEngine, int]) -> None:
+    """A record behind waits of the stream for these, of which the driver has none."""
+    for view, generation in points:
+        queued.add(queued.list_of(stream._handle, 0), view, generation, 0)
+    _record(row.mine, stream)
+
+
 # --- what is queued and where -----------------------------------------------------------------------------------------
 
 
@@ -275,7 +282,7 @@ def test_a_recorder_has_drained_once_all_that_it_recorded_is_complete(row: Row) 
 
 def test_a_recorder_has_not_drained_while_what_it_stands_behind_is_open(row: Row) -> None:
     stream = ipcsync.Stream()
-    row.mine.record(stream._handle, 0, 1, [(row.theirs[0], 1)])
+    _record_behind(row, stream, (row.theirs[0], 1))
     stream.synchronize()
     assert row.open_ones == [(1, 1, OWN)]
     assert not row.mine.is_drained()
@@ -288,7 +295,7 @@ def test_a_record_behind_further_points_names_those_too_and_none_that_is_good_or
     stream = ipcsync.Stream()
     row.complete(1, 1)
     row.record(2, 4)
-    row.mine.record(stream._handle, 0, 1, [(row.theirs[1], 1), (row.theirs[2], 3)])
+    _record_behind(row, stream, (row.theirs[1], 1), (row.theirs[2], 3))
     assert row.open_ones == [(1, 1, 1 << 2)]
     ((wait,),) = [entry.waits for entry in row.chain.entries]
     assert (wait.view, wait.generation, wait.stream) == (row.theirs[2], 3, 0)
@@ -314,7 +321,7 @@ def test_a_record_on_another_stream_stands_behind_the_one_before_it_while_that_i
     first, second = ipcsync.Stream(), ipcsync.Stream()
     row.record(0, 1)
     with StreamGate(first):
-        row.mine.record(first._handle, 0, 1, [(row.theirs[0], 1)])
+        _record_behind(row, first, (row.theirs[0], 1))
         _record(row.mine, second)
         assert row.open_ones == [(1, 1, 1)]
         other = row.other_recorder(3)
@@ -331,7 +338,7 @@ def test_with_many_entries_a_record_judges_first(row: Row) -> None:
     streams = [ipcsync.Stream() for _ in range(2)]
     for generation in range(1, 60):
         row.record(0, generation)
-        row.mine.record(streams[generation % 2]._handle, 0, 1, [(row.theirs[0], generation)])
+        _record_behind(row, streams[generation % 2], (row.theirs[0], generation))
         streams[generation % 2].synchronize()
         row.complete(0, generation)
     assert len(row.chain.entries) <= 32

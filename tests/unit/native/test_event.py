@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,6 +82,31 @@ def test_a_wait_keeps_what_it_captured_when_the_event_is_recorded_again(
     event.record(stream)
     other.synchronize()
     assert event.query() is False
+
+
+_ALL = pytest.param("work of device 0", marks=pytest.mark.alone)  # others' streams too
+
+
+@pytest.mark.parametrize("what", ["record of <ipcsync.Event", "work of <ipcsync.Stream", _ALL])
+def test_synchronize_ends_by_its_timeout_and_says_what_was_waited_for(
+    held: tuple[ipcsync.Stream, StreamGate], what: str
+) -> None:
+    stream, gate = held
+    event = stream.record_event()
+    calls: dict[str, Callable[..., None]] = {"record": event.synchronize, "work": stream.synchronize}
+    call = ipcsync.synchronize if "device" in what else calls[what.partition(" ")[0]]
+    with pytest.raises(ipcsync.WaitTimeout, match=rf"^the {what}.* was not done within 0\.01 s$") as caught:
+        call(timeout=0.01)
+    assert caught.value.timeout == 0.01
+    with pytest.raises(ipcsync.WaitTimeout):
+        call(timeout=0)
+    for invalid in (-1, float("nan")):
+        with pytest.raises(ValueError, match="timeout is a number of seconds from 0 up"):
+            call(timeout=invalid)
+    gate.open()
+    call(timeout=30)
+    assert event.query()
+    call(timeout=0)
 
 
 def test_synchronize_lets_other_threads_run(held: tuple[ipcsync.Stream, StreamGate]) -> None:

@@ -1,0 +1,64 @@
+"""What a peer does whose stream waits for another process's record, and which then waits for that stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ipcsync
+from ipcsync._board import INT64_MAX
+from tests.faults import actions
+
+_before: list[ipcsync.Event] = []
+_behind: list[ipcsync.Event] = []
+
+CALLS: dict[str, Callable[[], Callable[..., None]]] = {
+    "Stream.synchronize": lambda: actions.stream().synchronize,
+    "Event.synchronize": lambda: _behind[0].synchronize,
+    "synchronize": lambda: ipcsync.synchronize,
+}
+
+
+def wait_for(endpoint: str, data: bytes) -> None:
+    """Connect, and queue a wait for the point between two records of events of this process."""
+    actions.connect(endpoint, "waiter")
+    actions.take(data, "p")
+    _before.append(actions.stream().record_event())
+    actions.wait_on_stream("p")
+    _behind.append(actions.stream().record_event())
+
+
+def record_behind(name: str) -> bytes:
+    """The point of a record on the stream that waits."""
+    actions.open_event(name, "event")
+    return actions.record(name)
+
+
+def outcome(call: str, timeout: float | None = None) -> tuple[str, str, int, str]:
+    """How a call ends here: class, cause, pid and text of its error; empty if it returns."""
+    try:
+        CALLS[call]()(timeout=timeout)
+    except ipcsync.RecorderLost as error:
+        return "RecorderLost", str(error.cause), error.pid, str(error)
+    except ipcsync.WaitTimeout as error:
+        return "WaitTimeout", str(error.timeout), 0, str(error)
+    return "", "", 0, ""
+
+
+def others_end() -> bool:
+    """What does not stand behind the wait ends: the event before it, another stream, and an event there."""
+    _before[0].synchronize()
+    other = ipcsync.Stream()
+    other.record_event().synchronize()
+    other.synchronize()
+    return other.query()
+
+
+def is_released(point: str) -> bool:
+    """Whether the point's word is the one that ends every wait."""
+    return bool(actions.engine_of(point).line.completed == INT64_MAX)
+
+
+def beat_often() -> None:
+    """Run the heartbeat's work, which finds a lost coordinator, a few times."""
+    for _ in range(5):
+        actions.client()._session.attachments.beat()
