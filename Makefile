@@ -27,7 +27,7 @@
 # make lint   ruff and mypy --strict
 # make types  whether each public name has a type that every checker reads alike, in the package as installed
 # make docs   the API reference and the pages, in site/, and what they look like in a browser
-# make wheels   the wheels of a release in dist/wheels: with the compiled core and without, each tried
+# make wheels   the wheels of a release in dist/wheels, each tried
 # make dist   sdist and wheel in dist/, checked, installed outside of the checkout, tried (DIST_TESTS="tests" for all)
 PYTHON ?= python3
 # With it each of the thousand processes that the tests start compiles every source anew, and each worker every test.
@@ -77,8 +77,8 @@ endif
 all_tests = $(call tests,tests,not benchmark$(if $(WITH_THOROUGH),, and $(USUAL)))
 driver_tests = $(if $(WITH_THOROUGH),$(call tests,tests,not benchmark and not model and not planted),$(call tests,$(call marked,driver),driver and $(USUAL)))
 
-# What a change of the product can break and is not long: each test once in pure Python, and what depends on the driver with
-# the compiled core and in another mode of the software driver, and on a GPU if there is one. `test-modes` has the others.
+# What a change of the product can break and is not long: each test once with every call made by the Python engine, and what depends on the
+# driver as users have it, in another mode of the software driver, and on a GPU if there is one. `test-modes` has the others.
 # The two passes run side by side, since each mostly waits; what one of them says is shown once it has ended.
 test: install
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-host test-cuda
@@ -86,18 +86,18 @@ test: install
 test-cuda:
 	@$(MAKE) --no-print-directory test-on-gpu test-async WORKERS=$(WORKERS_BESIDE)
 
-test-modes: test-pure-async test-complete test-softcuda
+test-modes: test-slow-async test-complete test-softcuda
 
-# In pure Python unless IPCSYNC_COMPILED says otherwise; the passes below have the compiled core, where there is one.
+# The compiled core takes no call, unless IPCSYNC_TEST_SHORTCUTS=1; below it does. Else the Python engine would get the rare ones only.
 test-host: install
-	@export IPCSYNC_COMPILED=$${IPCSYNC_COMPILED:-0} IPCSYNC_DRIVER=host; $(all_tests)
+	@export IPCSYNC_TEST_SHORTCUTS=$${IPCSYNC_TEST_SHORTCUTS:-0} IPCSYNC_DRIVER=host; $(all_tests)
 
 # With every operation sent through the stream's thread.
 test-async: install
 	@export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
 
-test-pure-async: install
-	@export IPCSYNC_COMPILED=0 IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
+test-slow-async: install
+	@export IPCSYNC_TEST_SHORTCUTS=0 IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1; $(driver_tests)
 
 # With a dead process's work complete, and work done within the call where nothing is to be waited for.
 test-complete: install
@@ -124,7 +124,7 @@ test-gpu:
 	@test -n "$(OUT)" || { echo "usage: make test-gpu OUT=DIRECTORY [WHEELS=DIRECTORY] [PYTHON=python3]"; exit 2; }
 ifdef WHEELS
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(GPU_SITE) $(WHEELS)/*.whl
-	cp -n $(GPU_SITE)/ipcsync/_engines/core*.so $(GPU_SITE)/ipcsync/_engines/core_build.txt ipcsync/_engines/
+	cp -n $(GPU_SITE)/ipcsync/_engines/core*.so ipcsync/_engines/
 	cp -n $(GPU_SITE)/ipcsync/_softcuda/*.so ipcsync/_softcuda/
 	PYTHONPATH="$(GPU_SITE)" $(PYTHON) -m tests.gpu.run --out $(OUT) --lmcache $(WHEELS) $(ARGS)
 else
@@ -139,7 +139,7 @@ DOWNLOAD_THERE = $(BIN)/python -m pip download --quiet --only-binary=:all: --pyt
   --implementation cp $(PLATFORMS) --dest $(WHEELS)
 gpu-wheels: install $(if $(WITH_LMCACHE),build/lmcache/.installed)
 	@test -n "$(WHEELS)" || { echo "usage: make gpu-wheels WHEELS=DIRECTORY [PYTHON_THERE=3.12] [WITH_LMCACHE=1]"; exit 2; }
-	IPCSYNC_BUILD_CORE=1 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) .
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) .
 	$(DOWNLOAD_THERE) $(WHEELS)/ipcsync-*.whl pytest pytest-timeout pytest-xdist hypothesis jsonschema
 ifdef WITH_LMCACHE
 	$(DOWNLOAD_THERE) --no-deps lmcache==$(LMCACHE_VERSION) cachetools nvtx psutil pyyaml importlib_metadata zipp \
@@ -153,13 +153,13 @@ AT_LENGTH := WITH_THOROUGH=1 IPCSYNC_SOAK_SECONDS=$(SOAK_SECONDS)
 test-all: install
 	$(BIN)/python -m tests.kit.passes "$(MAKE) --no-print-directory" lint benchmarks test-oldest test-newest soak \
 	  "test-host $(AT_LENGTH)" "test-cuda WORKERS_BESIDE=$(WORKERS) $(AT_LENGTH)" \
-	  "test-pure-async $(AT_LENGTH)" "test-complete $(AT_LENGTH)" test-softcuda \
-	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-async test-complete IPCSYNC_COMPILED=0" \
+	  "test-slow-async $(AT_LENGTH)" "test-complete $(AT_LENGTH)" test-softcuda \
+	  "test-host IPCSYNC_TEST_ZYGOTE=0" test-keeper "test-async test-complete IPCSYNC_TEST_SHORTCUTS=0" \
 	  dist
 
 # Then what `make test` tries a part of, in full: properties, short programs, steps to die at.
 test-models: install
-	@export IPCSYNC_COMPILED=$${IPCSYNC_COMPILED:-0} IPCSYNC_DRIVER=host IPCSYNC_TEST_LONG=1; \
+	@export IPCSYNC_TEST_SHORTCUTS=$${IPCSYNC_TEST_SHORTCUTS:-0} IPCSYNC_DRIVER=host IPCSYNC_TEST_LONG=1; \
 	{ $(call tests,$(call marked,model) $(call marked,planted),(model or planted) and not thorough); } && \
 	$(PYTEST) $(shell grep -rlE --include='test_*.py' 'kit\.examples|frames.*MANY' tests/unit tests/faults) -m "$(USUAL)" $(ARGS)
 
@@ -179,7 +179,7 @@ results: install
 SANITIZED := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 REPORTS := $(CURDIR)/build/sanitize
 sanitize: install
-	IPCSYNC_BUILD_CORE=1 CFLAGS="$(SANITIZED)" $(BIN)/python -m pip install --quiet --no-deps --editable .
+	CFLAGS="$(SANITIZED)" $(BIN)/python -m pip install --quiet --no-deps --editable .
 	rm -rf $(REPORTS) && mkdir -p $(REPORTS)
 	export IPCSYNC_DRIVER=host IPCSYNC_HOST_ASYNC=1 ASAN_OPTIONS=detect_leaks=0:log_path=$(REPORTS)/report UBSAN_OPTIONS=log_path=$(REPORTS)/report; \
 	export LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"; \
@@ -321,7 +321,6 @@ types:
 	$(PYTHON) -m venv $(TYPES)
 	$(TYPES)/bin/python -m pip install --quiet --upgrade pip
 	$(TYPES)/bin/python -m pip install --quiet '.[observer]' --group types
-	IPCSYNC_BUILD_CORE=0 $(TYPES)/bin/python -m pip install --quiet --force-reinstall --no-deps .
 	$(TYPES)/bin/python -m tests.kit.typed $(TYPES)/bin/python
 
 docs: install
@@ -337,7 +336,7 @@ dist: install
 	$(BIN)/check-wheel-contents dist/*.whl
 	$(BIN)/python -m tests.packaging.installed dist -- $(DIST_TESTS)
 
-# One with the compiled core for each kind of Python and machine that can be built for here, and one without it.
+# One for each kind of Python and machine that can be built for here.
 wheels: install
 	$(BIN)/python -m pip install --quiet --group dist
 	rm -rf dist/wheels

@@ -1,12 +1,11 @@
-"""Builds what of ipcsync is not Python: the software driver in C, and the compiled core, `ipcsync._engines.core`.
+"""Builds what of ipcsync is not Python: the compiled core, `ipcsync._engines.core`, and the software driver in C.
 
-Where there is no C compiler, the build asks for ziglang, which has one. The core needs Python's headers too; without
-them the engines are pure Python. `ipcsync/_engines/core_build.txt` says whether there is a core, and why not, which
-`ipcsync doctor` shows. A wheel's tag follows from what was built: with the core, CPython's stable ABI from 3.10 on (a
-free-threaded Python has none, so that version alone); without it, any Python on this kind of machine.
+It needs a C compiler (where none is, the build asks for ziglang, which has one), Python's headers and Cython. What is
+missing is said in one sentence, and nothing is installed. The wheel is one for CPython's stable ABI from 3.10 on; on a
+free-threaded Python, which has none, for that version alone.
 
-IPCSYNC_BUILD_CORE is auto (the default), 0 (do not try) or 1 (fail if it cannot be built). CC is the compiler, and
-IPCSYNC_BUILD_MACHINE another machine that it compiles for, such as aarch64.
+CC is the compiler, CFLAGS has more flags for it, and IPCSYNC_BUILD_MACHINE is another machine that it compiles for,
+such as aarch64.
 """
 
 from __future__ import annotations
@@ -21,74 +20,59 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_CYTHON = "Cython>=3.1,<4"
 _ZIG = "ziglang>=0.13"
 _HOME = Path("ipcsync", "_engines")
-_SOURCES = _HOME / "core_cython"
-_DRIVER = Path("ipcsync", "_softcuda")
-_DRIVER_FILE = "libipcsync_softcuda.so"
+_CORE = _HOME / "core_cython" / "core.pyx"
+_DRIVER = Path("ipcsync", "_softcuda", "softcuda.c")
+_DRIVER_FILE = _DRIVER.with_name("libipcsync_softcuda.so")
 _MACHINES = ("x86_64", "aarch64")
 _FLAGS = ["-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-overflow", "-Wl,--strip-all"]
 _CORE_FLAGS = ["-Wno-error=incompatible-pointer-types"]  # of what Cython writes for the limited API
 _DRIVER_FLAGS = ["-std=gnu11", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete"]
 _STABLE = ["-DPy_LIMITED_API=0x030A0000", "-DCYTHON_LIMITED_API=1"]
-
-
-class _NotBuiltError(Exception):
-    """The core cannot be built here, and why."""
-
-
-class CompilerNeededError(Exception):
-    """The package cannot be built here, and what to install."""
+_NEEDS_HEADERS = (
+    "Python's headers are missing: there is no Python.h in {}. Install python3-dev on Debian or Ubuntu,"
+    " python3-devel on Fedora; most other Pythons have them"
+)
+_NEEDS_COMPILER = "there is no C compiler. Install gcc or clang, or build without --no-build-isolation, with ziglang"
+_NEEDS_CYTHON = "Cython is missing. Install it, or build without --no-build-isolation"
 
 
 class CompiledHook(BuildHookInterface[Any]):
     """Called by hatchling for each wheel and each editable install."""
 
     def dependencies(self) -> list[str]:
-        """Cython, if the core is wanted, and a C compiler, if none is here."""
-        cython = [] if _wanted() == "0" else [_CYTHON]
-        return cython if _compilers_here() else [*cython, _ZIG]
+        """A C compiler, if none is here."""
+        return [] if _compilers_here() else [_ZIG]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build both: into the tree for an editable install, else into the wheel."""
         self._temporary = tempfile.mkdtemp(prefix="ipcsync-build-")
         self._is_editable = version == "editable"
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-linux_{_machine()}"
-        self._build_driver(build_data)
-        self._build_core(build_data)
+        build_data["tag"] = _tag()
+        if _is_odd():
+            self._fail(f"it is written for CPython on Linux with glibc, on {' or '.join(_MACHINES)}")
+        core = "core.abi3.so" if _is_stable() else f"core{sysconfig.get_config_var('EXT_SUFFIX')}"
+        self._compiler = self._find_compiler()
+        self._compile(self._translate(), self._place(build_data, _HOME / core), _core_flags(self.root))
+        self._compile(Path(self.root, _DRIVER), self._place(build_data, _DRIVER_FILE), _DRIVER_FLAGS)
+        for other in Path(self.root, _HOME).glob("core*.so") if self._is_editable else ():
+            if other.name != core:  # of another Python, which would come before this one
+                other.unlink()
 
-    def _build_driver(self, build_data: dict[str, Any]) -> None:
-        target = self._place(build_data, _DRIVER / _DRIVER_FILE)
-        try:
-            _compile(Path(self.root, _DRIVER, "softcuda.c"), target, _DRIVER_FLAGS)
-        except _NotBuiltError as why:
-            raise CompilerNeededError(
-                f"ipcsync cannot be built here: {why}. Install a C compiler (gcc or clang, with headers), or build"
-                " with an index that has ziglang and without --no-build-isolation; a wheel of ipcsync needs neither"
-            ) from None
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 - hatchling's
+        """Remove what is in the wheel now."""
+        shutil.rmtree(self._temporary)
 
-    def _build_core(self, build_data: dict[str, Any]) -> None:
-        name = "core.abi3.so" if _is_stable() else f"core{sysconfig.get_config_var('EXT_SUFFIX')}"
-        if self._is_editable:
-            for old in Path(self.root, _HOME).glob("core*.so"):  # of a build that no longer holds
-                old.unlink()
-        try:
-            note = _build(Path(self.root, _SOURCES, "core.pyx"), Path(self._temporary, name))
-        except _NotBuiltError as why:
-            if _wanted() == "1":
-                raise
-            note = f"pure: {why}"
-        else:
-            _put(Path(self._temporary, name), self._place(build_data, _HOME / name))
-            build_data["tag"] = _tag()
-        self._place(build_data, _HOME / "core_build.txt").write_text(note + "\n")
-        self.app.display_info(f"ipcsync's core: {note}")
+    def _fail(self, why: str) -> NoReturn:
+        shutil.rmtree(self._temporary)
+        self.app.abort(f"ipcsync cannot be built here: {why}.")
+        raise AssertionError  # `abort` has ended the process
 
     def _place(self, build_data: dict[str, Any], name: Path) -> Path:
         """Where to build the file `name` of the package."""
@@ -99,16 +83,49 @@ class CompiledHook(BuildHookInterface[Any]):
         build_data["force_include"][str(place)] = str(name)
         return place
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 - hatchling's
-        """Remove what is in the wheel now."""
-        shutil.rmtree(self._temporary)
+    def _find_compiler(self) -> list[str]:
+        """The command of a C compiler."""
+        if here := _compilers_here():
+            return here[0]
+        if not importlib.util.find_spec("ziglang"):
+            self._fail(_NEEDS_COMPILER)
+        return [sys.executable, "-m", "ziglang", "cc"]
+
+    def _translate(self) -> Path:
+        """The core in C."""
+        try:
+            from Cython.Compiler.Main import CompilationOptions, compile_single
+        except ImportError:
+            self._fail(_NEEDS_CYTHON)
+        translated = Path(self._temporary, "core.c")
+        options = CompilationOptions(output_file=str(translated), language_level=3)
+        source = str(Path(self.root, _CORE))
+        if compile_single(source, options=options, full_module_name="ipcsync._engines.core").num_errors:
+            self._fail(f"Cython does not translate {source}")
+        return translated
+
+    def _compile(self, source: Path, target: Path, flags: list[str]) -> None:
+        """Compile `source` to the shared library `target`."""
+        built = Path(self._temporary, "built.so")
+        extra = shlex.split(os.environ.get("CFLAGS", ""))
+        command = [*self._compiler, *_FLAGS, *flags, *extra, str(source), "-o", str(built)]
+        zig = {f"ZIG_{kind}_CACHE_DIR": self._temporary for kind in ("GLOBAL", "LOCAL")}  # $HOME may be read-only
+        done = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **zig}
+        )
+        if done.returncode:
+            faults = [line.strip() for line in done.stdout.splitlines() if "error" in line] or ["it said nothing"]
+            if "Python.h" in faults[0]:
+                self._fail(_NEEDS_HEADERS.format(sysconfig.get_paths()["include"]))
+            self._fail(f"the C compiler {shlex.join(self._compiler)} failed: {faults[0]}")
+        shutil.copyfile(built, target.with_suffix(".new"))
+        target.with_suffix(".new").replace(target)  # whoever has the old one mapped keeps it
 
 
-def _wanted() -> str:
-    wanted = os.environ.get("IPCSYNC_BUILD_CORE", "auto")
-    if wanted not in ("auto", "0", "1"):
-        raise ValueError(f"IPCSYNC_BUILD_CORE must be auto, 0 or 1, but is {wanted!r}")
-    return wanted
+def _is_odd() -> bool:
+    """Whether this is a machine or a Python that ipcsync is not written for."""
+    is_musl = "musl" in (sysconfig.get_config_var("SOABI") or "")
+    return is_musl or platform.python_implementation() != "CPython" or _machine() not in _MACHINES
 
 
 def _machine() -> str:
@@ -122,9 +139,7 @@ def _is_stable() -> bool:
 def _tag() -> str:
     from packaging.tags import sys_tags
 
-    if not _is_stable():
-        return str(next(iter(sys_tags())))
-    return f"cp310-abi3-linux_{_machine()}"
+    return f"cp310-abi3-linux_{_machine()}" if _is_stable() else str(next(iter(sys_tags())))
 
 
 def _compilers_here() -> list[list[str]]:
@@ -134,60 +149,7 @@ def _compilers_here() -> list[list[str]]:
     return [words for words in map(shlex.split, known) if words and shutil.which(words[0])]
 
 
-def _compiler() -> list[str]:
-    """The command of a C compiler. Raises _NotBuiltError if there is none."""
-    if _machine() not in _MACHINES:
-        raise _NotBuiltError(f"it is written for {' and '.join(_MACHINES)}, not for {_machine()}")
-    if here := _compilers_here():
-        return here[0]
-    if importlib.util.find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang", "cc"]
-    raise _NotBuiltError("there is no C compiler")
-
-
-def _compile(source: Path, target: Path, flags: list[str]) -> str:
-    """Compile `source` to the shared library `target`, by CFLAGS too; the compiler's name. Raises _NotBuiltError."""
-    compiler = _compiler()
-    with tempfile.TemporaryDirectory(prefix="ipcsync-build-") as folder:
-        built = Path(folder, "built.so")
-        own = shlex.split(os.environ.get("CFLAGS", ""))
-        command = [*compiler, *_FLAGS, *flags, *own, str(source), "-o", str(built)]
-        zig = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}  # $HOME may not be ours to write in
-        environment = {**os.environ, **zig}
-        try:
-            done = subprocess.run(
-                command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-            )
-        except OSError as error:
-            raise _NotBuiltError(f"no C compiler: {compiler[0]}: {error.strerror}") from None
-        if done.returncode:
-            faults = [line.strip() for line in done.stdout.splitlines() if "error" in line] or ["it said nothing"]
-            raise _NotBuiltError(f"the C compiler {shlex.join(compiler)} failed: {faults[0]}")
-        _put(built, target)
-    return "zig cc" if "ziglang" in compiler else compiler[0]
-
-
-def _put(built: Path, target: Path) -> None:
-    shutil.copyfile(built, target.with_suffix(".new"))
-    target.with_suffix(".new").replace(target)  # whoever has the old one mapped keeps it
-
-
-def _build(source: Path, target: Path) -> str:
-    """Translate and compile the core; one line that says with what. Raises _NotBuiltError."""
-    if _wanted() == "0":
-        raise _NotBuiltError("IPCSYNC_BUILD_CORE=0 when it was built")
-    if platform.python_implementation() != "CPython":
-        raise _NotBuiltError(f"{platform.python_implementation()} is not CPython")
-    _compiler()
-    from Cython import __version__ as cython
-    from Cython.Compiler.Main import CompilationOptions, compile_single
-
+def _core_flags(root: str) -> list[str]:
     paths = sysconfig.get_paths()
-    headers = [f"-I{folder}" for folder in dict.fromkeys((paths["include"], paths["platinclude"], source.parent))]
-    with tempfile.TemporaryDirectory(prefix="ipcsync-core-") as folder:
-        generated = Path(folder, "core.c")
-        options = CompilationOptions(output_file=str(generated), language_level=3)
-        if compile_single(str(source), options=options, full_module_name="ipcsync._engines.core").num_errors:
-            raise _NotBuiltError(f"Cython {cython} does not translate {source.name}")
-        compiler = _compile(generated, target, [*_CORE_FLAGS, *(_STABLE if _is_stable() else []), *headers])
-    return f"compiled: {'CPython 3.10 or later' if _is_stable() else _tag()}, Cython {cython}, {compiler}"
+    folders = dict.fromkeys((paths["include"], paths["platinclude"], str(Path(root, _CORE).parent)))
+    return [*_CORE_FLAGS, *(_STABLE if _is_stable() else []), *(f"-I{folder}" for folder in folders)]

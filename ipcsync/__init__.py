@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from ipcsync.client import *
     from ipcsync.client.aio.client import *
 
-    __compiled__: bool
-
 __version__ = "0.2.0.dev0"
+__compiled__ = True
 
 _HOME = {
     name: module
@@ -56,10 +55,6 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # a type checker reads the star imports above
 
     def __getattr__(name):
-        if name == "__compiled__":
-            from ipcsync._engines.compiled import COMPILED
-
-            return COMPILED
         home = _HOME.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

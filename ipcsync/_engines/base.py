@@ -1,7 +1,7 @@
 """What both engines share: record and wait on streams, query and wait on the host.
 
 The steps of each call, and their order, are those of `tests/faults/board_model.py`, and `test_board_order` compares the
-two. The compiled core takes most calls, where there is one, and leaves the others to this module.
+two. The compiled core takes most calls, and leaves the others to this module.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from ipcsync._deadline import FOREVER, deadline_of
 from ipcsync._drivers import DriverObject
 from ipcsync._engines import queued
 from ipcsync._engines.chains import Entry
-from ipcsync._engines.compiled import COMPILED, CallLock, bind_driver, know_streams
-from ipcsync._engines.core_python import Links
+from ipcsync._engines.compiled import CallLock, Links, bind_driver, know_streams
 from ipcsync._engines.loss import Loss
 from ipcsync._engines.queued_wait import Wait
 from ipcsync._engines.slot_use import SlotUse
@@ -515,7 +514,7 @@ class Engine(SlotUse):
     # --- shortcuts ----------------------------------------------------------------------------------------------------
 
     def _take_shortcuts(self) -> None:
-        """Let the compiled core take calls from now on, if there is one, without a trace."""
+        """Let the compiled core take calls from now on, without a trace."""
         if _bind() and not self.is_traced:
             links = Links(
                 waits=queued.lists,
@@ -572,9 +571,9 @@ class Engine(SlotUse):
 
 @cache
 def _bind() -> bool:
-    """Whether the compiled core has the driver's functions."""
+    """Give the compiled core the driver's functions; whether the binding has what it needs."""
     know_streams(Stream)
     why_not = bind_driver()
-    if why_not is not None and COMPILED:
-        log.warning("the compiled core is not used: the binding lacks a function that it needs: %s", why_not)
+    if why_not is not None:
+        log.warning("the compiled core takes no calls: the binding lacks a function that it needs: %s", why_not)
     return why_not is None

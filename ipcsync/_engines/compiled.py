@@ -1,26 +1,23 @@
-"""The core of this process: the compiled one, if it was built and IPCSYNC_COMPILED allows it."""
+"""The compiled core, which takes most calls of an engine: what there is of it for the rest of the package."""
 
 from __future__ import annotations
 
-import importlib
 import os
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipcsync import _locks
-from ipcsync._engines import core_python
 
 __all__ = [
-    "COMPILED",
-    "WHY_NOT",
+    "INTERFACE",
+    "SHORTCUTS",
     "CallLock",
     "Core",
     "EventBase",
+    "Links",
     "PointBase",
     "SessionCheck",
     "bind_driver",
-    "built_with",
     "is_parked",
     "know_streams",
     "park",
@@ -28,64 +25,64 @@ __all__ = [
     "shortened",
 ]
 
+INTERFACE = 15
+"""The version of what this package and the core expect of each other; raised on both sides with each change of it."""
 
-def built_with() -> str:
-    """The build's own record: "compiled: …", or "pure: …" and why."""
-    try:
-        return Path(__file__).with_name("core_build.txt").read_text().strip()
-    except OSError:
-        return "pure: this tree was never installed (make install, or pip install .)"
+SHORTCUTS = os.environ.get("IPCSYNC_TEST_SHORTCUTS") != "0"
+"""Whether the core takes calls. It always does but in the tests of the Python engine, which then takes all of them."""
 
+_INSTALL = "install ipcsync again (pip install .)"
 
-def _load() -> tuple[ModuleType, str | None]:
-    """The core, and why it is not the compiled one; None if it is."""
-    wanted = os.environ.get("IPCSYNC_COMPILED", "auto")
-    if wanted not in ("auto", "0", "1"):
-        raise ValueError(f"IPCSYNC_COMPILED must be auto, 0 or 1, but is {wanted!r}")
-    if wanted == "0":
-        return core_python, "IPCSYNC_COMPILED=0"
-    try:
-        core = importlib.import_module("ipcsync._engines.core")
-        theirs = core.INTERFACE
-    except ImportError as error:
-        why_not = built_with().removeprefix("pure: ")
-        if why_not.startswith("compiled: "):
-            why_not = f"it does not load here: {error}"
-    else:
-        if theirs == core_python.INTERFACE:
-            return core, None
-        why_not = f"it was built from another version (interface {theirs}, not {core_python.INTERFACE}): install again"
-    if wanted == "1":
-        raise ImportError(f"IPCSYNC_COMPILED=1, but there is no compiled core: {why_not}")
-    return core_python, why_not
+try:
+    import ipcsync._engines.core as _core
+except ModuleNotFoundError:
+    raise ImportError(f"ipcsync's compiled core is missing, {_INSTALL}") from None
+if _core.INTERFACE != INTERFACE:
+    raise ImportError(
+        f"ipcsync's compiled core was built from another version, {_INSTALL}:"
+        f" {_core.__file__} has interface {_core.INTERFACE}, not {INTERFACE}"
+    )
 
+Core = _core.Core
+EventBase = _core.EventBase
+PointBase = _core.PointBase
+SessionCheck = _core.SessionCheck
+is_parked = _core.is_parked
+know_streams = _core.know_streams
+park = _core.park
+parked = _core.parked
+shortened = _core.shortened
 
-_core, WHY_NOT = _load()
-COMPILED = WHY_NOT is None
-"""Whether the core is the compiled one; if not, `WHY_NOT` says why."""
 
 if TYPE_CHECKING:
-    from ipcsync._engines.core_python import (
-        Core,
-        EventBase,
-        PointBase,
-        SessionCheck,
-        bind_driver,
-        is_parked,
-        know_streams,
-        park,
-        parked,
-        shortened,
-    )
     from ipcsync._locks import CallLock
 else:
-    Core, EventBase, SessionCheck, PointBase = _core.Core, _core.EventBase, _core.SessionCheck, _core.PointBase
-    bind_driver, know_streams, shortened = _core.bind_driver, _core.know_streams, _core.shortened
-    park, is_parked, parked = _core.park, _core.is_parked, _core.parked
-    CallLock = _locks.CallLock
-    if COMPILED:
 
-        class CallLock(_locks.Unwinding, _core.Lock):
-            """A reentrant lock that is free once no call that took it runs any more; shortcuts take it too."""
+    class CallLock(_locks.Unwinding, _core.Lock):
+        """A reentrant lock that is free once no call that took it runs any more; shortcuts take it too."""
 
-            __slots__ = ()
+        __slots__ = ()
+
+
+class Links(NamedTuple):
+    """What a shortcut needs to note what stands behind what."""
+
+    waits: dict[int, dict[int, Any]]
+    """The waits that this process has queued, by stream: a record stands behind those on its stream."""
+    changed: list[Any]
+    """Those on their way into that; while there are any, no record is a shortcut."""
+    lock: object
+    """Held while they change."""
+    drop: Callable[[Iterable[Any]], object]
+    """Removes waits that are known good."""
+    make_wait: type
+    chain: object
+    """The recorder's chain, whose entries are replaced with the engine's lock held."""
+    make_entry: type
+    behind_all: bool
+    """Whether a record stands behind the waits of every stream; then none is a shortcut."""
+
+
+def bind_driver() -> str | None:
+    """Have shortcuts call the driver's functions from now on; returns why they cannot, or None."""
+    return _core.bind_driver() if SHORTCUTS else None

@@ -15,7 +15,7 @@ from ipcsync import _drivers
 from ipcsync._drivers import unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from ipcsync_bench.rows import Row, Target, at_most_more, below, compare, interleave, of_the_core
+from ipcsync_bench.rows import Row, Target, at_most_more, below, compare, interleave
 from ipcsync_bench.workers import Worker
 
 Call = Callable[[], object]
@@ -65,7 +65,7 @@ def _compare(
 ) -> list[Row]:
     """Each call's microseconds beside the others', in bursts."""
     timed = {name: partial(in_bursts, call, drain, count) for name, call in contest.items()}
-    return compare(row, interleave(timed, rounds), "µs", of_the_core(targets))
+    return compare(row, interleave(timed, rounds), "µs", targets)
 
 
 def records(rounds: int, scale: float) -> Iterator[Row]:
@@ -91,7 +91,7 @@ def records(rounds: int, scale: float) -> Iterator[Row]:
             yield from _compare(f"record ({engine})", contest, stream.synchronize, count, rounds, target)
             timed = {name: partial(apart, each, stream.synchronize, count // 20) for name, each in contest.items()}
             figures = interleave(timed, rounds)
-            yield from compare(f"record ({engine}), one each 100 µs", figures, "µs", of_the_core(target))
+            yield from compare(f"record ({engine}), one each 100 µs", figures, "µs", target)
             if engine == "event":
                 yield from _other_streams(event, stream, native, count, rounds)
         unwrap(driver.cuMemFree(spare), "cuMemFree")
@@ -227,7 +227,7 @@ def pending(rounds: int, scale: float) -> Iterator[Row]:  # noqa: ARG001 - a hel
 
             contest: dict[str, Callable[[], float]] = {"ipcsync": ours, peer: bare}
             figures = interleave(contest, 4 * rounds)
-            yield from compare(f"wait on a pending point ({engine})", figures, "µs", of_the_core(targets))
+            yield from compare(f"wait on a pending point ({engine})", figures, "µs", targets)
 
 
 # --- records behind waits ---------------------------------------------------------------------------------------------

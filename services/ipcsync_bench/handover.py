@@ -19,7 +19,7 @@ import ipcsync
 from ipcsync._linux.futex import Futex
 from ipcsync._linux.process import start_time
 from ipcsync.typing import EngineName
-from ipcsync_bench.rows import Figures, Row, Target, at_most, compare, interleave, of_the_core, percentile
+from ipcsync_bench.rows import Figures, Row, Target, at_most, compare, interleave, percentile
 from ipcsync_bench.workers import BUSY_THREADS, Worker, Workers, begin_busy_threads
 
 _SLICE_NS = 1_000_000_000
@@ -192,7 +192,7 @@ def _beside_futex(
     for name, (which, figures, goal) in product(ours, zip(("p50", "p99"), halves, (target, p99), strict=True)):
         if goal is not None:
             held = {"ipcsync": figures[name], "bare futex": figures["bare futex"]}
-            yield from compare(f"{name}{load}, {which}", held, "µs", of_the_core({"bare futex": goal}))
+            yield from compare(f"{name}{load}, {which}", held, "µs", {"bare futex": goal})
 
 
 def _be_busy(_state: dict[str, Any]) -> None:

@@ -30,7 +30,6 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release().partition("-")[0],  # without what a distributor adds
         "python": platform.python_version(),
-        "compiled": ipcsync.__compiled__,
         "driver": ipcsync.driver_name(),
         "device": ipcsync.get_device_properties(0).name,
         "profile": os.environ.get("IPCSYNC_HOST_PROFILE", ""),

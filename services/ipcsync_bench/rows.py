@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import ipcsync
-
 Figures = Mapping[str, list[float]]
 """The figures of each contestant, one a round."""
 
@@ -38,11 +36,6 @@ def at_most_more(extra: float, unit: str) -> Target:
 def below(limit: float, unit: str) -> Target:
     """At most `limit`, whatever a peer does."""
     return Target(f"<= {limit:g} {unit}", lambda ours, _theirs, _ratio: ours <= limit)
-
-
-def of_the_core(targets: Mapping[str, Target]) -> Mapping[str, Target]:
-    """Goals of the compiled core: none where it takes no calls."""
-    return targets if ipcsync.__compiled__ else {}
 
 
 @dataclass(frozen=True)

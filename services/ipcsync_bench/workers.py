@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -62,9 +62,6 @@ def end_busy_threads() -> None:
 
 class Worker(child.Worker):
     """One process. The first argument of each function is a dict of the worker, for its state between calls."""
-
-    def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        super().__init__(env=env)
 
     def begin(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         """Have it run a module-level function."""

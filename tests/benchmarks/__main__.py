@@ -13,10 +13,7 @@ LABORATORY: dict[str, tuple[str, str]] = {
         "tests.benchmarks.handover",
         "a record until the peer's wait returns, beside its alternatives",
     ),
-    "loaded": (
-        "tests.benchmarks.busy",
-        "record while other threads compute, compiled and in pure Python",
-    ),
+    "loaded": ("tests.benchmarks.busy", "record while other threads compute"),
     "beside_torch": ("tests.benchmarks.beside_torch", "record, wait and a tensor's hand-over beside torch's own"),
     "attach": ("tests.benchmarks.start", "many processes attach to the same events"),
     "start": ("tests.benchmarks.start", "import, coordinator ready, first event"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync import _drivers
-from ipcsync_bench.rows import Row, at_most, compare, interleave, of_the_core
+from ipcsync_bench.rows import Row, compare, interleave
 from ipcsync_bench.workers import BUSY_THREADS, Worker, begin_busy_threads, end_busy_threads
 
 _PAUSE_S = 100e-6
@@ -73,27 +73,19 @@ def _record_now_and_then(state: dict[str, Any], which: str, seconds: float) -> f
 
 
 def loaded(rounds: int, scale: float) -> Iterator[Row]:
-    """record while other Python threads of the process compute: compiled, and in pure Python."""
+    """record while other Python threads of the process compute."""
     with ExitStack() as stack:
         coordinator = stack.enter_context(ipcsync.launch(log_level="warning"))
-        compiled, pure = (
-            stack.enter_context(closing(Worker(env={"IPCSYNC_COMPILED": value}))) for value in ("auto", "0")
-        )
-        for worker in (compiled, pure):
-            worker.call(_open_recorder, coordinator.endpoint)
-        target = of_the_core({"pure Python": at_most(0.8)})
-        for row, function, goals in (
-            (f"record (event), {BUSY_THREADS} busy threads, mean", _record, target),
-            (f"record (event) now and then, {BUSY_THREADS} busy threads, mean", _record_now_and_then, {}),
+        worker = stack.enter_context(closing(Worker()))
+        worker.call(_open_recorder, coordinator.endpoint)
+        for row, function in (
+            (f"record (event), {BUSY_THREADS} busy threads, mean", _record),
+            (f"record (event) now and then, {BUSY_THREADS} busy threads, mean", _record_now_and_then),
         ):
 
-            def take(worker: Worker, which: str, function: Callable[..., float] = function) -> Callable[[], float]:
+            def take(which: str, function: Callable[..., float] = function) -> Callable[[], float]:
                 # Each has the machine for itself while it is measured.
                 return lambda: float(worker.call(function, which, max(0.3, 2 * scale)))
 
-            contest = {
-                "ipcsync": take(compiled, "record"),
-                "pure Python": take(pure, "record"),
-                "bare cuEventRecord": take(compiled, "bare"),
-            }
-            yield from compare(row, interleave(contest, rounds), "µs", goals)
+            contest = {"ipcsync": take("record"), "bare cuEventRecord": take("bare")}
+            yield from compare(row, interleave(contest, rounds), "µs", {})

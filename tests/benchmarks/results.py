@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 _HERE = Path(__file__).parent
 _PAGE = _HERE / "RESULTS.md"
 _BEGIN = "<!-- what follows is written by make results -->\n"
-_CALLS = ("hand_over", "records", "completed", "pending", "chained")
 
 
 class Run(NamedTuple):
@@ -29,14 +28,12 @@ class Run(NamedTuple):
     older: str  # which of the older runs stands beside it
     env: dict[str, str]
     only: tuple[str, ...] = ()
-    held_to: str = ""  # the goal of each row: at most so many times the older figure
 
 
 _HOST = {"IPCSYNC_DRIVER": "host"}
 RUNS = (
     Run("The software driver", "cuda", _HOST),
     Run("The same, all work sent through the stream's thread", "", {**_HOST, "IPCSYNC_HOST_ASYNC": "1"}, ("wake_up",)),
-    Run("The same in pure Python", "cuda", {**_HOST, "IPCSYNC_COMPILED": "0"}, _CALLS, "1.5"),
 )
 
 
@@ -48,8 +45,6 @@ def _measure(run: Run, options: list[str], older: dict[str, Any]) -> tuple[str, 
         if run.older:
             before.write_text(json.dumps(older[run.older]))
             command += ["--before", before]
-        if run.held_to:
-            command += ["--held-to", run.held_to]
         for name in run.only:
             command += ["--only", name]
         env = {**os.environ, **run.env, "IPCSYNC_HOST_SEGMENT": f"results-{os.getpid()}"}
@@ -73,10 +68,7 @@ def main() -> None:
             continue
         began = os.getloadavg()[0]
         table, machine = _measure(run._replace(only=only), options, older)
-        core = "compiled core" if machine["compiled"] else "pure Python"
-        where = (
-            f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}, {core}"
-        )
+        where = f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}"
         load = f"load average {began:.1f} before, {os.getloadavg()[0]:.1f} after, {time.strftime('%Y-%m-%d')}"
         parts.append(f"## {run.title}\n\n{where}; {load}{'; --quick' if given.quick else ''}.\n\n{table}")
     page = _PAGE.read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -14,14 +14,12 @@ from ipcsync._linux.child import PYTHON
 from ipcsync_bench.rows import Row, Target, alone, at_most, at_most_more, below, compare, interleave
 from ipcsync_bench.workers import Worker, Workers
 
-_PURE = {"IPCSYNC_COMPILED": "0"}
 
-
-def _seconds_of(code: str, *, inside: bool = False, env: Mapping[str, str] | None = None) -> float:
+def _seconds_of(code: str, *, inside: bool = False) -> float:
     """Milliseconds that a fresh Python takes to run `code`; `inside`: what it prints instead."""
     start = time.perf_counter()
     command = [*PYTHON, "-c", code]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **(env or {})})
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout) if inside else (time.perf_counter() - start) * 1e3
 
 
@@ -46,12 +44,7 @@ def start(rounds: int, scale: float) -> Iterator[Row]:
     }
     yield from compare("import ipcsync", interleave(contest, rounds), "ms", {"import zmq": below(40, "ms")})
     code = _IMPORT.format("ipcsync.client")
-    contest = {
-        "ipcsync": lambda: _seconds_of(code, inside=True),
-        "pure Python": lambda: _seconds_of(code, inside=True, env=_PURE),
-    }
-    target = {"pure Python": at_most_more(1, "ms")}
-    yield from compare("import all of a client", interleave(contest, rounds), "ms", target)
+    yield alone("import all of a client", [_seconds_of(code, inside=True) for _ in range(rounds)], "ms", None)
 
     def launch() -> float:
         began = time.perf_counter()
@@ -135,11 +128,11 @@ def memory(rounds: int, scale: float) -> Iterator[Row]:
         name = f"coordinator with {events} events and {sessions} sessions"
         yield alone(name, [_rss_mb(coordinator.pid)], "MB", below(90, "MB"))
     with ipcsync.launch(log_level="warning") as coordinator:
-        figures: dict[str, list[float]] = {"ipcsync": [], "a bare pyzmq process": [], "pure Python": []}
+        figures: dict[str, list[float]] = {"ipcsync": [], "a bare pyzmq process": []}
         for _ in range(rounds):
             for name, taken in figures.items():
-                with closing(Worker(env=_PURE if name == "pure Python" else None)) as worker:
+                with closing(Worker()) as worker:
                     call = _import_zmq if name == "a bare pyzmq process" else _connect
                     taken.append(worker.call(call, coordinator.endpoint))
-        targets = {"a bare pyzmq process": at_most_more(12, "MB"), "pure Python": at_most_more(0.5, "MB")}
+        targets = {"a bare pyzmq process": at_most_more(12, "MB")}
         yield from compare("a client's memory", figures, "MB", targets)

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.process
 
 NAMES = [
     "driver",
-    "compiled",
     "devices",
     "platform",
     "mig",

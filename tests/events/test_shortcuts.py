@@ -13,19 +13,16 @@ import pytest
 from cuda.bindings import cydriver
 
 import ipcsync
-from ipcsync._engines import compiled, queued
+from ipcsync._engines import compiled, core, queued
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.kit.shortcuts import has_shortcuts, why_none
+from tests.kit.shortcuts import NONE_HERE, has_shortcuts
 from tests.kit.until import until
-
-if has_shortcuts():
-    from ipcsync._engines import core
 
 pytestmark = [
     pytest.mark.core,
     pytest.mark.driver,
-    pytest.mark.skipif(not has_shortcuts(), reason=why_none()),
+    pytest.mark.skipif(not has_shortcuts(), reason=NONE_HERE),
 ]
 
 

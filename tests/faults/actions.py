@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import itertools
 import os
 import signal
@@ -13,7 +12,7 @@ from typing import Any
 
 import ipcsync
 from ipcsync._board import SessionLine, SlotLine
-from ipcsync._engines import compiled, slot_use
+from ipcsync._engines import compiled, core, slot_use
 from ipcsync._linux import robust
 from ipcsync._linux.process import start_time
 from ipcsync._session import handshake
@@ -203,7 +202,6 @@ def _signal_at(step: str, event: ipcsync.SharedEvent, number: int) -> None:
 
 def signal_at_compiled_step(names: Sequence[str], left: list[int], at: int = 0) -> None:
     """Have this process send itself the signal in `left` before the compiled core takes such a step, after `at`."""
-    core: Any = importlib.import_module("ipcsync._engines.core")
     wanted = {core.STEPS.index(name) for name in names}
     passed = itertools.count()
 
@@ -217,7 +215,6 @@ def signal_at_compiled_step(names: Sequence[str], left: list[int], at: int = 0) 
 
 def steps_of(call: str, name: str) -> int:
     """How many steps the compiled core takes for one more record of an event, or one more wait for a point."""
-    core: Any = importlib.import_module("ipcsync._engines.core")
     taken: list[int] = []
     _hooks.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(taken.append))
     core.set_hook(ctypes.cast(_hooks[-1], ctypes.c_void_p).value)
@@ -230,7 +227,6 @@ def steps_of(call: str, name: str) -> int:
 
 def die_at_step(call: str, name: str, at: int) -> None:
     """SIGKILL before the compiled core's step number `at` of a call."""
-    core: Any = importlib.import_module("ipcsync._engines.core")
     if call == "record":
         _keep_the_heartbeat_out(_events[name])
     signal_at_compiled_step(core.STEPS, [signal.SIGKILL], at)

@@ -15,7 +15,7 @@ from typing import Any
 from ipcsync._board import INT64_MAX, LIVE, OPEN, Board
 from ipcsync._engines import compiled
 from ipcsync._engines.chains import Entry
-from ipcsync._engines.core_python import Links
+from ipcsync._engines.compiled import Links
 from ipcsync._engines.queued_wait import Wait
 from ipcsync._linux.fork import ForkMark
 from tests.faults.board_world import MAX

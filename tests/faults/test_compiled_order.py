@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ipcsync._board import BROKEN, LIVE, OPEN, layout
-from ipcsync._engines import compiled
+from ipcsync._engines import core as _core
 from tests.faults.board_recorder import Model
 from tests.faults.board_world import Process, Scenario, World
 from tests.faults.compiled_rig import SOURCE, Rig, built, end
@@ -26,9 +26,7 @@ from tests.faults.test_board_order import _WITHIN, CASES, Case, _run_model
 
 pytestmark = pytest.mark.core
 
-if not compiled.COMPILED and compiled.WHY_NOT != "IPCSYNC_COMPILED=0":
-    pytest.skip(f"there is no compiled core: {compiled.WHY_NOT}", allow_module_level=True)
-core: Any = pytest.importorskip("ipcsync._engines.core")
+core: Any = _core  # or another build of it
 
 _SHORT = {name: case for name, case in CASES.items() if case.call in ("query", "synchronize", "wait", "record")}
 # What the shortcut does to the end. It must: a call that silently left the shortcuts would still be right, and slow.

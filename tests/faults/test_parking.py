@@ -20,13 +20,13 @@ from ipcsync.typing import EngineName
 from tests.faults import actions, forking
 from tests.faults.fixtures import Blocked, finish, until_lost
 from tests.kit.peer import Peer
-from tests.kit.shortcuts import has_shortcuts, why_none
+from tests.kit.shortcuts import NONE_HERE, has_shortcuts
 from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [
     pytest.mark.core,
     pytest.mark.driver,
-    pytest.mark.skipif(not has_shortcuts(), reason=f"nothing is parked: {why_none()}"),
+    pytest.mark.skipif(not has_shortcuts(), reason=f"nothing is parked: {NONE_HERE}"),
 ]
 
 _BERTHS = 4

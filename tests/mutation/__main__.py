@@ -159,7 +159,7 @@ track_dependencies = false
 
 
 def _mutmut(there: Path, *arguments: str) -> int:
-    env = dict(os.environ, IPCSYNC_DRIVER="host", IPCSYNC_COMPILED="0", IPCSYNC_TEST_LONG="1")
+    env = dict(os.environ, IPCSYNC_DRIVER="host", IPCSYNC_TEST_SHORTCUTS="0", IPCSYNC_TEST_LONG="1")
     return subprocess.run([sys.executable, "-m", "mutmut", *arguments], cwd=there, env=env, check=False).returncode
 
 

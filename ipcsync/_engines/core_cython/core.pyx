@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
 # cython: freethreading_compatible=True, binding=False
-"""The compiled core: what `core_python` does, and the shortcuts of record, wait, query and synchronize.
+"""The compiled core: the base classes of engines, points and events, and the shortcuts of record, wait, query and synchronize.
 
 A shortcut takes the steps of the Python engine, in its order and over the same words and attributes; or it changes
 nothing and says "not me", and the Python engine begins anew. So it leaves all that is rare to that one: errors, full
@@ -11,7 +11,7 @@ wake, sleep and driver call goes through a function that first looks at `hook`, 
 One extension of these parts, in this order, each of which needs only those before it.
 """
 
-INTERFACE = 15  # as in `core_python`
+INTERFACE = 15  # as in `compiled`
 
 include "words.pxi"    # the board's words
 include "steps.pxi"    # the names of the steps, and the hook

@@ -18,7 +18,10 @@ cdef extern from "parking.h" nogil:
 
 
 def park(events, uintptr_t word):
-    """As in `core_python`."""
+    """Have a thread wait in the driver for these events, in order, and wake the sleepers on `word` at each.
+
+    False if none does: there are few such threads, at most one for a word, and none while no function is bound.
+    """
     cdef Handle handles[MOST_EVENTS]
     cdef int count = 0
     for event in events[:MOST_EVENTS] if is_bound else ():
@@ -28,10 +31,10 @@ def park(events, uintptr_t word):
 
 
 def is_parked(event):
-    """As in `core_python`."""
+    """Whether a thread is in the driver's wait for `event`, or will be: it may not be destroyed then."""
     return bool(is_in_berth(<Handle><uintptr_t>int(event)))
 
 
 def parked():
-    """As in `core_python`."""
+    """How many threads are in the driver's wait now, and how often one of them has woken others so far."""
     return berths_taken(), rings()

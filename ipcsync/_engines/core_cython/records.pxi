@@ -1,7 +1,7 @@
 # record: the next generation, behind what a stream has been given so far.
 
 cdef class Core(Chained):
-    """As in `core_python`: what an engine is made over."""
+    """What an engine is made over."""
 
     cdef int64_t record_on(self, Handle stream, Refusal *refusal) noexcept nogil:
         """The generation; 0: not me, or refused; -1: recorded, but the event is not open any more.

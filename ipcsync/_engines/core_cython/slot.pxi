@@ -26,12 +26,13 @@ cdef class State:
     """The attributes of an engine, which are its own: no state is held twice. And the steps, one function for each."""
 
     cdef int64_t complete
-    cdef public int64_t _lost_from, _recorded, _begun, _room, _completed
+    cdef public int64_t _lost_from, _recorded, _begun, _completed
+    cdef public int64_t _room  # up to this generation a record has nothing to wait for
     cdef public uint64_t incarnation, base, _address
     cdef public bint is_closed, is_recorder, _is_interrupted
-    cdef public uint64_t _unmarked, _unmarked_id
+    cdef public uint64_t _unmarked, _unmarked_id  # of a stream that may have work of a refused record, and no marker behind it
     cdef public int depth
-    cdef public int _sleepers
+    cdef public int _sleepers  # shortcuts that sleep on an import of this use, which may not be destroyed meanwhile
     cdef patience patience
     cdef public object _lock, _record_lock
     cdef Lock lock, record_lock
@@ -39,7 +40,7 @@ cdef class State:
     cdef uint64_t recent[RECENT]
     cdef int next_recent
     cdef SessionCheck session
-    cdef public bint has_chain
+    cdef public bint has_chain  # whether anything recorded here stands behind something not settled, or lost
     cdef ipcsync_pair lists[RECENT]  # streams, and the numbers of their lists of waits, which never change
     cdef uint64_t last_list
     cdef dict waits
@@ -60,7 +61,7 @@ cdef class State:
         free(self.ring)
 
     def shorten(self, session, bint is_timeline, links):
-        """As in `core_python`. Until then, each call is the Python engine's."""
+        """Begin to take shortcuts, with `compiled.Links`, if the driver's functions are bound. Until then, each call is the Python engine's."""
         if is_bound and isinstance(session, SessionCheck):
             line = getattr(self, "line")
             self.ring = <Handle *>calloc(self.depth, sizeof(Handle))
@@ -113,9 +114,11 @@ cdef class State:
         ipcsync_store(&self.last_list, index)
 
     def _note_visits(self, bint found):
+        """Remember whether the recorder's last look at the visits found any: then the Python engine looks next too."""
         self.has_visits = found
 
     def _keep_event(self, int index, address):
+        """Remember the CUevent of the ring at `index`."""
         if self.session is not None:
             self.ring[index] = <Handle><uintptr_t>int(address)
 
@@ -137,7 +140,11 @@ cdef class State:
                 return
 
     def _await_work(self, event, uintptr_t word, uint64_t wanted, int64_t until, uintptr_t nudge):
-        """As in `core_python`."""
+        """Sleep until `event` is complete, the 64-bit word at that address has reached `wanted`, or `until` in ns.
+
+        Without an event (0) it waits for the word only. `nudge` is the address of the recorder's nudge, which is woken
+        if the wait takes long. None if there are no shortcuts; else the caller looks again.
+        """
         cdef Handle handle
         if self.session is None:
             return None
@@ -151,6 +158,7 @@ cdef class State:
         return generation <= self.known()
 
     def _note_complete(self, int64_t generation):
+        """Remember that everything up to `generation` is complete; of two threads, neither undoes the other's."""
         ipcsync_raise_to(&self.complete, generation)
 
     cdef inline int64_t known(self) noexcept nogil:

@@ -137,8 +137,11 @@ cdef object described(kind, function):
     return kind.__dict__[function.__name__]
 
 
-def shortened(names, stream_class=None):
-    """As in `core_python`."""
+def shortened(names):
+    """A class decorator: shortcuts replace the methods `names`, which they call as `_slow_…` if need be.
+
+    A shortcut has the method's docstring, and its signature without the annotations, which CPython has for no builtin.
+    """
     def shorten(cls):
         for name in names.split():
             slow = cls.__dict__[name]

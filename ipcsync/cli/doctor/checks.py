@@ -86,19 +86,6 @@ def _driver(context: Context) -> Outcome:
     return "ok", f"the cuda driver, CUDA {number}", ""
 
 
-def _compiled(_context: Context) -> Outcome:
-    from ipcsync._engines.compiled import COMPILED, WHY_NOT, built_with
-
-    if COMPILED:
-        return "ok", built_with(), ""
-    return (
-        "warn",
-        f"pure Python: {WHY_NOT}",
-        "Everything works; each record and wait costs some microseconds more. Where a C compiler and Python's headers "
-        "are, an install builds the compiled core.",
-    )
-
-
 def _devices(context: Context) -> Outcome:
     mine = context.found["devices"]
     if not mine:
@@ -366,7 +353,6 @@ _ON_FAILURE = {
 }
 CHECKS: tuple[tuple[str, Callable[[Context], Outcome], bool], ...] = (
     ("driver", _driver, True),
-    ("compiled", _compiled, False),
     ("devices", _devices, True),
     ("platform", _platform, False),
     ("mig", _mig, False),

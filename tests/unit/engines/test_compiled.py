@@ -1,119 +1,102 @@
-"""Which core a process has, and what it says of that."""
+"""The compiled core of a process: what is said if it does not fit, and that a shortcut looks like what it replaces."""
 
 from __future__ import annotations
 
-import json
+import inspect
 import os
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import ipcsync
-from ipcsync._engines import compiled, core_python
+from ipcsync._engines import core
+from ipcsync._engines.compiled import INTERFACE
+from tests.kit.shortcuts import ALL_IN_PYTHON
 
-pytestmark = pytest.mark.process
-
-_TELL = """
-import json, ipcsync
-compiled = ipcsync.__compiled__
-from ipcsync._engines import compiled as chosen
-print(json.dumps([compiled, chosen.WHY_NOT, chosen.SessionCheck.__module__]))
-"""
-IS_BUILT = any(Path(compiled.__file__).parent.glob("core*.so"))
-needs_core = pytest.mark.skipif(not IS_BUILT, reason=f"no compiled core was built: {compiled.built_with()}")
+_SHORTCUTS: list[Any] = [
+    ipcsync.Point.wait,
+    ipcsync.Point.query,
+    ipcsync.Point.synchronize,
+    ipcsync.SharedEvent.record,
+]
 
 
-def told(value: str, script: str = _TELL) -> subprocess.CompletedProcess[str]:
-    """What a new process says of its core, with that IPCSYNC_COMPILED; not in a folder that it would import from."""
-    env = {**os.environ, "IPCSYNC_COMPILED": value}
+def run(script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A new process, not in a folder that it would import from."""
     command = [sys.executable, "-c", script]
-    return subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=False)
+    return subprocess.run(command, env={**os.environ, **env}, cwd="/", capture_output=True, text=True, check=False)
+
+
+def test_an_install_has_the_core() -> None:
+    assert ipcsync.__compiled__ is True
+    assert core.INTERFACE == INTERFACE
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("value", ["auto", "1"])
-@needs_core
-def test_a_core_that_was_built_is_used(value: str) -> None:
-    assert json.loads(told(value).stdout) == [True, None, "ipcsync._engines.core"]
+def test_a_core_that_is_not_there_is_one_sentence() -> None:
+    done = run("import sys; sys.modules['ipcsync._engines.core'] = None; import ipcsync.client")
+    assert done.returncode == 1
+    said = "ImportError: ipcsync's compiled core is missing, install ipcsync again (pip install .)"
+    assert done.stderr.splitlines()[-1] == said
 
 
 @pytest.mark.process
-def test_0_is_pure_python() -> None:
-    assert json.loads(told("0").stdout) == [False, "IPCSYNC_COMPILED=0", "ipcsync._engines.core_python"]
+def test_a_core_of_another_version_is_one_sentence() -> None:
+    done = run(f"""
+import sys, types
+other = sys.modules["ipcsync._engines.core"] = types.ModuleType("core")
+other.INTERFACE, other.__file__ = {INTERFACE - 1}, "core.abi3.so"
+import ipcsync.client
+""")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: ipcsync's compiled core was built from another version, install ipcsync again (pip install .):"
+        f" core.abi3.so has interface {INTERFACE - 1}, not {INTERFACE}"
+    )
 
 
-@pytest.mark.process
-def test_another_value_is_refused() -> None:
-    assert "IPCSYNC_COMPILED must be auto, 0 or 1, but is 'yes'" in told("yes").stderr
-
-
-def test_a_core_that_is_not_there_is_said_and_1_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ipcsync._engines.core", None)  # as if there were no such module
-    monkeypatch.delattr("ipcsync._engines.core", raising=False)
-    monkeypatch.setattr(compiled, "built_with", lambda: "pure: no C compiler (looked for cc)")
-    monkeypatch.setenv("IPCSYNC_COMPILED", "auto")
-    assert compiled._load() == (core_python, "no C compiler (looked for cc)")
-    monkeypatch.setenv("IPCSYNC_COMPILED", "1")
-    with pytest.raises(ImportError, match=r"there is no compiled core: no C compiler \(looked for cc\)"):
-        compiled._load()
-
-
-@needs_core
-def test_a_core_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IPCSYNC_COMPILED", "auto")
-    monkeypatch.setattr(core_python, "INTERFACE", core_python.INTERFACE + 1)
-    core, why_not = compiled._load()
-    assert core is core_python
-    assert why_not is not None
-    assert "it was built from another version" in why_not
-
-
-def test_the_build_says_what_it_did() -> None:
-    assert compiled.built_with().startswith("compiled: " if IS_BUILT else "pure: ")
-    assert isinstance(ipcsync.__compiled__, bool)
-
-
-_GOOD_REASONS = ("no C compiler", "IPCSYNC_BUILD_CORE=0", "it is written for", "this tree was never installed")
-
-
-def test_a_core_whose_code_does_not_build_is_not_left_out_in_silence() -> None:
-    """An install goes on without it; then all tests of the core are skipped, and this one alone says why."""
-    note = compiled.built_with()
-    has_headers = Path(sysconfig.get_paths()["include"], "Python.h").exists()
-    if note.startswith("pure: ") and has_headers and sys.implementation.name == "cpython":
-        assert note.removeprefix("pure: ").startswith(_GOOD_REASONS)
-
-
-_DESCRIBE = """
-import inspect, json, ipcsync
-
-
-def told(function):
-    signature = inspect.signature(function)
-    return [[each.name, each.kind.name, repr(each.default)] for each in signature.parameters.values()]
-
-
-point, event = ipcsync.Point(None, 1), ipcsync.SharedEvent.__new__(ipcsync.SharedEvent)
-bound = [point.wait, point.query, point.synchronize, event.record]
-own = [ipcsync.Point.wait, ipcsync.Point.query, ipcsync.Point.synchronize, ipcsync.SharedEvent.record]
-print(json.dumps({
-    "compiled": ipcsync.__compiled__,
-    "signatures": [told(each) for each in [*bound, ipcsync.Point, ipcsync.SharedEvent]],
-    "names": [list(inspect.signature(each).parameters) for each in own],
-    "docstrings": [inspect.getdoc(each) for each in own],
-    "listed": [each.__name__ in vars(owner) for each, owner in zip(own, [ipcsync.Point] * 3 + [ipcsync.SharedEvent])],
-}))
+_TAKEN = """
+import ipcsync
+with ipcsync.launch(driver="host") as coordinator, ipcsync.connect(coordinator.endpoint) as client:
+    stream, event = ipcsync.Stream(), client.event("e", recorder=True)
+    for _ in range(event.depth + 2):  # the first ones open the events of the ring
+        event.record(stream)
+    print(client.stats()["client"]["shortcuts"])
 """
 
 
-@needs_core
-def test_shortcuts_have_the_docstring_and_the_signature_of_what_they_replace() -> None:
-    fast, pure = (json.loads(told(value, _DESCRIBE).stdout) for value in ("1", "0"))
-    assert fast.pop("compiled")
-    assert not pure.pop("compiled")
-    assert fast == pure
-    assert pure["signatures"][0][1] == ["timeout", "KEYWORD_ONLY", "None"]
-    assert all(pure["docstrings"])
+@pytest.mark.process
+def test_the_core_takes_calls_but_in_tests_of_the_python_engine() -> None:
+    always, never = run(_TAKEN, IPCSYNC_TEST_SHORTCUTS="1", IPCSYNC_DRIVER="host"), run(_TAKEN, **ALL_IN_PYTHON)
+    assert int(always.stdout) > 0, always.stderr
+    assert int(never.stdout) == 0, never.stderr
+
+
+def _slow(method: Any) -> Callable[..., Any]:
+    """What the shortcut replaces."""
+    owner = ipcsync.SharedEvent if method.__name__ == "record" else ipcsync.Point
+    found: Callable[..., Any] = vars(owner)[f"_slow_{method.__name__}"]
+    return found
+
+
+@pytest.mark.parametrize("method", _SHORTCUTS, ids=lambda method: str(method.__name__))
+def test_a_shortcut_has_the_docstring_and_the_signature_of_what_it_replaces(method: Any) -> None:
+    def parts(function: Callable[..., Any]) -> list[tuple[Any, ...]]:
+        signature = inspect.signature(function)
+        return [(each.name, each.kind, each.default) for each in signature.parameters.values()]
+
+    slow = _slow(method)
+    _, *own = parts(method)
+    _, *replaced = parts(slow)
+    assert own == replaced
+    assert inspect.getdoc(method) == inspect.getdoc(slow)
+    assert inspect.getdoc(method)
+
+
+def test_the_classes_are_made_as_they_are_written() -> None:
+    assert list(inspect.signature(ipcsync.Point).parameters) == ["attached", "generation"]
+    assert list(inspect.signature(ipcsync.SharedEvent).parameters) == ["opening", "is_recorder"]
+    assert {method.__name__ for method in _SHORTCUTS} <= {*vars(ipcsync.Point), *vars(ipcsync.SharedEvent)}
