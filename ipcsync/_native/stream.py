@@ -173,6 +173,8 @@ class Stream:
                 unwrap(result, "cuStreamSynchronize")
                 return
             capture.refuse_capturing(self._handle, "synchronize")
+            if self.query():  # else an idle stream would not be done within a timeout of 0
+                return
             self.record_event()._await(f"the work of {self!r}", timeout)
 
     def _ask(self, what: str, function: Callable[[DriverObject], tuple[Any, ...]]) -> tuple[Any, ...]:
