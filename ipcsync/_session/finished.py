@@ -72,6 +72,10 @@ class Finished:
             capture.refuse_capturing(handle, "wait")
         self.query(generation)
 
+    def wait_on(self, generation: int, *_: object) -> None:
+        """There is nothing to wait for; or RecorderLost."""
+        self.query(generation)
+
     def synchronize(self, generation: int, timeout: float | None, _began: int = 0) -> None:
         """Return, or raise RecorderLost."""
         deadline_of(timeout)
