@@ -81,7 +81,7 @@ class Demo:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Its status, stdout and stderr, once it has ended; without what stages log of the streams that a death holds up."""
+    """Its status, stdout and stderr at its end, without what stages log of streams that a death holds up."""
     out, err = process.communicate(timeout=_DEADLINE_S)
     return process.returncode, out, "".join(line for line in err.splitlines(True) if not line.startswith("at exit, "))
 
